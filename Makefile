@@ -1,0 +1,59 @@
+# Every target makes the environment it needs in .venv and is quick when run again.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint typecheck bench lab clean
+.DELETE_ON_ERROR:
+
+# The first of these that is Python 3.10 or newer; `make PYTHON=...` overrides.
+PYTHON ?= $(shell for candidate in python3.11 python3 python3.13 python3.12 python3.10; do \
+	if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; \
+	then echo "$$candidate"; break; fi; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGE_FILES := $(wildcard notebook_launcher/*)
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "make %-10s %s\n", $$1, $$2}'
+
+demo: $(VENV)/installed-notebooks  ## run the first tutorial in a real Jupyter kernel (under a minute)
+	@$(BIN)/python notebooks/demo.py
+
+test: lint  ## check and test everything
+	@echo "==> tests"
+	@$(BIN)/python -m pytest
+
+lint: typecheck  ## ruff, mypy, notebooks without outputs
+	@echo "==> ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo "==> notebooks hold no outputs"
+	@$(BIN)/nbstripout --verify notebooks/*.ipynb
+
+# mypy knows nothing of package-dir, so it is shown the package as it lies once installed.
+typecheck: $(VENV)/installed-test  ## mypy alone
+	@echo "==> mypy"
+	@rm -rf build/typed && mkdir -p build/typed/notebook_launcher
+	@ln -s $(addprefix ../../../,$(PACKAGE_FILES) widgets) build/typed/notebook_launcher/
+	@$(BIN)/mypy | sed -e 's|^build/typed/notebook_launcher/widgets|widgets|' -e 's|^build/typed/||'
+
+bench: $(VENV)/installed-bench  ## measure, side by side with other launchers
+	@for program in benchmarks/[!_]*.py; do echo "==> $$program"; $(BIN)/python "$$program"; done
+
+lab: $(VENV)/installed-lab  ## open the tutorials in JupyterLab
+	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
+
+clean:  ## remove everything that these targets made, .venv included
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/pyvenv.cfg:
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 or newer found. Install one, or name it: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "==> environment in $(VENV), with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed-%: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	@echo "==> packages for '$*' (torch is large: the first time takes minutes)"
+	@$(BIN)/python -m pip install -c constraints.txt -e '.[$*]'
+	@touch $@
