@@ -1,0 +1,95 @@
+"""Typed records, with descriptors beside them, over an inherited socket pair.
+
+SOCK_SEQPACKET keeps packets whole, so that several threads, and the data-loader workers that a rank
+forks, may send on one socket without a lock. A record too large for a packet goes into an anonymous
+file whose descriptor is sent instead. Only sockets that the kernel itself made carry records, so
+nothing is unpickled that came from anywhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Channel", "anonymous_file", "channel_pair"]
+
+# A packet must fit the socket's send buffer (212,992 bytes by default on Linux).
+PACKET_LIMIT = 65_536
+MAX_FDS = 8
+INLINE, SPILLED = b"\0", b"\1"
+
+
+def anonymous_file(name: str) -> int:
+    """Return the descriptor of a new file in memory that has no name and dies with its last holder."""
+    return os.memfd_create(f"notebook-launcher-{name}", os.MFD_CLOEXEC)
+
+
+class Channel:
+    """One end of a socket pair that carries records."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def fileno(self) -> int:
+        """Return the descriptor, for selectors; -1 once closed."""
+        return self._sock.fileno()
+
+    def send(self, record: object, fds: Sequence[int] = ()) -> None:
+        """Send one record; raises OSError (BrokenPipeError, ConnectionError) if the other end is gone."""
+        payload = pickle.dumps(record, protocol=5)
+        if len(payload) < PACKET_LIMIT:
+            socket.send_fds(self._sock, [INLINE, payload], fds)
+            return
+        spill = anonymous_file("record")
+        try:
+            with open(spill, "wb", closefd=False) as file:
+                file.write(payload)
+            socket.send_fds(self._sock, [SPILLED], [*fds, spill])
+        finally:
+            os.close(spill)
+
+    def receive(self) -> tuple[Any, list[int]] | None:
+        """Wait for a record and the descriptors beside it; None once the other end is gone."""
+        try:
+            packet, fds, _, _ = socket.recv_fds(self._sock, PACKET_LIMIT + 1, MAX_FDS)
+        except ConnectionError:
+            return None
+        if not packet:
+            return None
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        if packet[:1] == INLINE:
+            return pickle.loads(memoryview(packet)[1:]), fds
+        spill = fds.pop()
+        with open(spill, "rb") as file:
+            file.seek(0)
+            return pickle.load(file), fds
+
+    def receive_nowait(self) -> tuple[Any, list[int]] | None:
+        """Return the next record that has arrived; raises BlockingIOError if none has."""
+        self._sock.setblocking(False)
+        try:
+            return self.receive()
+        finally:
+            with contextlib.suppress(OSError):
+                self._sock.setblocking(True)
+
+    def detach(self) -> int:
+        """Give the descriptor away."""
+        return self._sock.detach()
+
+    def close(self) -> None:
+        """Close this end; idempotent."""
+        self._sock.close()
+
+
+def channel_pair() -> tuple[Channel, socket.socket]:
+    """Return our end as a channel and the other end as a socket to be passed on."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Channel(ours), theirs

@@ -1,0 +1,190 @@
+"""How a launch is described: one frozen record, validated when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import operator
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from notebook_launcher.errors import ConfigError
+
+__all__ = ["LaunchConfig"]
+
+BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "cpu:gloo,cuda:nccl")
+PRECISIONS = ("no", "fp16", "bf16")
+START_METHODS = ("forkserver", "fork", "spawn")
+OUTPUTS = ("all", "rank0", "none")
+
+MAX_SEED = 2**32 - 1
+"""NumPy's legacy generator takes no larger seed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchConfig:
+    """The options of a launch. Raises `ConfigError`, naming the field, if one cannot work."""
+
+    num_processes: int | None = None
+    """How many ranks; None: one for each chosen GPU, else a sensible number of CPU ranks."""
+    devices: tuple[int, ...] | str | None = None
+    """GPUs by their index among the visible ones, `"cpu"` for none, None for all."""
+    backend: str | None = "auto"
+    """The backend of the default process group. `"auto"`: NCCL where every rank has its own GPU, else
+    gloo. None: no group is started and the function makes its own."""
+    mixed_precision: str = "no"
+    """`"no"`, `"fp16"` or `"bf16"`: what an `Accelerator()` made in a rank adopts."""
+    gradient_accumulation_steps: int = 1
+    """Micro-batches per optimizer update: what an `Accelerator()` made in a rank adopts."""
+    start_method: str = "forkserver"
+    """`"forkserver"`: ranks are forked from a clean process; works whatever the kernel did before.
+    `"fork"`: from the kernel itself; captured data is shared and need not pickle.
+    `"spawn"`: fresh interpreters; slow to start."""
+    seed: int | None = None
+    """Base of all ranks' seeds, 0 to 2**32 - 1; rank r gets seed + r. None: drawn, and recorded."""
+    timeout: float | None = None
+    """Seconds after which the run is stopped, counted from the launch; None: never."""
+    max_restarts: int = 0
+    """How often all ranks start again after one failed."""
+    env: Mapping[str, str] = dataclasses.field(default_factory=lambda: types.MappingProxyType({}))
+    """Environment variables that only the ranks get."""
+    output: str = "all"
+    """Whose output the cell shows: `"all"`, `"rank0"` or `"none"`. `run.logs(rank)` always has it all."""
+    display: str = "rank0"
+    """Whose rich output (figures, HTML, tables) the cell shows: `"all"`, `"rank0"` or `"none"`."""
+    threads_per_process: int | None = None
+    """Intra-op threads of each rank; None: the cores, shared out evenly."""
+
+    def __post_init__(self) -> None:
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        if self.num_processes is not None:
+            put("num_processes", _integer("num_processes", self.num_processes, minimum=1))
+        put("devices", _devices(self.devices))
+        if self.backend is not None:
+            _one_of("backend", self.backend, BACKENDS, or_none=True)
+        _one_of("mixed_precision", self.mixed_precision, PRECISIONS)
+        _one_of("start_method", self.start_method, START_METHODS)
+        _one_of("output", self.output, OUTPUTS)
+        _one_of("display", self.display, OUTPUTS)
+        steps = _integer("gradient_accumulation_steps", self.gradient_accumulation_steps, minimum=1)
+        put("gradient_accumulation_steps", steps)
+        put("max_restarts", _integer("max_restarts", self.max_restarts, minimum=0))
+        if self.seed is not None:
+            put("seed", _integer("seed", self.seed, minimum=0, maximum=MAX_SEED))
+        if self.threads_per_process is not None:
+            put("threads_per_process", _integer("threads_per_process", self.threads_per_process, minimum=1))
+        if self.timeout is not None:
+            put("timeout", _seconds("timeout", self.timeout))
+        put("env", _environment(self.env))
+
+    @classmethod
+    def build(cls, config: LaunchConfig | None, options: Mapping[str, Any]) -> LaunchConfig:
+        """Return `config` with `options`, which win; raises `ConfigError` for an unknown option."""
+        if config is not None and not isinstance(config, LaunchConfig):
+            msg = f"config={config!r} is a {type(config).__name__}. Pass a LaunchConfig, or options by name."
+            raise ConfigError(msg)
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                raise ConfigError(_unknown_option(name, known))
+        return dataclasses.replace(config or cls(), **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return _rebuild, ({**fields, "env": dict(self.env)},)
+
+
+def _rebuild(fields: dict[str, Any]) -> LaunchConfig:
+    return LaunchConfig(**fields)
+
+
+def _unknown_option(name: str, known: list[str]) -> str:
+    accelerate = {"function": "fn", "use_port": None, "master_addr": None, "num_nodes": None}
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        hint = f"Did you mean {close[0]}=?"
+    elif name in accelerate:
+        hint = (
+            "No port or address is needed: the launcher binds its own."
+            if accelerate[name] is None
+            else f"It is called {accelerate[name]} here."
+        )
+    else:
+        hint = f"Options are: {', '.join(known)}."
+    return f"unknown option {name}=. {hint}"
+
+
+def _integer(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        hint = ""
+        if isinstance(value, float) and value.is_integer():
+            hint = f" Write {int(value)}."
+        elif isinstance(value, str) and value.strip().isdecimal():
+            hint = f" Write {int(value)} without quotes."
+        elif name == "num_processes" and isinstance(value, (tuple, list)):
+            hint = " Arguments of the function go by name: notebook_launch(fn, 2, args=(...))."
+        msg = f"{name}={value!r} is a {type(value).__name__}; it must be a whole number.{hint}"
+        raise ConfigError(msg)
+    if number < minimum:
+        msg = f"{name}={value!r} is too small; it must be {minimum} or more."
+        raise ConfigError(msg)
+    if maximum is not None and number > maximum:
+        msg = f"{name}={value!r} is too large; it must be {maximum} or less."
+        raise ConfigError(msg)
+    return number
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        msg = f"{name}={value!r} is a {type(value).__name__}; it must be a number of seconds, or None."
+        raise ConfigError(msg)
+    if not value > 0 or math.isinf(value):
+        msg = f"{name}={value!r} must be more than 0 seconds; None means no limit."
+        raise ConfigError(msg)
+    return float(value)
+
+
+def _one_of(name: str, value: object, choices: tuple[str, ...], *, or_none: bool = False) -> None:
+    if isinstance(value, str) and value in choices:
+        return
+    close = difflib.get_close_matches(str(value).lower(), choices, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    listed = ", ".join(repr(choice) for choice in choices) + (" or None" if or_none else "")
+    msg = f"{name}={value!r} is unknown.{hint} It can be {listed}."
+    raise ConfigError(msg)
+
+
+def _devices(value: object) -> tuple[int, ...] | str | None:
+    if value is None or value == "cpu":
+        return value  # type: ignore[return-value]
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        msg = f"devices={value!r} is unknown. Pass a list of GPU indices such as [0, 1], 'cpu', or None for all."
+        raise ConfigError(msg)
+    indices = tuple(_integer("devices", item, minimum=0) for item in value)
+    if not indices:
+        msg = f"devices={value!r} is empty. Pass 'cpu' to use no GPU, or None to use all."
+        raise ConfigError(msg)
+    if len(set(indices)) < len(indices):
+        msg = f"devices={value!r} names a GPU twice. Name each once; num_processes says how many ranks there are."
+        raise ConfigError(msg)
+    return indices
+
+
+def _environment(value: object) -> Mapping[str, str]:
+    if not isinstance(value, Mapping):
+        msg = f"env={value!r} is a {type(value).__name__}; it must map names to strings."
+        raise ConfigError(msg)
+    for key, text in value.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            msg = f"env[{key!r}]={text!r}: names and values must be strings. Write {str(key)!r}: {str(text)!r}."
+            raise ConfigError(msg)
+        if not key or "=" in key or "\0" in key + text:
+            msg = f"env[{key!r}]={text!r}: a name must not be empty or hold '=', and neither may hold a null."
+            raise ConfigError(msg)
+    return types.MappingProxyType(dict(value))

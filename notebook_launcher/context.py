@@ -1,0 +1,130 @@
+"""What a training function can tell its launcher: `report(...)` and `track(...)`.
+
+Both do their work in a rank and are harmless anywhere else, so the same function runs in the kernel,
+under torchrun and in a test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from notebook_launcher import messages
+
+__all__ = ["current", "enter", "report", "stop_requested", "track"]
+
+T = TypeVar("T")
+
+PROGRESS_INTERVAL = 0.1
+"""Seconds between two progress records of one loop."""
+
+# The board: a page of memory that the kernel and all ranks map. A rank looks at it at every step, which
+# must cost nanoseconds.
+BOARD_SIZE = 4096
+STOP_FLAG = 0
+COOPERATIVE = 64
+"""Where rank r says that it looks at the board: byte COOPERATIVE + r."""
+
+
+class RunStopped(KeyboardInterrupt):
+    """Raised at a step boundary of a run that was asked to stop."""
+
+
+@dataclasses.dataclass(slots=True)
+class RankContext:
+    """The rank that this process is."""
+
+    rank: int
+    num_processes: int
+    pid: int
+    send: Callable[[object], None]
+    board: Any
+    rendezvous: Any
+
+
+class _Current:
+    # The one thing that a module must remember, since user code calls `report` from anywhere.
+    context: RankContext | None = None
+
+
+def enter(context: RankContext | None) -> None:
+    """Say which rank this process is."""
+    _Current.context = context
+
+
+def current() -> RankContext | None:
+    """Return the rank that this process, or the rank that forked it, is; None outside a run."""
+    return _Current.context
+
+
+def report(*, step: int | None = None, **metrics: Any) -> None:
+    """Send numbers to the run: `report(step=3, loss=loss)`. They are in `run.metrics`.
+
+    Args:
+        step: The step they belong to; None: the run counts for itself.
+        metrics: Anything that `float()` takes; a tensor must have one element.
+
+    Raises:
+        TypeError: A value is not a number.
+        KeyboardInterrupt: The run was asked to stop; a step boundary is where it does.
+    """
+    context = _Current.context
+    values = {name: _number(name, value) for name, value in metrics.items()}
+    if context is None:
+        return
+    context.send(messages.Metrics(time=time.monotonic(), step=step, values=values))
+    _step_boundary(context)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = f"report({name}={value!r}): a metric must be one number; take .item() or .mean() of it."
+        raise TypeError(msg) from error
+
+
+def track(iterable: Iterable[T], *, total: int | None = None, description: str = "") -> Iterator[T]:
+    """Iterate, and tell the run how far the loop is.
+
+    Args:
+        iterable: What to iterate over, a data loader for instance.
+        total: How many items it has; None: its `len`, if it has one.
+        description: What to call the loop.
+
+    Raises:
+        KeyboardInterrupt: The run was asked to stop, between two items.
+    """
+    context = _Current.context
+    if context is None:
+        yield from iterable
+        return
+    if total is None:
+        total = len(iterable) if hasattr(iterable, "__len__") else None  # type: ignore[arg-type]
+    done, last = 0, -PROGRESS_INTERVAL
+    for item in iterable:
+        _step_boundary(context)
+        yield item
+        done += 1
+        now = time.monotonic()
+        if now - last >= PROGRESS_INTERVAL or done == total:
+            context.send(messages.Progress(time=now, done=done, total=total, description=description))
+            last = now
+
+
+def stop_requested() -> bool:
+    """Return whether the run was asked to stop; False outside a run."""
+    context = _Current.context
+    if context is None:
+        return False
+    context.board[COOPERATIVE + context.rank] = 1
+    return bool(context.board[STOP_FLAG])
+
+
+def _step_boundary(context: RankContext) -> None:
+    if stop_requested() and context.pid == os.getpid():
+        msg = "the run was asked to stop"
+        raise RunStopped(msg)

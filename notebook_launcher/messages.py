@@ -1,0 +1,323 @@
+"""The records that travel between the kernel, the supervisor and the ranks.
+
+Protocol 1. Every record is a frozen dataclass, pickled, one per SOCK_SEQPACKET packet, over a socket
+pair that the kernel made (`channel.py`); descriptors travel beside it. The name says the direction:
+
+    kernel -> fork server    StartSupervisor
+    kernel -> supervisor     Setup, BearRank, SignalRanks, Close
+    supervisor -> kernel     RankBorn, RankGone, BirthFailed
+    kernel -> rank           Call, LeaveGroup, InputReply, Finish
+    rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
+                             InputRequest, Metrics, Progress, Notice
+
+A rank's standard output and error are pipes, not records: what C code prints, and the last words of
+a crash, arrive the same way as `print`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from typing import Any, Literal
+
+__all__ = [
+    "DUMP_SIGNAL",
+    "BearRank",
+    "BirthFailed",
+    "Call",
+    "CallStarted",
+    "ClearOutput",
+    "Close",
+    "Display",
+    "ExceptionReport",
+    "Failure",
+    "Finish",
+    "Frame",
+    "InputReply",
+    "InputRequest",
+    "LeaveGroup",
+    "Metrics",
+    "Notice",
+    "Progress",
+    "Raised",
+    "RankBorn",
+    "RankGone",
+    "RankReady",
+    "Returned",
+    "Setup",
+    "SignalRanks",
+    "StartSupervisor",
+]
+
+record = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+
+DUMP_SIGNAL = signal.SIGRTMAX - 5
+"""Makes a rank write the stacks of all its threads, even while it is stuck in C code."""
+
+
+# kernel -> fork server
+
+
+@record
+class StartSupervisor:
+    """Fork a supervisor. Descriptors: its channel, a pipe that is closed once it has been reaped."""
+
+    kernel_pid: int
+
+
+# kernel -> supervisor
+
+
+@record
+class Setup:
+    """What all ranks of a tree share. Descriptors: the listening socket of the store, the board."""
+
+    run_id: str
+
+    num_processes: int
+    start_method: str
+    environ: dict[str, str]
+    sys_path: list[str]
+    argv: list[str]
+    cwd: str
+    kernel_pid: int
+    threads_per_process: int
+    seed: int
+    backend: str | None
+    use_gpu: bool
+    """Whether the ranks use GPUs: rank r takes visible device r modulo their number."""
+    master_port: int
+
+
+@record
+class BearRank:
+    """Start one rank. Descriptors: its channel, its standard output, its standard error."""
+
+    rank: int
+
+
+@record
+class SignalRanks:
+    """Send a signal to each of these ranks; SIGKILL goes to its data-loader workers too."""
+
+    ranks: tuple[int, ...]
+    signum: int
+
+
+@record
+class Close:
+    """Kill what is left, reap it and exit."""
+
+
+# supervisor -> kernel
+
+
+@record
+class RankBorn:
+    """A rank was started."""
+
+    rank: int
+    pid: int
+
+
+@record
+class RankGone:
+    """A rank's process ended and its session is empty."""
+
+    rank: int
+    pid: int
+    exitcode: int
+    """As `multiprocessing` writes it: negative for a signal."""
+    time: float
+    """CLOCK_MONOTONIC, seconds."""
+    peak_rss: int
+    """Bytes."""
+    oom: bool
+    """Whether the kernel's out-of-memory killer struck in this control group meanwhile."""
+
+
+@record
+class BirthFailed:
+    """A rank could not be started."""
+
+    rank: int
+    errno: int
+    message: str
+
+
+# kernel -> rank
+
+
+@record
+class Call:
+    """Run a function. Descriptor: its parcel, unless the process inherited the call by a fork."""
+
+    call_id: int
+    generation: int
+    """Counts process groups: a rank whose group is of another generation makes it anew."""
+    restart_count: int = 0
+    max_restarts: int = 0
+    can_ask: bool = True
+    """Whether `input()` can be answered: a cell waits for this run."""
+
+
+@record
+class LeaveGroup:
+    """Tear the process group down, so that peers that wait in it get an error instead of waiting."""
+
+
+@record
+class Finish:
+    """Run the exit handlers and exit."""
+
+
+@record
+class InputReply:
+    """The answer to an `InputRequest`; `text` is None where nobody can answer."""
+
+    text: str | None
+    reason: str = ""
+
+
+# rank -> kernel
+
+
+@record
+class RankReady:
+    """The rank listens. Descriptor: the file that stack dumps go to."""
+
+    rank: int
+
+
+@record
+class CallStarted:
+    """The function arrived, the process group is up, and the function is about to run."""
+
+    call_id: int
+
+
+@record
+class Returned:
+    """The function returned. Descriptor: the parcel of its value."""
+
+    call_id: int
+    time: float
+    peak_rss: int
+    group_kept: bool
+    """Whether the process group is still the one that the call began with."""
+
+
+@record
+class Frame:
+    """One line of a traceback."""
+
+    filename: str
+    lineno: int
+    name: str
+    line: str = ""
+    """Source as the rank sees it; empty where only the kernel has it (a cell)."""
+    end_lineno: int | None = None
+    colno: int | None = None
+    end_colno: int | None = None
+
+
+@record
+class ExceptionReport:
+    """An exception with its chain, as plain data that always travels."""
+
+    type_name: str
+    """Qualified, without `builtins.`, as a traceback prints it."""
+    message: str
+    frames: tuple[Frame, ...]
+    notes: tuple[str, ...] = ()
+    syntax: str = ""
+    """The extra lines a SyntaxError prints."""
+    link: Literal["cause", "context", ""] = ""
+    earlier: ExceptionReport | None = None
+    group: tuple[ExceptionReport, ...] = ()
+
+
+@record
+class Raised:
+    """The function ended with an exception. Descriptor: the parcel of the exception, if it can travel."""
+
+    call_id: int
+    time: float
+    peak_rss: int
+    stage: Literal["arrive", "group", "function", "return"]
+    report: ExceptionReport
+    exit_code: int | None = None
+    """The code of `sys.exit(code)`."""
+
+
+@record
+class Display:
+    """Rich output."""
+
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+    transient: dict[str, Any]
+    update: bool = False
+
+
+@record
+class ClearOutput:
+    """`clear_output(wait)`."""
+
+    wait: bool
+
+
+@record
+class InputRequest:
+    """`input(prompt)`: the rank waits for an `InputReply`."""
+
+    prompt: str
+    password: bool = False
+
+
+@record
+class Metrics:
+    """What `report(step=…, **metrics)` was given."""
+
+    time: float
+    step: int | None
+    values: dict[str, float]
+
+
+@record
+class Progress:
+    """What `track(iterable)` has done."""
+
+    time: float
+    done: int
+    total: int | None
+    description: str
+
+
+@record
+class Notice:
+    """One line for the user from the rank's own machinery."""
+
+    text: str
+
+
+# What the kernel concludes. Not sent: shown, and kept on the exception.
+
+
+@record
+class Failure:
+    """What is known of one rank that failed."""
+
+    rank: int
+    kind: Literal["exception", "exit", "signal", "return", "timeout", "stuck"]
+    time: float
+    """CLOCK_MONOTONIC, seconds: one clock for all processes of the machine."""
+    summary: str
+    """One line: `ValueError: boom`, `SIGSEGV(-11)`, `exit code 3`."""
+    traceback: str = ""
+    """With the notebook's own source lines."""
+    exitcode: int | None = None
+    victim: bool = False
+    """Whether it only failed because another rank did."""
+    last_lines: tuple[str, ...] = ()
+    """The end of that rank's output."""
