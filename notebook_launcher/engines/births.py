@@ -1,0 +1,206 @@
+"""The three ways a supervisor is born; everything after its birth is the same.
+
+* `forkserver`: forked from a clean helper that has imported torch. Works whatever the kernel did.
+* `fork`: forked from the kernel. Captured data is shared and nothing needs to pickle.
+* `spawn`: a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import socket
+import subprocess
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, Protocol
+
+from notebook_launcher import messages
+from notebook_launcher.channel import Channel, anonymous_file, channel_pair
+from notebook_launcher.errors import ResourceError
+from notebook_launcher.processes import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Birth", "ForkServer", "Supervisor", "fork_birth", "fork_server", "spawn_birth"]
+
+
+LAST_WORDS = 4000
+
+
+class Birth(Protocol):
+    """Starts a supervisor that serves the socket it is given."""
+
+    def __call__(self, sock: socket.socket) -> Supervisor: ...
+
+
+class Supervisor:
+    """A supervisor that was started: how to wait until nothing is left of it."""
+
+    def __init__(self, wait_reaped: Callable[[], None], last_words: Callable[[], str]) -> None:
+        self.wait_reaped = wait_reaped
+        self.last_words = last_words
+
+
+class ForkServer:
+    """The kernel's handle on its fork server, which is started at first need and replaced if it dies."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._errors = -1
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, if one lives."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the server if none lives; returns before it is ready."""
+        with self._lock:
+            self._start()
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._stop()
+        self._channel, theirs = channel_pair()
+        self._errors = anonymous_file("errors")
+        with theirs:
+            self._process = _popen("forkserver", theirs.fileno(), self._errors)
+
+    def birth(self, sock: socket.socket) -> Supervisor:
+        """Have the server fork a supervisor."""
+        reaped_r, reaped_w = os.pipe()
+        try:
+            with self._lock:
+                self._send(sock, reaped_w)
+                errors = os.dup(self._errors)
+        except BaseException:
+            os.close(reaped_r)
+            raise
+        finally:
+            os.close(reaped_w)
+
+        def wait_reaped() -> None:
+            os.read(reaped_r, 1)
+            os.close(reaped_r)
+            os.close(errors)
+
+        return Supervisor(wait_reaped, lambda: _read_tail(errors))
+
+    def _send(self, sock: socket.socket, reaped_w: int) -> None:
+        # A server may have been killed since it was last asked; one more try finds a new one.
+        for last_try in (False, True):
+            self._start()
+            assert self._channel is not None
+            try:
+                self._channel.send(
+                    messages.StartSupervisor(kernel_pid=os.getpid()), [sock.fileno(), reaped_w]
+                )
+            except OSError as error:
+                if last_try:
+                    msg = f"the fork server does not start: {_read_tail(self._errors) or error}"
+                    raise ResourceError(error.errno, msg) from error
+                self._stop()
+            else:
+                return
+
+    def stop(self) -> None:
+        """End the server; the next launch starts another."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+        if self._errors >= 0:
+            os.close(self._errors)
+        self._process, self._channel, self._errors = None, None, -1
+
+
+def fork_server() -> ForkServer:
+    """Return this process's fork server: there is one for each kernel."""
+    return _fork_server_of(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _fork_server_of(_pid: int) -> ForkServer:
+    # Keyed by the process, so that one that the user's code forked from the kernel gets its own.
+    return ForkServer()
+
+
+def spawn_birth(sock: socket.socket) -> Supervisor:
+    """Start a supervisor in a fresh interpreter."""
+    errors = anonymous_file("errors")
+    process = _popen("supervisor", sock.fileno(), errors)
+
+    def wait_reaped() -> None:
+        process.wait()
+        os.close(errors)
+
+    return Supervisor(wait_reaped, lambda: _read_tail(errors))
+
+
+def fork_birth(call: Any) -> Callable[[socket.socket], Supervisor]:
+    """Return a birth that forks the supervisor from this very process; the ranks inherit `call`."""
+
+    def birth(sock: socket.socket) -> Supervisor:
+        with warnings.catch_warnings():
+            # Python 3.12 warns that a fork of a process with threads may deadlock. The user asked for
+            # it, and the probe has looked for what is known to (`kernel/probe.py`).
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            _become_supervisor(sock, call)
+
+        def wait_reaped() -> None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+        return Supervisor(wait_reaped, lambda: "")
+
+    return birth
+
+
+def _become_supervisor(sock: socket.socket, call: Any) -> None:
+    try:
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+        # Imported here: only the child may bring torch into the process.
+        from notebook_launcher.processes import rendezvous
+        from notebook_launcher.processes.supervisor import run_supervisor
+
+        rendezvous.install()
+        rendezvous.redirect_globals(call[0])
+        run_supervisor(socket.socket(fileno=sock.detach()), call)
+    finally:
+        os._exit(0)
+
+
+def _popen(role: Any, fd: int, errors: int) -> subprocess.Popen[bytes]:
+    # A session of its own: the kernel's interrupt goes to the kernel's whole process group.
+    return subprocess.Popen(
+        boot.command(role, fd),
+        pass_fds=[fd],
+        stdin=subprocess.DEVNULL,
+        stdout=errors,
+        stderr=errors,
+        start_new_session=True,
+    )
+
+
+def _read_tail(fd: int) -> str:
+    with contextlib.suppress(OSError):
+        size = os.fstat(fd).st_size
+        return os.pread(fd, LAST_WORDS, max(0, size - LAST_WORDS)).decode(errors="replace").strip()
+    return ""

@@ -1,0 +1,343 @@
+"""Ranks on this machine: the kernel's end of the process tree.
+
+    kernel                             outside
+    ProcessTree ───channel──────────▶ supervisor
+        │  ╲                              │ starts, reaps, signals
+        │   ╲──channel, stdout, stderr─▶ rank 0 … rank N-1
+
+`ProcessTree` is mechanism only: it starts ranks, carries records both ways and turns whatever arrives
+into events. What they mean is decided in `kernel/run.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import mmap
+import os
+import selectors
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from notebook_launcher import context, messages
+from notebook_launcher.channel import Channel, anonymous_file, channel_pair
+from notebook_launcher.errors import ResourceError
+
+if TYPE_CHECKING:
+    from notebook_launcher.engines.births import Birth, Supervisor
+
+__all__ = ["Event", "FromRank", "Output", "ProcessTree", "RankLost", "SupervisorLost", "Woken"]
+
+Stream = Literal["stdout", "stderr"]
+
+READ_SIZE = 1 << 20
+PIPE_SIZE = 1 << 20
+"""The most an unprivileged process may ask for: a rank that prints in bursts need not wait for the kernel."""
+F_SETPIPE_SZ = 1031
+STACKS_QUIET = 0.02
+STACKS_BUDGET = 0.5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Output:
+    """Bytes that a rank wrote."""
+
+    rank: int
+    stream: Stream
+    data: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FromRank:
+    """A record from a rank; whoever takes the event owns the descriptors."""
+
+    rank: int
+    record: Any
+    fds: list[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankLost:
+    """A rank's process has ended and all that it wrote has been read."""
+
+    gone: messages.RankGone
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SupervisorLost:
+    """The supervisor is gone; `reason` says why if it never came up."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Woken:
+    """Another thread called `wake`."""
+
+
+Event = Output | FromRank | RankLost | SupervisorLost | Woken | messages.RankBorn | messages.BirthFailed
+
+
+class _RankEnd:
+    """The kernel's end of one rank."""
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self.stacks_fd: int | None = None
+        self.channel, self.their_channel = channel_pair()
+        self.pipes: dict[int, Stream] = {}
+        self.their_pipes: list[int] = []
+        for stream in ("stdout", "stderr"):
+            ours, theirs = os.pipe()
+            self.pipes[ours] = stream  # type: ignore[assignment]
+            self.their_pipes.append(theirs)
+            os.set_blocking(ours, False)
+            with contextlib.suppress(OSError):
+                _widen(ours)
+
+    def fds_for_rank(self) -> list[int]:
+        return [self.their_channel.fileno(), *self.their_pipes]
+
+    def close_theirs(self) -> None:
+        self.their_channel.close()
+        while self.their_pipes:
+            os.close(self.their_pipes.pop())
+
+    def close(self) -> None:
+        self.close_theirs()
+        self.channel.close()
+        for fd in self.pipes:
+            os.close(fd)
+        self.pipes.clear()
+        if self.stacks_fd is not None:
+            os.close(self.stacks_fd)
+            self.stacks_fd = None
+
+
+class ProcessTree:
+    """A supervisor and its ranks. Raises `ResourceError` if the machine cannot hold them."""
+
+    def __init__(self, setup: messages.Setup, birth: Birth) -> None:
+        self.setup = setup
+        self._ends: dict[int, _RankEnd] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._wake_r.setblocking(False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ, self._on_wake)
+        self._board_fd = anonymous_file("board")
+        os.ftruncate(self._board_fd, context.BOARD_SIZE)
+        self.board = mmap.mmap(self._board_fd, context.BOARD_SIZE)
+        self._supervisor_gone = False
+        self._supervisor: Supervisor | None = None
+        self._channel, theirs = channel_pair()
+        try:
+            for rank in range(setup.num_processes):
+                self._ends[rank] = _RankEnd()
+            self._start(birth, theirs)
+        except OSError as error:
+            self.close()
+            msg = (
+                f"cannot start {setup.num_processes} ranks: {error.strerror or error}. The kernel needs 6 "
+                f"descriptors for each while they start; `ulimit -n` says how many it may have."
+            )
+            raise ResourceError(error.errno, msg) from error
+        finally:
+            theirs.close()
+
+    def _start(self, birth: Birth, theirs: socket.socket) -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(max(128, self.setup.num_processes))
+            self.setup = dataclasses.replace(self.setup, master_port=listener.getsockname()[1])
+            self._supervisor = birth(theirs)
+            self._selector.register(self._channel, selectors.EVENT_READ, self._on_supervisor)
+            with contextlib.suppress(BrokenPipeError, ConnectionError):
+                self._channel.send(self.setup, [listener.fileno(), self._board_fd])
+                for rank in self._ends:
+                    self._bear(rank)
+
+    def _bear(self, rank: int) -> None:
+        end = self._ends[rank]
+        self._channel.send(messages.BearRank(rank=rank), end.fds_for_rank())
+        end.close_theirs()
+        self._selector.register(end.channel, selectors.EVENT_READ, lambda: self._on_record(rank))
+        for fd, stream in end.pipes.items():
+            self._selector.register(fd, selectors.EVENT_READ, self._reader(rank, stream, fd))
+
+    def _reader(self, rank: int, stream: Stream, fd: int) -> Any:
+        return lambda: self._on_output(rank, stream, fd)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each rank that lives."""
+        return {rank: end.pid for rank, end in self._ends.items() if end.pid is not None}
+
+    # What the kernel says.
+
+    def send(self, rank: int, record: object, fds: list[int] | None = None) -> None:
+        """Send a record to a rank; a rank that is gone is not an error: its end is an event."""
+        with contextlib.suppress(OSError):
+            self._ends[rank].channel.send(record, fds or [])
+
+    def signal(self, ranks: tuple[int, ...], signum: int) -> None:
+        """Have the supervisor send a signal; SIGKILL goes to the ranks' data-loader workers too."""
+        with contextlib.suppress(OSError):
+            self._channel.send(messages.SignalRanks(ranks=ranks, signum=signum))
+
+    def replace(self, rank: int) -> None:
+        """Start a rank again whose process has ended; raises `ResourceError` if there is no room."""
+        self._drop(rank)
+        try:
+            self._ends[rank] = _RankEnd()
+            self._bear(rank)
+        except OSError as error:
+            msg = f"cannot start rank {rank} again: {error.strerror or error}"
+            raise ResourceError(error.errno, msg) from error
+
+    def wake(self) -> None:
+        """Make `events` return; from any thread."""
+        with contextlib.suppress(OSError):
+            self._wake_w.send(b"\0")
+
+    # What the kernel hears.
+
+    def events(self, timeout: float | None) -> list[Event]:
+        """Wait up to `timeout` seconds for something to happen and return it.
+
+        What a rank wrote before it sent a record comes before the record.
+        """
+        happened: list[Event] = []
+        for key, _ in self._selector.select(timeout):
+            happened += key.data()
+        return happened
+
+    def drain(self, rank: int) -> list[Event]:
+        """Return what the rank has written and has not been read yet."""
+        happened: list[Event] = []
+        end = self._ends[rank]
+        for fd, stream in list(end.pipes.items()):
+            while chunk := self._on_output(rank, stream, fd):
+                happened += chunk
+        return happened
+
+    def _on_wake(self) -> list[Event]:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_r.recv(4096)
+        return [Woken()]
+
+    def _on_output(self, rank: int, stream: Stream, fd: int) -> list[Event]:
+        try:
+            data = os.read(fd, READ_SIZE)
+        except BlockingIOError:
+            return []
+        if data:
+            return [Output(rank, stream, data)]
+        self._selector.unregister(fd)
+        self._ends[rank].pipes.pop(fd)
+        os.close(fd)
+        return []
+
+    def _on_record(self, rank: int) -> list[Event]:
+        end = self._ends[rank]
+        received = end.channel.receive()
+        if received is None:
+            self._selector.unregister(end.channel)
+            return []
+        return [*self.drain(rank), *self._record(rank, *received)]
+
+    def _record(self, rank: int, record: Any, fds: list[int]) -> list[Event]:
+        if isinstance(record, messages.RankReady):
+            self._ends[rank].stacks_fd = fds[0]
+            return []
+        return [FromRank(rank, record, fds)]
+
+    def _on_supervisor(self) -> list[Event]:
+        received = self._channel.receive()
+        if received is None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._channel)
+            self._supervisor_gone = True
+            return [SupervisorLost(self._supervisor.last_words() if self._supervisor else "")]
+        record, _ = received
+        match record:
+            case messages.RankBorn(rank=rank, pid=pid):
+                self._ends[rank].pid = pid
+            case messages.RankGone(rank=rank):
+                self._ends[rank].pid = None
+                return [*self._last_records(rank), *self.drain(rank), RankLost(record)]
+            case messages.BirthFailed():
+                pass
+            case _:
+                msg = f"the kernel got an unknown message from the supervisor: {record!r}"
+                raise TypeError(msg)
+        return [record]
+
+    def _last_records(self, rank: int) -> list[Event]:
+        happened: list[Event] = []
+        end = self._ends[rank]
+        with contextlib.suppress(OSError):
+            while (received := end.channel.receive_nowait()) is not None:
+                happened += self._record(rank, *received)
+        return happened
+
+    def dump_stacks(self) -> dict[int, str]:
+        """Return what every live rank's threads are doing, as `faulthandler` writes it.
+
+        Nothing says when a dump is complete, so it is read once it has not grown for STACKS_QUIET seconds.
+        """
+        starts = {}
+        for rank, end in self._ends.items():
+            if end.pid is not None and end.stacks_fd is not None:
+                starts[rank] = os.fstat(end.stacks_fd).st_size
+        self.signal(tuple(starts), messages.DUMP_SIGNAL)
+        sizes, changed, began = dict(starts), time.monotonic(), time.monotonic()
+        while True:
+            time.sleep(STACKS_QUIET / 4)
+            now = time.monotonic()
+            new = {rank: os.fstat(self._ends[rank].stacks_fd or -1).st_size for rank in starts}
+            if new != sizes:
+                sizes, changed = new, now
+            answered = all(sizes[rank] > starts[rank] for rank in starts)
+            if now - began > STACKS_BUDGET or (answered and now - changed > STACKS_QUIET):
+                break
+        return {
+            rank: os.pread(self._ends[rank].stacks_fd or -1, sizes[rank] - start, start).decode(errors="replace")
+            for rank, start in starts.items()
+        }
+
+    # The end.
+
+    def close(self) -> None:
+        """Kill what is left, wait until it is reaped, and let go of every descriptor; idempotent."""
+        with contextlib.suppress(OSError):
+            self._channel.send(messages.Close())
+        if self._supervisor is not None:
+            # Until its end of the channel is closed: even if the fork server, which would reap it, is dead.
+            while not self._supervisor_gone:
+                self._on_supervisor()
+            self._supervisor.wait_reaped()
+            self._supervisor = None
+        for rank in list(self._ends):
+            self._drop(rank)
+        self._selector.close()
+        self._channel.close()
+        self._wake_r.close()
+        self._wake_w.close()
+        if self._board_fd >= 0:
+            self.board.close()
+            os.close(self._board_fd)
+            self._board_fd = -1
+
+    def _drop(self, rank: int) -> None:
+        end = self._ends.pop(rank)
+        for fd in (end.channel.fileno(), *end.pipes):
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(fd)
+        end.close()
+
+
+def _widen(fd: int) -> None:
+    import fcntl
+
+    fcntl.fcntl(fd, F_SETPIPE_SZ, PIPE_SIZE)

@@ -1,0 +1,1 @@
+"""The process side: what runs outside the kernel."""

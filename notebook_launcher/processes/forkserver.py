@@ -1,0 +1,119 @@
+"""The fork server: a clean process, one per kernel, from which supervisors are forked.
+
+It has imported torch and runs nothing of the user's, so a process forked from it carries no OpenMP
+pool, no CUDA context and no thread, whatever the kernel did before. It exits when the kernel does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Callable
+
+from notebook_launcher import messages
+from notebook_launcher.channel import Channel
+from notebook_launcher.processes import frontend, rendezvous
+from notebook_launcher.processes.supervisor import run_supervisor
+
+__all__ = ["main"]
+
+# Modules that nearly every training function needs and that are slow to import: torch imports its
+# compiler at the first optimizer (1.4 s), which every rank would pay for. They are imported once the
+# server has been idle for a moment, so that they never delay a launch.
+WARM_LATER = ("torch._dynamo", "torch.utils.data", "torch.optim")
+IDLE = 0.1
+
+
+def main(fd: int) -> None:
+    """Serve the kernel at the other end of descriptor `fd` until it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _import_now()
+    become = _Server(Channel(socket.socket(fileno=fd))).serve()
+    if become is not None:
+        become()
+
+
+def _import_now() -> None:
+    import torch.distributed  # noqa: F401
+    import torch.nn.parallel  # noqa: F401
+
+    rendezvous.install()
+    frontend.warm()
+
+
+class _Server:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(channel, selectors.EVENT_READ, self._on_message)
+        self._reaped_pipes: dict[int, int] = {}
+        self._to_warm = list(WARM_LATER)
+
+    def serve(self) -> Callable[[], None] | None:
+        """Serve until the kernel is gone; in a process that was forked, return what it is to become.
+
+        By returning, a child sheds the server's frames, which would stand in its every traceback.
+        """
+        while True:
+            self._freeze()
+            events = self._selector.select(IDLE if self._to_warm else None)
+            if not events:
+                with contextlib.suppress(ImportError):
+                    __import__(self._to_warm.pop(0))
+            for key, _ in events:
+                go_on = key.data()
+                if go_on is not True:
+                    return go_on or None
+
+    def _freeze(self) -> None:
+        # Objects that are never collected are never written to, so their pages stay shared.
+        gc.collect()
+        gc.freeze()
+
+    def _on_message(self) -> bool | Callable[[], None]:
+        received = self._channel.receive()
+        if received is None:
+            return False
+        match received:
+            case messages.StartSupervisor(), (sock_fd, reaped_fd):
+                return self._start_supervisor(sock_fd, reaped_fd)
+            case unknown, _:
+                msg = f"the fork server got an unknown message: {unknown!r}"
+                raise TypeError(msg)
+
+    def _start_supervisor(self, sock_fd: int, reaped_fd: int) -> bool | Callable[[], None]:
+        try:
+            pid = os.fork()
+        except OSError:
+            # The kernel learns of it by the end of file on the supervisor's channel.
+            os.close(sock_fd)
+            os.close(reaped_fd)
+            return True
+        if pid == 0:
+            return self._become_supervisor(sock_fd, reaped_fd)
+        os.close(sock_fd)
+        pidfd = os.pidfd_open(pid)
+        self._reaped_pipes[pidfd] = reaped_fd
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._reap(pid, pidfd))
+        return True
+
+    def _become_supervisor(self, sock_fd: int, reaped_fd: int) -> Callable[[], None]:
+        self._channel.close()
+        self._selector.close()
+        for fds in self._reaped_pipes.items():
+            for fd in fds:
+                os.close(fd)
+        os.close(reaped_fd)
+        return lambda: run_supervisor(socket.socket(fileno=sock_fd))
+
+    def _reap(self, pid: int, pidfd: int) -> bool:
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        os.close(self._reaped_pipes.pop(pidfd))
+        return True

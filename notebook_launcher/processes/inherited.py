@@ -1,0 +1,64 @@
+"""What a forked process inherits from its parent and must let go of."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import sys
+from typing import Any
+
+__all__ = ["finish_multiprocessing", "forget", "move_log_handlers"]
+
+
+def forget(start_method: str) -> None:
+    """Drop the parent's exit handlers, its children, and its process groups."""
+    if start_method == "spawn":
+        return
+    atexit._clear()
+    _forget_children()
+    if start_method == "fork":
+        _forget_process_groups()
+
+
+def _forget_children() -> None:
+    if (process := sys.modules.get("multiprocessing.process")) is not None:
+        process._children = set()  # type: ignore[attr-defined]
+    if (util := sys.modules.get("multiprocessing.util")) is not None:
+        util._finalizer_registry.clear()  # type: ignore[attr-defined]
+        util._run_after_forkers()  # type: ignore[attr-defined]
+
+
+def _forget_process_groups() -> None:
+    # Destroying them would wait for threads that the fork did not bring along. They are kept alive
+    # for the same reason, and torch is told to start anew.
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not c10d.is_initialized():
+        return
+    _Kept.groups = (c10d._world, list(c10d._world.pg_map))
+    c10d._update_default_pg(None)
+    for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg"):
+        getattr(c10d._world, name).clear()
+    c10d._unregister_all_process_groups()
+    c10d._world.group_count = 0
+
+
+class _Kept:
+    groups: Any = None
+
+
+def move_log_handlers(streams: dict[int, Any]) -> None:
+    """Point logging handlers at the new stream that stands for the old one with this `id`."""
+    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
+    for logger in loggers:
+        for handler in getattr(logger, "handlers", ()):
+            new = streams.get(id(getattr(handler, "stream", None)))
+            if new is not None:
+                handler.stream = new
+
+
+def finish_multiprocessing() -> None:
+    """Do what `multiprocessing` does at the end of a process: end workers, flush queues."""
+    if (util := sys.modules.get("multiprocessing.util")) is not None:
+        with contextlib.suppress(Exception):
+            util._exit_function()  # type: ignore[attr-defined]

@@ -1,0 +1,278 @@
+"""A rank: receives calls, runs them, and says what came of them.
+
+A rank is a plain process in a session of its own, so that its data-loader workers go with it. It runs
+user code in its main thread and has no thread of its own beside it. It dies with its supervisor.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import dataclasses
+import faulthandler
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import context, messages, travel
+from notebook_launcher.channel import Channel, anonymous_file
+from notebook_launcher.processes import boot, frontend, inherited, seeding
+from notebook_launcher.processes.modules import LocalModules
+from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
+from notebook_launcher.processes.report import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["RankBirth", "main", "run_rank"]
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankBirth:
+    """All that a rank is born with."""
+
+    rank: int
+    setup: messages.Setup
+    channel_fd: int
+    stdout_fd: int
+    stderr_fd: int
+    board_fd: int
+
+
+def main(fd: int) -> None:
+    """Serve as a fresh interpreter."""
+    birth = boot.read_birth(fd)
+    boot.enter_kernel_surroundings(birth.setup)
+    os._exit(run_rank(birth))
+
+
+def run_rank(birth: RankBirth, inherited_call: Any = None) -> int:
+    """Serve the kernel until it says to finish; return the exit status."""
+    os.setsid()
+    _die_with_parent()
+    _reset_signals()
+    _redirect_output(birth)
+    inherited.forget(birth.setup.start_method)
+    rank = _Rank(birth, inherited_call)
+    try:
+        rank.serve()
+    except KeyboardInterrupt:
+        return 130
+    return _leave()
+
+
+class _Rank:
+    def __init__(self, birth: RankBirth, inherited_call: Any) -> None:
+        self._number = birth.rank
+        self._setup = birth.setup
+        self._inherited_call = inherited_call
+        self._channel = Channel(socket.socket(fileno=birth.channel_fd))
+        self._rendezvous = Rendezvous(birth.rank, birth.setup)
+        self._answering = threading.Lock()
+        self._modules = LocalModules(birth.setup.cwd)
+        self._can_ask = True
+        self._in_call = False
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        if birth.setup.start_method != "fork":
+            sys.modules["__main__"] = types.ModuleType("__main__")
+        os.environ.update(torchrun_environment(birth.setup, birth.rank))
+        board = mmap.mmap(birth.board_fd, context.BOARD_SIZE)
+        context.enter(
+            context.RankContext(
+                rank=birth.rank,
+                num_processes=birth.setup.num_processes,
+                pid=os.getpid(),
+                send=self._channel.send,
+                board=board,
+                rendezvous=self._rendezvous,
+            )
+        )
+        frontend.install(birth.rank, self._channel.send, self._ask)
+
+    def serve(self) -> None:
+        stacks = anonymous_file("stacks")
+        faulthandler.enable(file=2)
+        faulthandler.register(messages.DUMP_SIGNAL, file=stacks, all_threads=True)
+        seeding.seed(self._setup.seed + self._number)
+        self._channel.send(messages.RankReady(rank=self._number), [stacks])
+        while (received := self._channel.receive()) is not None:
+            match received:
+                case messages.Call() as call, fds:
+                    self._run(call, fds)
+                case messages.LeaveGroup(), _:
+                    with contextlib.suppress(Exception):
+                        self._rendezvous.leave()
+                case messages.Finish(), _:
+                    return
+                case messages.InputReply(), _:
+                    pass  # The request was interrupted before its answer came.
+                case unknown, _:
+                    msg = f"rank {self._number} got an unknown message: {unknown!r}"
+                    raise TypeError(msg)
+
+    def _run(self, call: messages.Call, fds: list[int]) -> None:
+        self._can_ask = call.can_ask
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(call.restart_count)
+        os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
+        stage = _Stage()
+        self._look_for_edits()
+        try:
+            with self._interruptible():
+                record, fd = self._perform(call, fds, stage)
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises is a result
+            record, fd = self._raised(call, stage, error)
+        _flush()
+        with contextlib.suppress(OSError):
+            self._channel.send(record, [] if fd is None else [fd])
+        if fd is not None:
+            os.close(fd)
+        self._modules.remember()
+
+    def _look_for_edits(self) -> None:
+        if (edited := self._modules.forget_edited()) and self._number == 0:
+            text = f"{', '.join(edited)} changed: the ranks import this folder's modules anew"
+            self._channel.send(messages.Notice(text=text))
+
+    def _perform(self, call: messages.Call, fds: list[int], stage: _Stage) -> tuple[object, int | None]:
+        if fds:
+            function, args, kwargs = travel.unpack_call(fds[0])
+        else:
+            (function, args, kwargs), self._inherited_call = self._inherited_call, None
+        stage.name = "group"
+        seeding.set_threads(self._setup.threads_per_process)
+        if self._setup.use_gpu:
+            seeding.choose_gpu(self._number)
+        self._rendezvous.join(call.generation)
+        stage.name = "function"
+        self._channel.send(messages.CallStarted(call_id=call.call_id))
+        try:
+            value = function(*args, **kwargs)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+            value = None
+        frontend.flush_figures()
+        stage.name = "return"
+        fd = travel.pack_value(value)
+        return messages.Returned(
+            call_id=call.call_id,
+            time=time.monotonic(),
+            peak_rss=_peak_rss(),
+            group_kept=self._rendezvous.is_kept(),
+        ), fd
+
+    def _raised(self, call: messages.Call, stage: _Stage, error: BaseException) -> tuple[object, int | None]:
+        now = time.monotonic()
+        record = messages.Raised(
+            call_id=call.call_id,
+            time=now,
+            peak_rss=_peak_rss(),
+            stage=stage.name,
+            report=describe(error),
+            exit_code=_exit_code(error),
+        )
+        fd = None
+        with contextlib.suppress(Exception):
+            fd = travel.pack_exception(error)
+        return record, fd
+
+    def _ask(self, request: messages.InputRequest) -> messages.InputReply:
+        if not self._can_ask:
+            reason = (
+                f"rank {self._number} asked for input, but this run was launched in the background, so no "
+                "cell can be asked. Use notebook_launch(...), or pass the value as an argument."
+            )
+            return messages.InputReply(text=None, reason=reason)
+        with self._answering:
+            _flush()
+            self._channel.send(request)
+            received = self._channel.receive()
+        if received is None or not isinstance(received[0], messages.InputReply):
+            return messages.InputReply(text=None, reason="the kernel went away")
+        return received[0]
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        self._in_call = True
+        try:
+            yield
+        finally:
+            self._in_call = False
+
+    def _on_interrupt(self, _signum: int, _frame: Any) -> None:
+        if self._in_call:
+            raise KeyboardInterrupt
+
+
+class _Stage:
+    """How far a call has come."""
+
+    name: Any = "arrive"
+
+
+def _die_with_parent() -> None:
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _reset_signals() -> None:
+    # A fork of the kernel brings along its handlers, its blocked signals and asyncio's wake-up pipe.
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def _redirect_output(birth: RankBirth) -> None:
+    old = sys.stdout, sys.stderr
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (birth.stdout_fd, 1), (birth.stderr_fd, 2)):
+        os.dup2(source, target, inheritable=True)
+        os.close(source)
+    # Lines reach the pipe as they end, so that the last words before a crash are kept.
+    streams = [
+        open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False) for fd in (1, 2)
+    ]
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = streams
+    inherited.move_log_handlers(dict(zip(map(id, old), streams, strict=True)))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _peak_rss() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _exit_code(error: BaseException) -> int | None:
+    if not isinstance(error, SystemExit):
+        return None
+    if isinstance(error.code, str):
+        print(error.code, file=sys.stderr)
+    return error.code if isinstance(error.code, int) else 1
+
+
+def _leave() -> int:
+    """End as an interpreter ends: wait for threads, run exit handlers."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    inherited.finish_multiprocessing()
+    _flush()
+    return 0

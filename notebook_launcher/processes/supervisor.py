@@ -1,0 +1,232 @@
+"""The supervisor: one process per run, between the kernel and the ranks.
+
+    kernel ──channel──▶ supervisor ──forks──▶ rank 0 … rank N-1   (each in a session of its own)
+
+It starts ranks, reaps them and reports how they ended, sends them the signals that the kernel asks
+for, and hosts the rendezvous store on a loopback socket that the kernel bound. It decides nothing,
+with one exception: when the kernel is gone it kills every rank and exits. It blocks on descriptors
+only (its channel, a pidfd of the kernel, a pidfd of each rank); nothing is polled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+import traceback
+from typing import Any, NoReturn
+
+from notebook_launcher import messages
+from notebook_launcher.channel import Channel
+from notebook_launcher.processes import boot, memory
+from notebook_launcher.processes.rank import RankBirth, run_rank
+
+__all__ = ["main", "run_supervisor"]
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def run_supervisor(sock: socket.socket, inherited_call: Any = None) -> NoReturn:
+    """Serve the kernel at the other end of `sock` until it closes or dies, then exit; never returns."""
+    with contextlib.suppress(PermissionError):
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        # Orphans of ranks (a data-loader worker whose rank was killed) become our children, so that
+        # closing finds them.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    supervisor = _Supervisor(Channel(sock))
+    birth = None
+    try:
+        birth = supervisor.serve()
+    except BaseException:  # noqa: BLE001 - the process ends here; its last words go to its stderr
+        traceback.print_exc()
+    if birth is None:
+        supervisor.kill_all()
+        os._exit(0)
+    del supervisor
+    status = 1
+    try:
+        status = run_rank(birth, inherited_call)
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+class _Supervisor:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._selector = selectors.DefaultSelector()
+        self._pids: dict[int, int] = {}
+        self._pidfds: dict[int, int] = {}
+        self._oom_kills = memory.oom_kills()
+        self._setup: messages.Setup
+        self._board_fd = -1
+        self._listen_fd = -1
+        self._kernel_pidfd = -1
+        self._store: Any = None
+
+    def serve(self) -> RankBirth | None:
+        """Serve until the kernel closes or dies; in a process that was forked, return how it was born.
+
+        By returning, a rank sheds the supervisor's frames, which would stand in its every traceback.
+        """
+        first = self._channel.receive()
+        if first is None:
+            return None
+        self._setup, (self._listen_fd, self._board_fd) = first
+        boot.enter_kernel_surroundings(self._setup)
+        self._watch_kernel(self._setup.kernel_pid)
+        self._selector.register(self._channel, selectors.EVENT_READ, self._on_message)
+        while True:
+            for key, _ in self._selector.select():
+                go_on = key.data()
+                if go_on is not True:
+                    return go_on or None
+
+    def _watch_kernel(self, kernel_pid: int) -> None:
+        # The channel's end of file would do, but a process that the user's code forked from the kernel
+        # may hold a copy of the kernel's end.
+        with contextlib.suppress(OSError, AttributeError):
+            self._kernel_pidfd = os.pidfd_open(kernel_pid)
+            self._selector.register(self._kernel_pidfd, selectors.EVENT_READ, lambda: False)
+
+    def _on_message(self) -> bool | RankBirth:
+        received = self._channel.receive()
+        if received is None:
+            return False
+        match received:
+            case messages.BearRank(rank=rank), fds:
+                return self._bear(rank, fds)
+            case messages.SignalRanks(ranks=ranks, signum=signum), _:
+                for rank in ranks:
+                    self._signal(rank, signum)
+            case messages.Close(), _:
+                return False
+            case unknown, _:
+                msg = f"the supervisor got an unknown message: {unknown!r}"
+                raise TypeError(msg)
+        return True
+
+    def _bear(self, rank: int, fds: list[int]) -> bool | RankBirth:
+        birth = RankBirth(
+            rank=rank, setup=self._setup, channel_fd=fds[0], stdout_fd=fds[1], stderr_fd=fds[2],
+            board_fd=self._board_fd,
+        )  # fmt: skip
+        try:
+            pid = _spawn(birth) if self._setup.start_method == "spawn" else os.fork()
+        except OSError as error:
+            pid = None
+            self._tell(messages.BirthFailed(rank=rank, errno=error.errno or 0, message=str(error)))
+        if pid == 0:
+            self._let_go()
+            return birth
+        for fd in fds:
+            os.close(fd)
+        if pid is None:
+            return True
+        self._pids[rank] = pid
+        self._pidfds[rank] = os.pidfd_open(pid)
+        self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: self._on_gone(rank))
+        self._tell(messages.RankBorn(rank=rank, pid=pid))
+        if self._store is None and len(self._pids) == self._setup.num_processes:
+            # After the ranks, so that they are forked from a process with one thread: the store's
+            # server is a thread. Until it runs, connections wait in the listening socket's backlog.
+            self._store = _host_store(self._setup, self._listen_fd)
+        return True
+
+    def _let_go(self) -> None:
+        self._channel.close()
+        self._selector.close()
+        for fd in (*self._pidfds.values(), self._listen_fd, self._kernel_pidfd):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _signal(self, rank: int, signum: int) -> None:
+        pid = self._pids.get(rank)
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if signum == signal.SIGKILL:
+                os.killpg(pid, signum)
+            else:
+                os.kill(pid, signum)
+
+    def _on_gone(self, rank: int) -> bool:
+        pid = self._pids.pop(rank)
+        pidfd = self._pidfds.pop(rank)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        # Before it is reaped, so that its number cannot belong to anybody else yet.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        now = time.monotonic()
+        _, status, usage = os.wait4(pid, 0)
+        exitcode = os.waitstatus_to_exitcode(status)
+        oom = exitcode == -signal.SIGKILL and memory.oom_kills() > self._oom_kills
+        self._tell(
+            messages.RankGone(
+                rank=rank, pid=pid, exitcode=exitcode, time=now, peak_rss=usage.ru_maxrss * 1024, oom=oom
+            )
+        )
+        return True
+
+    def _tell(self, record: object) -> None:
+        with contextlib.suppress(OSError):
+            self._channel.send(record)
+
+    def kill_all(self) -> None:
+        for pid in self._pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        for rank in list(self._pids):
+            self._on_gone(rank)
+        while orphans := _children():
+            for pid in orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    with contextlib.suppress(OSError):
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+    return []
+
+
+def _spawn(birth: RankBirth) -> int:
+    command, fds = boot.rank_command(birth)
+    try:
+        process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+    finally:
+        os.close(fds[-1])
+    # The supervisor reaps by pid; Popen must not.
+    process.returncode = 0
+    return process.pid
+
+
+def _host_store(setup: messages.Setup, listen_fd: int) -> Any:
+    # `wait_for_workers=False`: the constructor must not block; ranks come when they are ready.
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        "127.0.0.1",
+        setup.master_port,
+        setup.num_processes,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listen_fd,
+    )
+
+
+def main(fd: int) -> None:
+    """Serve as a fresh interpreter."""
+    run_supervisor(socket.socket(fileno=fd))
