@@ -1,0 +1,1 @@
+"""The launcher side: runs in the user's kernel."""

@@ -1,0 +1,202 @@
+"""One call on one process tree, from the moment it is sent until every rank has settled.
+
+A rank has settled when it waits for the next call or its process is gone. The loop below takes events,
+folds them into what is known of each rank, and decides three things: when a failure or a request to
+stop ends the call for everybody, how far up the ladder that must go, and when all have settled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import context, messages
+from notebook_launcher.engines.local import FromRank, Output, RankLost, SupervisorLost, Woken
+from notebook_launcher.kernel.culprit import is_victim_like
+from notebook_launcher.kernel.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.engines.local import Event, ProcessTree
+
+__all__ = ["Attempt", "RankEnd"]
+
+SURE_GRACE = 0.15
+"""Seconds that other ranks get to report their own failure after one that is surely a cause."""
+VICTIM_GRACE = 1.0
+"""The same after one that looks like a consequence ("connection reset"): the cause may still arrive."""
+
+
+@dataclasses.dataclass(slots=True)
+class RankEnd:
+    """How the call ended on one rank."""
+
+    rank: int
+    time: float
+    returned: messages.Returned | None = None
+    raised: messages.Raised | None = None
+    gone: messages.RankGone | None = None
+    parcel: int | None = None
+    """Descriptor of the value or of the exception."""
+    after_stop: bool = False
+    """Whether it came after the run was being stopped: then it is no failure of its own."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the rank gave no value."""
+        return self.returned is None
+
+    def close(self) -> None:
+        """Let go of the parcel."""
+        if self.parcel is not None:
+            os.close(self.parcel)
+            self.parcel = None
+
+
+class Attempt:
+    """The brain of a call; runs in the run's thread."""
+
+    def __init__(self, tree: ProcessTree, call: messages.Call, parcel: int | None, *, deadline: float | None) -> None:
+        self.tree = tree
+        self.ends: dict[int, RankEnd] = {}
+        self.started: set[int] = set()
+        self.ladder: Ladder | None = None
+        self.timed_out = False
+        self.supervisor_lost: str | None = None
+        self.birth_failed: messages.BirthFailed | None = None
+        self._call = call
+        self._parcel = parcel
+        self._deadline = deadline
+        self._paused_at: float | None = None
+        self._fail_at: float | None = None
+        self._num_processes = tree.setup.num_processes
+
+    def begin(self) -> None:
+        """Send the call; ranks that are not up yet find it waiting."""
+        self.tree.board[context.STOP_FLAG] = 0
+        for rank in range(self._num_processes):
+            self.tree.send(rank, self._call, [] if self._parcel is None else [self._parcel])
+
+    @property
+    def settled(self) -> bool:
+        """Whether every rank has."""
+        return len(self.ends) == self._num_processes or self.supervisor_lost is not None
+
+    @property
+    def unsettled(self) -> tuple[int, ...]:
+        """The ranks that have not."""
+        return tuple(rank for rank in range(self._num_processes) if rank not in self.ends)
+
+    def fold(self, event: Event) -> None:
+        """Take in what happened."""
+        match event:
+            case FromRank(rank, messages.CallStarted() as record, _) if record.call_id == self._call.call_id:
+                self.started.add(rank)
+            case FromRank(rank, messages.Returned() as record, fds) if record.call_id == self._call.call_id:
+                self._end(RankEnd(rank=rank, time=record.time, returned=record, parcel=fds[0]))
+            case FromRank(rank, messages.Raised() as record, fds) if record.call_id == self._call.call_id:
+                self._end(RankEnd(rank=rank, time=record.time, raised=record, parcel=fds[0] if fds else None))
+            case RankLost(gone):
+                self._lose(gone)
+            case messages.BirthFailed():
+                self.birth_failed = event
+                self._end(RankEnd(rank=event.rank, time=time.monotonic()))
+            case SupervisorLost(reason):
+                self.supervisor_lost = reason or "its process ended"
+            case FromRank(_, _, fds):
+                for fd in fds:
+                    os.close(fd)
+            case Output() | Woken() | messages.RankBorn():
+                pass
+
+    def _end(self, end: RankEnd) -> None:
+        end.after_stop = self.ladder is not None and end.time >= self.ladder.started
+        if end.rank in self.ends:
+            self.ends[end.rank].close()
+        self.ends[end.rank] = end
+        if self.ladder is not None:
+            self.tree.send(end.rank, messages.LeaveGroup())
+        if not end.failed or self.ladder is not None:
+            return
+        grace = VICTIM_GRACE if end.raised is not None and is_victim_like(end.raised.report) else SURE_GRACE
+        fail_at = time.monotonic() + grace
+        self._fail_at = fail_at if self._fail_at is None else min(self._fail_at, fail_at)
+
+    def _lose(self, gone: messages.RankGone) -> None:
+        known = self.ends.get(gone.rank)
+        if known is None:
+            self._end(RankEnd(rank=gone.rank, time=gone.time, gone=gone))
+        else:
+            known.gone = gone
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Begin to stop, or go to the last rung."""
+        now = time.monotonic()
+        if self.ladder is None:
+            self.tree.board[context.STOP_FLAG] = 1
+            self._climb_onto(Ladder.start(now, USER_BUDGETS, can_ask=self._can_ask()))
+        if at_once:
+            self.ladder.climb(now, to_top=True)  # type: ignore[union-attr]
+            self._send_signal()
+
+    def _can_ask(self) -> bool:
+        first = context.COOPERATIVE
+        return any(self.tree.board[first + rank] for rank in self.unsettled)
+
+    def _climb_onto(self, ladder: Ladder) -> None:
+        self.ladder = ladder
+        for rank in self.ends:
+            # Peers that wait for this rank in a collective get an error instead of waiting.
+            self.tree.send(rank, messages.LeaveGroup())
+        self._send_signal()
+
+    def _send_signal(self) -> None:
+        assert self.ladder is not None
+        if self.ladder.rung.signum is not None and self.unsettled:
+            self.tree.signal(self.unsettled, self.ladder.rung.signum)
+
+    def pause(self, *, paused: bool) -> None:
+        """Stop the clock of the time-out while a rank waits for the user's input."""
+        now = time.monotonic()
+        if paused and self._paused_at is None:
+            self._paused_at = now
+        elif not paused and self._paused_at is not None:
+            if self._deadline is not None:
+                self._deadline += now - self._paused_at
+            self._paused_at = None
+
+    def next_deadline(self) -> float | None:
+        """Return the moment at which `act` has something to do."""
+        moments = [self._fail_at] if self.ladder is None else [self.ladder.deadline]
+        if self.ladder is None and self._paused_at is None:
+            moments.append(self._deadline)
+        known = [moment for moment in moments if moment is not None and math.isfinite(moment)]
+        return min(known, default=None)
+
+    def act(self, before_stop: Callable[[], Any]) -> None:
+        """Do what is due; `before_stop` is called before the first signal of a stop that nobody asked for."""
+        now = time.monotonic()
+        if self.ladder is not None:
+            if now >= self.ladder.deadline:
+                self.ladder.climb(now)
+                self._send_signal()
+        elif self._fail_at is not None and now >= self._fail_at:
+            if all(end.raised is not None and is_victim_like(end.raised.report) for end in self._failed()):
+                before_stop()
+            self._climb_onto(Ladder.start(time.monotonic(), FAILURE_BUDGETS))
+        elif self._deadline is not None and self._paused_at is None and now >= self._deadline:
+            self.timed_out = True
+            before_stop()
+            self._climb_onto(Ladder.start(time.monotonic(), USER_BUDGETS))
+
+    def _failed(self) -> list[RankEnd]:
+        return [end for end in self.ends.values() if end.failed]
+
+    @property
+    def rung(self) -> Rung | None:
+        """How far the stop had to go; None if nothing was stopped."""
+        return None if self.ladder is None else self.ladder.rung

@@ -1,0 +1,156 @@
+"""Who is to blame: the first real failure, not the first one that was noticed.
+
+A rank that fails takes its sockets down, and a peer that waits for it in a collective fails too, often
+sooner than the first one is noticed. So failures are sorted by the time at which they happened (one
+monotonic clock for all processes), those that look like consequences come last, and the cell gets the
+first: an exception as its original type, anything else as `RankFailedError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import travel
+from notebook_launcher.errors import InternalError, RankFailedError, ReturnValueError
+from notebook_launcher.kernel.formatting import format_bytes, format_report, one_line
+from notebook_launcher.messages import ExceptionReport, Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.kernel.attempt import RankEnd
+
+__all__ = ["failures_of", "is_victim_like", "signal_name", "to_exception"]
+
+CONSEQUENCES = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|connection lost"
+    r"|timed out|timeout|remote process exited|nccl (communicator was aborted|error)|watchdog"
+    r"|process group .*(abort|shut)|socket .*(closed|reset)|peer (closed|disconnected)|no error \(recv\)",
+    re.IGNORECASE,
+)
+COLLECTIVE_ERRORS = re.compile(r"DistBackendError|DistNetworkError|DistStoreError|DistError|RuntimeError")
+
+
+def is_victim_like(report: ExceptionReport) -> bool:
+    """Return whether the exception looks like the consequence of another rank's end."""
+    if not COLLECTIVE_ERRORS.search(report.type_name) or not CONSEQUENCES.search(report.message):
+        return False
+    return any("distributed" in frame.filename or "autograd" in frame.filename for frame in report.frames)
+
+
+def failures_of(failed: list[RankEnd], last_lines: Callable[[int], tuple[str, ...]]) -> tuple[Failure, ...]:
+    """Return what is known of every rank that failed, the culprit first."""
+    failures = [_failure(end, last_lines(end.rank)) for end in failed]
+    return tuple(sorted(failures, key=lambda failure: (failure.victim, failure.time)))
+
+
+def _failure(end: RankEnd, last_lines: tuple[str, ...]) -> Failure:
+    if end.raised is not None and end.raised.exit_code is None:
+        report = end.raised.report
+        return Failure(
+            rank=end.rank,
+            kind="return" if end.raised.stage == "return" else "exception",
+            time=end.time,
+            summary="stopped" if end.after_stop and report.type_name == "KeyboardInterrupt" else one_line(report),
+            traceback=format_report(report),
+            victim=end.after_stop or is_victim_like(report),
+            last_lines=last_lines,
+        )
+    exitcode = end.raised.exit_code if end.raised is not None else end.gone.exitcode if end.gone else None
+    by_signal = exitcode is not None and exitcode < 0 and end.raised is None
+    return Failure(
+        rank=end.rank,
+        kind="signal" if by_signal else "exit",
+        time=end.time,
+        summary=_end_summary(end, exitcode),
+        traceback=format_report(end.raised.report) if end.raised is not None else "",
+        exitcode=exitcode,
+        victim=end.after_stop,
+        last_lines=last_lines,
+    )
+
+
+def _end_summary(end: RankEnd, exitcode: int | None) -> str:
+    if end.raised is not None:
+        return f"sys.exit({exitcode})"
+    if end.gone is None or exitcode is None:
+        return "did not start"
+    if end.after_stop:
+        return f"stopped ({signal_name(-exitcode)})" if exitcode < 0 else "stopped"
+    if exitcode >= 0:
+        return f"exit code {exitcode}"
+    return signal_name(-exitcode) + (", out of memory" if end.gone.oom else "")
+
+
+def signal_name(signum: int) -> str:
+    """Return `SIGSEGV(-11)`: the name, and the number as exit codes show it."""
+    with contextlib.suppress(ValueError):
+        return f"{signal.Signals(signum).name}(-{signum})"
+    return f"signal {signum}"
+
+
+def to_exception(culprit: RankEnd, failure: Failure, num_ranks: int) -> BaseException:
+    """Return the exception that the cell gets for this failure."""
+    if culprit.raised is not None and culprit.raised.exit_code is None:
+        error = _original(culprit)
+        if isinstance(error, ReturnValueError):
+            error = ReturnValueError(f"rank {failure.rank}: {error}")
+        return error
+    error = RankFailedError(_message(culprit, failure, num_ranks))
+    error.exitcode = failure.exitcode
+    return error
+
+
+def _original(culprit: RankEnd) -> BaseException:
+    assert culprit.raised is not None
+    fd, culprit.parcel = culprit.parcel, None
+    error = travel.unpack_exception(fd) if fd is not None else None
+    if error is not None:
+        return error
+    report = culprit.raised.report
+    kind = report.type_name
+    msg = f"{kind}: {report.message} (rank {culprit.rank}; the exception itself cannot travel)"
+    return RankFailedError(msg)
+
+
+def _message(end: RankEnd, failure: Failure, num_ranks: int) -> str:
+    rank = f"rank {end.rank} of {num_ranks}"
+    code = failure.exitcode
+    if end.returned is not None and code is not None:
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        text = f"{rank} {how} after it had returned: in an exit handler, a thread or a destructor. The values are in "
+        text += "the exception's `results`."
+    elif end.raised is not None:
+        text = f"{rank} called sys.exit({code}). Return a value, or raise an exception that says what is wrong."
+    elif end.gone is None or code is None:
+        text = f"{rank} did not start"
+    elif code >= 0:
+        text = f"{rank} exited with code {code} before it returned: something called os._exit, or C code exited."
+    else:
+        text = f"{rank} was killed by {signal_name(-code)}{_signal_hint(end)}"
+    if failure.last_lines:
+        text += "\nIts last output:\n" + "\n".join(f"    {line}" for line in failure.last_lines)
+    return text
+
+
+def _signal_hint(end: RankEnd) -> str:
+    assert end.gone is not None
+    signum, peak = -end.gone.exitcode, format_bytes(end.gone.peak_rss)
+    if signum == signal.SIGKILL and end.gone.oom:
+        return f", out of memory: it had used {peak}. Use fewer ranks, smaller batches, or less captured data."
+    if signum == signal.SIGKILL:
+        return f". It had used {peak}; nothing says that memory ran out, so somebody or something killed it."
+    if signum == signal.SIGBUS:
+        return ". Often /dev/shm is full: data-loader workers need it; see `df -h /dev/shm`."
+    if signum in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
+        return " in C code; its stack is in its output."
+    return "."
+
+
+def internal(reason: str) -> InternalError:
+    """Return the error for a supervisor that is gone."""
+    msg = f"the supervisor of this run is gone ({reason}); its ranks were killed with it"
+    return InternalError(msg)

@@ -1,0 +1,127 @@
+"""What this machine has: cores and GPUs, seen without touching CUDA.
+
+A kernel in which CUDA was initialised cannot be forked for GPU work any more, so GPUs are counted with
+NVML, NVIDIA's management library, which initialises nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+from pathlib import Path
+
+__all__ = ["GPU", "Machine", "look"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GPU:
+    """One GPU as NVML sees it."""
+
+    index: int
+    name: str
+    total_memory: int
+    """Bytes."""
+    free_memory: int
+    """Bytes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Machine:
+    """What ranks can use."""
+
+    num_cores: int
+    gpus: tuple[GPU, ...]
+    """Those that `CUDA_VISIBLE_DEVICES` leaves visible, in its order."""
+    torch_has_cuda: bool
+    why_no_gpu: str
+    """One clause for the user; empty if GPUs can be used."""
+
+
+def look() -> Machine:
+    """Look at the machine."""
+    gpus = _visible(_nvml_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    has_cuda = _torch_has_cuda()
+    why = ""
+    if not gpus:
+        why = "no GPU found"
+    elif not has_cuda:
+        why = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} found, but this torch is built without CUDA"
+    return Machine(num_cores=_num_cores(), gpus=gpus, torch_has_cuda=has_cuda, why_no_gpu=why)
+
+
+def _num_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _cgroup_quota())))
+
+
+def _cgroup_quota() -> float:
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return int(quota) / int(period)
+    with contextlib.suppress(OSError, ValueError):
+        folder = Path("/sys/fs/cgroup/cpu")
+        quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii")
+        period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
+        if int(quota) > 0:
+            return int(quota) / int(period)
+    return math.inf
+
+
+def _torch_has_cuda() -> bool:
+    # Read, not imported: the kernel may not have imported torch, and need not.
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.origin is not None:
+            text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+            return re.search(r"^(cuda|hip)\b[^=\n]*= *'", text, re.MULTILINE) is not None
+    return False
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+def _nvml_gpus() -> list[tuple[GPU, str]]:
+    """Return every GPU with its UUID; an empty list where NVML is missing or broken."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2() != 0:
+            return []
+    except (OSError, AttributeError):
+        return []
+    try:
+        count = ctypes.c_uint()
+        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return []
+        return [_nvml_gpu(nvml, index) for index in range(count.value)]
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _nvml_gpu(nvml: ctypes.CDLL, index: int) -> tuple[GPU, str]:
+    handle, memory = ctypes.c_void_p(), _Memory()
+    name, uuid = ctypes.create_string_buffer(96), ctypes.create_string_buffer(96)
+    nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+    nvml.nvmlDeviceGetName(handle, name, 96)
+    nvml.nvmlDeviceGetUUID(handle, uuid, 96)
+    nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    gpu = GPU(index=index, name=name.value.decode(), total_memory=memory.total, free_memory=memory.free)
+    return gpu, uuid.value.decode()
+
+
+def _visible(gpus: list[tuple[GPU, str]], variable: str | None) -> tuple[GPU, ...]:
+    # CUDA's own rule: the list ends at the first entry that names no device.
+    if variable is None:
+        return tuple(gpu for gpu, _ in gpus)
+    chosen: list[GPU] = []
+    for item in variable.split(","):
+        found = [gpu for gpu, uuid in gpus if item.strip() == str(gpu.index) or uuid.startswith(item.strip() or "?")]
+        if not found:
+            break
+        chosen += found[:1]
+    return tuple(chosen)

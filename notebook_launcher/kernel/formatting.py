@@ -1,0 +1,82 @@
+"""A rank's exception as text, with the source lines that only the kernel has: those of its cells."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import textwrap
+import traceback
+from typing import Any
+
+from notebook_launcher.messages import ExceptionReport, Frame
+
+__all__ = ["format_bytes", "format_report", "format_seconds", "frame_place", "one_line"]
+
+BECAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def format_report(report: ExceptionReport) -> str:
+    """Return the traceback as Python prints it."""
+    before = ""
+    if report.earlier is not None:
+        before = format_report(report.earlier) + (BECAUSE if report.link == "cause" else DURING)
+    head = "Traceback (most recent call last):\n" if report.frames else ""
+    frames = "".join(traceback.StackSummary.from_list([_summary(frame) for frame in report.frames]).format())
+    text = before + head + frames + report.syntax + _last_line(report) + "\n"
+    for note in report.notes:
+        text += note + "\n"
+    for number, member in enumerate(report.group, 1):
+        text += f"  +---------------- {number} ----------------\n" + textwrap.indent(format_report(member), "  | ")
+    return text
+
+
+def _last_line(report: ExceptionReport) -> str:
+    return f"{report.type_name}: {report.message}" if report.message else report.type_name
+
+
+def one_line(report: ExceptionReport, limit: int = 200) -> str:
+    """Return `ValueError: boom`."""
+    line = " ".join(_last_line(report).split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def _summary(frame: Frame) -> traceback.FrameSummary:
+    line = frame.line or linecache.getline(frame.filename, frame.lineno)
+    extra: dict[str, Any] = {}
+    if sys.version_info >= (3, 11) and not frame.line and frame.colno is not None:
+        extra = {"end_lineno": frame.end_lineno, "colno": frame.colno, "end_colno": frame.end_colno}
+    return traceback.FrameSummary(
+        frame_place(frame.filename), frame.lineno, frame.name, lookup_line=False, line=line, **extra
+    )
+
+
+def frame_place(filename: str) -> str:
+    """Return `Cell In[3]` for the file name that IPython gives a cell's code, and other names as they are."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    try:
+        label, name = shell.compile.format_code_name(filename)
+    except Exception:  # noqa: BLE001 - no shell, an old one, or no cell
+        return filename
+    return f"{label} {name}"
+
+
+def format_bytes(number: float) -> str:
+    """Return `3.1 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit in ("B", "kB") else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return `0.03 s`, `12 s`, `3 min 20 s` or `1 h 02 min`."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"

@@ -1,0 +1,178 @@
+"""What a launch will be: the options, settled against what the machine has."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import sys
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import messages
+from notebook_launcher.config import MAX_SEED
+from notebook_launcher.context import BOARD_SIZE, COOPERATIVE
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.kernel import devices
+
+if TYPE_CHECKING:
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.kernel.devices import Machine
+
+__all__ = ["Plan", "make_plan"]
+
+DEFAULT_CPU_RANKS = 4
+"""At most so many CPU ranks where the number is left open: more rarely help, and each takes memory."""
+MAX_RANKS_PER_CORE = 16
+MIN_RANK_LIMIT = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A launch with nothing left open."""
+
+    config: LaunchConfig
+    num_processes: int
+    backend: str | None
+    use_gpu: bool
+    threads_per_process: int
+    seed: int
+    environ: dict[str, str]
+    """What is added to the kernel's environment, or replaces it."""
+    summary: str
+    """One line: what was found and chosen."""
+
+    def setup(self) -> messages.Setup:
+        """Return what the ranks need to know, with the kernel's present surroundings."""
+        return messages.Setup(
+            run_id=uuid.uuid4().hex,
+            num_processes=self.num_processes,
+            start_method=self.config.start_method,
+            environ={**os.environ, **self.environ},
+            sys_path=[os.path.abspath(entry) for entry in sys.path],
+            argv=[""] if _in_kernel() else list(sys.argv),
+            cwd=os.getcwd(),
+            kernel_pid=os.getpid(),
+            threads_per_process=self.threads_per_process,
+            seed=self.seed,
+            backend=self.backend,
+            use_gpu=self.use_gpu,
+            master_port=0,
+        )
+
+
+def make_plan(config: LaunchConfig) -> Plan:
+    """Settle the options; raises `ConfigError` if they ask for more than the machine has."""
+    machine = devices.look()
+    gpus = _choose_gpus(config, machine)
+    num_processes = config.num_processes or _default_num_processes(machine, len(gpus))
+    _check_number(num_processes, machine)
+    backend = _choose_backend(config, num_processes, len(gpus), machine)
+    threads = config.threads_per_process or max(1, machine.num_cores // num_processes)
+    seed = secrets.randbelow(MAX_SEED + 1) if config.seed is None else config.seed
+    return Plan(
+        config=config,
+        num_processes=num_processes,
+        backend=backend,
+        use_gpu=bool(gpus),
+        threads_per_process=threads,
+        seed=seed,
+        environ=_environment(config, machine, gpus, threads),
+        summary=_summary(config, machine, num_processes, len(gpus), backend, threads, seed),
+    )
+
+
+def _choose_gpus(config: LaunchConfig, machine: Machine) -> tuple[int, ...]:
+    """Return positions among the visible GPUs."""
+    if config.devices is None:
+        return tuple(range(len(machine.gpus))) if not machine.why_no_gpu else ()
+    if isinstance(config.devices, str):
+        return ()
+    if machine.why_no_gpu:
+        msg = f"devices={list(config.devices)!r}: {machine.why_no_gpu}. Use devices='cpu', or leave it out."
+        raise ConfigError(msg)
+    for index in config.devices:
+        if index >= len(machine.gpus):
+            have = ", ".join(f"{at}: {gpu.name}" for at, gpu in enumerate(machine.gpus))
+            msg = f"devices={list(config.devices)!r}: there is no GPU {index}. Visible are {have}."
+            raise ConfigError(msg)
+    return config.devices
+
+
+def _default_num_processes(machine: Machine, num_gpus: int) -> int:
+    return num_gpus or min(DEFAULT_CPU_RANKS, machine.num_cores)
+
+
+def _check_number(num_processes: int, machine: Machine) -> None:
+    limit = min(max(MIN_RANK_LIMIT, MAX_RANKS_PER_CORE * machine.num_cores), BOARD_SIZE - COOPERATIVE)
+    if num_processes > limit:
+        msg = (
+            f"num_processes={num_processes} is too many for this machine: it has {machine.num_cores} "
+            f"core{'s' * (machine.num_cores > 1)}, and {limit} ranks are the limit. Leave num_processes "
+            "out to let the launcher choose."
+        )
+        raise ConfigError(msg)
+
+
+def _choose_backend(config: LaunchConfig, num_processes: int, num_gpus: int, machine: Machine) -> str | None:
+    backend = config.backend
+    if backend == "auto":
+        return "nccl" if num_gpus >= num_processes else "gloo"
+    if backend is not None and "nccl" in backend:
+        if not num_gpus:
+            why = machine.why_no_gpu or "devices='cpu' leaves it no GPU"
+            msg = f"backend={backend!r} needs a GPU for each rank: {why}. Use backend='gloo' or 'auto'."
+            raise ConfigError(msg)
+        if num_processes > num_gpus:
+            msg = (
+                f"num_processes={num_processes} with backend={backend!r}: NCCL needs a GPU for each rank, and "
+                f"there {'is' if num_gpus == 1 else 'are'} {num_gpus}. Use num_processes={num_gpus}, or "
+                "backend='gloo' to let ranks share."
+            )
+            raise ConfigError(msg)
+    return backend
+
+
+def _environment(config: LaunchConfig, machine: Machine, gpus: tuple[int, ...], threads: int) -> dict[str, str]:
+    # HF's Accelerator lets these variables win over its own arguments, so only what was asked for is set.
+    environ: dict[str, str] = {}
+    if config.mixed_precision != "no":
+        environ["ACCELERATE_MIXED_PRECISION"] = config.mixed_precision
+    if config.gradient_accumulation_steps > 1:
+        environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(config.gradient_accumulation_steps)
+    if gpus:
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(machine.gpus[at].index) for at in gpus)
+    else:
+        # Without it, HF's Accelerator on a machine with no GPU takes every rank for a run of its own.
+        environ["ACCELERATE_USE_CPU"] = "true"
+        if machine.gpus:
+            environ["CUDA_VISIBLE_DEVICES"] = ""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        environ[name] = str(threads)
+    return {**environ, **config.env}
+
+
+def _summary(
+    config: LaunchConfig, machine: Machine, num_processes: int, num_gpus: int, backend: str | None, threads: int,
+    seed: int,
+) -> str:  # fmt: skip
+    kind = "CPU"
+    found = machine.why_no_gpu or f"{len(machine.gpus)} GPUs left unused"
+    if num_gpus:
+        kind, found = "GPU", f"{num_gpus} x {machine.gpus[0].name}"
+    parts = [
+        f"{num_processes} {kind} rank{'s' * (num_processes > 1)}",
+        backend or "no process group",
+        f"{threads} thread{'s' * (threads > 1)} each",
+        found,
+        f"seed {seed}",
+    ]
+    if config.start_method != "forkserver":
+        parts.insert(2, config.start_method)
+    return ", ".join(parts)
+
+
+def _in_kernel() -> bool:
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None

@@ -1,0 +1,84 @@
+"""Whether a fork of this very kernel can work: a throw-away child tries it.
+
+A forked child has the kernel's memory but none of its threads. If the kernel has run a parallel
+operation, GNU OpenMP's pool is gone in the child, which hangs at its first parallel operation; if the
+kernel has touched CUDA, the child cannot. Neither can be known reliably from the kernel itself
+(`torch.cuda.is_initialized()` does not see what other libraries did), so a child is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+from notebook_launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from notebook_launcher.kernel.plan import Plan
+
+__all__ = ["adapt"]
+
+BUDGET = 1.0
+"""Seconds a healthy child needs far less than; the parallel operation takes under a millisecond."""
+CUDA_POISONED = b"c"
+CUDA_CLEAN = b"-"
+PARALLEL_WORKS = b"p"
+
+
+def adapt(plan: Plan) -> Plan:
+    """Return a plan that works in a fork of this process; raises `ConfigError` if none does."""
+    if "torch" not in sys.modules:
+        return plan
+    told = _ask_child()
+    if plan.use_gpu and CUDA_CLEAN not in told:
+        msg = (
+            "start_method='fork' with GPUs: this kernel has touched CUDA, and a fork of it cannot use a GPU. Use "
+            "start_method='forkserver', which works whatever the kernel did, or restart the kernel."
+        )
+        raise ConfigError(msg)
+    if PARALLEL_WORKS in told or plan.threads_per_process == 1:
+        return plan
+    summary = f"{plan.summary}; 1 thread each, since this kernel has run parallel operations and was forked"
+    return dataclasses.replace(plan, threads_per_process=1, summary=summary)
+
+
+def _ask_child() -> bytes:
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        _answer(writer)
+    os.close(writer)
+    told = b""
+    try:
+        while select.select([reader], [], [], BUDGET)[0]:
+            chunk = os.read(reader, 16)
+            if not chunk:
+                break
+            told += chunk
+    finally:
+        os.close(reader)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return told
+
+
+def _answer(writer: int) -> None:
+    try:
+        signal.set_wakeup_fd(-1)
+        import torch
+
+        os.write(writer, CUDA_POISONED if torch.cuda._is_in_bad_fork() else CUDA_CLEAN)
+        # Large enough that torch splits it among threads (32,768 elements an intra-op grain).
+        torch.ones(1 << 18).add_(1)
+        os.write(writer, PARALLEL_WORKS)
+    finally:
+        os._exit(0)

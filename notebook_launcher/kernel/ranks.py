@@ -1,0 +1,89 @@
+"""The ranks that serve one or several runs: their process tree, and the process group's generation."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import messages
+from notebook_launcher.engines.births import fork_birth, fork_server, spawn_birth
+from notebook_launcher.engines.local import Event, ProcessTree, SupervisorLost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from notebook_launcher.engines.births import Birth
+    from notebook_launcher.kernel.attempt import RankEnd
+    from notebook_launcher.kernel.plan import Plan
+
+__all__ = ["Ranks"]
+
+
+class Ranks:
+    """The ranks of a session; `tree` is None before `start` and after `close`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.tree: ProcessTree | None = None
+        self.generation = 0
+        self._call_id = 0
+
+    @property
+    def inherits_call(self) -> bool:
+        """Whether the next call need not be packed, because the ranks will be forked from this process."""
+        return self.tree is None and self.plan.config.start_method == "fork"
+
+    def start(self, call: Any = None) -> None:
+        """Start the processes, unless they are up; raises `ResourceError` if there is no room."""
+        if self.tree is None:
+            self.tree = ProcessTree(self.plan.setup(), self._birth(call))
+
+    def _birth(self, call: Any) -> Birth:
+        method = self.plan.config.start_method
+        if method == "fork":
+            return fork_birth(call)
+        return spawn_birth if method == "spawn" else fork_server().birth
+
+    def next_call(self, *, restart_count: int, can_ask: bool) -> messages.Call:
+        """Return the record of the next call."""
+        self._call_id += 1
+        return messages.Call(
+            call_id=self._call_id,
+            generation=self.generation,
+            restart_count=restart_count,
+            max_restarts=self.plan.config.max_restarts,
+            can_ask=can_ask,
+        )
+
+    def mend(self, ends: dict[int, RankEnd]) -> tuple[int, ...]:
+        """Make whole what the last call broke; return the ranks whose processes were replaced."""
+        assert self.tree is not None
+        kept = all(end.returned is not None and end.returned.group_kept for end in ends.values())
+        replaced = tuple(rank for rank, end in sorted(ends.items()) if end.gone is not None)
+        if replaced or not kept:
+            # Every rank makes its process group anew at the next call.
+            self.generation += 1
+        for rank in replaced:
+            self.tree.replace(rank)
+        return replaced
+
+    def finish(self, budget: float) -> Iterator[list[Event]]:
+        """Let idle ranks run their exit handlers for at most `budget` seconds; yields what happens meanwhile."""
+        if self.tree is None:
+            return
+        for rank in self.tree.pids:
+            self.tree.send(rank, messages.Finish())
+        deadline = time.monotonic() + budget
+        while self.tree.pids and (left := deadline - time.monotonic()) > 0:
+            events = self.tree.events(left)
+            yield events
+            if any(isinstance(event, SupervisorLost) for event in events):
+                return
+
+    def close(self) -> None:
+        """Kill what is left and let go of everything; idempotent."""
+        tree, self.tree = self.tree, None
+        if tree is not None:
+            tree.close()
+
+

@@ -1,0 +1,186 @@
+"""What a launch returns: one value for each rank, in rank order."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, overload
+
+from notebook_launcher.errors import MissingResultError
+from notebook_launcher.kernel.formatting import format_bytes, format_seconds
+from notebook_launcher.messages import Failure
+
+__all__ = ["RankSummary", "Results"]
+
+SHORT = 60
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """How one rank ended."""
+
+    rank: int
+    state: Literal["returned", "failed", "stopped", "unknown"]
+    seconds: float | None
+    """From the launch to the rank's end."""
+    peak_memory: int | None
+    """Bytes of resident memory at the most, shared pages counted in."""
+
+
+class Results(Sequence[Any]):
+    """The values that the ranks returned, read-only: `results[0]` is rank 0's.
+
+    A rank that failed has none; asking for it raises `MissingResultError`, and `results.returned` maps
+    the ranks that have one to theirs.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[int, Any],
+        *,
+        num_processes: int,
+        ranks: Sequence[RankSummary] = (),
+        failures: Sequence[Failure] = (),
+        seconds: float = 0.0,
+        seed: int = 0,
+        restarts: int = 0,
+        stopped_by: str | None = None,
+        timed_out: bool = False,
+    ) -> None:
+        self._values = dict(values)
+        self._num_processes = num_processes
+        self._ranks = tuple(ranks)
+        self._failures = tuple(failures)
+        self._seconds = seconds
+        self._seed = seed
+        self._restarts = restarts
+        self._stopped_by = stopped_by
+        self._timed_out = timed_out
+
+    @property
+    def returned(self) -> dict[int, Any]:
+        """The values of the ranks that returned."""
+        return dict(self._values)
+
+    @property
+    def ranks(self) -> tuple[RankSummary, ...]:
+        """How each rank ended."""
+        return self._ranks
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """What is known of every rank that failed, the culprit first; empty after a success."""
+        return self._failures
+
+    @property
+    def seconds(self) -> float:
+        """From the launch to the last rank's end."""
+        return self._seconds
+
+    @property
+    def seed(self) -> int:
+        """The base seed: pass it as `seed=` to repeat the run."""
+        return self._seed
+
+    @property
+    def restarts(self) -> int:
+        """How often all ranks were started again."""
+        return self._restarts
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The rung that a stop had to climb to ("ask", "interrupt", "terminate", "kill"); None without one."""
+        return self._stopped_by
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the run outlived its `timeout`."""
+        return self._timed_out
+
+    def rank(self, rank: int) -> Any:
+        """Return the value of one rank; the same as `results[rank]`."""
+        return self[rank]
+
+    def __len__(self) -> int:
+        return self._num_processes
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[rank] for rank in range(*index.indices(len(self)))]
+        rank = range(len(self))[index]
+        if rank not in self._values:
+            raise MissingResultError(self._why_missing(rank))
+        return self._values[rank]
+
+    def _why_missing(self, rank: int) -> str:
+        for failure in self._failures:
+            if failure.rank == rank:
+                return f"rank {rank} returned nothing: {failure.summary}"
+        return f"rank {rank} returned nothing: it was stopped"
+
+    def __repr__(self) -> str:
+        rows = [f"  {row.rank}: {self._short(row.rank)}" for row in self._rows()]
+        return f"Results of {self._headline()}\n" + "\n".join(rows)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in ("rank", "state", "returned", "time", "peak memory"))
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in self._cells(row)) + "</tr>"
+            for row in self._rows()
+        )
+        return (
+            f"<table><caption>{html.escape(self._headline())}</caption>"
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        )
+
+    def _headline(self) -> str:
+        text = f"{len(self)} rank{'s' * (len(self) > 1)}, {format_seconds(self._seconds)}, seed {self._seed}"
+        if self._restarts:
+            text += f", restarted {self._restarts} time{'s' * (self._restarts > 1)}"
+        if self._timed_out:
+            text += ", timed out"
+        if self._stopped_by is not None:
+            text += f", stopped ({self._stopped_by})"
+        return text
+
+    def _rows(self) -> Sequence[RankSummary]:
+        return self._ranks or [
+            RankSummary(rank=rank, state="unknown", seconds=None, peak_memory=None) for rank in range(len(self))
+        ]
+
+    def _cells(self, row: RankSummary) -> tuple[str, ...]:
+        return (
+            str(row.rank),
+            row.state,
+            self._short(row.rank),
+            "" if row.seconds is None else format_seconds(row.seconds),
+            "" if row.peak_memory is None else format_bytes(row.peak_memory),
+        )
+
+    def _short(self, rank: int) -> str:
+        if rank not in self._values:
+            return self._why_missing(rank)
+        return short_form(self._values[rank])
+
+
+def short_form(value: Any) -> str:
+    """Return a value's repr in one short line; of a large tensor or table, what it is."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and getattr(value, "ndim", 0):
+        return f"{type(value).__name__}, shape {tuple(shape)}, {getattr(value, 'dtype', '')}".rstrip(", ")
+    text = " ".join(_Short().repr(value).split())
+    return text if len(text) <= SHORT else text[: SHORT - 3] + "..."
+
+
+class _Short(reprlib.Repr):
+    def repr_instance(self, x: Any, level: int) -> str:
+        shape = getattr(x, "shape", None)
+        if shape is not None and getattr(x, "ndim", 0):
+            return f"{type(x).__name__}{tuple(shape)}"
+        return super().repr_instance(x, level)

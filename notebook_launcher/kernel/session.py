@@ -1,0 +1,141 @@
+"""Ranks that stay alive between calls."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import travel
+from notebook_launcher.config import LaunchConfig
+from notebook_launcher.errors import CallOrderError, ConfigError
+from notebook_launcher.kernel import checks, probe
+from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.kernel.ranks import Ranks
+from notebook_launcher.kernel.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from notebook_launcher.kernel.results import Results
+
+__all__ = ["Session"]
+
+
+class Session:
+    """Ranks that keep their modules, their process group and their GPU memory between runs.
+
+        with Session(4) as session:
+            session.run(load, args=(path,))
+            session.run(train, kwargs={"epochs": 3})
+
+    An exception, an interrupt or a dead rank ends a run, not the session: what is broken is replaced,
+    and said. The environment, import path and working directory are those of the moment it started.
+
+    Args:
+        num_processes: How many ranks; None: see `LaunchConfig.num_processes`.
+        config: Options for all runs.
+        options: Fields of `LaunchConfig` by name; they win over `config`.
+
+    Raises:
+        ConfigError: An option cannot work.
+        CallOrderError: Made inside a rank.
+    """
+
+    def __init__(
+        self, num_processes: int | None = None, *, config: LaunchConfig | None = None, **options: Any
+    ) -> None:
+        checks.check_not_in_rank("Session")
+        if num_processes is not None:
+            if "num_processes" in options:
+                msg = "num_processes was given twice"
+                raise ConfigError(msg)
+            options["num_processes"] = num_processes
+        self._ranks = Ranks(make_plan(LaunchConfig.build(config, options)))
+        self._lock = threading.Lock()
+        self._run: Run | None = None
+        self._closed = False
+        self._owner = os.getpid()
+
+    @property
+    def num_processes(self) -> int:
+        """How many ranks there are."""
+        return self._ranks.plan.num_processes
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options of all runs."""
+        return self._ranks.plan.config
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "busy" if self._is_busy() else "open"
+        return f"<Session of {self._ranks.plan.summary}: {state}>"
+
+    def __enter__(self) -> Session:
+        self._check_open()
+        if self.config.start_method != "fork":
+            # Ranks forked from the kernel are better born with the first call, which they inherit.
+            self._ranks.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self, fn: Callable[..., Any], *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Results:
+        """Run a function on every rank and wait; raises as `notebook_launch` does."""
+        return self._start(fn, args, kwargs, in_cell=True).wait_in_cell()
+
+    def launch(
+        self, fn: Callable[..., Any], *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Run:
+        """Run a function on every rank without waiting; one run at a time."""
+        return self._start(fn, args, kwargs, in_cell=False)
+
+    def close(self) -> None:
+        """Stop what runs and end the ranks; idempotent."""
+        with self._lock:
+            self._closed = True
+        if self._run is not None:
+            self._run.stop()
+        for _ in self._ranks.finish(budget=1.0):
+            pass
+        self._ranks.close()
+
+    def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, only_call: bool = False) -> Run:
+        checks.check_not_in_rank("Session.run")
+        with self._lock:
+            self._check_open()
+            if self._is_busy():
+                msg = f"the session is busy with {self._run!r}. Wait for it (run.wait()), or stop it (run.stop())."
+                raise CallOrderError(msg)
+            args, kwargs = checks.check_call(fn, args, kwargs)
+            parcel = None
+            if self._ranks.inherits_call:
+                self._ranks.plan = probe.adapt(self._ranks.plan)
+            else:
+                parcel = travel.pack_call(fn, args, kwargs)
+            try:
+                self._ranks.start((fn, args, kwargs))
+            except BaseException:
+                if parcel is not None:
+                    os.close(parcel)
+                raise
+            self._run = Run(
+                self._ranks,
+                checks.name_of(fn),
+                (fn, args, kwargs),
+                parcel,
+                in_cell=in_cell,
+                close_ranks=only_call,
+            )
+            return self._run
+
+    def _is_busy(self) -> bool:
+        return self._run is not None and not self._run.wait(0)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            msg = "the session is closed. Make a new one: with Session(...) as session: ..."
+            raise CallOrderError(msg)

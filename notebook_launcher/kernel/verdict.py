@@ -1,0 +1,188 @@
+"""What came of a run: its results, and the exception for the cell if it failed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+from notebook_launcher import travel
+from notebook_launcher.errors import (
+    RankFailedError,
+    RemoteTraceback,
+    ResourceError,
+    ReturnValueError,
+    RunStoppedError,
+    RunTimeoutError,
+)
+from notebook_launcher.kernel import culprit
+from notebook_launcher.kernel.formatting import format_seconds
+from notebook_launcher.kernel.results import RankSummary, Results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.kernel.attempt import Attempt, RankEnd
+    from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.kernel.stacks import Stacks
+    from notebook_launcher.messages import Failure
+
+__all__ = ["Verdict", "judge"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The end of a run."""
+
+    state: Literal["done", "failed", "stopped"]
+    results: Results
+    error: BaseException | None
+
+
+def judge(
+    attempt: Attempt,
+    plan: Plan,
+    *,
+    launched: float,
+    ended: float,
+    restarts: int,
+    asked_to_stop: bool,
+    stacks: Stacks | None,
+    last_lines: Callable[[int], tuple[str, ...]],
+) -> Verdict:
+    """Return what came of the attempt. Takes over its parcels."""
+    ends = [attempt.ends[rank] for rank in sorted(attempt.ends)]
+    values, rebuilding = _rebuild(ends)
+    failures = culprit.failures_of([end for end in ends if end.failed or _died_at_exit(end)], last_lines)
+    results = Results(
+        values,
+        num_processes=plan.num_processes,
+        ranks=[_summary(end, launched) for end in ends],
+        failures=failures,
+        seconds=ended - launched,
+        seed=plan.seed,
+        restarts=restarts,
+        stopped_by=attempt.rung.value if attempt.rung is not None and asked_to_stop else None,
+        timed_out=attempt.timed_out,
+    )
+    error = rebuilding or _error(attempt, plan, failures, stacks, asked_to_stop=asked_to_stop)
+    for end in ends:
+        end.close()
+    if error is None:
+        return Verdict(state="done", results=results, error=None)
+    _attach(error, failures, results, plan.num_processes)
+    stopped = isinstance(error, RunStoppedError)
+    return Verdict(state="stopped" if stopped else "failed", results=results, error=error)
+
+
+def _rebuild(ends: list[RankEnd]) -> tuple[dict[int, Any], BaseException | None]:
+    values: dict[int, Any] = {}
+    problem: BaseException | None = None
+    for end in ends:
+        if end.returned is None or end.parcel is None:
+            continue
+        fd, end.parcel = end.parcel, None
+        try:
+            values[end.rank] = travel.unpack_value(fd)
+        except Exception as error:  # noqa: BLE001 - whatever the value's own code raises
+            msg = (
+                f"rank {end.rank}: its return value arrived but cannot be rebuilt in the kernel: "
+                f"{type(error).__name__}: {error}. Return plain data, or make its class importable here."
+            )
+            problem = problem or ReturnValueError(msg)
+            problem.__cause__ = error
+    return values, problem
+
+
+def _died_at_exit(end: RankEnd) -> bool:
+    return end.returned is not None and end.gone is not None and end.gone.exitcode != 0 and not end.after_stop
+
+
+def _summary(end: RankEnd, launched: float) -> RankSummary:
+    record = end.returned or end.raised
+    peak = record.peak_rss if record is not None else end.gone.peak_rss if end.gone is not None else None
+    state: Any = "returned" if end.returned is not None else "stopped" if end.after_stop else "failed"
+    return RankSummary(rank=end.rank, state=state, seconds=end.time - launched, peak_memory=peak)
+
+
+def _error(
+    attempt: Attempt,
+    plan: Plan,
+    failures: tuple[Failure, ...],
+    stacks: Stacks | None,
+    *,
+    asked_to_stop: bool,
+) -> BaseException | None:
+    if attempt.supervisor_lost is not None:
+        return culprit.internal(attempt.supervisor_lost)
+    if attempt.birth_failed is not None:
+        return _birth_error(attempt.birth_failed, plan.num_processes)
+    if attempt.timed_out:
+        msg = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
+        return RunTimeoutError(f"{msg}\n{stacks}" if stacks else msg)
+    real = [failure for failure in failures if not attempt.ends[failure.rank].after_stop]
+    if real:
+        first = attempt.ends[real[0].rank]
+        error = culprit.to_exception(first, real[0], plan.num_processes)
+        if stacks and real[0].victim and isinstance(error, RankFailedError):
+            error.args = (f"{error}\n{stacks}",)
+        return error
+    if failures and asked_to_stop:
+        stopped = ", ".join(str(failure.rank) for failure in failures)
+        return RunStoppedError(f"the run was stopped before rank{'s' * (len(failures) > 1)} {stopped} returned")
+    return None
+
+
+def _birth_error(failed: Any, num_processes: int) -> ResourceError:
+    msg = (
+        f"rank {failed.rank} of {num_processes} could not be started: {failed.message}. The limit on processes may "
+        "be reached (`ulimit -u`, or the container's pids limit); use fewer ranks, or end what else runs."
+    )
+    return ResourceError(failed.errno, msg)
+
+
+def _attach(error: BaseException, failures: tuple[Failure, ...], results: Results, num_processes: int) -> None:
+    """Give the exception its rank, what is known of the others, and the way notebooks show it."""
+    # Nobody is to blame for being too slow, or for being stopped.
+    own = failures[0] if failures and not isinstance(error, (RunTimeoutError, RunStoppedError)) else None
+    for name, value in (("rank", own.rank if own else None), ("failures", failures), ("results", results)):
+        # An exception of the user's may have a meaning of its own for the name, or refuse attributes.
+        if isinstance(error, Exception) and getattr(error, name, None) in (None, ()):
+            with contextlib.suppress(Exception):
+                setattr(error, name, value)
+    text = _story(error, failures, num_processes)
+    if own is not None and own.traceback and error.__cause__ is None:
+        error.__cause__ = RemoteTraceback("\n" + text)
+    with contextlib.suppress(Exception):
+        lines = [*text.splitlines(), *([""] if text else []), _headline(error)]
+        error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+
+
+def _headline(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _story(error: BaseException, failures: tuple[Failure, ...], num_processes: int) -> str:
+    if not failures or isinstance(error, (RunTimeoutError, RunStoppedError)):
+        return ""
+    first, others = failures[0], failures[1:]
+    text = f"rank {first.rank} of {num_processes} failed first."
+    if first.traceback:
+        text += f"\n\n{first.traceback.rstrip()}"
+    if others:
+        text += "\n\nOther ranks:" + "".join(
+            f"\n  rank {failure.rank}: {failure.summary}" + (" (a consequence)" if failure.victim else "")
+            for failure in others
+        )
+    return text
+
+
+def brief(error: BaseException | None, seconds: float) -> str:
+    """Return the end of the run's last line: who failed, and when."""
+    failures = getattr(error, "failures", None) or ()
+    if isinstance(error, RunTimeoutError):
+        return f"timed out after {format_seconds(seconds)}"
+    if not failures:
+        return f"failed after {format_seconds(seconds)}"
+    return f"failed after {format_seconds(seconds)}: rank {failures[0].rank}: {failures[0].summary}"
