@@ -84,6 +84,8 @@ class Setup:
     threads_per_process: int
     seed: int
     backend: str | None
+    many_calls: bool
+    """Whether the ranks stay for further calls."""
     use_gpu: bool
     """Whether the ranks use GPUs: rank r takes visible device r modulo their number."""
     master_port: int

@@ -227,6 +227,8 @@ class ProcessTree:
         return [Woken()]
 
     def _on_output(self, rank: int, stream: Stream, fd: int) -> list[Event]:
+        if fd not in self._ends[rank].pipes:
+            return []  # Drained to its end by an event of the same batch.
         try:
             data = os.read(fd, READ_SIZE)
         except BlockingIOError:

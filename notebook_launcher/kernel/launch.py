@@ -1,4 +1,4 @@
-"""`notebook_launch` and `launch`: a session of one call."""
+"""`notebook_launch` and `launch`: ranks for one call."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.births import fork_server
 from notebook_launcher.kernel.checks import check_not_in_rank
-from notebook_launcher.kernel.session import Session
+from notebook_launcher.kernel.ranks import Ranks
+from notebook_launcher.kernel.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run import Run
 
 __all__ = ["launch", "notebook_launch", "prewarm"]
 
@@ -81,8 +81,8 @@ def _start(
     fn: Any, num_processes: Any, args: Any, kwargs: Any, config: Any, options: dict[str, Any], *, in_cell: bool
 ) -> Run:
     check_not_in_rank("notebook_launch" if in_cell else "launch")
-    session = Session(num_processes, config=config, **options)
-    return session._start(fn, args, kwargs, in_cell=in_cell, only_call=True)
+    ranks = Ranks.planned(num_processes, config, options, many_calls=False)
+    return Run.start(ranks, fn, args, kwargs, in_cell=in_cell)
 
 
 def prewarm() -> None:

@@ -39,10 +39,27 @@ class Plan:
     seed: int
     environ: dict[str, str]
     """What is added to the kernel's environment, or replaces it."""
-    summary: str
-    """One line: what was found and chosen."""
+    found: str
+    """One clause: the GPUs, or why there is none."""
+    note: str = ""
+    """One more clause, where something unusual was decided."""
 
-    def setup(self) -> messages.Setup:
+    @property
+    def summary(self) -> str:
+        """One line: what was found and chosen."""
+        num, threads = self.num_processes, self.threads_per_process
+        parts = [
+            f"{num} {'GPU' if self.use_gpu else 'CPU'} rank{'s' * (num > 1)}",
+            self.backend or "no process group",
+            f"{threads} thread{'s' * (threads > 1)} each" + self.note,
+            self.found,
+            f"seed {self.seed}",
+        ]
+        if self.config.start_method != "forkserver":
+            parts.insert(2, self.config.start_method)
+        return ", ".join(parts)
+
+    def setup(self, *, many_calls: bool) -> messages.Setup:
         """Return what the ranks need to know, with the kernel's present surroundings."""
         return messages.Setup(
             run_id=uuid.uuid4().hex,
@@ -56,6 +73,7 @@ class Plan:
             threads_per_process=self.threads_per_process,
             seed=self.seed,
             backend=self.backend,
+            many_calls=many_calls,
             use_gpu=self.use_gpu,
             master_port=0,
         )
@@ -78,7 +96,7 @@ def make_plan(config: LaunchConfig) -> Plan:
         threads_per_process=threads,
         seed=seed,
         environ=_environment(config, machine, gpus, threads),
-        summary=_summary(config, machine, num_processes, len(gpus), backend, threads, seed),
+        found=_found(machine, len(gpus)),
     )
 
 
@@ -152,24 +170,10 @@ def _environment(config: LaunchConfig, machine: Machine, gpus: tuple[int, ...], 
     return {**environ, **config.env}
 
 
-def _summary(
-    config: LaunchConfig, machine: Machine, num_processes: int, num_gpus: int, backend: str | None, threads: int,
-    seed: int,
-) -> str:  # fmt: skip
-    kind = "CPU"
-    found = machine.why_no_gpu or f"{len(machine.gpus)} GPUs left unused"
+def _found(machine: Machine, num_gpus: int) -> str:
     if num_gpus:
-        kind, found = "GPU", f"{num_gpus} x {machine.gpus[0].name}"
-    parts = [
-        f"{num_processes} {kind} rank{'s' * (num_processes > 1)}",
-        backend or "no process group",
-        f"{threads} thread{'s' * (threads > 1)} each",
-        found,
-        f"seed {seed}",
-    ]
-    if config.start_method != "forkserver":
-        parts.insert(2, config.start_method)
-    return ", ".join(parts)
+        return f"{num_gpus} x {machine.gpus[0].name}"
+    return machine.why_no_gpu or f"{len(machine.gpus)} GPUs left unused"
 
 
 def _in_kernel() -> bool:

@@ -33,7 +33,7 @@ PARALLEL_WORKS = b"p"
 
 def adapt(plan: Plan) -> Plan:
     """Return a plan that works in a fork of this process; raises `ConfigError` if none does."""
-    if "torch" not in sys.modules:
+    if "torch" not in sys.modules or (plan.threads_per_process == 1 and not plan.use_gpu):
         return plan
     told = _ask_child()
     if plan.use_gpu and CUDA_CLEAN not in told:
@@ -44,8 +44,8 @@ def adapt(plan: Plan) -> Plan:
         raise ConfigError(msg)
     if PARALLEL_WORKS in told or plan.threads_per_process == 1:
         return plan
-    summary = f"{plan.summary}; 1 thread each, since this kernel has run parallel operations and was forked"
-    return dataclasses.replace(plan, threads_per_process=1, summary=summary)
+    note = " (this kernel has run parallel operations, so a fork of it can run none)"
+    return dataclasses.replace(plan, threads_per_process=1, note=note)
 
 
 def _ask_child() -> bytes:

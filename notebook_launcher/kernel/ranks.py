@@ -6,8 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
+from notebook_launcher.config import LaunchConfig
 from notebook_launcher.engines.births import fork_birth, fork_server, spawn_birth
 from notebook_launcher.engines.local import Event, ProcessTree, SupervisorLost
+from notebook_launcher.kernel.plan import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,11 +24,21 @@ __all__ = ["Ranks"]
 class Ranks:
     """The ranks of a session; `tree` is None before `start` and after `close`."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, many_calls: bool) -> None:
         self.plan = plan
+        self.many_calls = many_calls
         self.tree: ProcessTree | None = None
         self.generation = 0
         self._call_id = 0
+
+    @classmethod
+    def planned(
+        cls, num_processes: int | None, config: LaunchConfig | None, options: dict[str, Any], *, many_calls: bool
+    ) -> Ranks:
+        """Settle the options and return ranks that are not started; raises `ConfigError`."""
+        if num_processes is not None:
+            options = {**options, "num_processes": num_processes}
+        return cls(make_plan(LaunchConfig.build(config, options)), many_calls=many_calls)
 
     @property
     def inherits_call(self) -> bool:
@@ -36,7 +48,7 @@ class Ranks:
     def start(self, call: Any = None) -> None:
         """Start the processes, unless they are up; raises `ResourceError` if there is no room."""
         if self.tree is None:
-            self.tree = ProcessTree(self.plan.setup(), self._birth(call))
+            self.tree = ProcessTree(self.plan.setup(many_calls=self.many_calls), self._birth(call))
 
     def _birth(self, call: Any) -> Birth:
         method = self.plan.config.start_method

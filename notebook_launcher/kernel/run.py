@@ -16,10 +16,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_launcher import messages
+from notebook_launcher import messages, travel
 from notebook_launcher.engines.local import FromRank, Output
 from notebook_launcher.errors import CallOrderError, InternalError
-from notebook_launcher.kernel import cell
+from notebook_launcher.kernel import cell, checks, probe
 from notebook_launcher.kernel.attempt import Attempt
 from notebook_launcher.kernel.console import Console, Status, Text
 from notebook_launcher.kernel.formatting import format_seconds
@@ -97,7 +97,6 @@ class Run:
         parcel: int | None,
         *,
         in_cell: bool,
-        close_ranks: bool,
     ) -> None:
         config = ranks.plan.config
         self._ranks = ranks
@@ -105,7 +104,6 @@ class Run:
         self._call = call
         self._parcel = parcel
         self._in_cell = in_cell
-        self._close_ranks = close_ranks
         self._launched = time.monotonic()
         self._console = Console(ranks.plan.num_processes, config.output)  # type: ignore[arg-type]
         self._sink = cell.make_sink()
@@ -124,7 +122,27 @@ class Run:
         self._thread = threading.Thread(target=self._conduct, name=f"notebook-launcher {name}", daemon=True)
         if config.output != "none":
             self._console.notice(f"{name}: {ranks.plan.summary}")
+        if parcel is not None and (stale := travel.stale_modules(parcel)):
+            self._console.notice(f"{', '.join(stale)} changed since the kernel imported it: ranks run the file as it is")
         self._thread.start()
+
+    @classmethod
+    def start(cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool) -> Run:
+        """Check the call, pack it, start the ranks that are not up, and begin; raises before anything starts."""
+        args, kwargs = checks.check_call(fn, args, kwargs)
+        parcel = None
+        if ranks.inherits_call:
+            ranks.plan = probe.adapt(ranks.plan)
+        else:
+            parcel = travel.pack_call(fn, args, kwargs)
+        try:
+            ranks.start((fn, args, kwargs))
+            run = cls(ranks, checks.name_of(fn), (fn, args, kwargs), parcel, in_cell=in_cell)
+        except BaseException:
+            if parcel is not None:
+                os.close(parcel)
+            raise
+        return run
 
     # What the user sees.
 
@@ -355,7 +373,7 @@ class Run:
         for rank in range(self._ranks.plan.num_processes):
             for event in tree.drain(rank):
                 self._take(event, attempt)
-        if attempt.supervisor_lost is None and not self._close_ranks:
+        if attempt.supervisor_lost is None and self._ranks.many_calls:
             replaced = self._ranks.mend(attempt.ends)
             if replaced:
                 listed = ", ".join(str(rank) for rank in replaced)
@@ -394,6 +412,14 @@ class Run:
             case FromRank(_, messages.Notice() as record, _):
                 self._console.notice(record.text)
         attempt.fold(event)
+
+    def hear(self, events: list[Event]) -> None:
+        """Show what the ranks write after the run is over, while a session ends."""
+        for event in events:
+            if isinstance(event, Output):
+                self._console.feed(event.rank, event.stream, event.data)
+        self._console.finish()
+        self._publish(force=True)
 
     def _show(self, rank: int, record: messages.Display | messages.ClearOutput) -> None:
         shown = self._ranks.plan.config.display

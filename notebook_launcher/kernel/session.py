@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import travel
-from notebook_launcher.config import LaunchConfig
-from notebook_launcher.errors import CallOrderError, ConfigError
-from notebook_launcher.kernel import checks, probe
-from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.errors import CallOrderError
+from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.ranks import Ranks
-from notebook_launcher.kernel.run import Run
+from notebook_launcher.kernel.run import EXIT_BUDGET, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from notebook_launcher.config import LaunchConfig
     from notebook_launcher.kernel.results import Results
 
 __all__ = ["Session"]
@@ -46,16 +43,10 @@ class Session:
         self, num_processes: int | None = None, *, config: LaunchConfig | None = None, **options: Any
     ) -> None:
         checks.check_not_in_rank("Session")
-        if num_processes is not None:
-            if "num_processes" in options:
-                msg = "num_processes was given twice"
-                raise ConfigError(msg)
-            options["num_processes"] = num_processes
-        self._ranks = Ranks(make_plan(LaunchConfig.build(config, options)))
+        self._ranks = Ranks.planned(num_processes, config, options, many_calls=True)
         self._lock = threading.Lock()
         self._run: Run | None = None
         self._closed = False
-        self._owner = os.getpid()
 
     @property
     def num_processes(self) -> int:
@@ -99,37 +90,19 @@ class Session:
             self._closed = True
         if self._run is not None:
             self._run.stop()
-        for _ in self._ranks.finish(budget=1.0):
-            pass
+        for events in self._ranks.finish(EXIT_BUDGET):
+            if self._run is not None:
+                self._run.hear(events)
         self._ranks.close()
 
-    def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, only_call: bool = False) -> Run:
+    def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool) -> Run:
         checks.check_not_in_rank("Session.run")
         with self._lock:
             self._check_open()
             if self._is_busy():
                 msg = f"the session is busy with {self._run!r}. Wait for it (run.wait()), or stop it (run.stop())."
                 raise CallOrderError(msg)
-            args, kwargs = checks.check_call(fn, args, kwargs)
-            parcel = None
-            if self._ranks.inherits_call:
-                self._ranks.plan = probe.adapt(self._ranks.plan)
-            else:
-                parcel = travel.pack_call(fn, args, kwargs)
-            try:
-                self._ranks.start((fn, args, kwargs))
-            except BaseException:
-                if parcel is not None:
-                    os.close(parcel)
-                raise
-            self._run = Run(
-                self._ranks,
-                checks.name_of(fn),
-                (fn, args, kwargs),
-                parcel,
-                in_cell=in_cell,
-                close_ranks=only_call,
-            )
+            self._run = Run.start(self._ranks, fn, args, kwargs, in_cell=in_cell)
             return self._run
 
     def _is_busy(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import selectors
 import signal
@@ -16,16 +17,21 @@ from collections.abc import Callable
 
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel
-from notebook_launcher.processes import frontend, rendezvous
+from notebook_launcher.processes import frontend, pages, rendezvous
 from notebook_launcher.processes.supervisor import run_supervisor
 
 __all__ = ["main"]
 
-# Modules that nearly every training function needs and that are slow to import: torch imports its
-# compiler at the first optimizer (1.4 s), which every rank would pay for. They are imported once the
-# server has been idle for a moment, so that they never delay a launch.
-WARM_LATER = ("torch._dynamo", "torch.utils.data", "torch.optim")
-IDLE = 0.1
+# What is done once the server has been idle for a moment, so that it never delays a launch. Nearly every
+# training function needs these modules, and torch imports its compiler at the first optimizer (1.4 s),
+# which every rank would pay for.
+CHORES: tuple[Callable[[], object], ...] = (
+    pages.collapse,
+    lambda: importlib.import_module("torch._dynamo"),
+    lambda: importlib.import_module("torch.utils.data"),
+    pages.collapse,
+)
+IDLE = 0.2
 
 
 def main(fd: int) -> None:
@@ -51,7 +57,7 @@ class _Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, self._on_message)
         self._reaped_pipes: dict[int, int] = {}
-        self._to_warm = list(WARM_LATER)
+        self._chores = list(CHORES)
 
     def serve(self) -> Callable[[], None] | None:
         """Serve until the kernel is gone; in a process that was forked, return what it is to become.
@@ -60,10 +66,10 @@ class _Server:
         """
         while True:
             self._freeze()
-            events = self._selector.select(IDLE if self._to_warm else None)
+            events = self._selector.select(IDLE if self._chores else None)
             if not events:
                 with contextlib.suppress(ImportError):
-                    __import__(self._to_warm.pop(0))
+                    self._chores.pop(0)()
             for key, _ in events:
                 go_on = key.data()
                 if go_on is not True:

@@ -135,7 +135,8 @@ class _Rank:
             self._channel.send(record, [] if fd is None else [fd])
         if fd is not None:
             os.close(fd)
-        self._modules.remember()
+        if self._setup.many_calls:
+            self._modules.remember()
 
     def _look_for_edits(self) -> None:
         if (edited := self._modules.forget_edited()) and self._number == 0:

@@ -1,0 +1,110 @@
+"""The lines that wait for the next tick: bounded, and thinned in the middle when there are too many.
+
+A flood's start says what began and its end where it stands, so these are kept. Whole blocks are thrown
+away unread: a million lines must not cost a million steps.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+
+from notebook_launcher.kernel.folding import Block, rank_list
+
+__all__ = ["Backlog", "num_bytes"]
+
+HALF = 500_000
+"""Characters kept from the start, and from the end, of what one tick brings."""
+
+
+def num_bytes(text: str) -> int:
+    """Return the size of a text in a Jupyter message, where a newline takes two bytes and an escape six."""
+    return len(json.dumps(text, ensure_ascii=False).encode())
+
+
+class Backlog:
+    """Lines of all ranks in the order of their arrival."""
+
+    def __init__(self, *, label_size: int) -> None:
+        self.ranks: set[int | None] = set()
+        self._label_size = label_size
+        self._start: list[Block] = []
+        self._end: collections.deque[Block] = collections.deque()
+        self._start_size = self._end_size = 0
+        self._left_out: collections.Counter[int] = collections.Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self._start)
+
+    def push(self, block: Block) -> None:
+        """Add a block."""
+        self.ranks.add(block.rank)
+        # The launcher's own lines are few and must not be lost.
+        if block.rank is None or (not self._end and self._start_size < HALF):
+            self._start.append(block)
+            self._start_size += len(block.text)
+            return
+        self._end.append(block)
+        self._end_size += len(block.text)
+        while self._end_size > HALF and len(self._end) > 1:
+            oldest = self._end.popleft()
+            self._end_size -= len(oldest.text)
+            self._leave_out(oldest)
+
+    def drain(self, allowance: float) -> list[Block]:
+        """Return the lines, thinned to about `allowance` bytes, and forget them."""
+        blocks = [*self._start, *self._end]
+        start, end = blocks, list[Block]()
+        if self._left_out or sum(map(self._cost, blocks)) > allowance:
+            start = self._fit(blocks, allowance / 2, from_end=False)
+            end = self._fit(blocks, allowance / 2, from_end=True)
+            end.reverse()
+            for block in blocks:
+                if block.rank is None:
+                    start.append(block)
+                else:
+                    self._leave_out(block)
+            start.append(self._note(start))
+        self.__init__(label_size=self._label_size)  # type: ignore[misc]
+        return start + end
+
+    def _cost(self, block: Block) -> int:
+        return num_bytes(block.text) + self._label_size * block.text.count("\n")
+
+    def _fit(self, blocks: list[Block], allowance: float, *, from_end: bool) -> list[Block]:
+        """Move blocks from one end of the list, and a part of the next one, into the result."""
+        taken: list[Block] = []
+        side = -1 if from_end else 0
+        while blocks and allowance > 0:
+            block = blocks.pop(side)
+            cost = self._cost(block)
+            if cost > allowance:
+                size = int(len(block.text) * allowance / cost)
+                piece, block_left = _split(block, size, from_end=from_end)
+                taken += [piece] if piece.text else []
+                blocks.insert(len(blocks) if from_end else 0, block_left)
+                break
+            allowance -= cost
+            taken.append(block)
+        return taken
+
+    def _leave_out(self, block: Block) -> None:
+        assert block.rank is not None
+        self._left_out[block.rank] += block.text.count("\n")
+
+    def _note(self, before: list[Block]) -> Block:
+        total = self._left_out.total()
+        lines = "1 line" if total == 1 else f"{total:,} lines"
+        text = f"... {lines} of {rank_list(self._left_out)} left out here; run.logs(rank) has all ...\n"
+        return Block(None, before[-1].stream if before else "stdout", text)
+
+
+def _split(block: Block, size: int, *, from_end: bool) -> tuple[Block, Block]:
+    """Cut at the end of a line: at most `size` characters from one end, and the rest."""
+    if from_end:
+        place = block.text.find("\n", len(block.text) - size - 1) + 1
+    else:
+        place = block.text.rfind("\n", 0, size) + 1
+    first = Block(block.rank, block.stream, block.text[:place])
+    second = Block(block.rank, block.stream, block.text[place:])
+    return (second, first) if from_end else (first, second)

@@ -1,0 +1,244 @@
+"""Where the output of a run goes: into the cell that launched it, or to a terminal.
+
+What a kernel's thread prints goes to whichever cell its version of ipykernel thinks of (the latest, or
+the one that started the thread). A `CellSink` therefore remembers the message that started its cell and
+sends every message as an answer to that one, from any thread, also after the cell has ended. The sockets
+behind `kernel.iopub_socket` belong to ipykernel's own thread, so no lock is needed to send.
+"""
+
+from __future__ import annotations
+
+import base64
+import getpass
+import shutil
+import sys
+import threading
+import uuid
+import warnings
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from notebook_launcher.kernel.folding import Stream
+
+__all__ = ["CellSink", "Sink", "StreamSink", "ask", "make_sink"]
+
+BROKEN_IPYKERNELS = ("7.0.0", "7.0.1")
+
+
+class Sink(Protocol):
+    """Takes output, from any thread."""
+
+    def text(self, stream: Stream, text: str) -> None:
+        """Append text."""
+
+    def status(self, text: str) -> None:
+        """Redraw the live area; an empty text removes it."""
+
+    def display(
+        self,
+        data: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+        transient: Mapping[str, Any] | None = None,
+        *,
+        update: bool = False,
+    ) -> None:
+        """Show rich output, or update the one with the same `display_id`."""
+
+    def html(self, html: str, text: str) -> None:
+        """Show HTML, or `text` where there is no HTML."""
+
+    def clear_output(self, *, wait: bool = False) -> None:
+        """Clear what is there, at once or when the next output comes."""
+
+    def close(self) -> None:
+        """Remove the live area; later output is still taken."""
+
+
+def make_sink() -> Sink:
+    """Return the place where output of the calling code belongs; call it in the thread that launches."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return CellSink(shell) if getattr(shell, "kernel", None) is not None else StreamSink()
+
+
+class CellSink:
+    """The cell that is running in a kernel.
+
+    Where the cell's own output goes elsewhere (`%%capture`, `contextlib.redirect_stdout`), this follows.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        _warn_of_broken_ipykernel()
+        self._kernel = shell.kernel
+        self._parent = self._kernel.get_parent("shell")
+        self._streams = {name: _redirected(getattr(sys, name)) for name in ("stdout", "stderr")}
+        self._publisher = None if _is_zmq(shell.display_pub) else shell.display_pub
+        self._lock = threading.Lock()
+        self._status_id = ""
+        self._status_text = ""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # What the cell has printed so far comes first.
+
+    def text(self, stream: Stream, text: str) -> None:
+        """Append text to the cell's output."""
+        redirected = self._streams[stream]
+        if redirected is None:
+            self._send("stream", {"name": stream, "text": text})
+        else:
+            redirected.write(text)
+
+    def status(self, text: str) -> None:
+        """Redraw the live area, one display that is updated in place; an empty text removes it."""
+        with self._lock:
+            if text == self._status_text or any(self._streams.values()):
+                return
+            self._status_text = text
+            # An empty text/plain would leave a blank line; empty HTML takes no room.
+            data = {"text/plain": text} if text else {"text/html": "", "text/plain": ""}
+            update = bool(self._status_id)
+            self._status_id = self._status_id or uuid.uuid4().hex
+            self.display(data, transient={"display_id": self._status_id}, update=update)
+
+    def display(
+        self,
+        data: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+        transient: Mapping[str, Any] | None = None,
+        *,
+        update: bool = False,
+    ) -> None:
+        """Show rich output, or update the one with the same `display_id`."""
+        metadata, transient = dict(metadata or {}), dict(transient or {})
+        if self._publisher is not None:
+            self._publisher.publish(data=dict(data), metadata=metadata, transient=transient, update=update)
+            return
+        content = {"data": _printable(data), "metadata": metadata, "transient": transient}
+        self._send("update_display_data" if update else "display_data", content)
+
+    def html(self, html: str, text: str) -> None:
+        """Show HTML, and `text` where there is no HTML."""
+        self.display({"text/html": html, "text/plain": text})
+
+    def clear_output(self, *, wait: bool = False) -> None:
+        """Clear the cell's output; the live area comes back with its next change."""
+        if self._publisher is not None:
+            self._publisher.clear_output(wait)
+            return
+        with self._lock:
+            self._send("clear_output", {"wait": wait})
+            self._status_id = self._status_text = ""
+
+    def close(self) -> None:
+        """Remove the live area; later output is still taken."""
+        self.status("")
+
+    def _send(self, kind: str, content: dict[str, Any]) -> None:
+        kernel = self._kernel
+        topic = kernel._topic(kind)  # noqa: SLF001 - as ipykernel's own publishers do
+        kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=topic)
+
+
+class StreamSink:
+    """A terminal, a log file, or whatever `sys.stdout` is."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._status = ""
+
+    def text(self, stream: Stream, text: str) -> None:
+        """Write text."""
+        with self._lock:
+            status = self._status
+            self._draw_status("")
+            _write(getattr(sys, stream), text)
+            self._draw_status(status)
+
+    def status(self, text: str) -> None:
+        """Redraw one line if this is a terminal; elsewhere a line cannot be taken back, so none is written."""
+        with self._lock:
+            self._draw_status(" | ".join(text.split("\n")))
+
+    def display(
+        self,
+        data: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,  # noqa: ARG002
+        transient: Mapping[str, Any] | None = None,  # noqa: ARG002
+        *,
+        update: bool = False,  # noqa: ARG002
+    ) -> None:
+        """Write the plain text that every rich output carries."""
+        self.text("stdout", f"{data.get('text/plain', '')}\n")
+
+    def html(self, html: str, text: str) -> None:  # noqa: ARG002
+        """Write `text`."""
+        self.text("stdout", f"{text}\n")
+
+    def clear_output(self, *, wait: bool = False) -> None:
+        """Do nothing: what is written stays."""
+
+    def close(self) -> None:
+        """Remove the live line."""
+        self.status("")
+
+    def _draw_status(self, text: str) -> None:
+        if text == self._status or not sys.stdout.isatty():
+            return
+        self._status = text
+        width = shutil.get_terminal_size().columns - 1
+        _write(sys.stdout, "\r\x1b[K" + text[:width])
+
+
+def ask(prompt: str, *, password: bool = False) -> str:
+    """Ask the user; call it in the kernel's main thread.
+
+    Raises:
+        EOFError: nobody can be asked here. The message says why.
+    """
+    try:
+        return getpass.getpass(prompt) if password else input(prompt)
+    except (EOFError, OSError, RuntimeError) as error:  # IPython's StdinNotImplementedError is a RuntimeError
+        reason = (
+            "standard input has ended"
+            if isinstance(error, EOFError)
+            else "this front end cannot ask for input (nbclient, papermill and nbconvert never can)"
+        )
+        raise EOFError(
+            f"no answer to {prompt!r}: {reason}. Pass the value to the function as an argument instead."
+        ) from error
+
+
+def _write(file: TextIO, text: str) -> None:
+    file.write(text)
+    file.flush()
+
+
+def _redirected(file: Any) -> TextIO | None:
+    """Return the file if it is not one of the kernel's own streams."""
+    iostream: Any = sys.modules.get("ipykernel.iostream")
+    return None if isinstance(file, iostream.OutStream) else file
+
+
+def _is_zmq(publisher: Any) -> bool:
+    zmqshell: Any = sys.modules.get("ipykernel.zmqshell")
+    return isinstance(publisher, zmqshell.ZMQDisplayPublisher)
+
+
+def _printable(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a bundle that JSON can carry: bytes (images) in base64."""
+    return {
+        kind: base64.b64encode(value).decode() if isinstance(value, bytes) else value
+        for kind, value in data.items()
+    }
+
+
+def _warn_of_broken_ipykernel() -> None:
+    version = getattr(sys.modules.get("ipykernel"), "__version__", "")
+    if version in BROKEN_IPYKERNELS:
+        warnings.warn(
+            f"ipykernel {version} cannot show rich output that comes from a thread, which a run needs. "
+            "Type %pip install 'ipykernel>=7.1' and restart the kernel.",
+            RuntimeWarning,
+            stacklevel=4,
+        )

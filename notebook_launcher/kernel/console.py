@@ -1,0 +1,162 @@
+"""What the ranks print, turned into few notebook messages.
+
+Bytes of the ranks' pipes go in with `feed`; what the cell should show comes out of `take`, at most one
+batch a tick. Lines stay whole and carry their rank, the same line of several ranks is shown once, a
+progress bar takes one line of the live area instead of a line per redraw, and a flood is thinned, since
+Jupyter's server drops all output of a kernel that sends more than 1 MB/s or 1000 messages/s, measured
+over 3 s. Nothing here reads a clock, a pipe or a kernel.
+"""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import itertools
+import operator
+from typing import Literal
+
+from notebook_launcher.kernel.backlog import Backlog, num_bytes
+from notebook_launcher.kernel.folding import Block, Stream, fold, label
+from notebook_launcher.kernel.ranklog import RankLog
+from notebook_launcher.kernel.screen import Screen
+
+__all__ = ["Console", "Message", "RankLog", "Status", "Text"]
+
+TICK = 0.25
+"""Seconds between two batches."""
+GATHER = 0.03
+"""Seconds for which the first line of one rank waits for the same line of the others."""
+BURST = 1_000_000
+RATE = 600_000
+"""Bytes per second; with BURST at most 2.8 MB in the 3 s over which Jupyter measures."""
+MAX_TEXTS = 8
+"""Changes between standard output and error in one batch; after them both share one message."""
+STATUS_ROWS = 24
+STATUS_WIDTH = 200
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Text:
+    """Whole lines to append to the cell's output."""
+
+    stream: Stream
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Status:
+    """The live area as it should now be: progress bars and unfinished lines; empty if there are none."""
+
+    text: str
+
+
+Message = Text | Status
+
+
+class _Source:
+    def __init__(self) -> None:
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.screen = Screen()
+
+
+class Console:
+    """The output of all ranks of one run. Not thread-safe, except for `logs`."""
+
+    def __init__(self, num_processes: int, output: Literal["all", "rank0", "none"] = "all") -> None:
+        self.logs = tuple(RankLog() for _ in range(num_processes))
+        self._shown = frozenset(range({"all": num_processes, "rank0": 1, "none": 0}[output]))
+        self._is_labelled = num_processes > 1
+        self._sources: dict[tuple[int, Stream], _Source] = {}
+        self._backlog = Backlog(label_size=len(label([0])) if self._is_labelled else 0)
+        self._status = ""
+        self._is_pending = False
+        self._pending_since: float | None = None
+        self._last_take = float("-inf")
+        self._tokens = float(BURST)
+        self._tokens_at = float("-inf")
+
+    def feed(self, rank: int, stream: Stream, data: bytes) -> None:
+        """Take in what a rank wrote."""
+        source = self._sources.get((rank, stream)) or self._sources.setdefault((rank, stream), _Source())
+        self._take_in(rank, stream, source, source.decoder.decode(data))
+
+    def notice(self, text: str, stream: Stream = "stdout") -> None:
+        """Add a line of the launcher's own; it has no label and is never left out."""
+        self._backlog.push(Block(None, stream, text.removesuffix("\n") + "\n"))
+        self._is_pending = True
+
+    def finish(self, rank: int | None = None) -> None:
+        """End the unfinished lines of one rank, or of all; of all makes the next `take` due at once."""
+        for (owner, stream), source in self._sources.items():
+            if rank in (None, owner):
+                self._take_in(owner, stream, source, source.decoder.decode(b"", final=True))
+                source.decoder.reset()
+                self._push(owner, stream, source.screen.close())
+        self._is_pending = self._is_pending or bool(self._backlog or self._status)
+        if rank is None:
+            self._last_take = self._pending_since = float("-inf")
+
+    def next_due(self, now: float) -> float | None:
+        """Return the seconds until `take` has something to give; None until more is fed."""
+        if not self._is_pending:
+            return None
+        if self._pending_since is None:
+            self._pending_since = now
+        due = self._last_take + TICK
+        if len(self._shown) > 1 and not self._shown <= self._backlog.ranks:
+            due = max(due, self._pending_since + GATHER)
+        return max(0.0, due - now)
+
+    def take(self, now: float, *, force: bool = False) -> list[Message]:
+        """Return what to publish, in order: nothing before it is due, unless forced.
+
+        `now` is in seconds, of a clock that never goes back.
+        """
+        due = self.next_due(now)
+        if not force and (due is None or due > 0):
+            return []
+        self._tokens = min(BURST, self._tokens + RATE * min(now - self._tokens_at, BURST / RATE))
+        self._tokens_at = self._last_take = now
+        self._pending_since = None
+        for (rank, stream), source in self._sources.items():
+            self._push(rank, stream, source.screen.settle())
+        self._is_pending = any(source.screen.is_unsettled for source in self._sources.values())
+        messages: list[Message] = [*self._texts()]
+        status = self._draw_status()
+        if status != self._status:
+            self._status = status
+            messages.append(Status(status))
+        return messages
+
+    def _take_in(self, rank: int, stream: Stream, source: _Source, text: str) -> None:
+        self.logs[rank].write(text)
+        if text and rank in self._shown:
+            self._is_pending = True
+            self._push(rank, stream, source.screen.write(text))
+
+    def _push(self, rank: int, stream: Stream, lines: str) -> None:
+        if lines:
+            self._backlog.push(Block(rank, stream, lines))
+
+    def _texts(self) -> list[Text]:
+        pieces = fold(self._backlog.drain(self._tokens), labelled=self._is_labelled)
+        texts = [
+            Text(stream, "".join(text for _, text in group))
+            for stream, group in itertools.groupby(pieces, key=operator.itemgetter(0))
+        ]
+        if len(texts) > MAX_TEXTS:
+            rest = "".join(text.text for text in texts[MAX_TEXTS - 1 :])
+            texts[MAX_TEXTS - 1 :] = [Text("stdout", rest)]
+        self._tokens -= sum(num_bytes(text.text) for text in texts)
+        return texts
+
+    def _draw_status(self) -> str:
+        rows: dict[str, list[int]] = {}
+        for (rank, _), source in sorted(self._sources.items()):
+            for row in source.screen.live():
+                shown = row if len(row) <= STATUS_WIDTH else f"{row[:STATUS_WIDTH]} ..."
+                rows.setdefault(shown, []).append(rank)
+        lines = [(label(ranks) if self._is_labelled else "") + row for row, ranks in rows.items()]
+        if len(lines) > STATUS_ROWS:
+            lines[STATUS_ROWS - 1 :] = [f"... and {len(lines) - STATUS_ROWS + 1} more"]
+        return "\n".join(lines)

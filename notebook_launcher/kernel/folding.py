@@ -1,0 +1,114 @@
+"""The lines of several ranks as one text: each with its rank, the same line of several ranks once."""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+import heapq
+import itertools
+import operator
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["Block", "Stream", "fold", "label", "rank_list"]
+
+Stream = Literal["stdout", "stderr"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Block:
+    """Whole lines that one rank wrote in one go."""
+
+    rank: int | None
+    """None: the launcher itself."""
+    stream: Stream
+    text: str
+    """Ends with a newline."""
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Return `rank 2`, `ranks 0, 2` or `ranks 0-3, 7`."""
+    numbers = sorted(set(ranks))
+    spans = []
+    for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        span = [number for _, number in group]
+        spans += [f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span)
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(spans)
+
+
+def label(ranks: Iterable[int]) -> str:
+    """Return what stands before a line of these ranks: `[ranks 0,2] `."""
+    return f"[{rank_list(ranks).replace(', ', ',')}] "
+
+
+def fold(blocks: Iterable[Block], *, labelled: bool) -> Iterator[tuple[Stream, str]]:
+    """Yield the text with its labels, in the order of arrival as far as folding leaves it.
+
+    The order of each rank's own lines never changes. With lines of a single rank, or without labels,
+    nothing is looked at line by line.
+    """
+    blocks = list(blocks)
+    if labelled and len({block.rank for block in blocks} - {None}) > 1:
+        yield from _fold_lines(blocks)
+        return
+    for block in blocks:
+        if labelled and block.rank is not None:
+            prefix = label([block.rank])
+            yield block.stream, prefix + block.text[:-1].replace("\n", "\n" + prefix) + "\n"
+        else:
+            yield block.stream, block.text
+
+
+@dataclasses.dataclass(slots=True)
+class _Line:
+    order: int
+    stream: Stream
+    text: str
+    ranks: tuple[int, ...]
+
+
+def _fold_lines(blocks: Iterable[Block]) -> Iterator[tuple[Stream, str]]:
+    per_rank: dict[int | None, list[_Line]] = collections.defaultdict(list)
+    for order, block in enumerate(blocks):
+        ranks = () if block.rank is None else (block.rank,)
+        per_rank[block.rank] += [
+            _Line(order, block.stream, text, ranks) for text in block.text[:-1].split("\n")
+        ]
+    merged: list[_Line] = []
+    for lines in per_rank.values():
+        merged = _merge(merged, lines)
+    labels = {ranks: label(ranks) if ranks else "" for ranks in {line.ranks for line in merged}}
+    for line in merged:
+        yield line.stream, f"{labels[line.ranks]}{line.text}\n"
+
+
+def _merge(merged: list[_Line], lines: list[_Line]) -> list[_Line]:
+    """Add the lines of one more rank: to the line that is already there, or else between its neighbours."""
+    places: dict[tuple[Stream, str], list[int]] = collections.defaultdict(list)
+    for place, line in enumerate(merged):
+        if line.ranks:
+            places[line.stream, line.text].append(place)
+    result: list[_Line] = []
+    unmatched: list[_Line] = []
+    start = 0
+    for line in lines:
+        candidates = places.get((line.stream, line.text), ()) if line.ranks else ()
+        found = bisect.bisect_left(candidates, start)
+        # An empty line matches everywhere: taken far ahead, it would part lines that belong together.
+        if found == len(candidates) or not (line.text or candidates[found] == start):
+            unmatched.append(line)
+            continue
+        result += _by_arrival(merged[start : candidates[found]], unmatched)
+        same = merged[candidates[found]]
+        same.ranks += line.ranks
+        result.append(same)
+        start = candidates[found] + 1
+        unmatched = []
+    return result + _by_arrival(merged[start:], unmatched)
+
+
+def _by_arrival(first: list[_Line], second: list[_Line]) -> list[_Line]:
+    return list(heapq.merge(first, second, key=operator.attrgetter("order"))) if second else first

@@ -1,0 +1,79 @@
+"""Everything one rank printed, kept so that a long run does not fill the kernel's memory.
+
+The text is gathered in memory and moved to an unnamed temporary file a megabyte at a time: few system
+calls, and nothing to remove afterwards. A machine without a writable temporary folder, or whose disk is
+full, keeps the rest in memory instead: a run must not fail because of its log.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import weakref
+
+__all__ = ["RankLog"]
+
+SPOOL_LIMIT = 1 << 20
+"""Bytes held in memory before they move to the file."""
+BLOCK = 1 << 16
+
+
+class RankLog:
+    """The output of one rank, standard output and error in the order in which they arrived."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._memory = bytearray()
+        self._fd = -1
+        self._in_file = 0
+        self._can_spill = True
+
+    def write(self, text: str) -> None:
+        """Add text."""
+        with self._lock:
+            self._memory += text.encode("utf-8", "replace")
+            if len(self._memory) > SPOOL_LIMIT and self._can_spill:
+                self._spill()
+
+    def text(self) -> str:
+        """Return all of it, as it was printed."""
+        with self._lock:
+            return self._read(0).decode("utf-8", "replace")
+
+    def tail(self, num_lines: int) -> tuple[str, ...]:
+        """Return the last lines; of a line that was overwritten (a progress bar), its last state."""
+        with self._lock:
+            start, data = self._in_file, bytes(self._memory)
+            while start and data.count(b"\n") <= num_lines:
+                start = max(0, start - BLOCK)
+                data = self._read(start)
+        lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
+        if lines == [""] or num_lines <= 0:
+            return ()
+        return tuple(line.rstrip("\r").rpartition("\r")[2] for line in lines[-num_lines:])
+
+    def _read(self, start: int) -> bytes:
+        blocks = []
+        while start < self._in_file:
+            block = os.pread(self._fd, self._in_file - start, start)
+            if not block:
+                break
+            blocks.append(block)
+            start += len(block)
+        return b"".join([*blocks, self._memory])
+
+    def _spill(self) -> None:
+        try:
+            if self._fd < 0:
+                file = tempfile.TemporaryFile(prefix="notebook-launcher-log-", buffering=0)  # noqa: SIM115
+                self._fd = file.fileno()
+                weakref.finalize(self, file.close)
+            written = 0
+            while written < len(self._memory):
+                written += os.pwrite(self._fd, memoryview(self._memory)[written:], self._in_file + written)
+        except OSError:
+            self._can_spill = False
+            return
+        self._in_file += written
+        self._memory = bytearray()

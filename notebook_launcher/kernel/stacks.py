@@ -1,0 +1,226 @@
+"""What every rank is doing: the dumps that `faulthandler` writes, read and summed up.
+
+The question behind a stuck run is always the same: who waits in which collective, and who is not there?
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import itertools
+import linecache
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from notebook_launcher.kernel.folding import rank_list
+from notebook_launcher.kernel.formatting import frame_place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RankStack", "StackFrame", "Stacks", "ThreadStack", "parse_stacks"]
+
+PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
+ENTRY = (str(PACKAGE_FOLDER / "processes" / "rank.py"), "run_rank")
+"""What lies outside of this frame belongs to the process that the rank was forked from."""
+LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
+THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)(?: \[(?P<name>.*)\])? ")
+FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+
+GROUP_CALLS = frozenset(
+    {
+        *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object"),
+        *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single"),
+        *("barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "destroy_process_group"),
+        *("gather", "gather_object", "init_process_group", "irecv", "isend", "monitored_barrier"),
+        *("new_group", "new_subgroups", "recv", "recv_object_list", "reduce", "reduce_scatter"),
+        *("reduce_scatter_tensor", "scatter", "scatter_object_list", "send", "send_object_list", "split_group"),
+    }
+)
+"""Public functions of torch.distributed in which a rank can wait for others."""
+C10D = "/torch/distributed/distributed_c10d.py"
+DDP = "/torch/nn/parallel/distributed.py"
+WAIT = re.compile(r"\.wait\(")
+ESCAPE = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StackFrame:
+    """One frame."""
+
+    function: str
+    file: str
+    line: int
+    """0 if unknown."""
+
+    @property
+    def source(self) -> str:
+        """The line of code, as this process sees it: cells are known here, whatever the rank knew."""
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def place(self) -> str:
+        """`Cell In[3], line 7`."""
+        return f"{frame_place(self.file)}, line {self.line}"
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it belongs to Python or to an installed package."""
+        return LIBRARIES.search(self.file) is not None
+
+    def __str__(self) -> str:
+        source = self.source
+        return f"{self.function}, {self.place}" + (f": {source}" if source else "")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """The frames of one thread, innermost first, without those of this package."""
+
+    ident: int
+    name: str
+    frames: tuple[StackFrame, ...]
+
+    @property
+    def user_frames(self) -> tuple[StackFrame, ...]:
+        """The frames of the user's own code."""
+        return tuple(frame for frame in self.frames if not frame.is_library)
+
+    @property
+    def waiting_in(self) -> str | None:
+        """What of torch.distributed the thread is inside, if it is."""
+        # The outermost: all_gather_object calls all_gather, and the user called the former.
+        for frame in reversed(self.frames):
+            if frame.file.endswith(C10D) and frame.function in GROUP_CALLS:
+                return frame.function
+        return _implied_wait(self.frames) if self.frames else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankStack:
+    """All threads of one rank, its main thread first."""
+
+    rank: int
+    threads: tuple[ThreadStack, ...]
+
+    @property
+    def main(self) -> ThreadStack | None:
+        """The thread that runs the function; None if the rank did not answer."""
+        return self.threads[0] if self.threads else None
+
+    @property
+    def waiting_in(self) -> str | None:
+        """The collective that the rank is inside."""
+        return self.main.waiting_in if self.main else None
+
+    @property
+    def here(self) -> StackFrame | None:
+        """The innermost frame of the user's code."""
+        frames = (self.main.user_frames or self.main.frames) if self.main else ()
+        return frames[0] if frames else None
+
+
+def parse_stacks(rank: int, dump: str) -> RankStack:
+    """Read one dump of all threads; text around it is skipped."""
+    threads: list[tuple[int, str, list[StackFrame]]] = []
+    for line in dump.splitlines():
+        if header := THREAD.match(line):
+            threads.append((int(header["ident"], 16), header["name"] or "", []))
+        elif (frame := FRAME.match(line)) and threads:
+            number = 0 if frame["line"] == "???" else int(frame["line"])
+            threads[-1][2].append(StackFrame(_unescape(frame["function"]), _unescape(frame["file"]), number))
+    # faulthandler lists the newest thread first, so the main thread is the last.
+    return RankStack(
+        rank, tuple(ThreadStack(ident, name, _relevant(frames)) for ident, name, frames in reversed(threads))
+    )
+
+
+class Stacks(tuple[RankStack, ...]):
+    """The stacks of all ranks; printed, they begin with who waits for whom."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, dumps: Mapping[int, str]) -> Stacks:
+        """Read the dump of each rank."""
+        return cls(parse_stacks(rank, dump) for rank, dump in sorted(dumps.items()))
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: which ranks wait in which collective, and where the others are instead."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        num_calls = len({stack.waiting_in for stack in self} - {None})
+        for stack in sorted(self, key=lambda stack: stack.waiting_in is None):
+            groups.setdefault(_describe(stack, is_absent=num_calls == 1), []).append(stack.rank)
+        return "; ".join(
+            f"{rank_list(ranks)} {one if len(ranks) == 1 else many}" for (one, many), ranks in groups.items()
+        )
+
+    def __str__(self) -> str:
+        return "\n".join([self.verdict, *map(_report, self)]).rstrip("\n")
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        ranks = "".join(
+            f"<details><summary>rank {stack.rank}</summary><pre>{html.escape(_report(stack))}</pre></details>"
+            for stack in self
+        )
+        return f"<p>{html.escape(self.verdict)}</p>{ranks}"
+
+
+def _describe(stack: RankStack, *, is_absent: bool) -> tuple[str, str]:
+    """Return what a rank does, as said of one rank and of several."""
+    here = stack.here
+    if stack.main is None:
+        return ("did not answer",) * 2
+    if here is None:
+        return "runs nothing: its function has ended", "run nothing: their functions have ended"
+    if stack.waiting_in:
+        place = f"in {stack.waiting_in} ({here.place})"
+        return f"waits {place}", f"wait {place}"
+    where = f"not in it: {here}" if is_absent else f"in {here}"
+    return f"is {where}", f"are {where}"
+
+
+def _report(stack: RankStack) -> str:
+    waiting = f" (waits in {stack.waiting_in})" if stack.waiting_in else ""
+    lines = [f"rank {stack.rank}{waiting}:"]
+    for number, thread in enumerate(stack.threads):
+        frames = thread.user_frames or (thread.frames[:1] if number == 0 else ())
+        if number and frames:
+            lines.append(f"  thread {thread.name or hex(thread.ident)}:")
+        for frame in reversed(frames):
+            lines.append(f"  {frame.place}, in {frame.function}")
+            lines += [f"    {frame.source}"] if frame.source else []
+    return "\n".join(lines)
+
+
+def _implied_wait(frames: tuple[StackFrame, ...]) -> str | None:
+    """Name the wait of a thread that is in C++ code below one of these."""
+    top = frames[0]
+    if "/torch/autograd/" in top.file:
+        return "backward (gradient all-reduce)"
+    if "/torch/distributed/" in top.file or top.file.endswith(DDP):
+        # The module's own forward has frames above these, so DDP itself is at work.
+        calls = {frame.function for frame in frames if frame.file.endswith(DDP)}
+        if calls:
+            return "DistributedDataParallel(...)" if "__init__" in calls else "DistributedDataParallel.forward"
+        return None
+    # `work.wait()` has no frame of its own.
+    return "wait() of an asynchronous call" if not top.is_library and WAIT.search(top.source) else None
+
+
+def _relevant(frames: list[StackFrame]) -> tuple[StackFrame, ...]:
+    inside = itertools.takewhile(lambda frame: (frame.file, frame.function) != ENTRY, frames)
+    return tuple(frame for frame in inside if not _is_ours(frame))
+
+
+def _is_ours(frame: StackFrame) -> bool:
+    return frame.file.startswith(f"{PACKAGE_FOLDER}/")
+
+
+def _unescape(text: str) -> str:
+    r"""Undo what faulthandler does to characters beyond ASCII: `\xe9`, `\u20ac`, `\U0001f600`."""
+    return ESCAPE.sub(lambda match: chr(int(match[0][2:], 16)), text)

@@ -1,0 +1,184 @@
+"""What connects a rank with the cell: `display()`, figures, `input()`, `breakpoint()`, progress bars.
+
+A rank has neither a front end nor a terminal. Rich output goes to the kernel as records, and whatever
+reads from the user asks the kernel and waits. In a rank forked from the fork server all heavy imports
+are there already; in a fresh interpreter IPython's shell is made when IPython is first imported.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import messages
+from notebook_launcher.processes.afterimport import after_import
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable
+
+__all__ = ["flush_figures", "install", "warm"]
+
+
+def warm() -> None:
+    """Import and build, in a process that ranks are forked from, what `install` needs."""
+    import getpass  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        from notebook_launcher.processes import debugger, shell  # noqa: F401
+
+        shell.build(None)
+
+
+def install(
+    rank: int,
+    send: Callable[[object], None],
+    request: Callable[[messages.InputRequest], messages.InputReply],
+) -> None:
+    """Connect this process, which is that rank.
+
+    Args:
+        rank: The number that prompts show.
+        send: Sends a record to the kernel; may be called from any thread and from forked children.
+        request: Sends a request and waits for its reply.
+    """
+    keyboard = _Keyboard(rank, request)
+    builtins.input = keyboard.input
+    sys.stdin = _Stdin(keyboard)
+    sys.breakpointhook = keyboard.breakpoint
+    _connect_display(send, keyboard)
+    after_import(
+        {
+            "getpass": keyboard.patch_getpass,
+            "pdb": keyboard.patch_pdb,
+            "tqdm.notebook": _make_bars_plain,
+        }
+    )
+
+
+def flush_figures() -> None:
+    """Show the figures that were made and not shown, as the end of a cell does."""
+    backend: Any = sys.modules.get("matplotlib_inline.backend_inline")
+    if backend is not None:
+        backend.flush_figures()
+
+
+def _connect_display(send: Callable[[object], None], keyboard: _Keyboard) -> None:
+    interactive: Any = sys.modules.get("IPython.core.interactiveshell")
+    if interactive is None or not interactive.InteractiveShell.initialized():
+        if not hasattr(builtins, "display"):
+            builtins.display = _display  # type: ignore[attr-defined]
+        after_import({"IPython": lambda _module: _shell_module().build(send)})
+        return
+    shell = interactive.InteractiveShell._instance  # noqa: SLF001 - instance() would build a second one
+    if isinstance(shell, _shell_module().RankShell):
+        shell.display_pub.send = send
+    else:
+        _shell_module().adopt_kernel(shell, send, keyboard.ask)
+
+
+def _shell_module() -> Any:
+    from notebook_launcher.processes import shell
+
+    return shell
+
+
+def _display(*objects: Any, **options: Any) -> Any:
+    """Stand for IPython's `display`, which notebooks use without an import, until it is first called."""
+    try:
+        from IPython.display import display
+    except ImportError:
+        print(*objects)
+        return None
+    builtins.display = display  # type: ignore[attr-defined]
+    return display(*objects, **options)
+
+
+def _make_bars_plain(module: types.ModuleType) -> None:
+    # A widget lives in a kernel; without what it overrides, tqdm.notebook's bar is tqdm's text bar.
+    bar = module.tqdm_notebook
+    for name in [*vars(bar)]:
+        if name in ("__init__", "__iter__") or not name.startswith("__"):
+            delattr(bar, name)
+
+
+class _Keyboard:
+    """The user, who is asked through the kernel."""
+
+    def __init__(
+        self, rank: int, request: Callable[[messages.InputRequest], messages.InputReply]
+    ) -> None:
+        self._rank = rank
+        self._request = request
+        self._pid = os.getpid()
+
+    def ask(self, prompt: str, *, password: bool = False) -> str:
+        """Return what the user typed; raises EOFError, with the reason, if nobody can be asked."""
+        if os.getpid() != self._pid:
+            raise EOFError(
+                f"a process that rank {self._rank} started (a data-loader worker?) asked for input: "
+                f"{prompt!r}. Only the rank itself can ask."
+            )
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        reply = self._request(messages.InputRequest(prompt=prompt, password=password))
+        if reply.text is None:
+            raise EOFError(reply.reason)
+        return reply.text
+
+    def input(self, prompt: object = "", /) -> str:
+        """Stand for the builtin."""
+        return self.ask(f"[rank {self._rank}] {prompt}")
+
+    def getpass(self, prompt: str = "Password: ", stream: Any = None, **_options: Any) -> str:  # noqa: ARG002
+        """Stand for `getpass.getpass`."""
+        return self.ask(f"[rank {self._rank}] {prompt}", password=True)
+
+    def breakpoint(self, *args: Any, **options: Any) -> Any:
+        """Stand for `sys.breakpointhook`."""
+        if os.environ.get("PYTHONBREAKPOINT", "") not in ("", "pdb.set_trace"):
+            return sys.__breakpointhook__(*args, **options)
+        return self._debug(sys._getframe(1), options.get("header"))  # noqa: SLF001
+
+    def set_trace(self, *, header: str | None = None, **_options: Any) -> None:
+        """Stand for `pdb.set_trace`."""
+        self._debug(sys._getframe(1), header)  # noqa: SLF001
+
+    def patch_getpass(self, module: types.ModuleType) -> None:
+        """Answer `getpass.getpass`."""
+        module.getpass = self.getpass  # type: ignore[attr-defined]
+
+    def patch_pdb(self, module: types.ModuleType) -> None:
+        """Answer `pdb.set_trace`."""
+        module.set_trace = self.set_trace  # type: ignore[attr-defined]
+
+    def _debug(self, frame: types.FrameType, header: str | None) -> None:
+        from notebook_launcher.processes.debugger import RankPdb
+
+        debugger = RankPdb(self._rank, self.ask, sys.stdout)
+        if header is not None:
+            debugger.message(header)
+        debugger.set_trace(frame)
+
+
+class _Stdin(io.TextIOBase):
+    """Standard input: every line is asked for."""
+
+    encoding = "utf-8"
+
+    def __init__(self, keyboard: _Keyboard) -> None:
+        self._keyboard = keyboard
+
+    def readable(self) -> bool:
+        return True
+
+    def readline(self, _size: int | None = -1) -> str:  # type: ignore[override]
+        try:
+            return self._keyboard.input() + "\n"
+        except EOFError:
+            return ""

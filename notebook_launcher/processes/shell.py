@@ -1,0 +1,149 @@
+"""IPython's shell in a rank: what `display()`, figures and tables need, and nothing else of it.
+
+Importing this module imports IPython, so `frontend.py` does so only when it is wanted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from notebook_launcher import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["RankPublisher", "RankShell", "adopt_kernel", "build"]
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class RankPublisher(DisplayPublisher):
+    """Sends rich output to the kernel as records."""
+
+    send: Callable[[object], None] | None = None
+
+    def publish(  # type: ignore[override]  # signatures differ between versions of IPython
+        self,
+        data: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+        source: Any = None,  # noqa: ARG002
+        *,
+        transient: Mapping[str, Any] | None = None,
+        update: bool = False,
+        **_ignored: Any,
+    ) -> None:
+        """Send a bundle; a widget, whose other half would be in a kernel, as its text."""
+        # The view of a widget refers to a model in the kernel, and this one has none there.
+        bundle = {kind: value for kind, value in data.items() if kind != WIDGET_VIEW}
+        record = messages.Display(
+            data=bundle, metadata=dict(metadata or {}), transient=dict(transient or {}), update=update
+        )
+        try:
+            self._send(record)
+        except OSError:
+            raise
+        except Exception:  # noqa: BLE001 - what does not pickle is shown as text
+            text = {"text/plain": str(bundle.get("text/plain", ""))}
+            self._send(messages.Display(data=text, metadata={}, transient=record.transient, update=update))
+
+    def clear_output(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - IPython's signature
+        """Send the wish to clear the cell's output."""
+        self._send(messages.ClearOutput(wait=bool(wait)))
+
+    def _send(self, record: object) -> None:
+        # What was printed before must reach the kernel before.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        if self.send is not None:
+            self.send(record)
+
+
+class RankShell(InteractiveShell):
+    """A shell that runs no cells: without history, profile folder, prompts or a `__main__` of its own."""
+
+    def init_ipython_dir(self, ipython_dir: Any) -> None:
+        """Touch no folder."""
+
+    def init_profile_dir(self, profile_dir: Any) -> None:
+        """Touch no folder."""
+
+    def init_virtualenv(self) -> None:
+        """Leave `sys.path` alone: the kernel's was taken over."""
+
+    def init_sys_modules(self) -> None:
+        """Leave `sys.modules["__main__"]` alone."""
+
+    def init_prompts(self) -> None:
+        """Set no `sys.ps1`: Lightning takes it for the sign of an interactive session."""
+
+    def init_completer(self) -> None:
+        """Build no completer: nobody types here."""
+
+    def init_display_pub(self) -> None:
+        """Publish by records."""
+        self.display_pub = RankPublisher(parent=self, shell=self)
+        self.configurables.append(self.display_pub)
+
+
+def build(send: Callable[[object], None] | None) -> None:
+    """Make the process's shell; starts no thread and opens no file."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.HistoryManager.hist_file = ":memory:"
+    config.InteractiveShell.colors = config.RankShell.colors = "nocolor"
+    had_flag = hasattr(builtins, "__IPYTHON__")
+    shell = RankShell.instance(config=config)
+    shell.display_pub.send = send
+    atexit.unregister(shell.atexit_operations)
+    if not had_flag:
+        del builtins.__IPYTHON__  # type: ignore[attr-defined]
+
+
+def adopt_kernel(
+    shell: Any, send: Callable[[object], None], ask: Callable[..., str]
+) -> None:
+    """Cut a shell that a fork inherited off from the sockets of the kernel, which are not ours to use."""
+    shell.display_pub = RankPublisher(parent=shell, shell=shell)
+    shell.display_pub.send = send
+    sys.displayhook = sys.__displayhook__
+    for name in ("ps1", "ps2", "ps3"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    kernel = getattr(shell, "kernel", None)
+    if kernel is not None:
+        # Everything that ipykernel sends passes here: comms, statuses, the display hook.
+        kernel.session.send = lambda *_args, **_kwargs: None
+        type(kernel)._input_request = lambda _self, prompt, *_args, password=False: ask(  # noqa: SLF001
+            prompt, password=password
+        )
+        _redirect_outstream()
+    _forget_figures()
+
+
+def _redirect_outstream() -> None:
+    iostream: Any = sys.modules["ipykernel.iostream"]
+
+    def write(self: Any, text: str) -> int:
+        file = sys.stderr if self.name == "stderr" else sys.stdout
+        return 0 if isinstance(file, iostream.OutStream) else file.write(text)
+
+    iostream.OutStream.write = write
+    iostream.OutStream.flush = lambda _self: None
+
+
+def _forget_figures() -> None:
+    """Close the kernel's own figures in this process: they are the kernel's to show."""
+    if (helpers := sys.modules.get("matplotlib._pylab_helpers")) is not None:
+        helpers.Gcf.figs.clear()  # type: ignore[attr-defined]
+    if (backend := sys.modules.get("matplotlib_inline.backend_inline")) is not None:
+        backend.show._to_draw = []  # type: ignore[attr-defined]  # noqa: SLF001
+        backend.show._draw_called = False  # type: ignore[attr-defined]  # noqa: SLF001

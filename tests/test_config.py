@@ -1,0 +1,81 @@
+"""The options of a launch: what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from notebook_launcher import ConfigError, LaunchConfig
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_processes": 0}, r"num_processes=0 is too small; it must be 1 or more"),
+        ({"num_processes": -2}, r"num_processes=-2 is too small"),
+        ({"num_processes": 2.0}, r"num_processes=2.0 is a float; it must be a whole number. Write 2\."),
+        ({"num_processes": "2"}, r"num_processes='2' is a str; .* Write 2 without quotes"),
+        ({"num_processes": True}, r"num_processes=True is a bool"),
+        ({"num_processes": (1, 2)}, r"Arguments of the function go by name: notebook_launch\(fn, 2, args="),
+        ({"devices": [0, 0]}, r"devices=\[0, 0\] names a GPU twice"),
+        ({"devices": []}, r"devices=\[\] is empty. Pass 'cpu'"),
+        ({"devices": "gpu"}, r"devices='gpu' is unknown. Pass a list of GPU indices"),
+        ({"devices": [-1]}, r"devices=-1 is too small"),
+        ({"backend": "nccll"}, r"backend='nccll' is unknown. Did you mean 'nccl'\? It can be 'auto'"),
+        ({"backend": 3}, r"backend=3 is unknown. It can be .* or None"),
+        ({"mixed_precision": "bf61"}, r"mixed_precision='bf61' is unknown. Did you mean 'bf16'\?"),
+        ({"start_method": "forkserve"}, r"Did you mean 'forkserver'\?"),
+        ({"output": "rank1"}, r"output='rank1' is unknown. Did you mean 'rank0'\?"),
+        ({"display": "some"}, r"display='some' is unknown"),
+        ({"gradient_accumulation_steps": 0}, r"gradient_accumulation_steps=0 is too small"),
+        ({"max_restarts": -1}, r"max_restarts=-1 is too small; it must be 0 or more"),
+        ({"seed": 2**32}, r"seed=4294967296 is too large; it must be 4294967295 or less"),
+        ({"threads_per_process": 0}, r"threads_per_process=0 is too small"),
+        ({"timeout": 0}, r"timeout=0 must be more than 0 seconds; None means no limit"),
+        ({"timeout": float("inf")}, r"timeout=inf must be more than 0 seconds"),
+        ({"timeout": float("nan")}, r"timeout=nan must be more than 0 seconds"),
+        ({"timeout": "10"}, r"timeout='10' is a str; it must be a number of seconds"),
+        ({"env": {"A": 1}}, r"env\['A'\]=1: names and values must be strings. Write 'A': '1'"),
+        ({"env": {"A=B": "1"}}, r"must not be empty or hold '='"),
+        ({"env": ["A"]}, r"env=\['A'\] is a list; it must map names to strings"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LaunchConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("mixed_precison", r"unknown option mixed_precison=. Did you mean mixed_precision=\?"),
+        ("use_port", r"unknown option use_port=. No port or address is needed"),
+        ("function", r"unknown option function=. It is called fn here"),
+        ("qqqqqq", r"unknown option qqqqqq=. Options are: num_processes, devices"),
+    ],
+)
+def test_an_unknown_option_gets_a_hint(option: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LaunchConfig.build(None, {option: 1})
+
+
+def test_options_win_over_config() -> None:
+    config = LaunchConfig(num_processes=2, mixed_precision="bf16")
+    assert LaunchConfig.build(config, {"num_processes": 4}) == LaunchConfig(num_processes=4, mixed_precision="bf16")
+
+
+def test_config_must_be_a_config() -> None:
+    with pytest.raises(ConfigError, match=r"config=\{\} is a dict. Pass a LaunchConfig, or options by name"):
+        LaunchConfig.build({}, {})  # type: ignore[arg-type]
+
+
+def test_it_is_frozen_equal_and_travels() -> None:
+    config = LaunchConfig(num_processes=2, devices=[1, 0], env={"A": "b"})  # type: ignore[arg-type]
+    assert config.devices == (1, 0)
+    assert pickle.loads(pickle.dumps(config)) == config
+    with pytest.raises(AttributeError):
+        config.num_processes = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        config.env["A"] = "c"  # type: ignore[index]
