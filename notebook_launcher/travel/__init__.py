@@ -1,0 +1,134 @@
+"""What travels between the kernel and the ranks: calls, values and exceptions, by descriptor.
+
+One direction: `pack_call` in the kernel, `unpack_call` in every rank. The other: `pack_value` or
+`pack_exception` in the rank, `unpack_value` or `unpack_exception` in the kernel. A descriptor names an
+anonymous file in memory (`parcel.py`); packing gives one away, unpacking closes it. Only descriptors
+that came over our own sockets may be unpacked: a parcel runs code, as every pickle does.
+
+Tensors and contiguous NumPy arrays arrive without a copy, writable, and private to the process that
+unpacked them; a parcel's memory is freed once all of them, in all processes, are gone.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
+from notebook_launcher.travel.culprits import Part, find_culprit, largest_parts
+from notebook_launcher.travel.modules import notes_of_modules, stale_modules
+from notebook_launcher.travel.namespace import HomeUnpickler, unpack_luggage
+from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
+from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler
+
+__all__ = [
+    "pack_call",
+    "pack_exception",
+    "pack_value",
+    "stale_modules",
+    "unpack_call",
+    "unpack_exception",
+    "unpack_value",
+]
+
+Function = Callable[..., Any]
+
+
+def pack_call(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Pack a function with its closure and arguments; return the descriptor, which any number may unpack.
+
+    Raises CaptureError, by name, if something cannot travel, and ResourceError if memory is short.
+    """
+    roots = [
+        Part(fn, root=getattr(fn, "__name__", "fn")),
+        *(Part(arg, root=f"args[{i}]") for i, arg in enumerate(args)),
+        *(Part(arg, root=f"kwargs[{name!r}]") for name, arg in kwargs.items()),
+    ]
+    parcel = ParcelWriter("call", what="the captured data need")
+    try:
+        pickler = CallPickler(parcel, parcel.add_buffer)
+        pickler.dump((fn, args, kwargs))
+        pickler.dump(pickler.luggage.pack())
+        return parcel.seal(notes_of_modules(pickler.modules))
+    except ResourceError as error:
+        largest = largest_parts(roots, CallPickler)
+        raise ResourceError(f"{error} ({largest})" if largest else str(error)) from error
+    except Exception as error:
+        culprit = find_culprit(roots, CallPickler)
+        name = getattr(fn, "__qualname__", repr(fn))
+        message = f"the function {name} or its arguments cannot travel to another process: {error}"
+        raise CaptureError(culprit.in_call() if culprit else message) from error
+    finally:
+        parcel.discard()
+
+
+def unpack_call(fd: int) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
+    """Unpack a call in a rank, and install the notebook's definitions in its `__main__`.
+
+    Raises what importing and rebuilding raise, such as ModuleNotFoundError.
+    """
+    parcel = open_parcel(fd)
+    unpickler = pickle.Unpickler(parcel.file, buffers=parcel.buffers)
+    fn, args, kwargs = unpickler.load()
+    unpack_luggage(unpickler.load())
+    return fn, args, kwargs
+
+
+def pack_value(value: object, what: str = "return value") -> int:
+    """Pack what the function returned; `what` names it in errors.
+
+    Raises ReturnValueError, with the path inside the value, if something cannot travel, and
+    ResourceError if memory is short.
+    """
+    try:
+        return _pack(value, ValuePickler, what)
+    except ResourceError:
+        raise
+    except Exception as error:
+        culprit = find_culprit([Part(value, root="result")], ValuePickler)
+        message = f"the {what} cannot travel: {error}. Return plain data: numbers, strings, dicts, tensors."
+        raise ReturnValueError(culprit.in_value(what) if culprit else message) from error
+
+
+def unpack_value(fd: int) -> Any:
+    """Unpack a value in the kernel; raises ReturnValueError if it cannot be rebuilt there."""
+    try:
+        return _unpack(fd)
+    except Exception as error:
+        message = f"the return value cannot be rebuilt in the notebook: {type(error).__name__}: {error}"
+        raise ReturnValueError(message) from error
+
+
+def pack_exception(exc: BaseException) -> int | None:
+    """Pack an exception without its traceback, cause and context; None if it cannot travel.
+
+    Attributes that cannot travel are left out, and named in the exception's notes.
+    """
+    try:
+        return _pack(exc, ExceptionPickler, "exception")
+    except Exception:  # noqa: BLE001  # the report of it, which is plain data, travels all the same
+        return None
+
+
+def unpack_exception(fd: int) -> BaseException | None:
+    """Unpack an exception in the kernel; None if it cannot be rebuilt there."""
+    try:
+        exc = _unpack(fd)
+    except Exception:  # noqa: BLE001  # whatever its class raises, the report is enough
+        return None
+    return exc if isinstance(exc, BaseException) else None
+
+
+def _pack(value: object, make_pickler: type[TravelPickler], what: str) -> int:
+    parcel = ParcelWriter("value", what=f"the {what} needs")
+    try:
+        make_pickler(parcel, parcel.add_buffer).dump(value)
+        return parcel.seal()
+    finally:
+        parcel.discard()
+
+
+def _unpack(fd: int) -> Any:
+    parcel = open_parcel(fd)
+    return HomeUnpickler(parcel.file, buffers=parcel.buffers).load()

@@ -1,0 +1,247 @@
+"""Finding, by name, what a function captured that cannot travel.
+
+Runs only after a pickle failed. Every part of what failed is pickled alone; those that fail are taken
+apart in turn, breadth first, until one fails though all its parts would travel: that is the culprit,
+and the way to it is its name. The search is bounded in time and in depth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import dis
+import functools
+import re
+import time
+import types
+from collections import deque
+from functools import _lru_cache_wrapper
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.travel.kinds import SHELL, describe, kind_of_type
+from notebook_launcher.travel.memory import format_size
+from notebook_launcher.travel.pickling import MakePickler, probe, size_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Culprit", "Part", "find_culprit", "largest_parts"]
+
+TIME_LIMIT = 3.0
+DEPTH_LIMIT = 40
+# Below this size the size is not what keeps something from travelling.
+WORTH_MENTIONING = 100_000_000
+GLOBAL_OPS = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"}
+UNPICKLED_MEMBERS = {"__dict__", "__weakref__", "_abc_impl"}
+MODULE_TABLE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """Something inside what failed, and the way to it."""
+
+    value: Any
+    functions: tuple[str, ...] = ()
+    """The functions passed through, outermost first."""
+    root: str = ""
+    """The captured name within the last function, or `args[0]`, `result`."""
+    path: str = ""
+    """What follows the root: `.logger.file`, `['lock']`."""
+    is_default: bool = False
+
+    @property
+    def expression(self) -> str:
+        """The way as one would type it: `trainer.logger.file`."""
+        return MODULE_TABLE.sub(r".\1", self.root + self.path)
+
+    def inside(self, step: str, value: Any) -> Part:
+        """Return a part of this one."""
+        return dataclasses.replace(self, value=value, path=self.path + step)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Culprit:
+    """What cannot travel, and what pickling it says."""
+
+    part: Part
+    error: Exception
+
+    def in_call(self) -> str:
+        """Return the message for a function that captured it."""
+        part = self.part
+        kind = kind_of_type(type(part.value))
+        advice = (
+            kind.in_call if kind else f"{self._reason()} Create it inside the function, or pass plain data."
+        )
+        if kind is SHELL and part.root == "self" and len(part.functions) > 1:
+            return f"the function {part.functions[-2]} uses `get_ipython()`, directly or by a magic. {advice}"
+        return f"{self._subject()}, which cannot travel to another process. {advice}"
+
+    def in_value(self, what: str) -> str:
+        """Return the message for a function that returned it."""
+        kind = kind_of_type(type(self.part.value))
+        advice = (
+            kind.in_value
+            if kind
+            else f"{self._reason()} Return plain data: numbers, strings, dicts, tensors."
+        )
+        captured = f", captured by the function {self.part.functions[-1]}," if self.part.functions else ""
+        described = describe(self.part.value)
+        return f"the {what} cannot travel: `{self.part.expression}`{captured} is {described}. {advice}"
+
+    def _subject(self) -> str:
+        part, what = self.part, describe(self.part.value)
+        if not part.functions or not part.root:
+            return f"`{part.expression}` is {what}" if part.expression else what
+        function = part.functions[-1]
+        chain = " -> ".join((*part.functions, part.root))
+        through = f" ({chain})" if len(part.functions) > 1 else ""
+        if part.is_default:
+            return f"the default of `{part.expression}` in {function} is {what}{through}"
+        if part.path:
+            return f"`{part.expression}` (captured by {function} through `{part.root}`) is {what}{through}"
+        return f"the function {function} captures `{part.root}`, {what}{through}"
+
+    def _reason(self) -> str:
+        text = str(self.error).strip().rstrip(".")
+        return f"({type(self.error).__name__}: {text})" if text else f"({type(self.error).__name__})"
+
+
+def find_culprit(roots: list[Part], make_pickler: MakePickler) -> Culprit | None:
+    """Return the part that cannot travel and is nearest to the roots; None if none was found in time."""
+    deadline = time.monotonic() + TIME_LIMIT
+    queue: deque[tuple[Part, Exception, int]] = deque()
+    seen: dict[int, Any] = {}  # values, not ids alone: what __reduce__ made must not be freed meanwhile
+
+    def enqueue(parts: list[Part], depth: int) -> bool:
+        failed = False
+        for part in parts:
+            if time.monotonic() > deadline:
+                return True
+            error = probe(part.value, make_pickler)
+            failed |= error is not None
+            if error is not None and id(part.value) not in seen:
+                seen[id(part.value)] = part.value
+                queue.append((part, error, depth))
+        return failed
+
+    enqueue(roots, 0)
+    while queue and time.monotonic() < deadline:
+        part, error, depth = queue.popleft()
+        if kind_of_type(type(part.value)) is not None:
+            return Culprit(part, error)
+        if depth < DEPTH_LIMIT and not enqueue(list(_parts(part)), depth + 1):
+            return Culprit(part, error)
+    return None
+
+
+def largest_parts(roots: list[Part], make_pickler: MakePickler) -> str:
+    """Return `the largest: `df`, a pandas.DataFrame of 3.1 GB (captured by train)`, or nothing."""
+    parts = [inner for root in roots for inner in (_parts(root) if _is_function(root.value) else [root])]
+    sizes = [(size_of(part.value, make_pickler), part) for part in parts]
+    size, largest = max(sizes, key=lambda pair: pair[0], default=(0, None))
+    if largest is None or size < WORTH_MENTIONING:
+        return ""
+    captured = f" (captured by {largest.functions[-1]})" if largest.functions else ""
+    return f"the largest: `{largest.expression}`, {describe(largest.value)} of {format_size(size)}{captured}"
+
+
+def _is_function(value: object) -> bool:
+    return isinstance(value, (types.FunctionType, types.MethodType, functools.partial))
+
+
+def _parts(part: Part) -> Iterator[Part]:
+    """Yield what pickling a value would pickle in turn."""
+    value = part.value
+    if isinstance(value, types.FunctionType):
+        yield from _parts_of_function(part, value)
+    elif isinstance(value, types.MethodType):
+        method = getattr(value.__func__, "__qualname__", "the method")
+        yield Part(value.__self__, (*part.functions, method), "self")
+        yield dataclasses.replace(part, value=value.__func__)
+    elif isinstance(value, functools.partial):
+        yield dataclasses.replace(part, value=value.func)
+        yield from (part.inside(f".args[{i}]", arg) for i, arg in enumerate(value.args))
+        yield from (part.inside(f".keywords[{name!r}]", arg) for name, arg in value.keywords.items())
+    elif isinstance(value, (staticmethod, classmethod, _lru_cache_wrapper)):
+        yield dataclasses.replace(part, value=value.__wrapped__)
+    elif isinstance(value, property):
+        accessors = (value.fget, value.fset, value.fdel)
+        yield from (dataclasses.replace(part, value=f) for f in accessors if f is not None)
+    elif isinstance(value, type):
+        members = {name: member for name, member in vars(value).items() if name not in UNPICKLED_MEMBERS}
+        yield from (part.inside(f".{name}", member) for name, member in members.items())
+        yield from (dataclasses.replace(part, value=base) for base in value.__bases__)
+    else:
+        yield from _parts_of_data(part, value)
+
+
+def _parts_of_function(part: Part, function: types.FunctionType) -> Iterator[Part]:
+    functions = (*part.functions, function.__qualname__.replace("<locals>.", ""))
+
+    def captured(name: str, value: Any, *, is_default: bool = False) -> Part:
+        return Part(value, functions, name, is_default=is_default)
+
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield captured(name, cell.cell_contents)
+    for name in _global_names(code):
+        if name in function.__globals__:
+            yield captured(name, function.__globals__[name])
+    defaults = function.__defaults__ or ()
+    first = code.co_argcount - len(defaults)
+    for name, value in zip(code.co_varnames[first:], defaults, strict=False):
+        yield captured(name, value, is_default=True)
+    for name, value in (function.__kwdefaults__ or {}).items():
+        yield captured(name, value, is_default=True)
+    for name, value in vars(function).items():
+        yield captured(f"{function.__name__}.{name}", value)
+
+
+def _parts_of_data(part: Part, value: Any) -> Iterator[Part]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield part.inside(f"[{_short(key)}]", item)
+            yield part.inside(f" key {_short(key)}", key)
+    elif isinstance(value, (list, tuple)):
+        yield from (part.inside(f"[{i}]", item) for i, item in enumerate(value))
+    elif isinstance(value, (set, frozenset)):
+        yield from (part.inside(f"{{{_short(item)}}}", item) for item in value)
+    if type(value) not in (dict, list, tuple, set, frozenset):
+        yield from _parts_of_object(part, value)
+
+
+def _parts_of_object(part: Part, value: Any) -> Iterator[Part]:
+    try:
+        reduced = value.__reduce_ex__(5)
+    except Exception:  # noqa: BLE001  # then the object itself is the culprit, or pickled otherwise
+        return
+    if not isinstance(reduced, tuple):
+        return
+    parts: list[Any] = [*reduced[1:], None, None, None]
+    args, state, items, pairs, *_ = parts
+    for states in state if isinstance(state, tuple) else (state,):
+        if isinstance(states, dict):
+            yield from (part.inside(f".{name}", attribute) for name, attribute in states.items())
+        elif states is not None:
+            yield dataclasses.replace(part, value=states)
+    yield from (dataclasses.replace(part, value=arg) for arg in args or ())
+    # An iterator of a fresh reduction: nobody else reads it.
+    if not isinstance(value, (dict, list)):
+        yield from (part.inside(f"[{i}]", item) for i, item in enumerate(items or ()))
+        yield from (part.inside(f"[{_short(key)}]", item) for key, item in pairs or ())
+
+
+def _global_names(code: types.CodeType) -> list[str]:
+    """Return the globals that a code object and those within it name, in order."""
+    names = {i.argval: None for i in dis.get_instructions(code) if i.opname in GLOBAL_OPS}
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            names.update(dict.fromkeys(_global_names(const)))
+    return list(names)
+
+
+def _short(key: object) -> str:
+    text = repr(key)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,44 @@
+"""Exceptions that arrive as their own type, whatever their constructor asks for.
+
+Python rebuilds an exception by calling its class with `args`, which fails for
+
+    class HTTPError(Exception):
+        def __init__(self, code, text):
+            super().__init__(text)
+
+Here the object is made by the nearest built-in base, `__init__` of the user's class is not called, and
+the attributes are set. Classes with a `__reduce__` of their own in Python keep it.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+__all__ = ["rebuild_exception", "reduce_exception"]
+
+# Set for types that a class statement, or an extension at run time, made.
+HEAP_TYPE = 1 << 9
+
+
+def reduce_exception(exc: BaseException) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+    """Return how an exception is rebuilt, or None where its class says that itself.
+
+    The traceback, the cause and the context stay behind, as they do with pickle.
+    """
+    cls = type(exc)
+    if isinstance(cls.__reduce__, types.FunctionType) or cls.__reduce_ex__ is not object.__reduce_ex__:
+        return None
+    reduced = cls.__reduce__(exc)
+    if not isinstance(reduced, tuple) or reduced[0] is not cls:
+        return None
+    state = reduced[2] if len(reduced) > 2 else None
+    return rebuild_exception, (cls, reduced[1]), dict(state or {})
+
+
+def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """Make an exception without the `__init__` that its class may define."""
+    base: Any = next(c for c in cls.__mro__ if not c.__flags__ & HEAP_TYPE)
+    exc: BaseException = base.__new__(cls, *args)
+    base.__init__(exc, *args)
+    return exc

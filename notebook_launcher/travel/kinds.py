@@ -1,0 +1,156 @@
+"""Kinds of objects that stay in their process, and what to do instead.
+
+Some of these pickle can copy, and the copy would be wrong: an open file would arrive as a copy of its
+content, a widget as one that no page shows, a wrapped model as one whose process group is gone. They
+are refused by their type, found by name so that nothing is imported to look for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+__all__ = ["Kind", "describe", "kind_of_type", "type_name"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """Why a type stays where it is."""
+
+    in_call: str
+    """What to do when a function captured one."""
+    in_value: str
+    """What to do when a function returned one."""
+
+
+_CREATE = "Create it inside the function."
+_FINISH = "Return plain data: numbers, strings, lists, dicts, tensors."
+_LOCK = Kind(_CREATE, _FINISH)
+_FILE = Kind("Pass its path and open it inside the function.", "Return its path, or what was read from it.")
+_LAZY = Kind("Pass a list, or create it inside the function.", "Return a list of its items.")
+_CONNECTION = Kind("Connect inside the function.", "Return what was fetched, not the connection.")
+_PROCESS = Kind("Start it inside the function.", "Return its outcome.")
+_ASYNC = Kind(
+    "Call asyncio.run() inside the function.", "Await it inside the function and return the outcome."
+)
+_WIDGET = Kind(
+    "Pass its value instead: a widget belongs to the notebook page.",
+    "Return the value; display widgets from the notebook.",
+)
+_BAR = Kind("Create the progress bar inside the function.", _FINISH)
+SHELL = Kind(
+    "Ranks have no IPython shell: `%magic` and `!command` lines need it, `subprocess.run` does not.", _FINISH
+)
+_DEVICE = Kind(_CREATE, _FINISH)
+_GROUP = Kind(
+    "Every rank has its own groups: use `torch.distributed.new_group()` inside the function.", _FINISH
+)
+_WRAPPED = Kind(
+    "Pass the bare model and wrap it inside the function.",
+    "Return `model.module` or `model.module.state_dict()` instead of the wrapped model.",
+)
+_SHARDED = Kind(
+    "Pass the bare model and shard it inside the function.",
+    "Return full tensors: `torch.distributed.checkpoint.state_dict.get_model_state_dict` gathers them.",
+)
+_LOADER_ITERATOR = Kind(
+    "Pass the DataLoader and call iter() inside the function.", "Return the batches you need."
+)
+_STACK = Kind("Pass the formatted text: `traceback.format_exc()`.", "Return `traceback.format_exc()`.")
+
+_KINDS = {
+    "_thread.lock": _LOCK,
+    "_thread.RLock": _LOCK,
+    "_thread._local": _LOCK,
+    "threading.Condition": _LOCK,
+    "threading.Event": _LOCK,
+    "threading.Semaphore": _LOCK,
+    "threading.Barrier": _LOCK,
+    "threading.Thread": _PROCESS,
+    "multiprocessing.synchronize.SemLock": _LOCK,
+    "multiprocessing.queues.Queue": _LOCK,
+    "multiprocessing.queues.SimpleQueue": _LOCK,
+    "multiprocessing.connection._ConnectionBase": _LOCK,
+    "multiprocessing.process.BaseProcess": _PROCESS,
+    "multiprocessing.pool.Pool": _PROCESS,
+    "concurrent.futures._base.Executor": _PROCESS,
+    "concurrent.futures._base.Future": _PROCESS,
+    "subprocess.Popen": _PROCESS,
+    "_queue.SimpleQueue": _LOCK,
+    "queue.Queue": _LOCK,
+    "_io.TextIOWrapper": _FILE,
+    "_io.BufferedReader": _FILE,
+    "_io.BufferedWriter": _FILE,
+    "_io.BufferedRandom": _FILE,
+    "_io.FileIO": _FILE,
+    "tempfile._TemporaryFileWrapper": _FILE,
+    "zipfile.ZipFile": _FILE,
+    "tarfile.TarFile": _FILE,
+    "h5py._hl.files.File": _FILE,
+    "mmap.mmap": _FILE,
+    "builtins.generator": _LAZY,
+    "builtins.async_generator": _ASYNC,
+    "builtins.coroutine": _ASYNC,
+    "asyncio.events.AbstractEventLoop": _ASYNC,
+    "_asyncio.Future": _ASYNC,
+    "_asyncio.Task": _ASYNC,
+    "asyncio.futures.Future": _ASYNC,
+    "socket.socket": _CONNECTION,
+    "_socket.socket": _CONNECTION,
+    "ssl.SSLContext": _CONNECTION,
+    "sqlite3.Connection": _CONNECTION,
+    "sqlite3.Cursor": _CONNECTION,
+    "psycopg2.extensions.connection": _CONNECTION,
+    "psycopg.Connection": _CONNECTION,
+    "sqlalchemy.engine.base.Engine": _CONNECTION,
+    "sqlalchemy.engine.base.Connection": _CONNECTION,
+    "sqlalchemy.orm.session.Session": _CONNECTION,
+    "duckdb.DuckDBPyConnection": _CONNECTION,
+    "pymongo.synchronous.mongo_client.MongoClient": _CONNECTION,
+    "redis.client.Redis": _CONNECTION,
+    "ipywidgets.widgets.widget.Widget": _WIDGET,
+    "IPython.core.display_functions.DisplayHandle": _WIDGET,
+    "tqdm.std.tqdm": _BAR,
+    "IPython.core.interactiveshell.InteractiveShell": SHELL,
+    "torch.cuda.streams.Stream": _DEVICE,
+    "torch.cuda.streams.Event": _DEVICE,
+    "torch.cuda.graphs.CUDAGraph": _DEVICE,
+    "torch._C.Stream": _DEVICE,
+    "torch.Stream": _DEVICE,
+    "torch.Event": _DEVICE,
+    "torch._C._distributed_c10d.ProcessGroup": _GROUP,
+    "torch.distributed.distributed_c10d.ProcessGroup": _GROUP,
+    "torch._C._distributed_c10d.Store": _GROUP,
+    "torch._C._distributed_c10d.Work": _GROUP,
+    "torch.distributed.device_mesh.DeviceMesh": _GROUP,
+    "torch.nn.parallel.distributed.DistributedDataParallel": _WRAPPED,
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": _SHARDED,
+    "torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule": _SHARDED,
+    "torch.distributed.tensor.DTensor": _SHARDED,
+    "torch.utils.data.dataloader._BaseDataLoaderIter": _LOADER_ITERATOR,
+    "builtins.traceback": _STACK,
+    "builtins.frame": _STACK,
+}
+
+
+def kind_of_type(cls: type) -> Kind | None:
+    """Return the kind that a type, or the nearest of its bases, is known as."""
+    for base in cls.__mro__:
+        if kind := _KINDS.get(f"{base.__module__}.{base.__qualname__}"):
+            return kind
+    return None
+
+
+def type_name(cls: type) -> str:
+    """Return `torch.Tensor`, or the bare name of a built-in."""
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def describe(value: object) -> str:
+    """Return `a _thread.lock`, `an _io.TextIOWrapper`, `the class Net`, `the function train`."""
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    name = type_name(type(value))
+    if name in {"function", "builtin_function_or_method"}:
+        return f"the function {getattr(value, '__qualname__', '?')}"
+    article = "an" if name.lstrip("_")[:1].lower() in "aeio" else "a"
+    return f"{article} {name}"

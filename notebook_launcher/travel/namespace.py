@@ -1,0 +1,183 @@
+"""One `__main__` on both sides: how the notebook's own functions and classes keep their identity.
+
+The user's functions live in the kernel's `__main__`. In a rank they use the rank's `__main__` as their
+globals, all of them the same one, and are installed there under their names, so that `global` counters
+are shared and `pickle` (hence `all_gather_object`) finds the user's classes by name. A later call of a
+live session brings the kernel's present values of the globals that it uses, which win.
+
+On the way back a definition that came from the kernel is a reference to it, so that `isinstance` and
+`except` hold. A class is known by the id that cloudpickle gave it, and therefore found even if the
+notebook has since redefined its name; a function is found by its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import linecache
+import pickle
+import sys
+import types
+import weakref
+from typing import TYPE_CHECKING, Any
+
+# cloudpickle's own book of classes: it lets a class that returns be the class that left.
+from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_CLASS as IDS_OF_CLASSES
+from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID as CLASSES_BY_ID
+from cloudpickle.cloudpickle import _get_or_create_tracker_id as class_id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["HomeUnpickler", "Luggage", "main_globals", "reference_to", "unpack_luggage"]
+
+# Where a rank's `__main__` keeps what it knows of the kernel's: the book goes with the namespace.
+BOOK_NAME = "__notebook_launcher_arrivals__"
+
+
+def main_globals() -> dict[str, Any]:
+    """Return the namespace of this process's `__main__`."""
+    return sys.modules["__main__"].__dict__
+
+
+class _MainGlobals:
+    """Stands for the kernel's namespace in a pickle; arrives as the rank's."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return main_globals, ()
+
+
+MAIN_GLOBALS = _MainGlobals()
+
+
+@dataclasses.dataclass(slots=True)
+class _Book:
+    """What a rank received from the kernel: the names in `__main__`, the classes by cloudpickle's id."""
+
+    names: set[str] = dataclasses.field(default_factory=set)
+    class_ids: weakref.WeakKeyDictionary[type, str] = dataclasses.field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+
+class Luggage:
+    """What goes along with a call: names for the rank's `__main__`, ids of classes, source lines."""
+
+    def __init__(self) -> None:
+        self._definitions: dict[int, Any] = {}
+
+    def add(self, definition: Any) -> None:
+        """Note a function or class that travels by value."""
+        self._definitions[id(definition)] = definition
+
+    def pack(self) -> tuple[Any, ...]:
+        """Return plain data and the definitions; pickle it with the pickler that met them."""
+        definitions = list(self._definitions.values())
+        namespace = main_globals()
+        names = {}
+        for definition in definitions:
+            name = getattr(definition, "__qualname__", "")
+            if definition.__module__ == "__main__" and namespace.get(name) is definition:
+                names[name] = definition
+        class_ids = [
+            (definition, class_id_of(definition))
+            for definition in definitions
+            if isinstance(definition, type)
+        ]
+        files = {d.__code__.co_filename for d in definitions if isinstance(d, types.FunctionType)}
+        sources = {name: lines for name in files if (lines := _source_in_memory(name))}
+        return names, class_ids, sources
+
+
+def unpack_luggage(luggage: tuple[Any, ...]) -> None:
+    """Install what came with a call into this process."""
+    names, class_ids, sources = luggage
+    namespace = main_globals()
+    namespace.update(names)
+    book = namespace.setdefault(BOOK_NAME, _Book())
+    book.names.update(names)
+    book.class_ids.update(class_ids)
+    for filename, lines in sources.items():
+        # Without a modification time, so that linecache.checkcache() does not look for the file.
+        linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
+
+
+def _source_in_memory(filename: str) -> list[str]:
+    """Return the lines of a cell: those that linecache holds without a file behind them."""
+    entry = linecache.cache.get(filename)
+    if entry is None or (len(entry) > 1 and entry[1] is not None):
+        return []
+    return linecache.getlines(filename)
+
+
+def reference_to(definition: Any) -> tuple[Any, ...] | None:
+    """Return how to find a function or class in the kernel, or None if it did not come from there."""
+    book: _Book | None = main_globals().get(BOOK_NAME)
+    if isinstance(definition, type) and book and definition in book.class_ids:
+        return _home_class, (book.class_ids[definition], definition.__qualname__)
+    name = getattr(definition, "__qualname__", "")
+    if definition.__module__ != "__main__" or _by_name(name) is not definition:
+        return None
+    # Without a book this process was forked from the kernel: what `__main__` holds is the kernel's.
+    if book and name.partition(".")[0] not in book.names:
+        return None
+    if isinstance(definition, type):
+        return _home_class, (IDS_OF_CLASSES.get(definition), name)
+    return _home_function, (name,)
+
+
+def _by_name(qualname: str) -> Any:
+    found: Any = main_globals().get(qualname.partition(".")[0])
+    for part in qualname.split(".")[1:]:
+        found = getattr(found, part, None)
+    return found
+
+
+def _home_class(class_id: str | None, qualname: str) -> type:
+    cls: type | None = CLASSES_BY_ID.get(class_id) or _by_name(qualname)
+    if cls is None:
+        message = f"the class {qualname} is no longer defined in the notebook"
+        raise LookupError(message)
+    return cls
+
+
+def _home_function(qualname: str) -> Any:
+    function = _by_name(qualname)
+    if function is None:
+        message = f"the function {qualname} is no longer defined in the notebook"
+        raise LookupError(message)
+    return function
+
+
+class HomeUnpickler(pickle.Unpickler):
+    """Unpickles in the kernel, and leaves every class that the kernel already has as it is.
+
+    A class that arrives by value under an id that the kernel knows is the kernel's class, and
+    cloudpickle would write the rank's attributes over it.
+    """
+
+    def __init__(self, file: Any, *, buffers: Iterable[Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._kept: set[type] = set()
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Return a global, with cloudpickle's makers and setters of classes guarded."""
+        found = super().find_class(module, name)
+        if module != "cloudpickle.cloudpickle":
+            return found
+        if name in {"_make_skeleton_class", "_make_skeleton_enum"}:
+            return functools.partial(self._make_class, found)
+        if name == "_class_setstate":
+            return functools.partial(self._set_class_state, found)
+        return found
+
+    def _make_class(self, make: Callable[..., type], *args: Any) -> type:
+        *_, class_id, _ = args
+        known: type | None = CLASSES_BY_ID.get(class_id)
+        if known is None:
+            return make(*args)
+        self._kept.add(known)
+        return known
+
+    def _set_class_state(self, set_state: Callable[..., type], cls: type, state: Any) -> type:
+        return cls if cls in self._kept else set_state(cls, state)

@@ -1,0 +1,262 @@
+"""The picklers: cloudpickle, with tensors out of band, and refusals where a copy would be wrong.
+
+What torch's own pickling keeps is kept: values, dtypes, strides, subclasses, `requires_grad`, and the
+sharing of one storage by several tensors. What it drops is dropped: `.grad`, and the graph behind a
+non-leaf tensor, which arrives as a leaf. A view takes its whole storage along. Tensors of a GPU arrive
+as CPU tensors, whichever device the other side has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from functools import _lru_cache_wrapper
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from notebook_launcher.travel import namespace
+from notebook_launcher.travel.exceptions import reduce_exception
+from notebook_launcher.travel.kinds import Kind, describe, kind_of_type
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "CallPickler",
+    "ExceptionPickler",
+    "MakePickler",
+    "Refused",
+    "TravelPickler",
+    "ValuePickler",
+    "probe",
+    "size_of",
+]
+
+BufferCallback = Callable[[pickle.PickleBuffer], Any]
+
+
+class Refused(pickle.PicklingError):
+    """The pickler met an object of a kind that stays in its process."""
+
+
+class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no annotations
+    """What both directions share."""
+
+    def __init__(self, file: Any, buffer_callback: BufferCallback) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.modules: set[str] = set()
+        """Names of the modules that the other side will import."""
+        self._kinds: dict[type, Kind | None] = {}
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Say how one object is pickled; called by the pickler for all but the plainest types."""
+        cls = type(obj)
+        if cls not in self._kinds:
+            self._kinds[cls] = kind_of_type(cls)
+        if self._kinds[cls] is not None and not _is_standard_stream(obj):
+            message = f"{describe(obj)} cannot travel to another process"
+            raise Refused(message)
+        if issubclass(cls, type) or cls in (types.FunctionType, _lru_cache_wrapper):
+            return self.reduce_definition(obj)
+        if cls is types.ModuleType:
+            self.modules.add(obj.__name__)
+        elif isinstance(obj, BaseException):
+            return self.reduce_exception(obj)
+        elif _is_standard_stream(obj):
+            return _standard_stream, ("stderr" if obj is sys.stderr else "stdout",)
+        elif "torch" in sys.modules:
+            reduced = self._reduce_storage(obj)
+            if reduced is not None:
+                return reduced
+        return super().reducer_override(obj)
+
+    def reduce_definition(self, obj: Any) -> Any:
+        """Say how a function or a class is pickled."""
+        if isinstance(obj, _lru_cache_wrapper) and _is_local(obj):
+            # Pickled by name otherwise, and the other side has no such name.
+            parameters = obj.cache_parameters()
+            return _rebuild_cached, (parameters["maxsize"], parameters["typed"], obj.__wrapped__)
+        if obj.__module__ == "torch._utils" and obj.__name__ == "_rebuild_tensor_v3":
+            return _tensor_v3_rebuilder, ()
+        reduced = super().reducer_override(obj)
+        if reduced is NotImplemented:
+            self.modules.add(str(obj.__module__))
+        return reduced
+
+    def reduce_exception(self, exc: BaseException) -> Any:
+        """Say how an exception is pickled."""
+        reduced = reduce_exception(exc)
+        return NotImplemented if reduced is None else reduced
+
+    def _reduce_storage(self, obj: Any) -> Any:
+        import torch
+
+        if isinstance(obj, torch.TypedStorage):
+            # torch makes a new TypedStorage for every tensor; what they share lies beneath.
+            untyped = obj._untyped_storage  # noqa: SLF001  # its public twin warns
+            return _rebuild_typed, (self._storages.setdefault(_id_of(untyped), untyped), obj.dtype)
+        if not isinstance(obj, torch.UntypedStorage):
+            return None
+        first = self._storages.setdefault(_id_of(obj), obj)
+        if first is not obj:
+            return _same, (first,)
+        if obj.device.type == "meta":
+            return _rebuild_meta, (obj.nbytes(),)
+        storage = obj if obj.device.type == "cpu" else obj.cpu()  # type: ignore[no-untyped-call]
+        memory = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
+        memory.owner = storage  # type: ignore[attr-defined]  # as long as a buffer is held, so is this
+        return _rebuild_storage, (pickle.PickleBuffer(memory),)
+
+
+class CallPickler(TravelPickler):
+    """Kernel to rank: what `__main__` holds arrives in the rank's `__main__`."""
+
+    def __init__(self, file: Any, buffer_callback: BufferCallback) -> None:
+        super().__init__(file, buffer_callback)
+        self.luggage = namespace.Luggage()
+        # cloudpickle asks this table for the globals of a function, and would make a new dict.
+        self.globals_ref[id(namespace.main_globals())] = namespace.MAIN_GLOBALS
+
+    def reduce_definition(self, obj: Any) -> Any:
+        """By value for definitions of the notebook, which are noted; by name for those of modules."""
+        reduced = super().reduce_definition(obj)
+        if reduced is not NotImplemented:
+            self.luggage.add(obj)
+        return reduced
+
+
+class ValuePickler(TravelPickler):
+    """Rank to kernel: what came from the kernel is pickled by reference, so that it comes home."""
+
+    def reduce_definition(self, obj: Any) -> Any:
+        """By reference for the kernel's own, as `CallPickler` for the rest."""
+        return namespace.reference_to(obj) or super().reduce_definition(obj)
+
+
+class ExceptionPickler(ValuePickler):
+    """Rank to kernel: an exception without those of its attributes that cannot travel."""
+
+    def reduce_exception(self, exc: BaseException) -> Any:
+        """Leave out what cannot travel, and say so in the notes of the exception."""
+        reduced = super().reduce_exception(exc)
+        if reduced is NotImplemented:
+            return reduced
+        rebuild, (cls, args), state = reduced
+        lost = {name: value for name, value in state.items() if probe(value, ExceptionPickler)}
+        state = {name: value for name, value in state.items() if name not in lost}
+        kept = tuple(repr(arg) if probe(arg, ExceptionPickler) else arg for arg in args)
+        notes = [f"The attribute `{name}`, {describe(lost[name])}, stayed in the rank." for name in lost]
+        notes += [
+            f"The argument {i}, {describe(arg)}, stayed in the rank."
+            for i, (arg, other) in enumerate(zip(args, kept, strict=True))
+            if arg is not other
+        ]
+        if notes:
+            state["__notes__"] = [*state.get("__notes__", ()), *notes]
+        return rebuild, (cls, kept), state
+
+
+MakePickler = Callable[[Any, BufferCallback], TravelPickler]
+
+
+class _Sink(io.RawIOBase):
+    """Counts what is written to it, and forgets it."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        self.size += len(data)
+        return len(data)
+
+    def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
+        self.size += buffer.raw().nbytes
+
+
+def probe(value: object, make_pickler: MakePickler) -> Exception | None:
+    """Pickle into the void; return what went wrong, or None."""
+    sink = _Sink()
+    try:
+        make_pickler(sink, sink.add_buffer).dump(value)
+    except Exception as error:  # noqa: BLE001  # a user's __reduce__ may raise anything
+        return error
+    return None
+
+
+def size_of(value: object, make_pickler: MakePickler) -> int:
+    """Return how many bytes a value takes in a parcel; 0 if it cannot travel."""
+    sink = _Sink()
+    try:
+        make_pickler(sink, sink.add_buffer).dump(value)
+    except Exception:  # noqa: BLE001  # as above
+        return 0
+    return sink.size
+
+
+def _id_of(storage: torch.UntypedStorage) -> int:
+    # The memory itself: several Python objects may stand for one storage.
+    number: int = storage._cdata  # noqa: SLF001
+    return number
+
+
+def _is_local(definition: Any) -> bool:
+    name = getattr(definition, "__qualname__", "<locals>")  # a cached functools.partial has none
+    return definition.__module__ == "__main__" or "<locals>" in name
+
+
+def _is_standard_stream(obj: object) -> bool:
+    return obj is sys.stdout or obj is sys.stderr
+
+
+def _standard_stream(name: str) -> Any:
+    return getattr(sys, name)
+
+
+def _rebuild_cached(maxsize: int | None, typed: bool, function: Callable[..., Any]) -> Any:  # noqa: FBT001
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _same(obj: object) -> object:
+    return obj
+
+
+def _rebuild_storage(buffer: memoryview) -> torch.UntypedStorage:
+    import torch
+
+    if not buffer.nbytes:
+        return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _rebuild_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    import torch
+
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+
+
+def _tensor_v3_rebuilder() -> Callable[..., Any]:
+    """Stand for the function that rebuilds float8 and unsigned tensors.
+
+    torch pickles their storage untyped, and yet expects a typed one here, whose dtype it ignores.
+    """
+    import torch
+
+    rebuild_tensor: Callable[..., Any] = torch._utils._rebuild_tensor_v3  # noqa: SLF001  # in every pickle
+
+    def rebuild(storage: torch.UntypedStorage, *args: Any) -> Any:
+        return rebuild_tensor(_rebuild_typed(storage, torch.uint8), *args)
+
+    return rebuild
+
+
+def _rebuild_meta(num_bytes: int) -> torch.UntypedStorage:
+    import torch
+
+    return torch.UntypedStorage(num_bytes, device="meta")  # type: ignore[no-untyped-call]

@@ -1,0 +1,249 @@
+"""What cannot travel is refused by its name, before anything starts."""
+
+# ruff: noqa: D101  # the classes stand for the user's
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import socket
+import sqlite3
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import ipywidgets  # type: ignore[import-untyped]
+import pytest
+import torch
+from tqdm import tqdm
+
+from notebook_launcher import travel
+from notebook_launcher.errors import CaptureError, ReturnValueError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+lock = threading.Lock()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _this_module_is_a_notebook() -> Iterator[None]:
+    """Definitions of this file travel by value, as a notebook's do."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def _no_descriptor_is_left_open() -> Iterator[None]:
+    before = set(Path("/proc/self/fd").iterdir())
+    yield
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def helper() -> Any:
+    return lock
+
+
+def train() -> Any:
+    return helper()
+
+
+def with_default(when: Any = lock) -> Any:
+    return when
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.logger = SimpleNamespace(name="log", events=[1, {"lock": threading.Lock()}])
+        self.itself = self
+
+    def fit(self) -> None: ...
+
+
+class Guarded:
+    def __init__(self) -> None:
+        self.mutex = lock
+
+
+trainer = Trainer()
+
+
+def nested() -> Any:
+    return trainer
+
+
+def makes_one() -> Any:
+    return Guarded()
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = torch.nn.Sequential(torch.nn.Linear(1, 1))
+        self.block[0].guard = threading.Lock()  # type: ignore[assignment]
+
+
+CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]] = {
+    "global": (
+        helper,
+        (),
+        {},
+        r"the function helper captures `lock`, a _thread.lock, which cannot travel to ",
+    ),
+    "helper": (train, (), {}, r"function helper captures `lock`, a _thread.lock \(train -> helper -> lock\)"),
+    "default": (with_default, (), {}, r"the default of `when` in with_default is a _thread.lock"),
+    "attribute": (
+        nested,
+        (),
+        {},
+        r"^`trainer.logger.events\[1\]\['lock'\]` \(captured by nested through `trainer`\)",
+    ),
+    "method": (
+        trainer.fit,
+        (),
+        {},
+        r"^`self.logger.events\[1\]\['lock'\]` \(captured by Trainer.fit through `self`",
+    ),
+    "of-a-class": (
+        makes_one,
+        (),
+        {},
+        r"the function Guarded.__init__ captures `lock`.*makes_one -> Guarded.__init__",
+    ),
+    "argument": (print, ([{"bar": lock}],), {}, r"^`args\[0\]\[0\]\['bar'\]` is a _thread.lock"),
+    "keyword": (print, (), {"f": {1: lock}}, r"^`kwargs\['f'\]\[1\]` is a _thread.lock"),
+    "partial": (functools.partial(print, lock), (), {}, r"^`.*\.args\[0\]` is a _thread.lock"),
+    "module": (print, (Net(),), {}, r"^`args\[0\]\.block\.0\.guard` is a _thread.lock"),
+    "set": (print, ({Guarded},), {}, r"the function Guarded.__init__ captures `lock`"),
+}
+
+
+@pytest.mark.usefixtures("_no_descriptor_is_left_open")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_capture_is_named(name: str) -> None:
+    fn, args, kwargs, message = CALLS[name]
+    with pytest.raises(CaptureError, match=message):
+        travel.pack_call(fn, args, kwargs)
+
+
+def test_a_closure_is_named_with_its_advice() -> None:
+    mutex = threading.Lock()
+
+    def inner() -> Any:
+        return mutex
+
+    with pytest.raises(
+        CaptureError, match=r"inner captures `mutex`, a _thread.lock.* Create it inside the function"
+    ):
+        travel.pack_call(inner, (), {})
+
+
+async def _coroutine() -> None: ...
+
+
+def test_kinds_are_refused_with_advice(tmp_path: Any) -> None:
+    loop, coroutine = asyncio.new_event_loop(), _coroutine()
+    samples: Any = [1, 2]
+    (tmp_path / "f").write_text("x")
+    with (
+        socket.socket() as sock,
+        open(tmp_path / "f") as text,
+        open(tmp_path / "f", "rb") as binary,
+        tempfile.TemporaryFile() as temporary,
+        tqdm(range(3), file=io.StringIO()) as bar,
+    ):
+        database = sqlite3.connect(":memory:")
+        kinds: dict[str, list[Any]] = {
+            "open it inside the function": [text, binary, temporary],
+            "Create it inside the function": [threading.Event(), threading.RLock(), threading.local()],
+            "Start it inside the function": [threading.Thread()],
+            "Connect inside the function": [sock, database],
+            "Pass a list": [(i for i in range(3))],
+            "asyncio.run": [loop, loop.create_future(), coroutine],
+            "Create the progress bar inside": [bar],
+            "belongs to the notebook page": [ipywidgets.IntSlider()],
+            "call iter.. inside the function": [iter(torch.utils.data.DataLoader(samples))],
+        }
+        for advice, values in kinds.items():
+            for value in values:
+                with pytest.raises(CaptureError, match=rf"^`args\[0\]` is an? .*{advice}"):
+                    travel.pack_call(print, (value,), {})
+        database.close()
+    coroutine.close()
+    loop.close()
+
+
+def test_standard_output_travels_by_name() -> None:
+    assert travel.unpack_value(travel.pack_value([sys.stdout, sys.stderr])) == [sys.stdout, sys.stderr]
+
+
+class Stubborn:
+    def __reduce__(self) -> Any:
+        message = "not today"
+        raise RuntimeError(message)
+
+
+def test_an_unknown_kind_is_named_with_the_picklers_own_reason() -> None:
+    with pytest.raises(
+        CaptureError, match=r"`args\[0\]\['x'\]` is a .*Stubborn, .* \(RuntimeError: not today\) Create"
+    ):
+        travel.pack_call(print, ({"x": Stubborn()},), {})
+
+
+def test_excessive_nesting_is_an_error_and_not_a_crash() -> None:
+    value: Any = []
+    for _ in range(10_000):
+        value = [value]
+    with pytest.raises(CaptureError, match="excessively deep recursion"):
+        travel.pack_call(print, (value,), {})
+
+
+RETURNS: dict[str, tuple[Any, str]] = {
+    "dict": (
+        {"ok": 1, "lock": lock},
+        r"^the return value cannot travel: `result\['lock'\]` is a _thread.lock. Retu",
+    ),
+    "attribute": (trainer, r"`result.logger.events\[1\]\['lock'\]` is a _thread.lock"),
+    "generator": ((i for i in range(3)), r"`result` is a generator. Return a list of its items"),
+    "function": (train, r"`lock`, captured by the function helper, is a _thread.lock"),
+    "unknown": (
+        [Stubborn()],
+        r"`result\[0\]` is a .*Stubborn. \(RuntimeError: not today\) Return plain data",
+    ),
+}
+
+
+@pytest.mark.usefixtures("_no_descriptor_is_left_open")
+@pytest.mark.parametrize("name", RETURNS)
+def test_a_returned_part_is_named(name: str) -> None:
+    value, message = RETURNS[name]
+    with pytest.raises(ReturnValueError, match=message):
+        travel.pack_value(value)
+
+
+def test_what_a_value_is_called_can_be_said() -> None:
+    with pytest.raises(ReturnValueError, match=r"^the checkpoint cannot travel: `result` is a _thread.lock"):
+        travel.pack_value(lock, "checkpoint")
+
+
+class Unbuildable:
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    message = "no such thing here"
+    raise OSError(message)
+
+
+def test_a_value_that_cannot_be_rebuilt_is_an_error() -> None:
+    with pytest.raises(
+        ReturnValueError, match="cannot be rebuilt in the notebook: OSError: no such thing here"
+    ):
+        travel.unpack_value(travel.pack_value(Unbuildable()))
