@@ -12,7 +12,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3 python3.13 python3.12 pyth
 	then echo "$$candidate"; break; fi; done)
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGE_FILES := $(wildcard notebook_launcher/*)
+PACKAGE_FILES := $(filter-out %/__pycache__,$(wildcard notebook_launcher/*))
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "make %-10s %s\n", $$1, $$2}'

@@ -16,6 +16,7 @@ import dataclasses
 import mmap
 import os
 import selectors
+import signal
 import socket
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -320,6 +321,10 @@ class ProcessTree:
                 self._on_supervisor()
             self._supervisor.wait_reaped()
             self._supervisor = None
+        for pid in self.pids.values():
+            # Only if the supervisor was killed: the rank died with it, what the rank had started did not.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
         for rank in list(self._ends):
             self._drop(rank)
         self._selector.close()

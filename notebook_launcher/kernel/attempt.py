@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ class Attempt:
         self._paused_at: float | None = None
         self._fail_at: float | None = None
         self._num_processes = tree.setup.num_processes
+        self._doomed: set[int] = set()
 
     def begin(self) -> None:
         """Send the call; ranks that are not up yet find it waiting."""
@@ -81,15 +83,25 @@ class Attempt:
         for rank in range(self._num_processes):
             self.tree.send(rank, self._call, [] if self._parcel is None else [self._parcel])
 
+    def forget_ends(self, generation: int) -> None:
+        """Forget ranks that had ended before the call began and have been replaced since."""
+        self.ends.clear()
+        self._fail_at = None
+        self._call = dataclasses.replace(self._call, generation=generation)
+
     @property
     def settled(self) -> bool:
         """Whether every rank has."""
-        return len(self.ends) == self._num_processes or self.supervisor_lost is not None
+        return not self.unsettled or self.supervisor_lost is not None
 
     @property
     def unsettled(self) -> tuple[int, ...]:
         """The ranks that have not."""
-        return tuple(rank for rank in range(self._num_processes) if rank not in self.ends)
+        return tuple(rank for rank in range(self._num_processes) if not self._has_settled(rank))
+
+    def _has_settled(self, rank: int) -> bool:
+        # One that was sent SIGKILL has not before it is gone, whatever it managed to say.
+        return rank in self.ends and (rank not in self._doomed or self.ends[rank].gone is not None)
 
     def fold(self, event: Event) -> None:
         """Take in what happened."""
@@ -156,8 +168,16 @@ class Attempt:
 
     def _send_signal(self) -> None:
         assert self.ladder is not None
-        if self.ladder.rung.signum is not None and self.unsettled:
-            self.tree.signal(self.unsettled, self.ladder.rung.signum)
+        ranks, signum = self.unsettled, self.ladder.rung.signum
+        if signum is None or not ranks:
+            return
+        if signum == signal.SIGTERM and self.tree.setup.many_calls:
+            # Ranks that wait for each other are all released by the death of one, and the others' memory
+            # is worth keeping.
+            ranks, signum = ranks[:1], signal.SIGKILL
+        if signum == signal.SIGKILL:
+            self._doomed.update(ranks)
+        self.tree.signal(ranks, signum)
 
     def pause(self, *, paused: bool) -> None:
         """Stop the clock of the time-out while a rank waits for the user's input."""

@@ -156,7 +156,7 @@ class StreamSink:
             self._draw_status(status)
 
     def status(self, text: str) -> None:
-        """Redraw one line if this is a terminal; elsewhere a line cannot be taken back, so none is written."""
+        """Redraw one line if this is a terminal; elsewhere none is written: it could not be taken back."""
         with self._lock:
             self._draw_status(" | ".join(text.split("\n")))
 

@@ -24,7 +24,7 @@ __all__ = ["Console", "Message", "RankLog", "Status", "Text"]
 
 TICK = 0.25
 """Seconds between two batches."""
-GATHER = 0.03
+GATHER = 0.1
 """Seconds for which the first line of one rank waits for the same line of the others."""
 BURST = 1_000_000
 RATE = 600_000

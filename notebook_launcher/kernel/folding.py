@@ -32,7 +32,7 @@ class Block:
 def rank_list(ranks: Iterable[int]) -> str:
     """Return `rank 2`, `ranks 0, 2` or `ranks 0-3, 7`."""
     numbers = sorted(set(ranks))
-    spans = []
+    spans: list[str] = []
     for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         span = [number for _, number in group]
         spans += [f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span)

@@ -29,7 +29,7 @@ from notebook_launcher.kernel.verdict import Verdict, brief, judge
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from notebook_launcher.engines.local import Event
+    from notebook_launcher.engines.local import Event, ProcessTree
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
 
@@ -41,6 +41,7 @@ EXIT_BUDGET = 5.0
 """Seconds that ranks get to run their exit handlers after a success."""
 FAILED_EXIT_BUDGET = 0.5
 LAST_LINES = 10
+AWAKE_EVERY = 0.25
 MAX_METRICS = 1_000_000
 """Points of `report(...)` that are kept; beyond, the oldest go."""
 
@@ -262,8 +263,16 @@ class Run:
         return self._verdict.results.stopped_by if self._verdict is not None else None
 
     def __await__(self) -> Generator[Any, None, Results]:
+        return self._wait_async().__await__()
+
+    async def _wait_async(self) -> Results:
+        future = asyncio.wrap_future(self._future)
         try:
-            return (yield from asyncio.wrap_future(self._future).__await__())
+            while not future.done():
+                # A kernel's interrupt cancels the cell's task from a signal handler, which does not wake
+                # the event loop (ipykernel 7.4): it takes effect when something else does.
+                await asyncio.wait([future], timeout=AWAKE_EVERY)
+            return future.result()
         except asyncio.CancelledError:
             # Whoever cancels the wait (a kernel's interrupt does) wants the run to end with it, as with
             # any task; `asyncio.shield` is for those who do not.
@@ -328,8 +337,16 @@ class Run:
 
     def _run_attempts(self) -> Attempt:
         limit = self._ranks.plan.config.max_restarts
+        may_be_born_again = True
         while True:
             attempt = self._attempt_once()
+            if attempt.supervisor_lost is not None and not attempt.started and may_be_born_again:
+                # The fork server, or an idle session's supervisor, died before anybody noticed.
+                may_be_born_again = False
+                if self._ranks.many_calls:
+                    self._console.notice("the session's ranks were gone; all were started anew")
+                self._ranks.start(self._call)
+                continue
             failed = any(end.failed for end in attempt.ends.values()) or attempt.supervisor_lost is not None
             if not failed or self._restarts >= limit or self._asked_to_stop or attempt.timed_out:
                 return attempt
@@ -348,6 +365,7 @@ class Run:
         timeout = self._ranks.plan.config.timeout
         deadline = None if timeout is None else self._launched + timeout
         attempt = self._attempt = Attempt(tree, call, self._parcel, deadline=deadline)
+        self._replace_the_dead(tree, attempt)
         attempt.begin()
         while not attempt.settled:
             self._obey(attempt)
@@ -358,6 +376,17 @@ class Run:
             self._publish()
         self._settle(attempt)
         return attempt
+
+    def _replace_the_dead(self, tree: ProcessTree, attempt: Attempt) -> None:
+        """Replace ranks of a session that died while nobody was looking."""
+        if not self._ranks.many_calls:
+            return
+        while events := tree.events(0):
+            for event in events:
+                self._take(event, attempt)
+        if attempt.ends and attempt.supervisor_lost is None:
+            self._say_replaced(self._ranks.mend(attempt.ends))
+            attempt.forget_ends(self._ranks.generation)
 
     def _patience(self, attempt: Attempt) -> float | None:
         now = time.monotonic()
@@ -373,14 +402,11 @@ class Run:
         for rank in range(self._ranks.plan.num_processes):
             for event in tree.drain(rank):
                 self._take(event, attempt)
-        if attempt.supervisor_lost is None and self._ranks.many_calls:
-            replaced = self._ranks.mend(attempt.ends)
-            if replaced:
-                listed = ", ".join(str(rank) for rank in replaced)
-                self._console.notice(
-                    f"rank{'s' * (len(replaced) > 1)} {listed} had ended and {'was' if len(replaced) == 1 else 'were'} "
-                    "started anew, with nothing of the earlier runs in memory"
-                )
+        if attempt.supervisor_lost is not None:
+            self._ranks.close()
+            return
+        if self._ranks.many_calls:
+            self._say_replaced(self._ranks.mend(attempt.ends))
             return
         budget = FAILED_EXIT_BUDGET if failed else EXIT_BUDGET
         for events in self._ranks.finish(budget):
@@ -396,6 +422,14 @@ class Run:
                     "stderr",
                 )
         self._ranks.close()
+
+    def _say_replaced(self, replaced: tuple[int, ...]) -> None:
+        if replaced:
+            listed = ", ".join(str(rank) for rank in replaced)
+            self._console.notice(
+                f"rank{'s' * (len(replaced) > 1)} {listed} had ended and {'was' if len(replaced) == 1 else 'were'} "
+                "started anew, with nothing of the earlier runs in memory"
+            )
 
     def _take(self, event: Event, attempt: Attempt) -> None:
         match event:

@@ -35,14 +35,21 @@ GROUP_CALLS = frozenset(
         *("barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "destroy_process_group"),
         *("gather", "gather_object", "init_process_group", "irecv", "isend", "monitored_barrier"),
         *("new_group", "new_subgroups", "recv", "recv_object_list", "reduce", "reduce_scatter"),
-        *("reduce_scatter_tensor", "scatter", "scatter_object_list", "send", "send_object_list", "split_group"),
+        *(
+            "reduce_scatter_tensor",
+            "scatter",
+            "scatter_object_list",
+            "send",
+            "send_object_list",
+            "split_group",
+        ),
     }
 )
 """Public functions of torch.distributed in which a rank can wait for others."""
 C10D = "/torch/distributed/distributed_c10d.py"
 DDP = "/torch/nn/parallel/distributed.py"
 WAIT = re.compile(r"\.wait\(")
-ESCAPE = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
+ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,7 +213,9 @@ def _implied_wait(frames: tuple[StackFrame, ...]) -> str | None:
         # The module's own forward has frames above these, so DDP itself is at work.
         calls = {frame.function for frame in frames if frame.file.endswith(DDP)}
         if calls:
-            return "DistributedDataParallel(...)" if "__init__" in calls else "DistributedDataParallel.forward"
+            return (
+                "DistributedDataParallel(...)" if "__init__" in calls else "DistributedDataParallel.forward"
+            )
         return None
     # `work.wait()` has no frame of its own.
     return "wait() of an asynchronous call" if not top.is_library and WAIT.search(top.source) else None
@@ -223,4 +232,4 @@ def _is_ours(frame: StackFrame) -> bool:
 
 def _unescape(text: str) -> str:
     r"""Undo what faulthandler does to characters beyond ASCII: `\xe9`, `\u20ac`, `\U0001f600`."""
-    return ESCAPE.sub(lambda match: chr(int(match[0][2:], 16)), text)
+    return ESCAPE.sub(lambda match: chr(int(match[match.lastindex or 0], 16)), text)

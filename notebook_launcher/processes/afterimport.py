@@ -44,9 +44,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(
-        self, loader: importlib.abc.Loader, callback: Callable[[types.ModuleType], None]
-    ) -> None:
+    def __init__(self, loader: importlib.abc.Loader, callback: Callable[[types.ModuleType], None]) -> None:
         self._loader = loader
         self._callback = callback
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import io
-import pdb
-from typing import TYPE_CHECKING, Any
+import pdb  # noqa: T100
+from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pdb import Pdb as PlainPdb
+else:
+    # ipykernel puts IPython's debugger in the place of Python's, and a rank may be a fork of a kernel.
+    PlainPdb = next(cls for cls in pdb.Pdb.__mro__ if cls.__module__ == "pdb")
 
 __all__ = ["RankPdb"]
 
 
-class RankPdb(pdb.Pdb):
+class RankPdb(PlainPdb):
     """A debugger whose prompt travels inside the request, so that both stand on one line."""
 
     def __init__(self, rank: int, ask: Callable[[str], str], stdout: Any) -> None:
-        # Without nosigint, `continue` would take over the rank's handler of SIGINT, by which a run is stopped.
+        # Without nosigint, `continue` would take over the handler of SIGINT, by which a run is stopped.
         super().__init__(
-            stdin=_Prompt(self, f"(rank {rank} pdb) ", ask),
+            stdin=cast("IO[str]", _Prompt(self, f"(rank {rank} pdb) ", ask)),
             stdout=stdout,
             skip=["notebook_launcher.*"],
             nosigint=True,

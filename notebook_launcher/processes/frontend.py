@@ -92,7 +92,7 @@ def _display(*objects: Any, **options: Any) -> Any:
     try:
         from IPython.display import display
     except ImportError:
-        print(*objects)
+        print(*objects)  # noqa: T201
         return None
     builtins.display = display  # type: ignore[attr-defined]
     return display(*objects, **options)
@@ -109,9 +109,7 @@ def _make_bars_plain(module: types.ModuleType) -> None:
 class _Keyboard:
     """The user, who is asked through the kernel."""
 
-    def __init__(
-        self, rank: int, request: Callable[[messages.InputRequest], messages.InputReply]
-    ) -> None:
+    def __init__(self, rank: int, request: Callable[[messages.InputRequest], messages.InputReply]) -> None:
         self._rank = rank
         self._request = request
         self._pid = os.getpid()
@@ -142,7 +140,7 @@ class _Keyboard:
     def breakpoint(self, *args: Any, **options: Any) -> Any:
         """Stand for `sys.breakpointhook`."""
         if os.environ.get("PYTHONBREAKPOINT", "") not in ("", "pdb.set_trace"):
-            return sys.__breakpointhook__(*args, **options)
+            return sys.__breakpointhook__(*args, **options)  # noqa: T100
         return self._debug(sys._getframe(1), options.get("header"))  # noqa: SLF001
 
     def set_trace(self, *, header: str | None = None, **_options: Any) -> None:

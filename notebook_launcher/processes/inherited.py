@@ -19,6 +19,7 @@ def forget(start_method: str) -> None:
     _forget_children()
     if start_method == "fork":
         _forget_process_groups()
+        _forget_being_alone()
 
 
 def _forget_children() -> None:
@@ -41,6 +42,18 @@ def _forget_process_groups() -> None:
         getattr(c10d._world, name).clear()
     c10d._unregister_all_process_groups()
     c10d._world.group_count = 0
+
+
+def _forget_being_alone() -> None:
+    # What Hugging Face's Accelerator found in the kernel it keeps in these classes: one process. A rank
+    # that believed it would train for itself, and nothing would say so.
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        for name in ("AcceleratorState", "GradientState", "PartialState"):
+            getattr(state, name)._shared_state.clear()
+    # Lightning noted at its import that the kernel is interactive, where it refuses to use ranks.
+    for name, module in list(sys.modules.items()):
+        if name.startswith("lightning") and "_IS_INTERACTIVE" in vars(module):
+            module._IS_INTERACTIVE = False  # type: ignore[attr-defined]
 
 
 class _Kept:

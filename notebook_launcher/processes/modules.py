@@ -20,6 +20,8 @@ class LocalModules:
         self._inside = os.path.join(folder, "")
         ours = str(Path(__file__).parents[1])
         self._installed = tuple({*site.getsitepackages(), sys.prefix, sys.base_prefix, ours})
+        # What was there before the first call is nobody's to edit, or was inherited from the kernel.
+        self._known = set(sys.modules)
         self._seen: dict[str, tuple[int, int]] = {}
 
     def forget_edited(self) -> list[str]:
@@ -31,30 +33,31 @@ class LocalModules:
         if edited:
             for name in self._names():
                 del sys.modules[name]
+                self._known.discard(name)
             importlib.invalidate_caches()
             self._seen.clear()
         return [os.path.relpath(file, self._folder) for file in edited]
 
     def remember(self) -> None:
-        """Note what their files are like now."""
-        for name in self._names():
-            file = _file_of(sys.modules[name])
+        """Note what the files of newly imported ones are like.
+
+        Before the call's end is told: the user may edit a file the moment that the cell returns.
+        """
+        for name in sys.modules.keys() - self._known:
+            self._known.add(name)
+            file = self._local_file(sys.modules[name])
             if file is not None and (stamp := _stamp(file)) is not None:
-                self._seen.setdefault(file, stamp)
+                self._seen[file] = stamp
 
     def _names(self) -> list[str]:
-        return [name for name, module in list(sys.modules.items()) if name != "__main__" and self._is_local(module)]
+        return [name for name in self._known if self._local_file(sys.modules.get(name)) in self._seen]
 
-    def _is_local(self, module: Any) -> bool:
-        # Asked of some 3000 modules after every call (10 ms): strings, no file system.
-        file = _file_of(module)
-        return file is not None and file.startswith(self._inside) and not file.startswith(self._installed)
-
-
-def _file_of(module: Any) -> str | None:
-    # Not getattr: some of torch's modules import others when asked for an attribute.
-    file = getattr(module, "__dict__", {}).get("__file__")
-    return file if isinstance(file, str) and file.endswith(".py") else None
+    def _local_file(self, module: Any) -> str | None:
+        # Not getattr: some of torch's modules import others when asked for an attribute.
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if not isinstance(file, str) or not file.endswith(".py"):
+            return None
+        return file if file.startswith(self._inside) and not file.startswith(self._installed) else None
 
 
 def _stamp(file: str) -> tuple[int, int] | None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
-from notebook_launcher.processes import boot, frontend, inherited, seeding
+from notebook_launcher.processes import boot, frontend, inherited, rendezvous, seeding
 from notebook_launcher.processes.modules import LocalModules
 from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
 from notebook_launcher.processes.report import describe
@@ -61,7 +61,10 @@ def run_rank(birth: RankBirth, inherited_call: Any = None) -> int:
     _die_with_parent()
     _reset_signals()
     _redirect_output(birth)
-    inherited.forget(birth.setup.start_method)
+    if birth.setup.start_method == "spawn":
+        rendezvous.install()  # Forked ranks have it, and torch, from their parent.
+    else:
+        inherited.forget(birth.setup.start_method)
     rank = _Rank(birth, inherited_call)
     try:
         rank.serve()
@@ -130,13 +133,13 @@ class _Rank:
                 record, fd = self._perform(call, fds, stage)
         except BaseException as error:  # noqa: BLE001 - whatever user code raises is a result
             record, fd = self._raised(call, stage, error)
+        if self._setup.many_calls:
+            self._modules.remember()
         _flush()
         with contextlib.suppress(OSError):
             self._channel.send(record, [] if fd is None else [fd])
         if fd is not None:
             os.close(fd)
-        if self._setup.many_calls:
-            self._modules.remember()
 
     def _look_for_edits(self) -> None:
         if (edited := self._modules.forget_edited()) and self._number == 0:

@@ -9,10 +9,11 @@ import atexit
 import builtins
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+import types
+from typing import TYPE_CHECKING, Any, cast
 
+from IPython.core import interactiveshell
 from IPython.core.displaypub import DisplayPublisher
-from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from notebook_launcher import messages
@@ -30,7 +31,7 @@ class RankPublisher(DisplayPublisher):
 
     send: Callable[[object], None] | None = None
 
-    def publish(  # type: ignore[override]  # signatures differ between versions of IPython
+    def publish(  # signatures differ between versions of IPython
         self,
         data: Mapping[str, Any],
         metadata: Mapping[str, Any] | None = None,
@@ -67,8 +68,10 @@ class RankPublisher(DisplayPublisher):
             self.send(record)
 
 
-class RankShell(InteractiveShell):
+class RankShell(interactiveshell.InteractiveShell):
     """A shell that runs no cells: without history, profile folder, prompts or a `__main__` of its own."""
+
+    profile_dir = types.SimpleNamespace(location="")  # type: ignore[assignment]
 
     def init_ipython_dir(self, ipython_dir: Any) -> None:
         """Touch no folder."""
@@ -90,8 +93,12 @@ class RankShell(InteractiveShell):
 
     def init_display_pub(self) -> None:
         """Publish by records."""
-        self.display_pub = RankPublisher(parent=self, shell=self)
-        self.configurables.append(self.display_pub)
+        self.display_pub = _publisher(self)
+        self.configurables.append(self.display_pub)  # type: ignore[arg-type]
+
+
+def _publisher(shell: Any) -> RankPublisher:
+    return RankPublisher(parent=shell, shell=shell)  # type: ignore[no-untyped-call]
 
 
 def build(send: Callable[[object], None] | None) -> None:
@@ -100,50 +107,50 @@ def build(send: Callable[[object], None] | None) -> None:
     config.HistoryManager.enabled = False
     config.HistoryManager.hist_file = ":memory:"
     config.InteractiveShell.colors = config.RankShell.colors = "nocolor"
-    had_flag = hasattr(builtins, "__IPYTHON__")
+    # IPython 8 and older make a database in the profile folder whether or not anybody wants one.
+    interactiveshell.PickleShareDB = lambda _path: {}  # type: ignore[attr-defined]
+    had_flag, path = hasattr(builtins, "__IPYTHON__"), [*sys.path]
     shell = RankShell.instance(config=config)
-    shell.display_pub.send = send
+    cast("RankPublisher", shell.display_pub).send = send
+    sys.path[:] = path
     atexit.unregister(shell.atexit_operations)
     if not had_flag:
         del builtins.__IPYTHON__  # type: ignore[attr-defined]
 
 
-def adopt_kernel(
-    shell: Any, send: Callable[[object], None], ask: Callable[..., str]
-) -> None:
+def adopt_kernel(shell: Any, send: Callable[[object], None], ask: Callable[..., str]) -> None:
     """Cut a shell that a fork inherited off from the sockets of the kernel, which are not ours to use."""
-    shell.display_pub = RankPublisher(parent=shell, shell=shell)
+    shell.display_pub = _publisher(shell)
     shell.display_pub.send = send
+    # ipywidgets' Output, inside which rich draws its bars, sets and restores the parent of all output.
+    shell.set_parent = lambda _parent: None
     sys.displayhook = sys.__displayhook__
     for name in ("ps1", "ps2", "ps3"):
         if hasattr(sys, name):
             delattr(sys, name)
     kernel = getattr(shell, "kernel", None)
     if kernel is not None:
-        # Everything that ipykernel sends passes here: comms, statuses, the display hook.
-        kernel.session.send = lambda *_args, **_kwargs: None
+        # Everything that ipykernel sends passes here: comms, statuses, the display hook, its streams.
+        kernel.session.send = _print_streams
         type(kernel)._input_request = lambda _self, prompt, *_args, password=False: ask(  # noqa: SLF001
             prompt, password=password
         )
-        _redirect_outstream()
     _forget_figures()
 
 
-def _redirect_outstream() -> None:
-    iostream: Any = sys.modules["ipykernel.iostream"]
-
-    def write(self: Any, text: str) -> int:
-        file = sys.stderr if self.name == "stderr" else sys.stdout
-        return 0 if isinstance(file, iostream.OutStream) else file.write(text)
-
-    iostream.OutStream.write = write
-    iostream.OutStream.flush = lambda _self: None
+def _print_streams(_socket: Any, message: Any, content: Any = None, *_args: Any, **_options: Any) -> None:
+    """Stand for `Session.send`: print what somebody wrote to a stream of the kernel, drop the rest."""
+    if not isinstance(message, str):
+        message, content = message["msg_type"], message["content"]
+    if message == "stream":
+        file = sys.stderr if content["name"] == "stderr" else sys.stdout
+        file.write(content["text"])
 
 
 def _forget_figures() -> None:
     """Close the kernel's own figures in this process: they are the kernel's to show."""
     if (helpers := sys.modules.get("matplotlib._pylab_helpers")) is not None:
-        helpers.Gcf.figs.clear()  # type: ignore[attr-defined]
+        helpers.Gcf.figs.clear()
     if (backend := sys.modules.get("matplotlib_inline.backend_inline")) is not None:
-        backend.show._to_draw = []  # type: ignore[attr-defined]  # noqa: SLF001
-        backend.show._draw_called = False  # type: ignore[attr-defined]  # noqa: SLF001
+        backend.show._to_draw = []  # noqa: SLF001
+        backend.show._draw_called = False  # noqa: SLF001

@@ -1,0 +1,179 @@
+"""The measuring program's end of a contender: start it, ask it, and leave nothing of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).resolve().parent
+PR_SET_CHILD_SUBREAPER = 36
+TAG = "PYTHON_BENCHMARK_CONTENDER"
+"""Every process of a contender has it in its environment; the prefix is one that torchrunx passes on."""
+SETTLED = 0.6
+"""Seconds without processor time after which a process tree counts as idle."""
+SETTLE_LIMIT = 20.0
+
+
+class FailedError(Exception):
+    """A contender could not do what it was asked; the message is shown in its row."""
+
+
+def adopt_orphans() -> None:
+    """Make what contenders leave behind a child of this process, where `Contender.close` finds it."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Contender:
+    """A contender's process; a context manager that ends it with all that it started."""
+
+    def __init__(self, name: str, num_ranks: int) -> None:
+        self.name = name
+        commands_r, commands_w = os.pipe()
+        answers_r, answers_w = os.pipe()
+        self._output = tempfile.TemporaryFile()
+        self._tag = f"{os.getpid()}-{id(self)}"
+        environ = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "ACCELERATE_USE_CPU": "true",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            TAG: self._tag,
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "_contender.py"), name, str(num_ranks), str(commands_r), str(answers_w)],
+            pass_fds=[commands_r, answers_w], stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output,
+            start_new_session=True, env=environ,
+        )  # fmt: skip
+        os.close(commands_r)
+        os.close(answers_w)
+        self._commands, self._answers = commands_w, answers_r
+        self._family: dict[int, psutil.Process] = {}
+
+    def __enter__(self) -> Contender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(FailedError):
+            self.ask("close", timeout=15)
+        self.family()
+        self.kill()
+        os.close(self._commands)
+        os.close(self._answers)
+        self._output.close()
+
+    def tell(self, command: str, *args: Any) -> None:
+        """Send a command without waiting for its answer."""
+        try:
+            os.write(self._commands, json.dumps([command, *args]).encode() + b"\n")
+        except OSError as error:
+            raise FailedError(f"its process is gone: {self._last_words()}") from error
+
+    def ask(self, command: str, *args: Any, timeout: float) -> dict[str, Any]:
+        """Send a command and return the answer; raises `FailedError`, also if it takes too long."""
+        self.tell(command, *args)
+        answer = b""
+        deadline = time.monotonic() + timeout
+        while not answer.endswith(b"\n"):
+            if not select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                self.family()
+                self.kill()
+                raise FailedError(f"no answer within {timeout:g} s")
+            chunk = os.read(self._answers, 1 << 16)
+            if not chunk:
+                raise FailedError(f"its process ended: {self._last_words()}")
+            answer += chunk
+        values: dict[str, Any] = json.loads(answer)
+        if "failed" in values:
+            raise FailedError(" ".join(values["failed"].split()))
+        return values
+
+    def family(self) -> dict[int, psutil.Process]:
+        """Return the contender's process and all its descendants, as far as they were ever seen."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self.process.pid)
+            self._family.update({one.pid: one for one in [root, *root.children(recursive=True)]})
+        return self._family
+
+    def settle(self) -> None:
+        """Wait until nothing of the contender uses processor time, such as work put off until it is idle."""
+        end, last, since = time.monotonic() + SETTLE_LIMIT, -1.0, time.monotonic()
+        while time.monotonic() < end and time.monotonic() - since < SETTLED:
+            time.sleep(0.1)
+            used = 0.0
+            for one in self.family().values():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    used += sum(one.cpu_times()[:2])
+            if used > last + 0.03:
+                last, since = used, time.monotonic()
+
+    def kill_and_time(self, limit: float) -> float | None:
+        """Kill the contender's process and return the seconds until its descendants are gone; None: `limit` passed."""
+        family = [one for one in self.family().values() if one.pid != self.process.pid]
+        begin = time.monotonic()
+        self.process.kill()
+        self.process.wait()
+        while any(_is_alive(one) for one in family):
+            if time.monotonic() - begin > limit:
+                return None
+            time.sleep(0.002)
+        return time.monotonic() - begin
+
+    def kill(self) -> None:
+        """End everything that was ever seen of it, and what it left to this process."""
+        for one in self._family.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        self.process.kill()
+        self.process.wait()
+        # Whose parent has just been killed is left to this process, one generation after the other.
+        while orphans := _orphans(self._tag):
+            for one in orphans:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(one.pid, 0)
+
+    def _last_words(self) -> str:
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+@contextlib.contextmanager
+def contenders(names: list[str], num_ranks: int) -> Iterator[list[Contender]]:
+    """Start these contenders together and end them together."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Contender(name, num_ranks)) for name in names]
+
+
+def _orphans(tag: str) -> list[psutil.Process]:
+    """Return the processes that a contender has left to this one."""
+    found = []
+    for one in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if one.status() == psutil.STATUS_ZOMBIE or one.environ().get(TAG) == tag:
+                found.append(one)
+    return found
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

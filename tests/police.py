@@ -1,0 +1,282 @@
+"""The leak police: after each test, nothing that the test started or changed may be left.
+
+Processes are found by a mark in the environment that they inherit, so that one whose parents are all
+dead is found as well. Leftovers get `PATIENCE` seconds to go away by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import select
+import signal
+import tempfile
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import zmq
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATIENCE = 2.0
+MARK = "NOTEBOOK_LAUNCHER_TEST_SESSION"
+FORK_SERVER = "notebook_launcher.processes.forkserver"
+# What the handle on a fork server holds: its channel, and the file with its standard error.
+FORK_SERVER_DESCRIPTORS = (re.compile(r"socket:"), re.compile(r"/memfd:notebook-launcher-errors"))
+OUR_FILES = ("notebook-launcher", "notebook_launcher")
+# As torch, multiprocessing and NCCL name theirs.
+SHARED_MEMORY = ("torch_", "psm_", "sem.", "nccl-")
+# pytest writes it itself.
+VOLATILE_VARIABLES = {"PYTEST_CURRENT_TEST"}
+# tqdm keeps its monitor for the life of the process.
+LASTING_THREADS = {"TMonitor"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What there is at one moment; each item by a key, with the words that describe it."""
+
+    processes: dict[Any, str]
+    threads: dict[Any, str]
+    descriptors: dict[Any, str]
+    listeners: dict[Any, str]
+    files: dict[Any, str]
+    settings: dict[Any, str]
+    fork_servers: frozenset[int]
+
+
+def observe() -> Scene:
+    """Look around."""
+    processes = _processes()
+    return Scene(
+        processes={process: _describe(process) for process in processes},
+        threads={
+            thread: f"{thread!r}"
+            for thread in threading.enumerate()
+            if type(thread).__name__ not in LASTING_THREADS
+        },
+        descriptors=_descriptors(),
+        listeners=_listeners(processes),
+        files={path: str(path) for path in _files()},
+        settings=_settings(),
+        fork_servers=frozenset(process.pid for process in processes if _is_fork_server(process)),
+    )
+
+
+def leftovers(before: Scene, after: Scene) -> list[str]:
+    """Say what is in `after` and was not in `before`."""
+    servers = _tolerated_servers(before, after)
+    found = [
+        f"process {text}"
+        for process, text in after.processes.items()
+        if process not in before.processes and process.pid not in servers
+    ]
+    found += [f"thread {text}" for key, text in after.threads.items() if key not in before.threads]
+    found += [f"descriptor {text}" for text in _new_descriptors(before, after)]
+    found += [
+        f"listening socket {text}" for key, text in after.listeners.items() if key not in before.listeners
+    ]
+    found += [f"file {text}" for key, text in after.files.items() if key not in before.files]
+    for key in sorted({*before.settings, *after.settings}):
+        was, now = before.settings.get(key), after.settings.get(key)
+        if was != now:
+            found.append(f"{key} was {was} and is {now}")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves something behind; `@pytest.mark.leaks("reason")` lets it."""
+    excuse = request.node.get_closest_marker("leaks")
+    if excuse is not None and not (excuse.args and str(excuse.args[0]).strip()):
+        pytest.fail("the marker `leaks` needs a reason: @pytest.mark.leaks('why')")
+    before = observe()
+    yield
+    found = _patiently(before)
+    _clean_up(before)
+    if found and excuse is None:
+        pytest.fail("left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def marked_session() -> Iterator[None]:
+    """Mark every process of this session, and open what pyzmq keeps open for good."""
+    zmq.Context.instance().socket(zmq.PAIR).close()
+    os.environ[MARK] = uuid.uuid4().hex
+    yield
+    _clean_up(None)
+    del os.environ[MARK]
+
+
+def _patiently(before: Scene) -> list[str]:
+    deadline = time.monotonic() + PATIENCE
+    collected = False
+    while found := leftovers(before, after := observe()):
+        if time.monotonic() > deadline:
+            break
+        if not collected:
+            # What only a reference cycle keeps open is the garbage collector's business.
+            gc.collect()
+            collected = True
+            continue
+        _wait_for_an_end([process for process in after.processes if process not in before.processes])
+    return found
+
+
+def _wait_for_an_end(processes: list[psutil.Process]) -> None:
+    """Wait 20 ms, or less if one ends; `psutil.wait_procs` would reap it, and so hide a zombie."""
+    with contextlib.ExitStack() as stack:
+        poll = select.poll()
+        for process in processes:
+            with contextlib.suppress(OSError, psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    fd = os.pidfd_open(process.pid)
+                    stack.callback(os.close, fd)
+                    poll.register(fd, select.POLLIN)
+        poll.poll(20)
+
+
+def _clean_up(before: Scene | None) -> None:
+    """Kill what a test left, so that the next test does not meet it."""
+    left = [
+        process
+        for process in _processes()
+        if before is None or not (process in before.processes or _is_fork_server(process))
+    ]
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=PATIENCE)
+
+
+def _processes() -> list[psutil.Process]:
+    me = psutil.Process()
+    found = {process.pid: process for process in me.children(recursive=True)}
+    mark = f"{MARK}={os.environ.get(MARK)}".encode()
+    for process in psutil.process_iter():
+        if process.pid == me.pid or process.pid in found:
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{process.pid}/environ", "rb") as file:
+            if mark in file.read().split(b"\0"):
+                found[process.pid] = process
+    return list(found.values())
+
+
+def _describe(process: psutil.Process) -> str:
+    words = []
+    with contextlib.suppress(psutil.Error):
+        words += [f"({process.status()})", process.name()]
+        words[1:] = [" ".join(process.cmdline()) or process.name()]
+    return " ".join([str(process.pid), *(words or ["(gone)"])])
+
+
+def _is_fork_server(process: psutil.Process) -> bool:
+    """Tell whether this is a fork server with a live owner, rather than something forked from one."""
+    with contextlib.suppress(psutil.Error):
+        parent = process.parent()
+        return (
+            _runs_fork_server(process)
+            and process.status() != psutil.STATUS_ZOMBIE
+            and parent is not None
+            and not _runs_fork_server(parent)
+            and _is_ours(parent)
+        )
+    return False
+
+
+def _runs_fork_server(process: psutil.Process) -> bool:
+    return any(FORK_SERVER in word for word in process.cmdline())
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    return process.pid == os.getpid() or process.environ().get(MARK) == os.environ.get(MARK)
+
+
+def _tolerated_servers(before: Scene, after: Scene) -> set[int]:
+    """Return the fork servers whose owner outlives the test: this process, or a kernel that was there."""
+    owners = {os.getpid(), *(process.pid for process in before.processes)}
+    tolerated = set()
+    for pid in after.fork_servers:
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(pid).ppid() in owners:
+                tolerated.add(pid)
+    return tolerated
+
+
+def _own_servers(scene: Scene) -> set[int]:
+    own = set()
+    for pid in scene.fork_servers:
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(pid).ppid() == os.getpid():
+                own.add(pid)
+    return own
+
+
+def _descriptors() -> dict[Any, str]:
+    found: dict[Any, str] = {}
+    for path in Path("/proc/self/fd").iterdir():
+        # The descriptor of the listing itself is gone by now.
+        with contextlib.suppress(FileNotFoundError):
+            target = str(path.readlink())
+            found[path.name, target] = f"{path.name} -> {target}"
+    return found
+
+
+def _new_descriptors(before: Scene, after: Scene) -> list[str]:
+    new = {key: text for key, text in after.descriptors.items() if key not in before.descriptors}
+    if _own_servers(after) - before.fork_servers:
+        for pattern in FORK_SERVER_DESCRIPTORS:
+            held = next((key for key in new if pattern.match(key[1])), None)
+            new.pop(held, None)
+    return list(new.values())
+
+
+def _listeners(processes: list[psutil.Process]) -> dict[Any, str]:
+    found: dict[Any, str] = {}
+    for process in [psutil.Process(), *processes]:
+        with contextlib.suppress(psutil.Error):
+            for connection in _connections(process):
+                if connection.status == psutil.CONN_LISTEN:
+                    found[process.pid, connection.laddr] = f"{connection.laddr} of {_describe(process)}"
+    return found
+
+
+def _connections(process: psutil.Process) -> list[Any]:
+    # psutil 6 renamed it.
+    connections = getattr(process, "net_connections", None) or process.connections
+    return list(connections(kind="inet"))
+
+
+def _files() -> Iterator[Path]:
+    yield from (path for path in Path(tempfile.gettempdir()).iterdir() if path.name.startswith(OUR_FILES))
+    with contextlib.suppress(FileNotFoundError):
+        yield from (path for path in Path("/dev/shm").iterdir() if _may_be_ours(path.name))
+
+
+def _may_be_ours(name: str) -> bool:
+    """Tell whether a shared-memory file may come from this session, rather than from another program."""
+    if not name.startswith((*OUR_FILES, *SHARED_MEMORY)):
+        return False
+    with contextlib.suppress(psutil.Error):
+        pid = re.match(r"torch_(\d+)_", name)
+        return pid is None or _is_ours(psutil.Process(int(pid[1])))
+    return True
+
+
+def _settings() -> dict[Any, str]:
+    found = {f"environment variable {name}": repr(value) for name, value in os.environ.items()}
+    for name in VOLATILE_VARIABLES:
+        found.pop(f"environment variable {name}", None)
+    found["working directory"] = str(Path.cwd())
+    for number in signal.valid_signals():
+        found[f"handler of signal {int(number)}"] = repr(signal.getsignal(number))
+    return found

@@ -1,0 +1,91 @@
+"""A kernel to launch from, and what must be the same in it before and after a launch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tests.kernels import Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Runs in the kernel. Reads what is, and says it as JSON.
+LOOK = """
+def _look():
+    import json, os, signal, sys, threading, psutil
+    def kind(fd):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            return None
+        if "history.sqlite" in target or "profile_default" in target:
+            return None  # IPython's own, opened and closed as it likes.
+        return "".join(c for c in target if not c.isdigit())
+    mine = psutil.Process()
+    def command(process):
+        try:
+            return " ".join(process.cmdline())
+        except psutil.ZombieProcess:
+            return "zombie"
+    servers = [p for p in mine.children() if "processes.forkserver" in command(p)]
+    below = [f"{p.pid} {command(p)}" for p in mine.children(recursive=True) if p not in servers]
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    print(json.dumps({
+        "processes": below,
+        "servers": len(servers),
+        "threads": sorted(t.name for t in threading.enumerate()),
+        "descriptors": sorted(k for k in map(kind, os.listdir("/proc/self/fd")) if k and "eventfd" not in k),
+        "environment": {k: v for k, v in os.environ.items() if not k.startswith(("JPY", "TORCHINDUCTOR"))},
+        "handlers": [str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+        "group": bool(c10d and c10d.is_initialized()),
+        "folder": os.getcwd(),
+        "shm": sorted(f for f in os.listdir("/dev/shm") if "notebook" in f or "torch" in f),
+    }))
+_look()
+"""
+
+FIRST = """
+import ctypes, os, signal, sys, time
+from notebook_launcher import *
+def ready():
+    import torch.distributed as dist
+    dist.barrier()
+notebook_launch(ready, 2, output="none")
+"""
+
+
+def look(kernel: Kernel) -> dict[str, Any]:
+    """Return the kernel's processes, threads, descriptors, environment, handlers and so on."""
+    outcome = kernel.execute(LOOK)
+    assert outcome.error is None, outcome.traceback
+    scene: dict[str, Any] = json.loads(outcome.stdout)
+    return scene
+
+
+@contextlib.contextmanager
+def warm_kernel(cwd: Path | None = None, env: dict[str, str] | None = None) -> Iterator[Kernel]:
+    """A kernel that has launched once, so that whatever lasts (the fork server) is there."""
+    with Kernel(cwd=cwd, env=env) as kernel:
+        outcome = kernel.execute(FIRST, timeout=60)
+        assert outcome.error is None, outcome.traceback
+        yield kernel
+
+
+@contextlib.contextmanager
+def unchanged(kernel: Kernel) -> Iterator[None]:
+    """Check that the kernel is afterwards as it was before."""
+    before = look(kernel)
+    yield
+    after = look(kernel)
+    changed = {key: _difference(value, after[key]) for key, value in before.items() if after[key] != value}
+    assert not changed, f"changed (gone, new): {changed}"
+
+
+def _difference(before: Any, after: Any) -> Any:
+    if not isinstance(before, list):
+        return before, after
+    return list((Counter(before) - Counter(after)).elements()), list((Counter(after) - Counter(before)).elements())

@@ -1,0 +1,465 @@
+"""From the bytes of the ranks' pipes to the messages of the cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import tempfile
+
+import pytest
+
+from notebook_launcher.kernel import backlog, console, ranklog, screen
+from notebook_launcher.kernel.console import Console, RankLog, Status, Text
+from notebook_launcher.kernel.folding import label, rank_list
+from notebook_launcher.kernel.screen import Screen
+
+
+@dataclasses.dataclass
+class Cell:
+    """A console, its clock, and what a cell would show."""
+
+    num_processes: int = 1
+    output: str = "all"
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.console = Console(self.num_processes, self.output)  # type: ignore[arg-type]
+        self.batches: list[list[console.Message]] = []
+
+    def feed(self, text: str | bytes, rank: int = 0, stream: str = "stdout") -> None:
+        data = text.encode() if isinstance(text, str) else text
+        self.console.feed(rank, stream, data)  # type: ignore[arg-type]
+
+    def tick(self) -> list[console.Message]:
+        """Let the clock run until something is published."""
+        while (due := self.console.next_due(self.now)) is not None:
+            self.now += due
+            if messages := self.console.take(self.now):
+                self.batches.append(messages)
+                return messages
+        return []
+
+    def finish(self) -> str:
+        """Return all text that the cell has shown, with what `finish` adds."""
+        self.console.finish()
+        while self.tick():
+            pass
+        return "".join(
+            message.text for batch in self.batches for message in batch if isinstance(message, Text)
+        )
+
+
+def test_the_first_line_is_published_at_once_and_the_next_a_tick_later():
+    cell = Cell()
+    cell.feed("a\n")
+    assert cell.console.next_due(0.0) == 0
+    assert cell.console.take(0.0) == [Text("stdout", "a\n")]
+    cell.feed("b\n")
+    assert cell.console.next_due(0.1) == pytest.approx(0.15)
+    assert cell.console.take(0.1) == []
+    assert cell.console.take(0.25) == [Text("stdout", "b\n")]
+    assert cell.console.next_due(0.25) is None
+
+
+def test_force_does_not_wait_for_the_tick():
+    cell = Cell(2)
+    cell.feed("a\n")
+    assert cell.console.take(0.0, force=True) == [Text("stdout", "[rank 0] a\n")]
+
+
+def test_nothing_is_due_without_output():
+    assert Console(2).next_due(1.0) is None
+    assert Console(2).take(1.0) == []
+
+
+def test_a_line_in_pieces_stays_whole():
+    cell = Cell()
+    for piece in ("one", " li", "ne\nan"):
+        cell.feed(piece)
+    assert cell.tick() == [Text("stdout", "one line\n")]
+    assert cell.finish() == "one line\nan\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_characters_may_be_split_over_chunks(size):
+    cell = Cell()
+    data = "héllo € 😀\n".encode()
+    for start in range(0, len(data), size):
+        cell.feed(data[start : start + size])
+        cell.feed("", stream="stderr")
+    assert cell.finish() == "héllo € 😀\n"
+    assert cell.console.logs[0].text() == "héllo € 😀\n"
+
+
+def test_bytes_that_are_not_utf8_are_replaced():
+    cell = Cell()
+    cell.feed(b"\xff\xfeok\n")
+    cell.feed(b"cut \xe2\x82")
+    assert cell.finish() == "\ufffd\ufffdok\ncut \ufffd\n"
+
+
+def test_labels_name_the_rank_unless_there_is_only_one():
+    one, two = Cell(1), Cell(2)
+    one.feed("a\nb\n")
+    two.feed("a\nb\n", rank=1)
+    assert one.finish() == "a\nb\n"
+    assert two.finish() == "[rank 1] a\n[rank 1] b\n"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([1], "rank 1"), ([0, 1], "ranks 0, 1"), ([2, 0, 1], "ranks 0-2"), ([0, 2, 3, 4, 7], "ranks 0, 2-4, 7")],
+)
+def test_rank_lists(ranks, text):
+    assert rank_list(ranks) == text
+    assert label(ranks) == f"[{text.replace(', ', ',')}] "
+
+
+def test_the_same_line_of_several_ranks_is_shown_once():
+    cell = Cell(4)
+    for rank in (2, 0, 1, 3):
+        cell.feed(f"hello\nI am {rank}\nbye\n", rank)
+    assert cell.finish() == (
+        "[ranks 0-3] hello\n"
+        "[rank 2] I am 2\n[rank 0] I am 0\n[rank 1] I am 1\n[rank 3] I am 3\n"
+        "[ranks 0-3] bye\n"
+    )
+
+
+def test_the_first_line_waits_a_moment_for_the_other_ranks():
+    cell = Cell(2)
+    cell.feed("hello\n", 0)
+    due = cell.console.next_due(0.0)
+    assert due is not None
+    assert 0 < due <= console.GATHER
+    cell.feed("hello\n", 1)
+    assert cell.console.next_due(0.0) == 0
+    assert cell.tick() == [Text("stdout", "[ranks 0,1] hello\n")]
+
+
+def test_the_same_text_on_another_stream_is_another_line():
+    cell = Cell(2)
+    cell.feed("x\n", 0)
+    cell.feed("x\n", 1, "stderr")
+    assert cell.tick() == [Text("stdout", "[rank 0] x\n"), Text("stderr", "[rank 1] x\n")]
+
+
+def test_lines_that_differ_keep_the_order_of_arrival():
+    cell = Cell(2)
+    for step in range(3):
+        cell.feed(f"a{step}\n", 0)
+        cell.feed(f"b{step}\n", 1)
+    assert cell.finish().replace("[rank 0] ", "").replace("[rank 1] ", "") == "a0\nb0\na1\nb1\na2\nb2\n"
+
+
+def test_folding_never_changes_the_order_of_a_ranks_own_lines():
+    random.seed(0)
+    for _ in range(200):
+        cell = Cell(3)
+        written: dict[int, list[str]] = {0: [], 1: [], 2: []}
+        for _ in range(30):
+            rank, line = random.randrange(3), random.choice(["a", "b", "c", "", "d"])
+            cell.feed(line + "\n", rank)
+            written[rank].append(line)
+        shown: dict[int, list[str]] = {0: [], 1: [], 2: []}
+        for line in cell.finish().removesuffix("\n").split("\n"):
+            head, _, text = line.partition("] ")
+            for rank, lines in shown.items():
+                if str(rank) in head or head == "[ranks 0-2":
+                    lines.append(text)
+        assert shown == written
+
+
+def test_streams_alternate_in_the_order_of_one_rank():
+    cell = Cell()
+    cell.feed("1\n")
+    cell.feed("2\n", stream="stderr")
+    cell.feed("3\n")
+    cell.feed("4\n")
+    assert cell.tick() == [Text("stdout", "1\n"), Text("stderr", "2\n"), Text("stdout", "3\n4\n")]
+
+
+def test_many_changes_of_stream_do_not_make_many_messages():
+    cell = Cell()
+    for number in range(100):
+        cell.feed(f"{number}\n", stream=("stdout", "stderr")[number % 2])
+    messages = cell.tick()
+    assert len(messages) == console.MAX_TEXTS
+    assert "".join(message.text for message in messages) == "".join(f"{number}\n" for number in range(100))
+
+
+def test_notices_have_no_label_and_keep_their_place():
+    cell = Cell(2)
+    cell.feed("a\n", 1)
+    cell.console.notice("2 CPU ranks, gloo; no GPU found")
+    cell.feed("b\n", 1)
+    assert cell.finish() == "[rank 1] a\n2 CPU ranks, gloo; no GPU found\n[rank 1] b\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "shown"), [("all", "[ranks 0,1] x\n"), ("rank0", "[rank 0] x\n"), ("none", "")]
+)
+def test_output_says_whose_lines_are_shown_and_the_logs_have_all(output, shown):
+    cell = Cell(2, output)
+    cell.feed("x\n", 0)
+    cell.feed("x\n", 1)
+    assert cell.finish() == shown
+    assert [log.text() for log in cell.console.logs] == ["x\n", "x\n"]
+
+
+def test_notices_are_shown_when_no_output_is():
+    cell = Cell(2, "none")
+    cell.console.notice("stopped")
+    assert cell.tick() == [Text("stdout", "stopped\n")]
+
+
+# Progress bars.
+
+
+def test_a_bar_is_one_live_line_and_its_last_state_a_normal_line():
+    cell = Cell()
+    for percent in (0, 10):
+        cell.feed(f"\r{percent} %", stream="stderr")
+    assert cell.tick() == [Status("10 %")]
+    cell.feed("\r50 %", stream="stderr")
+    assert cell.tick() == [Status("50 %")]
+    cell.feed("\r100 %\n", stream="stderr")
+    assert cell.finish() == "100 %\n"
+    assert cell.batches[-1][-1] == Status("")
+
+
+def test_a_bar_that_puts_its_return_last_is_live_too():
+    cell = Cell()
+    cell.feed("10 %\r20 %\r")
+    assert cell.tick() == [Status("20 %")]
+    cell.feed("done\n")
+    assert cell.finish() == "done\n"
+
+
+def test_a_bar_that_erases_itself_leaves_nothing():
+    cell = Cell()
+    cell.feed("\r100 %")
+    assert cell.tick() == [Status("100 %")]
+    cell.feed("\r      \r")
+    assert cell.tick() == [Status("")]
+    assert cell.finish() == ""
+
+
+def test_bars_of_all_ranks_share_the_live_area():
+    cell = Cell(3)
+    for rank, percent in enumerate((10, 10, 20)):
+        cell.feed(f"\r{percent} %", rank, "stderr")
+    assert cell.tick() == [Status("[ranks 0,1] 10 %\n[rank 2] 20 %")]
+
+
+def test_printing_beside_a_bar_leaves_the_bar_live():
+    cell = Cell()
+    cell.feed("\r10 %", stream="stderr")
+    cell.feed("loss 0.1\n")
+    assert cell.tick() == [Text("stdout", "loss 0.1\n"), Status("10 %")]
+
+
+def test_nested_bars_of_tqdm():
+    cell = Cell()
+
+    def write(*pieces: str) -> None:
+        for piece in pieces:
+            cell.feed(piece, stream="stderr")
+
+    write("\router 0/2", "\n", "\rinner 0/9", "\x1b[A")
+    assert cell.tick() == [Status("outer 0/2\ninner 0/9")]
+    write("\n", "\rinner 5/9", "\x1b[A")
+    assert cell.tick() == [Status("outer 0/2\ninner 5/9")]
+    write("\n", "\r         ", "\r\x1b[A", "\router 2/2", "\n")
+    assert cell.finish() == "outer 2/2\n"
+
+
+NESTED = ("\router 0/2", "\n", "\rinner 0/9", "\x1b[A", "\n", "\rinner 1/9", "\x1b[A")
+
+
+@pytest.mark.parametrize("place", range(len(NESTED)))
+def test_a_tick_in_the_middle_of_a_nested_redraw_ends_no_bar(place):
+    cell = Cell()
+    for number, piece in enumerate(NESTED):
+        cell.feed(piece, stream="stderr")
+        if number == place:
+            assert [type(message) for message in cell.tick()] == [Status]
+    cell.feed("\router 2/2\n", stream="stderr")
+    assert cell.finish() == "outer 2/2\ninner 1/9\n"
+
+
+def test_windows_line_ends_and_colours():
+    cell = Cell()
+    cell.feed("\x1b[31mred\x1b[0m\r\nnext\r\n")
+    assert cell.tick() == [Text("stdout", "\x1b[31mred\x1b[0m\nnext\n")]
+
+
+def test_an_unfinished_line_becomes_live_only_when_it_stays():
+    cell = Cell()
+    cell.feed("a\nloading ...")
+    assert cell.tick() == [Text("stdout", "a\n")]
+    assert cell.tick() == [Status("loading ...")]
+    cell.feed(" done\n")
+    assert cell.tick() == [Text("stdout", "loading ... done\n"), Status("")]
+
+
+def test_the_live_area_is_bounded():
+    cell = Cell(100)
+    for rank in range(100):
+        cell.feed(f"\r{rank} " + "x" * 1000, rank)
+    (status,) = cell.tick()
+    lines = status.text.split("\n")
+    assert len(lines) == console.STATUS_ROWS
+    assert lines[-1] == f"... and {100 - console.STATUS_ROWS + 1} more"
+    assert max(map(len, lines)) < 300
+
+
+def test_finish_of_one_rank_ends_its_lines_alone():
+    cell = Cell(2)
+    cell.feed("\r10 %", 0)
+    cell.feed("\r20 %", 1)
+    cell.tick()
+    cell.console.finish(rank=0)
+    assert cell.tick() == [Text("stdout", "[rank 0] 10 %\n"), Status("[rank 1] 20 %")]
+
+
+def test_finish_is_due_at_once_and_the_console_can_go_on():
+    cell = Cell()
+    cell.feed("a\n")
+    cell.tick()
+    cell.feed("b")
+    cell.console.finish()
+    assert cell.console.take(cell.now) == [Text("stdout", "b\n")]
+    cell.feed("c\n")
+    assert cell.finish().endswith("c\n")
+
+
+# Floods.
+
+
+def test_the_middle_of_a_flood_is_left_out_and_counted():
+    cell = Cell(2)
+    num_lines = 200_000
+    for start in range(0, num_lines, 1000):
+        cell.feed(
+            "".join(f"line {number}\n" for number in range(start, start + 1000)), rank=start // 1000 % 2
+        )
+    shown = cell.finish().splitlines()
+    (gap,) = [place for place, line in enumerate(shown) if line.startswith("...")]
+    left_out = int(shown[gap].split()[1].replace(",", ""))
+    assert shown[gap] == f"... {left_out:,} lines of ranks 0, 1 left out here; run.logs(rank) has all ..."
+    assert len(shown) - 1 + left_out == num_lines
+    assert shown[0] == "[rank 0] line 0"
+    assert shown[-1] == f"[rank 1] line {num_lines - 1}"
+    assert sum(log.text().count("\n") for log in cell.console.logs) == num_lines
+
+
+def test_a_lasting_flood_stays_below_the_rate_that_jupyter_allows():
+    cell = Cell()
+    sizes = []
+    for _ in range(80):  # 20 s of 4 MB/s
+        cell.feed("0123456789abcde\n" * 62_500)
+        cell.tick()
+        sizes.append(sum(backlog.num_bytes(message.text) for message in cell.batches[-1]))
+        cell.now += 0.001
+    assert cell.now == pytest.approx(20, rel=0.05)
+    window = int(3 / console.TICK) + 1
+    assert max(sum(sizes[start : start + window]) for start in range(80)) < 3_000_000
+    assert sum(sizes) > 10_000_000
+
+
+def test_notices_survive_a_flood():
+    cell = Cell()
+    for number in range(100):
+        cell.feed("x" * 99 + "\n" * 1000)
+        cell.console.notice(f"notice {number}")
+        cell.feed(("y" * 99 + "\n") * 1000)
+    shown = cell.finish()
+    assert all(f"notice {number}\n" in shown for number in range(100))
+
+
+def test_a_very_long_line_is_cut_and_takes_no_memory():
+    cell = Cell()
+    for _ in range(160):
+        cell.feed("x" * 65_536)
+    assert sum(map(len, cell.console._sources[0, "stdout"].screen._rows)) == screen.LINE_LIMIT
+    cell.feed("\nnext\n")
+    shown = cell.finish()
+    assert shown.endswith(" ... [10,452,992 more characters in this line]\nnext\n")
+    assert len(shown) < screen.LINE_LIMIT + 100
+    assert len(cell.console.logs[0].text()) == 160 * 65_536 + 6
+
+
+def test_a_long_line_that_arrives_whole_is_cut():
+    cell = Cell()
+    cell.feed("a\n" + "x" * 100_000 + "\nb\n")
+    assert cell.finish() == f"a\n{'x' * screen.LINE_LIMIT} ... [67,232 more characters in this line]\nb\n"
+
+
+@pytest.mark.parametrize("output", ["all", "none"])
+def test_a_flood_costs_no_work_per_line(output, monkeypatch):
+    """A million lines, counted in calls of our own functions: some per chunk, few per shown line."""
+    calls = []
+    for cls in (Screen, RankLog, backlog.Backlog, Console):
+        for name, function in vars(cls).items():
+            if callable(function) and not name.startswith("__"):
+
+                def counted(*args, function=function, **kwargs):
+                    calls.append(function)
+                    return function(*args, **kwargs)
+
+                monkeypatch.setattr(cls, name, counted)
+    cell = Cell(4, output)
+    chunk = "step 12 loss 0.1\n" * 4000  # about the 64 KiB that a pipe holds
+    for number in range(250):
+        cell.feed(chunk, rank=number % 4)
+    cell.finish()
+    assert len(calls) < 250 * 12
+    assert sum(log.text().count("\n") for log in cell.console.logs) == 1_000_000
+
+
+# The logs.
+
+
+def test_a_log_keeps_both_streams_in_order_of_arrival():
+    cell = Cell()
+    cell.feed("a")
+    cell.feed("E\n", stream="stderr")
+    cell.feed("b\n")
+    assert cell.console.logs[0].text() == "aE\nb\n"
+
+
+@pytest.mark.parametrize("num_lines", [0, 1, 3, 5000, 10**6])
+def test_the_tail_of_a_log(num_lines):
+    log = RankLog()
+    lines = [f"line {number}" for number in range(200_000)]
+    log.write("\n".join(lines) + "\n")
+    log.write("last\n")
+    assert log.tail(num_lines) == tuple([*lines, "last"][-num_lines:] if num_lines else [])
+
+
+def test_the_tail_shows_the_last_state_of_a_bar():
+    log = RankLog()
+    assert log.tail(3) == ()
+    log.write("a\n\r10 %\r90 %\nunfinished")
+    assert log.tail(3) == ("a", "90 %", "unfinished")
+
+
+def test_a_log_leaves_memory_and_no_file_with_a_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log = RankLog()
+    for _ in range(50):
+        log.write("é" * 50_000)
+    assert len(log._memory) <= ranklog.SPOOL_LIMIT
+    assert os.listdir(tmp_path) == []  # noqa: PTH208
+    assert log.text() == "é" * 2_500_000
+
+
+def test_a_log_stays_in_memory_where_no_file_can_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    log = RankLog()
+    for number in range(3):
+        log.write(f"{number}" * 1_000_000 + "\n")
+    assert len(log.text()) == 3_000_003
+    assert log.tail(1) == ("2" * 1_000_000,)

@@ -1,0 +1,116 @@
+"""What happens when somebody else dies: the kernel, the fork server, the supervisor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.kernels import Kernel
+from tests.scenes import FIRST, unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOOPING = """
+def looping():
+    import torch
+    from torch.utils.data import DataLoader
+    from multiprocessing import Process
+    Process(target=time.sleep, args=(600,)).start()
+    os.spawnlp(os.P_NOWAIT, "setsid", "setsid", "sleep", "600")
+    batches = iter(DataLoader(range(10**9), num_workers=1))
+    next(batches)
+    print("up", flush=True)
+    for batch in batches: pass
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    with warm_kernel() as kernel:
+        yield kernel
+
+
+def below(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
+def test_a_killed_kernel_takes_everything_with_it(start_method: str) -> None:
+    with Kernel() as kernel:
+        kernel.execute(FIRST + LOOPING, timeout=60)
+        cell = kernel.start(f"notebook_launch(looping, 2, start_method={start_method!r})")
+        kernel.wait(cell, until=lambda outcome: outcome.done or outcome.stdout.count("up") >= 1)
+        family = below(kernel.pid)
+        # A supervisor, two ranks, and each rank's loader worker, child and setsid child.
+        assert len(family) >= 1 + 2 * 4
+        kernel.kill()
+        _, alive = psutil.wait_procs(family, timeout=2)
+        # Whoever inherits the dead (process 1) may not have reaped them yet.
+        assert not [process for process in alive if is_alive(process)], alive
+
+
+def test_what_a_rank_started_goes_with_it(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(LOOPING + "\nnotebook_launch(looping, 2, timeout=2)")
+    assert (outcome.error or "").startswith("RunTimeoutError")
+
+
+def test_a_killed_fork_server_is_replaced(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        server = next(process for process in below(kernel.pid) if "forkserver" in " ".join(process.cmdline()))
+        server.kill()
+        outcome = kernel.execute("notebook_launch(ready, 2)")
+    assert outcome.error is None
+
+
+def test_a_killed_supervisor_is_our_fault_and_leaves_nothing(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        cell = kernel.start("def sleeping():\n    print('up', flush=True); time.sleep(600)\nnotebook_launch(sleeping, 2)")
+        kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
+        ranks = [process for process in below(kernel.pid) if not process.children()]
+        supervisor = ranks[0].parent()
+        assert supervisor is not None
+        supervisor.kill()
+        outcome = kernel.wait(cell)
+    assert (outcome.error or "").startswith("InternalError: the supervisor of this run is gone")
+
+
+def test_nothing_listens_beyond_loopback(kernel: Kernel) -> None:
+    cell = kernel.start("def sleeping():\n    print('up', flush=True); time.sleep(600)\nnotebook_launch(sleeping, 2)")
+    kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
+    listening = [
+        connection.laddr
+        for process in below(kernel.pid)
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    kernel.interrupt()
+    kernel.wait(cell)
+    assert listening
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+
+
+def test_a_kernel_that_ends_normally_leaves_no_fork_server() -> None:
+    with Kernel() as kernel:
+        kernel.execute(FIRST, timeout=60)
+        family = below(kernel.pid)
+        assert family
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not [process for process in alive if is_alive(process)], alive
+
+
+def test_a_rank_sees_its_own_session(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def ids(): return os.getpid(), os.getsid(0), os.getpgid(0)\nprint([len(set(i)) for i in notebook_launch(ids, 2)])"
+    )
+    assert outcome.stdout.endswith("[1, 1]\n")

@@ -1,0 +1,181 @@
+"""Ranks that stay: what they keep between runs, and what a session survives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.scenes import unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.kernels import Kernel
+
+DEFINITIONS = """
+def rank():
+    return int(os.environ["RANK"])
+
+def keep(value):
+    import builtins, torch.distributed as dist
+    builtins.kept = value
+    return os.getpid(), id(dist.group.WORLD)
+
+def kept():
+    import builtins
+    return getattr(builtins, "kept", None)
+
+def add():
+    import torch, torch.distributed as dist
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()
+
+def wait_for_peer():
+    import torch.distributed as dist
+    print("up", flush=True)
+    if rank() == 0:
+        dist.barrier()
+    time.sleep(60)
+
+def both_wait():
+    import torch, torch.distributed as dist
+    print("up", flush=True)
+    dist.recv(torch.ones(1), src=1 - rank())
+
+def fail():
+    import torch.distributed as dist
+    if rank() == 1:
+        raise ValueError("boom")
+    dist.barrier()
+
+def die():
+    import torch.distributed as dist
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+session = Session(2)
+"""
+
+
+@pytest.fixture
+def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
+    with unchanged(module_kernel):
+        outcome = module_kernel.execute(DEFINITIONS + "session.run(keep, args=('before',))")
+        assert outcome.error is None, outcome.traceback
+        yield module_kernel
+        assert module_kernel.execute("session.close(); session.close()").error is None
+
+
+@pytest.fixture(scope="module")
+def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with warm_kernel(cwd=tmp_path_factory.mktemp("notebook")) as kernel:
+        yield kernel
+
+
+def last_line(kernel: Kernel, code: str) -> str:
+    outcome = kernel.execute(code)
+    assert outcome.error is None, outcome.traceback
+    return outcome.stdout.splitlines()[-1]
+
+
+def test_processes_group_and_memory_are_kept(kernel: Kernel) -> None:
+    code = "a = session.run(keep, args=(1,)); b = session.run(keep, args=(2,)); print(list(a) == list(b), *session.run(kept))"
+    assert last_line(kernel, code) == "True 2 2"
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [("fail", "ValueError: boom"), ("die", "RankFailedError: rank 1 of 2 was killed by SIGKILL(-9)")],
+)
+def test_it_survives_a_failure(kernel: Kernel, what: str, error: str) -> None:
+    outcome = kernel.execute(f"session.run({what})")
+    assert (outcome.error or "").startswith(error)
+    replaced = "rank 1 had ended and was started anew" in outcome.stdout
+    assert replaced == (what == "die")
+    assert last_line(kernel, "print(*session.run(add))") == "2.0 2.0"
+    assert last_line(kernel, "print(*session.run(kept))") == ("before None" if replaced else "before before")
+
+
+@pytest.mark.parametrize("what", ["wait_for_peer", "both_wait"])
+def test_it_survives_an_interrupt_in_a_collective(kernel: Kernel, what: str) -> None:
+    cell = kernel.start(f"session.run({what})")
+    kernel.wait(cell, until=lambda outcome: outcome.done or outcome.stdout.count("up") + ("ranks" in outcome.stdout) > 1)
+    kernel.interrupt()
+    outcome = kernel.wait(cell)
+    assert outcome.error == "KeyboardInterrupt: "
+    assert last_line(kernel, "print(*session.run(add))") == "2.0 2.0"
+    # A peer that leaves the group releases the rank that is stuck in C++. Where both are stuck, one must
+    # be killed, which releases the other.
+    expected = "before before" if what == "wait_for_peer" else "None before"
+    assert last_line(kernel, "print(*session.run(kept))") == expected
+
+
+def test_a_rank_that_died_between_runs_is_replaced(kernel: Kernel) -> None:
+    kernel.execute("pid = session.run(keep, args=(1,))[0][0]; os.kill(pid, signal.SIGKILL)")
+    kernel.execute("while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)")
+    outcome = kernel.execute("print(*session.run(add))")
+    assert "rank 0 had ended and was started anew" in outcome.stdout
+    assert outcome.stdout.endswith("2.0 2.0\n")
+
+
+def test_an_edited_module_is_not_stale(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.execute(
+        "import pathlib; pathlib.Path('helper_module.py').write_text('VALUE = 1')\n"
+        "def use():\n    import helper_module\n    return helper_module.VALUE\n"
+    )
+    assert last_line(kernel, "print(*session.run(use))") == "1 1"
+    outcome = kernel.execute("pathlib.Path('helper_module.py').write_text('VALUE = 22'); print(*session.run(use))")
+    assert "helper_module.py changed: the ranks import this folder's modules anew" in outcome.stdout
+    assert outcome.stdout.endswith("22 22\n")
+
+
+def test_one_run_at_a_time(kernel: Kernel) -> None:
+    outcome = kernel.execute("run = session.launch(wait_for_peer)\nsession.run(add)")
+    assert "CallOrderError: the session is busy with <Run of wait_for_peer on 2 ranks:" in (outcome.error or "")
+    assert kernel.execute("run.stop()").error is None
+    assert last_line(kernel, "print(*session.run(add))") == "2.0 2.0"
+
+
+def test_closed_is_closed(kernel: Kernel) -> None:
+    outcome = kernel.execute("print(session); session.close(); print(session)\nsession.run(add)")
+    assert (outcome.error or "").startswith("CallOrderError: the session is closed. Make a new one")
+    assert outcome.stdout.count("<Session of 2 CPU ranks, gloo") == 2
+
+
+def test_a_with_block_ends_the_ranks(kernel: Kernel) -> None:
+    code = "with Session(4) as four: print(*four.run(add)); print(len(set(four.run(os.getpid))))"
+    assert last_line(kernel, code) == "4"
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_other_start_methods(kernel: Kernel, start_method: str) -> None:
+    code = f"with Session(2, start_method={start_method!r}) as s: s.run(keep, args=(3,)); print(*s.run(kept), *s.run(add))"
+    assert last_line(kernel, code) == "3 3 2.0 2.0"
+
+
+def test_the_group_may_be_destroyed(kernel: Kernel) -> None:
+    code = "import torch.distributed as dist\nsession.run(lambda: dist.destroy_process_group()); print(*session.run(add))"
+    assert last_line(kernel, code) == "2.0 2.0"
+    code = "session.run(lambda: rank() or dist.destroy_process_group()); print(*session.run(add))"
+    assert last_line(kernel, code) == "2.0 2.0"
+
+
+def test_an_unclosed_session_goes_with_its_kernel() -> None:
+    with warm_kernel() as kernel:
+        kernel.execute("session = Session(2)\nsession.run(ready)")
+
+
+def test_memory_is_shared_out_again(kernel: Kernel) -> None:
+    # Large arguments of an earlier run are not kept.
+    kernel.execute("import numpy; big = numpy.ones(50_000_000)\ndef use(x): return float(x[0])")
+    code = (
+        "def rss():\n    return int(open('/proc/self/smaps_rollup').read().split('Rss:')[1].split()[0]) / 1000\n"
+        "first = session.run(rss)\n"
+        "for _ in range(3): session.run(lambda x: float(x.sum()), args=(big,))\n"
+        "print(all(after - before < 200 for before, after in zip(first, session.run(rss))))"
+    )
+    assert last_line(kernel, code) == "True"

@@ -1,0 +1,176 @@
+"""Stopping a run: the kernel's interrupt button, `run.stop()`, and what the stuck ranks were doing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.scenes import unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.kernels import Kernel, Outcome
+
+DEFINITIONS = """
+def rank():
+    return int(os.environ["RANK"])
+
+def say_up():
+    import torch.distributed as dist
+    dist.barrier()
+    print("up", flush=True)
+
+def sleeping():
+    say_up()
+    try:
+        while True:
+            time.sleep(60)
+    finally:
+        print("finally ran", flush=True)
+
+def computing():
+    say_up()
+    while True:
+        sum(range(1000))
+
+def in_collective():
+    import torch.distributed as dist
+    say_up()
+    if rank() == 0:
+        dist.all_reduce(__import__("torch").ones(1))
+    time.sleep(60)
+
+def ignoring():
+    for name in ("SIGINT", "SIGTERM"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    in_collective()
+
+def cooperative():
+    say_up()
+    for step in range(10**9):
+        report(step=step, loss=1.0)
+        time.sleep(0.001)
+
+def in_c_code():
+    import torch
+    say_up()
+    x = torch.randn(3000, 3000)
+    while True:
+        x = (x @ x).clamp(-1, 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    with warm_kernel() as kernel:
+        outcome = kernel.execute(DEFINITIONS)
+        assert outcome.error is None, outcome.traceback
+        yield kernel
+
+
+def is_up(outcome: Outcome) -> bool:
+    return outcome.done or "up" in outcome.stdout
+
+
+@pytest.mark.parametrize("name", ["sleeping", "computing", "in_collective", "ignoring", "cooperative", "in_c_code"])
+@pytest.mark.parametrize("num_processes", [1, 2, 4])
+def test_the_interrupt_button_ends_the_run(kernel: Kernel, name: str, num_processes: int) -> None:
+    with unchanged(kernel):
+        cell = kernel.start(f"notebook_launch({name}, {num_processes})")
+        kernel.wait(cell, until=is_up)
+        began = time.monotonic()
+        kernel.interrupt()
+        outcome = kernel.wait(cell)
+        seconds = time.monotonic() - began
+    assert outcome.error == "KeyboardInterrupt: "
+    assert seconds < 3
+    assert ("finally ran" in outcome.stdout) == (name == "sleeping")
+
+
+@pytest.mark.parametrize(
+    ("name", "rung"),
+    [("cooperative", "ask"), ("sleeping", "interrupt"), ("computing", "interrupt"), ("ignoring", "kill")],
+)
+def test_stop_climbs_as_far_as_it_must(kernel: Kernel, name: str, rung: str) -> None:
+    with unchanged(kernel):
+        cell = kernel.start(
+            f"run = launch({name}, 2)\n"
+            "while 'up' not in run.logs(0) + run.logs(1): time.sleep(0.01)\n"
+            "began = time.monotonic()\n"
+            "print(run.stop(), run.stop(), run.state, time.monotonic() - began < 3, run.exception().__class__.__name__)"
+        )
+        outcome = kernel.wait(cell)
+    assert outcome.error is None, outcome.traceback
+    assert outcome.stdout.endswith(f"{rung} {rung} stopped True RunStoppedError\n")
+
+
+def test_a_second_interrupt_kills_at_once(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        cell = kernel.start("notebook_launch(ignoring, 2)")
+        kernel.wait(cell, until=is_up)
+        began = time.monotonic()
+        kernel.interrupt()
+        kernel.wait(cell, until=lambda outcome: outcome.done or "waits in" in outcome.stderr)
+        kernel.interrupt()
+        outcome = kernel.wait(cell)
+        seconds = time.monotonic() - began
+    assert outcome.error == "KeyboardInterrupt: "
+    assert seconds < 1.5  # The ladder alone takes 1.5 s before it kills.
+
+
+def test_an_interrupt_says_who_waits_for_whom(kernel: Kernel) -> None:
+    cell = kernel.start("notebook_launch(in_collective, 2)")
+    kernel.wait(cell, until=is_up)
+    kernel.interrupt()
+    outcome = kernel.wait(cell)
+    assert "rank 0 waits in all_reduce" in outcome.stderr
+    assert "rank 1 is not in it: in_collective, Cell In[" in outcome.stderr
+    assert "time.sleep(60)" in outcome.stderr
+
+
+def test_stacks_can_be_asked_for(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(
+            "run = launch(in_collective, 2)\n"
+            "while 'up' not in run.logs(0) or 'up' not in run.logs(1): time.sleep(0.01)\n"
+            "stacks = run.stacks()\n"
+            "while not any(s.waiting_in for s in stacks): stacks = run.stacks()\n"
+            "print(stacks); print(run.state); run.stop()\n"
+            "try: run.stacks()\n"
+            "except CallOrderError as error: print(error)\n"
+        )
+    assert "rank 0 waits in all_reduce" in outcome.stdout
+    assert "running\n" in outcome.stdout
+    assert "the run is over (stopped): its ranks are gone, and so are their stacks" in outcome.stdout
+
+
+def test_a_handle_tells_and_waits(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(
+            "run = launch(cooperative, 2)\n"
+            "while len(run.metrics) < 10: time.sleep(0.01)\n"
+            "print([r.state for r in run.ranks], all(r.pid for r in run.ranks), run.wait(0.01))\n"
+            "try: run.result(timeout=0.01)\n"
+            "except TimeoutError as error: print(error)\n"
+            "try: run.logs(2)\n"
+            "except LookupError as error: print(error)\n"
+            "print(run.metrics[0].values, run.metrics[0].step); run.stop(); print(run)\n"
+        )
+    assert "['running', 'running'] True False" in outcome.stdout
+    assert "the run is not over after 0.01 s; it goes on" in outcome.stdout
+    assert "there is no rank 2: this run has 2, 0 to 1" in outcome.stdout
+    assert "{'loss': 1.0} 0" in outcome.stdout
+    assert "<Run of cooperative on 2 ranks: stopped," in outcome.stdout
+
+
+def test_cancelling_an_await_stops_the_run(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        cell = kernel.start("run = launch(sleeping, 2)\nawait run")
+        kernel.wait(cell, until=is_up)
+        kernel.interrupt()
+        outcome = kernel.wait(cell)
+        assert outcome.error is not None
+        assert kernel.execute("run.wait(5); print(run.state)").stdout.endswith("stopped\n")
