@@ -10,6 +10,7 @@ Importing the package imports neither torch nor anything else that is slow, and 
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,7 +59,13 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-HOMES = {
+# In a checkout, `widgets/` lies beside this folder; once installed, it lies in it (pyproject.toml,
+# package-dir). This makes `import notebook_launcher.widgets` work in a checkout that is not installed.
+_CHECKOUT = Path(__file__).resolve().parents[1]
+if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "widgets" / "__init__.py").is_file():
+    __path__.append(str(_CHECKOUT))
+
+_HOMES = {
     "LaunchConfig": "config",
     "Results": "kernel.results",
     "Run": "kernel.run",
@@ -75,7 +82,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    module = importlib.import_module(f"{__name__}.{HOMES.get(name, 'errors')}")
+    module = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}")
     return getattr(module, name)
 
 

@@ -58,7 +58,9 @@ class LaunchConfig:
     """Intra-op threads of each rank; None: the cores, shared out evenly."""
 
     def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
         if self.num_processes is not None:
             put("num_processes", _integer("num_processes", self.num_processes, minimum=1))
         put("devices", _devices(self.devices))
@@ -162,7 +164,7 @@ def _one_of(name: str, value: object, choices: tuple[str, ...], *, or_none: bool
 
 def _devices(value: object) -> tuple[int, ...] | str | None:
     if value is None or value == "cpu":
-        return value  # type: ignore[return-value]
+        return value
     if isinstance(value, str) or not isinstance(value, Iterable):
         msg = f"devices={value!r} is unknown. Pass a list of GPU indices such as [0, 1], 'cpu', or None for all."
         raise ConfigError(msg)

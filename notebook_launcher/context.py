@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["current", "enter", "report", "stop_requested", "track"]
 
@@ -104,11 +106,10 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
         return
     if total is None:
         total = len(iterable) if hasattr(iterable, "__len__") else None  # type: ignore[arg-type]
-    done, last = 0, -PROGRESS_INTERVAL
-    for item in iterable:
+    last = -PROGRESS_INTERVAL
+    for done, item in enumerate(iterable, 1):
         _step_boundary(context)
         yield item
-        done += 1
         now = time.monotonic()
         if now - last >= PROGRESS_INTERVAL or done == total:
             context.send(messages.Progress(time=now, done=done, total=total, description=description))

@@ -49,7 +49,6 @@ __all__ = [
     "StartSupervisor",
 ]
 
-record = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 
 DUMP_SIGNAL = signal.SIGRTMAX - 5
 """Makes a rank write the stacks of all its threads, even while it is stuck in C code."""
@@ -58,7 +57,7 @@ DUMP_SIGNAL = signal.SIGRTMAX - 5
 # kernel -> fork server
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartSupervisor:
     """Fork a supervisor. Descriptors: its channel, a pipe that is closed once it has been reaped."""
 
@@ -68,7 +67,7 @@ class StartSupervisor:
 # kernel -> supervisor
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What all ranks of a tree share. Descriptors: the listening socket of the store, the board."""
 
@@ -91,14 +90,14 @@ class Setup:
     master_port: int
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BearRank:
     """Start one rank. Descriptors: its channel, its standard output, its standard error."""
 
     rank: int
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SignalRanks:
     """Send a signal to each of these ranks; SIGKILL goes to its data-loader workers too."""
 
@@ -106,7 +105,7 @@ class SignalRanks:
     signum: int
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
     """Kill what is left, reap it and exit."""
 
@@ -114,7 +113,7 @@ class Close:
 # supervisor -> kernel
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankBorn:
     """A rank was started."""
 
@@ -122,7 +121,7 @@ class RankBorn:
     pid: int
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankGone:
     """A rank's process ended and its session is empty."""
 
@@ -138,7 +137,7 @@ class RankGone:
     """Whether the kernel's out-of-memory killer struck in this control group meanwhile."""
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BirthFailed:
     """A rank could not be started."""
 
@@ -150,7 +149,7 @@ class BirthFailed:
 # kernel -> rank
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """Run a function. Descriptor: its parcel, unless the process inherited the call by a fork."""
 
@@ -163,17 +162,17 @@ class Call:
     """Whether `input()` can be answered: a cell waits for this run."""
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveGroup:
     """Tear the process group down, so that peers that wait in it get an error instead of waiting."""
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
     """Run the exit handlers and exit."""
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class InputReply:
     """The answer to an `InputRequest`; `text` is None where nobody can answer."""
 
@@ -184,21 +183,21 @@ class InputReply:
 # rank -> kernel
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankReady:
     """The rank listens. Descriptor: the file that stack dumps go to."""
 
     rank: int
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallStarted:
     """The function arrived, the process group is up, and the function is about to run."""
 
     call_id: int
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
     """The function returned. Descriptor: the parcel of its value."""
 
@@ -209,7 +208,7 @@ class Returned:
     """Whether the process group is still the one that the call began with."""
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """One line of a traceback."""
 
@@ -223,7 +222,7 @@ class Frame:
     end_colno: int | None = None
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExceptionReport:
     """An exception with its chain, as plain data that always travels."""
 
@@ -239,7 +238,7 @@ class ExceptionReport:
     group: tuple[ExceptionReport, ...] = ()
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
     """The function ended with an exception. Descriptor: the parcel of the exception, if it can travel."""
 
@@ -252,7 +251,7 @@ class Raised:
     """The code of `sys.exit(code)`."""
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Display:
     """Rich output."""
 
@@ -262,14 +261,14 @@ class Display:
     update: bool = False
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClearOutput:
     """`clear_output(wait)`."""
 
     wait: bool
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class InputRequest:
     """`input(prompt)`: the rank waits for an `InputReply`."""
 
@@ -277,7 +276,7 @@ class InputRequest:
     password: bool = False
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
     """What `report(step=…, **metrics)` was given."""
 
@@ -286,7 +285,7 @@ class Metrics:
     values: dict[str, float]
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """What `track(iterable)` has done."""
 
@@ -296,7 +295,7 @@ class Progress:
     description: str
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """One line for the user from the rank's own machinery."""
 
@@ -306,7 +305,7 @@ class Notice:
 # What the kernel concludes. Not sent: shown, and kept on the exception.
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """What is known of one rank that failed."""
 

@@ -95,9 +95,7 @@ class Kernel:
         self, *, python: str = sys.executable, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> None:
         self._folder = contextlib.ExitStack()
-        home = self._folder.enter_context(
-            tempfile.TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True)
-        )
+        home = self._folder.enter_context(tempfile.TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True))
         self._log = self._folder.enter_context(Path(home, "log").open("w+"))  # noqa: SIM115
         self._context = zmq.Context()
         connection_file = str(Path(home, "connection.json"))
@@ -167,9 +165,7 @@ class Kernel:
             answer_input: Gets the prompt and whether it is a password, and returns the answer. Without it
                 the cell runs as under nbclient, where `input()` cannot be answered.
         """
-        return self.wait(
-            self.start(code, allow_stdin=answer_input is not None), timeout, answer_input=answer_input
-        )
+        return self.wait(self.start(code, allow_stdin=answer_input is not None), timeout, answer_input=answer_input)
 
     def start(self, code: str, *, allow_stdin: bool = False) -> str:
         """Send a cell off and return its id."""

@@ -60,9 +60,7 @@ def observe() -> Scene:
     return Scene(
         processes={process: _describe(process) for process in processes},
         threads={
-            thread: f"{thread!r}"
-            for thread in threading.enumerate()
-            if type(thread).__name__ not in LASTING_THREADS
+            thread: f"{thread!r}" for thread in threading.enumerate() if type(thread).__name__ not in LASTING_THREADS
         },
         descriptors=_descriptors(),
         listeners=_listeners(processes),
@@ -82,9 +80,7 @@ def leftovers(before: Scene, after: Scene) -> list[str]:
     ]
     found += [f"thread {text}" for key, text in after.threads.items() if key not in before.threads]
     found += [f"descriptor {text}" for text in _new_descriptors(before, after)]
-    found += [
-        f"listening socket {text}" for key, text in after.listeners.items() if key not in before.listeners
-    ]
+    found += [f"listening socket {text}" for key, text in after.listeners.items() if key not in before.listeners]
     found += [f"file {text}" for key, text in after.files.items() if key not in before.files]
     for key in sorted({*before.settings, *after.settings}):
         was, now = before.settings.get(key), after.settings.get(key)

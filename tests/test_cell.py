@@ -28,7 +28,7 @@ def kernel() -> Iterator[Kernel]:
 
 
 def test_text_stands_after_what_the_cell_has_printed(kernel):
-    outcome = kernel.execute("print('before')\n" + MAKE + "sink.text('stdout', 'after\\n')\nprint('end')")
+    outcome = kernel.execute("print('before')\n" + MAKE + "sink.text('stdout', 'after\\n'); sink.close()\nprint('end')")
     assert outcome.stdout == "before\nafter\nend\n"
 
 
@@ -56,15 +56,11 @@ thread = threading.Thread(target=later); thread.start()
 
 
 def test_the_live_area_is_one_display_that_is_emptied_at_the_end(kernel):
-    outcome = kernel.execute(
-        MAKE + "for text in ('1 %', '2 %', '2 %'): sink.status(text)\nsink.close(); sink.close()"
-    )
+    outcome = kernel.execute(MAKE + "for text in ('1 %', '2 %', '2 %'): sink.status(text)\nsink.close(); sink.close()")
     (display,) = outcome.displays
     assert display["data"] == {"text/plain": "1 %"}
     assert [update["data"]["text/plain"] for update in outcome.updates] == ["2 %", ""]
-    assert {update["transient"]["display_id"] for update in outcome.updates} == {
-        display["transient"]["display_id"]
-    }
+    assert {update["transient"]["display_id"] for update in outcome.updates} == {display["transient"]["display_id"]}
 
 
 def test_no_live_area_without_status(kernel):
@@ -95,10 +91,7 @@ def test_a_display_is_updated_by_its_id(kernel):
 
 
 def test_capture_gets_the_output(kernel):
-    work = (
-        "sink.text('stdout', 'o\\n'); sink.text('stderr', 'e\\n')\n"
-        "sink.status('bar'); sink.html('<b>', 'rich')"
-    )
+    work = "sink.text('stdout', 'o\\n'); sink.text('stderr', 'e\\n')\nsink.status('bar'); sink.html('<b>', 'rich')"
     captured = kernel.execute("%%capture box\n" + MAKE + work)
     assert not captured.streams + captured.displays
     assert kernel.execute("(box.stdout, box.stderr, box.outputs[0].data)").result == (
@@ -123,18 +116,14 @@ def test_ask_gets_the_answer(kernel):
         asked.append((prompt, password))
         return "yes"
 
-    code = (
-        "from notebook_launcher.kernel.cell import ask\nask('[rank 1] sure? ') + ask('key: ', password=True)"
-    )
+    code = "from notebook_launcher.kernel.cell import ask\nask('[rank 1] sure? ') + ask('key: ', password=True)"
     assert kernel.execute(code, answer_input=answer).result == "'yesyes'"
     assert asked == [("[rank 1] sure? ", False), ("key: ", True)]
 
 
 def test_ask_says_that_the_front_end_cannot_be_asked(kernel):
     outcome = kernel.execute("from notebook_launcher.kernel.cell import ask\nask('[rank 1] sure? ')")
-    assert outcome.error.startswith(
-        "EOFError: no answer to '[rank 1] sure? ': this front end cannot ask for input"
-    )
+    assert outcome.error.startswith("EOFError: no answer to '[rank 1] sure? ': this front end cannot ask for input")
 
 
 def test_ask_says_that_standard_input_has_ended(monkeypatch):

@@ -45,7 +45,12 @@ class AsyncModel:
         (functools.partial(coroutine), (), {}, r"coroutine is a coroutine function"),
         (AsyncModel(), (), {}, r"AsyncModel is a coroutine function"),
         (generator, (), {}, r"generator is a generator function \(it has a yield\)"),
-        (train, (), {}, r"train\(lr.*\) .*cannot be called with args=\(\), kwargs=\{\}: missing a required argument: 'lr'"),
+        (
+            train,
+            (),
+            {},
+            r"train\(lr.*\) .*cannot be called with args=\(\), kwargs=\{\}: missing a required argument: 'lr'",
+        ),
         (train, (1, 2, 3), {}, r"too many positional arguments"),
         (train, (1,), {"epoch": 2}, r"got an unexpected keyword argument 'epoch'"),
         (train, "x", {}, r"args='x' is a str; it must be a tuple. Write args=\('x',\)"),

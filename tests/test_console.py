@@ -45,9 +45,7 @@ class Cell:
         self.console.finish()
         while self.tick():
             pass
-        return "".join(
-            message.text for batch in self.batches for message in batch if isinstance(message, Text)
-        )
+        return "".join(message.text for batch in self.batches for message in batch if isinstance(message, Text))
 
 
 def test_the_first_line_is_published_at_once_and_the_next_a_tick_later():
@@ -121,9 +119,7 @@ def test_the_same_line_of_several_ranks_is_shown_once():
     for rank in (2, 0, 1, 3):
         cell.feed(f"hello\nI am {rank}\nbye\n", rank)
     assert cell.finish() == (
-        "[ranks 0-3] hello\n"
-        "[rank 2] I am 2\n[rank 0] I am 0\n[rank 1] I am 1\n[rank 3] I am 3\n"
-        "[ranks 0-3] bye\n"
+        "[ranks 0-3] hello\n[rank 2] I am 2\n[rank 0] I am 0\n[rank 1] I am 1\n[rank 3] I am 3\n[ranks 0-3] bye\n"
     )
 
 
@@ -197,9 +193,7 @@ def test_notices_have_no_label_and_keep_their_place():
     assert cell.finish() == "[rank 1] a\n2 CPU ranks, gloo; no GPU found\n[rank 1] b\n"
 
 
-@pytest.mark.parametrize(
-    ("output", "shown"), [("all", "[ranks 0,1] x\n"), ("rank0", "[rank 0] x\n"), ("none", "")]
-)
+@pytest.mark.parametrize(("output", "shown"), [("all", "[ranks 0,1] x\n"), ("rank0", "[rank 0] x\n"), ("none", "")])
 def test_output_says_whose_lines_are_shown_and_the_logs_have_all(output, shown):
     cell = Cell(2, output)
     cell.feed("x\n", 0)
@@ -342,9 +336,7 @@ def test_the_middle_of_a_flood_is_left_out_and_counted():
     cell = Cell(2)
     num_lines = 200_000
     for start in range(0, num_lines, 1000):
-        cell.feed(
-            "".join(f"line {number}\n" for number in range(start, start + 1000)), rank=start // 1000 % 2
-        )
+        cell.feed("".join(f"line {number}\n" for number in range(start, start + 1000)), rank=start // 1000 % 2)
     shown = cell.finish().splitlines()
     (gap,) = [place for place, line in enumerate(shown) if line.startswith("...")]
     left_out = int(shown[gap].split()[1].replace(",", ""))

@@ -75,7 +75,9 @@ def test_a_killed_fork_server_is_replaced(kernel: Kernel) -> None:
 
 def test_a_killed_supervisor_is_our_fault_and_leaves_nothing(kernel: Kernel) -> None:
     with unchanged(kernel):
-        cell = kernel.start("def sleeping():\n    print('up', flush=True); time.sleep(600)\nnotebook_launch(sleeping, 2)")
+        cell = kernel.start(
+            "def sleeping():\n    print('up', flush=True); time.sleep(600)\nnotebook_launch(sleeping, 2)"
+        )
         kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
         ranks = [process for process in below(kernel.pid) if not process.children()]
         supervisor = ranks[0].parent()
@@ -111,6 +113,7 @@ def test_a_kernel_that_ends_normally_leaves_no_fork_server() -> None:
 
 def test_a_rank_sees_its_own_session(kernel: Kernel) -> None:
     outcome = kernel.execute(
-        "def ids(): return os.getpid(), os.getsid(0), os.getpgid(0)\nprint([len(set(i)) for i in notebook_launch(ids, 2)])"
+        "def ids(): return os.getpid(), os.getsid(0), os.getpgid(0)\n"
+        "print([len(set(i)) for i in notebook_launch(ids, 2)])"
     )
     assert outcome.stdout.endswith("[1, 1]\n")

@@ -63,9 +63,7 @@ class Rank:
     @property
     def requests(self) -> list[tuple[str, bool]]:
         return [
-            (record.prompt, record.password)
-            for record in self.records
-            if isinstance(record, messages.InputRequest)
+            (record.prompt, record.password) for record in self.records if isinstance(record, messages.InputRequest)
         ]
 
 
@@ -210,10 +208,7 @@ def test_input_says_why_nobody_can_answer(run):
 
 
 def test_standard_input_ends_where_nobody_can_answer():
-    assert (
-        run_rank("import sys; print(repr(sys.stdin.readline()), list(sys.stdin))", [None, None]).stdout
-        == "'' []\n"
-    )
+    assert run_rank("import sys; print(repr(sys.stdin.readline()), list(sys.stdin))", [None, None]).stdout == "'' []\n"
 
 
 def test_a_process_that_the_rank_started_cannot_ask():
@@ -316,9 +311,7 @@ def test_installing_imports_nothing_heavy():
 
 
 def test_a_module_keeps_its_own_loader():
-    rank = run_rank(
-        "import getpass, inspect; print(type(getpass.__loader__).__name__, inspect.getsource(getpass)[:3])"
-    )
+    rank = run_rank("import getpass, inspect; print(type(getpass.__loader__).__name__, inspect.getsource(getpass)[:3])")
     assert rank.stdout == 'SourceFileLoader """\n'
 
 

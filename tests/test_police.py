@@ -78,9 +78,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Run one program of leaky tests; return what each was told, "" if it passed."""
     folder = tmp_path_factory.mktemp("leaky")
     tests = {**LEAKS, **HARMLESS}
-    source = HEADER + "".join(
-        f"\ndef test_{name}(monkeypatch):\n    {body}\n" for name, body in tests.items()
-    )
+    source = HEADER + "".join(f"\ndef test_{name}(monkeypatch):\n    {body}\n" for name, body in tests.items())
     (folder / "test_leaky.py").write_text(source, encoding="utf-8")
     report = folder / "report.xml"
     options = [

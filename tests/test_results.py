@@ -39,9 +39,7 @@ def test_a_missing_value_says_why() -> None:
 def test_repr() -> None:
     results = Results({0: torch.zeros(3, 4), 1: list(range(100))}, num_processes=2, seconds=0.034, seed=5)
     assert repr(results) == (
-        "Results of 2 ranks, 0.03 s, seed 5\n"
-        "  0: Tensor, shape (3, 4), torch.float32\n"
-        "  1: [0, 1, 2, 3, 4, 5, ...]"
+        "Results of 2 ranks, 0.03 s, seed 5\n  0: Tensor, shape (3, 4), torch.float32\n  1: [0, 1, 2, 3, 4, 5, ...]"
     )
     assert "rank 1 returned nothing: ValueError: boom" in repr(partial())
     assert "restarted 1 time" in repr(partial())

@@ -83,7 +83,8 @@ def last_line(kernel: Kernel, code: str) -> str:
 
 
 def test_processes_group_and_memory_are_kept(kernel: Kernel) -> None:
-    code = "a = session.run(keep, args=(1,)); b = session.run(keep, args=(2,)); print(list(a) == list(b), *session.run(kept))"
+    kernel.execute("a = session.run(keep, args=(1,)); b = session.run(keep, args=(2,))")
+    code = "print(list(a) == list(b), *session.run(kept))"
     assert last_line(kernel, code) == "True 2 2"
 
 
@@ -103,7 +104,9 @@ def test_it_survives_a_failure(kernel: Kernel, what: str, error: str) -> None:
 @pytest.mark.parametrize("what", ["wait_for_peer", "both_wait"])
 def test_it_survives_an_interrupt_in_a_collective(kernel: Kernel, what: str) -> None:
     cell = kernel.start(f"session.run({what})")
-    kernel.wait(cell, until=lambda outcome: outcome.done or outcome.stdout.count("up") + ("ranks" in outcome.stdout) > 1)
+    kernel.wait(
+        cell, until=lambda outcome: outcome.done or outcome.stdout.count("up") + ("ranks" in outcome.stdout) > 1
+    )
     kernel.interrupt()
     outcome = kernel.wait(cell)
     assert outcome.error == "KeyboardInterrupt: "
@@ -153,12 +156,16 @@ def test_a_with_block_ends_the_ranks(kernel: Kernel) -> None:
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_other_start_methods(kernel: Kernel, start_method: str) -> None:
-    code = f"with Session(2, start_method={start_method!r}) as s: s.run(keep, args=(3,)); print(*s.run(kept), *s.run(add))"
+    code = (
+        f"with Session(2, start_method={start_method!r}) as s: s.run(keep, args=(3,)); print(*s.run(kept), *s.run(add))"
+    )
     assert last_line(kernel, code) == "3 3 2.0 2.0"
 
 
 def test_the_group_may_be_destroyed(kernel: Kernel) -> None:
-    code = "import torch.distributed as dist\nsession.run(lambda: dist.destroy_process_group()); print(*session.run(add))"
+    code = (
+        "import torch.distributed as dist\nsession.run(lambda: dist.destroy_process_group()); print(*session.run(add))"
+    )
     assert last_line(kernel, code) == "2.0 2.0"
     code = "session.run(lambda: rank() or dist.destroy_process_group()); print(*session.run(add))"
     assert last_line(kernel, code) == "2.0 2.0"

@@ -194,10 +194,7 @@ def test_a_rank_that_runs_nothing_and_one_that_did_not_answer():
 
 def test_ranks_in_the_same_place_share_a_sentence():
     there = text_dump(("/home/u/train.py", 7, "train"))
-    assert (
-        Stacks.parse({0: there, 1: there, 2: there}).verdict
-        == "ranks 0-2 are in train, /home/u/train.py, line 7"
-    )
+    assert Stacks.parse({0: there, 1: there, 2: there}).verdict == "ranks 0-2 are in train, /home/u/train.py, line 7"
 
 
 def test_a_rank_in_a_library_is_where_the_user_called_it():

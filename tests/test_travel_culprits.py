@@ -1,6 +1,6 @@
 """What cannot travel is refused by its name, before anything starts."""
 
-# ruff: noqa: D101  # the classes stand for the user's
+# the classes stand for the user's
 
 from __future__ import annotations
 
@@ -138,9 +138,7 @@ def test_a_closure_is_named_with_its_advice() -> None:
     def inner() -> Any:
         return mutex
 
-    with pytest.raises(
-        CaptureError, match=r"inner captures `mutex`, a _thread.lock.* Create it inside the function"
-    ):
+    with pytest.raises(CaptureError, match=r"inner captures `mutex`, a _thread.lock.* Create it inside the function"):
         travel.pack_call(inner, (), {})
 
 
@@ -243,7 +241,5 @@ def _refuse() -> None:
 
 
 def test_a_value_that_cannot_be_rebuilt_is_an_error() -> None:
-    with pytest.raises(
-        ReturnValueError, match="cannot be rebuilt in the notebook: OSError: no such thing here"
-    ):
+    with pytest.raises(ReturnValueError, match="cannot be rebuilt in the notebook: OSError: no such thing here"):
         travel.unpack_value(travel.pack_value(Unbuildable()))

@@ -1,6 +1,6 @@
 """Tensors, arrays and modules arrive as they left; large ones without a copy."""
 
-# ruff: noqa: D101  # the classes stand for the user's
+# the classes stand for the user's
 
 from __future__ import annotations
 
@@ -252,9 +252,7 @@ def test_readers_share_one_copy_and_do_not_see_each_others_writes() -> None:
 def test_a_full_memory_is_an_error_before_it_is_full(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parcel, "UNCHECKED_SIZE", 1 << 20)
     monkeypatch.setattr(parcel, "available_memory", lambda: 1_000_000)
-    with pytest.raises(
-        ResourceError, match=r"the captured data need .* MB of shared memory, 1\.0 MB are avail"
-    ):
+    with pytest.raises(ResourceError, match=r"the captured data need .* MB of shared memory, 1\.0 MB are avail"):
         travel.pack_call(print, (value,), {})
     with pytest.raises(ResourceError, match=r"the return value needs .* MB of shared memory"):
         travel.pack_value(value)
@@ -264,9 +262,7 @@ def test_the_largest_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     table = np.zeros(120_000_000, dtype=np.uint8)
     small = np.zeros(10)
     monkeypatch.setattr(parcel, "available_memory", lambda: 0)
-    with pytest.raises(
-        ResourceError, match=r"the largest: `table`, a numpy.ndarray of 120.0 MB \(captured by"
-    ):
+    with pytest.raises(ResourceError, match=r"the largest: `table`, a numpy.ndarray of 120.0 MB \(captured by"):
         travel.pack_call(lambda: (small, table), (), {})
 
 

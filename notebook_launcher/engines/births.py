@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import threading
+import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,7 +35,9 @@ LAST_WORDS = 4000
 class Birth(Protocol):
     """Starts a supervisor that serves the socket it is given."""
 
-    def __call__(self, sock: socket.socket) -> Supervisor: ...
+    def __call__(self, sock: socket.socket) -> Supervisor:
+        """Start it."""
+        ...
 
 
 class Supervisor:
@@ -100,9 +103,7 @@ class ForkServer:
             self._start()
             assert self._channel is not None
             try:
-                self._channel.send(
-                    messages.StartSupervisor(kernel_pid=os.getpid()), [sock.fileno(), reaped_w]
-                )
+                self._channel.send(messages.StartSupervisor(kernel_pid=os.getpid()), [sock.fileno(), reaped_w])
             except OSError as error:
                 if last_try:
                     msg = f"the fork server does not start: {_read_tail(self._errors) or error}"
@@ -151,28 +152,30 @@ def spawn_birth(sock: socket.socket) -> Supervisor:
     return Supervisor(wait_reaped, lambda: _read_tail(errors))
 
 
-def fork_birth(call: Any) -> Callable[[socket.socket], Supervisor]:
+def fork_birth(call: Any) -> Birth:
     """Return a birth that forks the supervisor from this very process; the ranks inherit `call`."""
 
     def birth(sock: socket.socket) -> Supervisor:
+        errors = anonymous_file("errors")
         with warnings.catch_warnings():
             # Python 3.12 warns that a fork of a process with threads may deadlock. The user asked for
             # it, and the probe has looked for what is known to (`kernel/probe.py`).
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _become_supervisor(sock, call)
+            _become_supervisor(sock, call, errors)
 
         def wait_reaped() -> None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+            os.close(errors)
 
-        return Supervisor(wait_reaped, lambda: "")
+        return Supervisor(wait_reaped, lambda: _read_tail(errors))
 
     return birth
 
 
-def _become_supervisor(sock: socket.socket, call: Any) -> None:
+def _become_supervisor(sock: socket.socket, call: Any, errors: int) -> None:
     try:
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
@@ -183,6 +186,8 @@ def _become_supervisor(sock: socket.socket, call: Any) -> None:
         rendezvous.install()
         rendezvous.redirect_globals(call[0])
         run_supervisor(socket.socket(fileno=sock.detach()), call)
+    except BaseException:  # noqa: BLE001 - the process ends here; the kernel reads its last words
+        os.write(errors, traceback.format_exc().encode())
     finally:
         os._exit(0)
 

@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher import context, messages
-from notebook_launcher.channel import Channel, anonymous_file, channel_pair
+from notebook_launcher.channel import anonymous_file, channel_pair
 from notebook_launcher.errors import ResourceError
 
 if TYPE_CHECKING:
@@ -89,9 +89,10 @@ class _RankEnd:
         self.channel, self.their_channel = channel_pair()
         self.pipes: dict[int, Stream] = {}
         self.their_pipes: list[int] = []
-        for stream in ("stdout", "stderr"):
+        streams: tuple[Stream, ...] = ("stdout", "stderr")
+        for stream in streams:
             ours, theirs = os.pipe()
-            self.pipes[ours] = stream  # type: ignore[assignment]
+            self.pipes[ours] = stream
             self.their_pipes.append(theirs)
             os.set_blocking(ours, False)
             with contextlib.suppress(OSError):

@@ -115,7 +115,7 @@ class Attempt:
             case RankLost(gone):
                 self._lose(gone)
             case messages.BirthFailed():
-                self.birth_failed = event
+                self.birth_failed = self.birth_failed or event
                 self._end(RankEnd(rank=event.rank, time=time.monotonic()))
             case SupervisorLost(reason):
                 self.supervisor_lost = reason or "its process ended"
@@ -191,7 +191,7 @@ class Attempt:
 
     def next_deadline(self) -> float | None:
         """Return the moment at which `act` has something to do."""
-        moments = [self._fail_at] if self.ladder is None else [self.ladder.deadline]
+        moments: list[float | None] = [self._fail_at] if self.ladder is None else [self.ladder.deadline]
         if self.ladder is None and self._paused_at is None:
             moments.append(self._deadline)
         known = [moment for moment in moments if moment is not None and math.isfinite(moment)]

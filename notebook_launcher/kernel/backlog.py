@@ -101,10 +101,7 @@ class Backlog:
 
 def _split(block: Block, size: int, *, from_end: bool) -> tuple[Block, Block]:
     """Cut at the end of a line: at most `size` characters from one end, and the rest."""
-    if from_end:
-        place = block.text.find("\n", len(block.text) - size - 1) + 1
-    else:
-        place = block.text.rfind("\n", 0, size) + 1
+    place = block.text.find("\n", len(block.text) - size - 1) + 1 if from_end else block.text.rfind("\n", 0, size) + 1
     first = Block(block.rank, block.stream, block.text[:place])
     second = Block(block.rank, block.stream, block.text[place:])
     return (second, first) if from_end else (first, second)

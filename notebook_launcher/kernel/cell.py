@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CellSink", "Sink", "StreamSink", "ask", "make_sink"]
 
+CLOSE_BUDGET = 5.0
 BROKEN_IPYKERNELS = ("7.0.0", "7.0.1")
 
 
@@ -73,6 +74,7 @@ class CellSink:
         _warn_of_broken_ipykernel()
         self._kernel = shell.kernel
         self._parent = self._kernel.get_parent("shell")
+        self._loop = self._kernel.iopub_socket.io_thread.io_loop
         self._streams = {name: _redirected(getattr(sys, name)) for name in ("stdout", "stderr")}
         self._publisher = None if _is_zmq(shell.display_pub) else shell.display_pub
         self._lock = threading.Lock()
@@ -131,10 +133,18 @@ class CellSink:
             self._status_id = self._status_text = ""
 
     def close(self) -> None:
-        """Remove the live area; later output is still taken."""
+        """Remove the live area, and wait until all is sent; later output is still taken."""
         self.status("")
+        sent = threading.Event()
+        self._loop.add_callback(sent.set)
+        sent.wait(CLOSE_BUDGET)
 
     def _send(self, kind: str, content: dict[str, Any]) -> None:
+        # In ipykernel's own thread: it opens a socket for each other thread that publishes, and closes it
+        # only seconds after that thread has ended.
+        self._loop.add_callback(self._publish, kind, content)
+
+    def _publish(self, kind: str, content: dict[str, Any]) -> None:
         kernel = self._kernel
         topic = kernel._topic(kind)  # noqa: SLF001 - as ipykernel's own publishers do
         kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=topic)
@@ -228,8 +238,7 @@ def _is_zmq(publisher: Any) -> bool:
 def _printable(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a bundle that JSON can carry: bytes (images) in base64."""
     return {
-        kind: base64.b64encode(value).decode() if isinstance(value, bytes) else value
-        for kind, value in data.items()
+        kind: base64.b64encode(value).decode() if isinstance(value, bytes) else value for kind, value in data.items()
     }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from notebook_launcher import travel
 from notebook_launcher.errors import InternalError, RankFailedError, ReturnValueError

@@ -74,9 +74,7 @@ def _fold_lines(blocks: Iterable[Block]) -> Iterator[tuple[Stream, str]]:
     per_rank: dict[int | None, list[_Line]] = collections.defaultdict(list)
     for order, block in enumerate(blocks):
         ranks = () if block.rank is None else (block.rank,)
-        per_rank[block.rank] += [
-            _Line(order, block.stream, text, ranks) for text in block.text[:-1].split("\n")
-        ]
+        per_rank[block.rank] += [_Line(order, block.stream, text, ranks) for text in block.text[:-1].split("\n")]
     merged: list[_Line] = []
     for lines in per_rank.values():
         merged = _merge(merged, lines)

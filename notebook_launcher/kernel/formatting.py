@@ -6,9 +6,10 @@ import linecache
 import sys
 import textwrap
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.messages import ExceptionReport, Frame
+if TYPE_CHECKING:
+    from notebook_launcher.messages import ExceptionReport, Frame
 
 __all__ = ["format_bytes", "format_report", "format_seconds", "frame_place", "one_line"]
 
@@ -54,7 +55,7 @@ def _summary(frame: Frame) -> traceback.FrameSummary:
 def frame_place(filename: str) -> str:
     """Return `Cell In[3]` for the file name that IPython gives a cell's code, and other names as they are."""
     ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell: Any = ipython.get_ipython() if ipython is not None else None
     try:
         label, name = shell.compile.format_code_name(filename)
     except Exception:  # noqa: BLE001 - no shell, an old one, or no cell

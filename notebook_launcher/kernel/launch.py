@@ -56,8 +56,9 @@ def notebook_launch(
         Exception: What a rank raised, as its original type, with the attributes `rank` (the culprit),
             `failures` (every rank that failed) and `results` (what the others returned).
     """
-    run = _start(fn, num_processes, args, kwargs, config, options, in_cell=True)
-    return run.wait_in_cell()
+    check_not_in_rank("notebook_launch")
+    ranks = Ranks.planned(num_processes, config, options, many_calls=False)
+    return Run.start(ranks, fn, args, kwargs, in_cell=True).wait_in_cell()
 
 
 def launch(
@@ -74,15 +75,9 @@ def launch(
     Takes what `notebook_launch` takes. `run.result()` or `await run` gives what it would have returned
     or raised; a rank that asks for input gets an `EOFError`, since no cell waits.
     """
-    return _start(fn, num_processes, args, kwargs, config, options, in_cell=False)
-
-
-def _start(
-    fn: Any, num_processes: Any, args: Any, kwargs: Any, config: Any, options: dict[str, Any], *, in_cell: bool
-) -> Run:
-    check_not_in_rank("notebook_launch" if in_cell else "launch")
+    check_not_in_rank("launch")
     ranks = Ranks.planned(num_processes, config, options, many_calls=False)
-    return Run.start(ranks, fn, args, kwargs, in_cell=in_cell)
+    return Run.start(ranks, fn, args, kwargs, in_cell=False)
 
 
 def prewarm() -> None:

@@ -60,15 +60,16 @@ class Plan:
         return ", ".join(parts)
 
     def setup(self, *, many_calls: bool) -> messages.Setup:
-        """Return what the ranks need to know, with the kernel's present surroundings."""
+        """Return what the ranks need to know, with the kernel's present surroundings; raises `ConfigError`."""
+        cwd = _working_directory()
         return messages.Setup(
             run_id=uuid.uuid4().hex,
             num_processes=self.num_processes,
             start_method=self.config.start_method,
             environ={**os.environ, **self.environ},
-            sys_path=[os.path.abspath(entry) for entry in sys.path],
+            sys_path=[os.path.normpath(os.path.join(cwd, entry)) for entry in sys.path],
             argv=[""] if _in_kernel() else list(sys.argv),
-            cwd=os.getcwd(),
+            cwd=cwd,
             kernel_pid=os.getpid(),
             threads_per_process=self.threads_per_process,
             seed=self.seed,
@@ -174,6 +175,17 @@ def _found(machine: Machine, num_gpus: int) -> str:
     if num_gpus:
         return f"{num_gpus} x {machine.gpus[0].name}"
     return machine.why_no_gpu or f"{len(machine.gpus)} GPUs left unused"
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        msg = (
+            "the kernel's working directory was deleted (a new folder of the same name is another one), and torch "
+            "cannot be imported in a folder that is gone. Go to one that exists: os.chdir(...)."
+        )
+        raise ConfigError(msg) from None
 
 
 def _in_kernel() -> bool:

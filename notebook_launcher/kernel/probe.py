@@ -76,7 +76,8 @@ def _answer(writer: int) -> None:
         signal.set_wakeup_fd(-1)
         import torch
 
-        os.write(writer, CUDA_POISONED if torch.cuda._is_in_bad_fork() else CUDA_CLEAN)
+        poisoned = torch.cuda._is_in_bad_fork()  # noqa: SLF001 - set by torch in a forked child, nowhere else
+        os.write(writer, CUDA_POISONED if poisoned else CUDA_CLEAN)
         # Large enough that torch splits it among threads (32,768 elements an intra-op grain).
         torch.ones(1 << 18).add_(1)
         os.write(writer, PARALLEL_WORKS)

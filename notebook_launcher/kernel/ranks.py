@@ -97,5 +97,3 @@ class Ranks:
         tree, self.tree = self.tree, None
         if tree is not None:
             tree.close()
-
-

@@ -6,11 +6,13 @@ import dataclasses
 import html
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.errors import MissingResultError
 from notebook_launcher.kernel.formatting import format_bytes, format_seconds
-from notebook_launcher.messages import Failure
+
+if TYPE_CHECKING:
+    from notebook_launcher.messages import Failure
 
 __all__ = ["RankSummary", "Results"]
 
@@ -172,7 +174,7 @@ class Results(Sequence[Any]):
 def short_form(value: Any) -> str:
     """Return a value's repr in one short line; of a large tensor or table, what it is."""
     shape = getattr(value, "shape", None)
-    if shape is not None and getattr(value, "ndim", 0):
+    if shape is not None and getattr(value, "ndim", False):
         return f"{type(value).__name__}, shape {tuple(shape)}, {getattr(value, 'dtype', '')}".rstrip(", ")
     text = " ".join(_Short().repr(value).split())
     return text if len(text) <= SHORT else text[: SHORT - 3] + "..."
@@ -181,6 +183,6 @@ def short_form(value: Any) -> str:
 class _Short(reprlib.Repr):
     def repr_instance(self, x: Any, level: int) -> str:
         shape = getattr(x, "shape", None)
-        if shape is not None and getattr(x, "ndim", 0):
+        if shape is not None and getattr(x, "ndim", False):
             return f"{type(x).__name__}{tuple(shape)}"
         return super().repr_instance(x, level)

@@ -124,7 +124,9 @@ class Run:
         if config.output != "none":
             self._console.notice(f"{name}: {ranks.plan.summary}")
         if parcel is not None and (stale := travel.stale_modules(parcel)):
-            self._console.notice(f"{', '.join(stale)} changed since the kernel imported it: ranks run the file as it is")
+            self._console.notice(
+                f"{', '.join(stale)} changed since the kernel imported it: ranks run the file as it is"
+            )
         self._thread.start()
 
     @classmethod
@@ -454,6 +456,7 @@ class Run:
                 self._console.feed(event.rank, event.stream, event.data)
         self._console.finish()
         self._publish(force=True)
+        self._sink.close()
 
     def _show(self, rank: int, record: messages.Display | messages.ClearOutput) -> None:
         shown = self._ranks.plan.config.display
@@ -541,3 +544,4 @@ class Run:
             self._console.notice(f"{self._name}: {text}")
         self._console.finish()
         self._publish(force=True)
+        self._sink.close()

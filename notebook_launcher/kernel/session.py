@@ -39,9 +39,7 @@ class Session:
         CallOrderError: Made inside a rank.
     """
 
-    def __init__(
-        self, num_processes: int | None = None, *, config: LaunchConfig | None = None, **options: Any
-    ) -> None:
+    def __init__(self, num_processes: int | None = None, *, config: LaunchConfig | None = None, **options: Any) -> None:
         checks.check_not_in_rank("Session")
         self._ranks = Ranks.planned(num_processes, config, options, many_calls=True)
         self._lock = threading.Lock()

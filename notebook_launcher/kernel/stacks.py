@@ -213,9 +213,7 @@ def _implied_wait(frames: tuple[StackFrame, ...]) -> str | None:
         # The module's own forward has frames above these, so DDP itself is at work.
         calls = {frame.function for frame in frames if frame.file.endswith(DDP)}
         if calls:
-            return (
-                "DistributedDataParallel(...)" if "__init__" in calls else "DistributedDataParallel.forward"
-            )
+            return "DistributedDataParallel(...)" if "__init__" in calls else "DistributedDataParallel.forward"
         return None
     # `work.wait()` has no frame of its own.
     return "wait() of an asynchronous call" if not top.is_library and WAIT.search(top.source) else None

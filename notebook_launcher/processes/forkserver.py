@@ -37,6 +37,8 @@ IDLE = 0.2
 def main(fd: int) -> None:
     """Serve the kernel at the other end of descriptor `fd` until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.chdir("/")  # The kernel's folder may go; torch's modules cannot be imported where there is none.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's import starts a pool of threads otherwise.
     _import_now()
     become = _Server(Channel(socket.socket(fileno=fd))).serve()
     if become is not None:

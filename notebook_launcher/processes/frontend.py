@@ -74,7 +74,7 @@ def _connect_display(send: Callable[[object], None], keyboard: _Keyboard) -> Non
             builtins.display = _display  # type: ignore[attr-defined]
         after_import({"IPython": lambda _module: _shell_module().build(send)})
         return
-    shell = interactive.InteractiveShell._instance  # noqa: SLF001 - instance() would build a second one
+    shell = interactive.InteractiveShell._instance
     if isinstance(shell, _shell_module().RankShell):
         shell.display_pub.send = send
     else:
@@ -141,11 +141,11 @@ class _Keyboard:
         """Stand for `sys.breakpointhook`."""
         if os.environ.get("PYTHONBREAKPOINT", "") not in ("", "pdb.set_trace"):
             return sys.__breakpointhook__(*args, **options)  # noqa: T100
-        return self._debug(sys._getframe(1), options.get("header"))  # noqa: SLF001
+        return self._debug(sys._getframe(1), options.get("header"))
 
     def set_trace(self, *, header: str | None = None, **_options: Any) -> None:
         """Stand for `pdb.set_trace`."""
-        self._debug(sys._getframe(1), header)  # noqa: SLF001
+        self._debug(sys._getframe(1), header)
 
     def patch_getpass(self, module: types.ModuleType) -> None:
         """Answer `getpass.getpass`."""

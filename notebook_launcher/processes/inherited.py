@@ -24,10 +24,10 @@ def forget(start_method: str) -> None:
 
 def _forget_children() -> None:
     if (process := sys.modules.get("multiprocessing.process")) is not None:
-        process._children = set()  # type: ignore[attr-defined]
+        process._children = set()
     if (util := sys.modules.get("multiprocessing.util")) is not None:
-        util._finalizer_registry.clear()  # type: ignore[attr-defined]
-        util._run_after_forkers()  # type: ignore[attr-defined]
+        util._finalizer_registry.clear()
+        util._run_after_forkers()
 
 
 def _forget_process_groups() -> None:
@@ -53,7 +53,7 @@ def _forget_being_alone() -> None:
     # Lightning noted at its import that the kernel is interactive, where it refuses to use ranks.
     for name, module in list(sys.modules.items()):
         if name.startswith("lightning") and "_IS_INTERACTIVE" in vars(module):
-            module._IS_INTERACTIVE = False  # type: ignore[attr-defined]
+            module._IS_INTERACTIVE = False
 
 
 class _Kept:
@@ -74,4 +74,4 @@ def finish_multiprocessing() -> None:
     """Do what `multiprocessing` does at the end of a process: end workers, flush queues."""
     if (util := sys.modules.get("multiprocessing.util")) is not None:
         with contextlib.suppress(Exception):
-            util._exit_function()  # type: ignore[attr-defined]
+            util._exit_function()

@@ -106,6 +106,7 @@ class _Rank:
         faulthandler.enable(file=2)
         faulthandler.register(messages.DUMP_SIGNAL, file=stacks, all_threads=True)
         seeding.seed(self._setup.seed + self._number)
+        seeding.set_threads(self._setup.threads_per_process)
         self._channel.send(messages.RankReady(rank=self._number), [stacks])
         while (received := self._channel.receive()) is not None:
             match received:
@@ -152,7 +153,6 @@ class _Rank:
         else:
             (function, args, kwargs), self._inherited_call = self._inherited_call, None
         stage.name = "group"
-        seeding.set_threads(self._setup.threads_per_process)
         if self._setup.use_gpu:
             seeding.choose_gpu(self._number)
         self._rendezvous.join(call.generation)
@@ -164,7 +164,8 @@ class _Rank:
             if error.code not in (None, 0):
                 raise
             value = None
-        frontend.flush_figures()
+        finally:
+            frontend.flush_figures()
         stage.name = "return"
         fd = travel.pack_value(value)
         return messages.Returned(
@@ -249,7 +250,9 @@ def _redirect_output(birth: RankBirth) -> None:
     streams = [
         open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False) for fd in (1, 2)
     ]
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = streams
+    for name, stream in zip(("stdout", "stderr"), streams, strict=True):
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     inherited.move_log_handlers(dict(zip(map(id, old), streams, strict=True)))
 
 

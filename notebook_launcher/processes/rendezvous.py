@@ -107,9 +107,10 @@ class Rendezvous:
         from torch.distributed import distributed_c10d as c10d
 
         backend, timeout = asked.get("backend"), asked.get("timeout")
+        usual_timeout = c10d._get_default_timeout(c10d.Backend(str(self._asked_backend)))
         return (
             (backend is None or str(backend).lower() == self._asked_backend)
-            and (timeout is None or timeout == c10d._get_default_timeout(c10d.Backend(self._asked_backend)))
+            and (timeout is None or timeout == usual_timeout)
             and asked.get("init_method") in (None, "env://")
             and asked.get("world_size", -1) in (-1, self._world_size)
             and asked.get("rank", -1) in (-1, self._rank)

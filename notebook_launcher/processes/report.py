@@ -68,7 +68,7 @@ def _syntax(error: BaseException) -> str:
 
 def _frames(tb: TracebackType | None) -> Iterator[Frame]:
     # Our own frames are those above the user's function; one further down means that the user called us.
-    extracted = traceback.extract_tb(tb)
+    extracted = list(traceback.extract_tb(tb))
     while extracted and str(extracted[0].filename).startswith(OURS):
         extracted.pop(0)
     if len(extracted) > MAX_FRAMES:

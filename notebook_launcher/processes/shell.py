@@ -71,7 +71,7 @@ class RankPublisher(DisplayPublisher):
 class RankShell(interactiveshell.InteractiveShell):
     """A shell that runs no cells: without history, profile folder, prompts or a `__main__` of its own."""
 
-    profile_dir = types.SimpleNamespace(location="")  # type: ignore[assignment]
+    profile_dir = types.SimpleNamespace(location="")
 
     def init_ipython_dir(self, ipython_dir: Any) -> None:
         """Touch no folder."""
@@ -132,7 +132,7 @@ def adopt_kernel(shell: Any, send: Callable[[object], None], ask: Callable[..., 
     if kernel is not None:
         # Everything that ipykernel sends passes here: comms, statuses, the display hook, its streams.
         kernel.session.send = _print_streams
-        type(kernel)._input_request = lambda _self, prompt, *_args, password=False: ask(  # noqa: SLF001
+        type(kernel)._input_request = lambda _self, prompt, *_args, password=False: ask(
             prompt, password=password
         )
     _forget_figures()
@@ -152,5 +152,5 @@ def _forget_figures() -> None:
     if (helpers := sys.modules.get("matplotlib._pylab_helpers")) is not None:
         helpers.Gcf.figs.clear()
     if (backend := sys.modules.get("matplotlib_inline.backend_inline")) is not None:
-        backend.show._to_draw = []  # noqa: SLF001
-        backend.show._draw_called = False  # noqa: SLF001
+        backend.show._to_draw = []
+        backend.show._draw_called = False

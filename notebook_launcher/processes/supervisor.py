@@ -123,7 +123,7 @@ class _Supervisor:
             pid = _spawn(birth) if self._setup.start_method == "spawn" else os.fork()
         except OSError as error:
             pid = None
-            self._tell(messages.BirthFailed(rank=rank, errno=error.errno or 0, message=str(error)))
+            self._tell(messages.BirthFailed(rank=rank, errno=error.errno or 0, message=error.strerror or str(error)))
         if pid == 0:
             self._let_go()
             return birth

@@ -70,9 +70,7 @@ class Culprit:
         """Return the message for a function that captured it."""
         part = self.part
         kind = kind_of_type(type(part.value))
-        advice = (
-            kind.in_call if kind else f"{self._reason()} Create it inside the function, or pass plain data."
-        )
+        advice = kind.in_call if kind else f"{self._reason()} Create it inside the function, or pass plain data."
         if kind is SHELL and part.root == "self" and len(part.functions) > 1:
             return f"the function {part.functions[-2]} uses `get_ipython()`, directly or by a magic. {advice}"
         return f"{self._subject()}, which cannot travel to another process. {advice}"
@@ -80,11 +78,7 @@ class Culprit:
     def in_value(self, what: str) -> str:
         """Return the message for a function that returned it."""
         kind = kind_of_type(type(self.part.value))
-        advice = (
-            kind.in_value
-            if kind
-            else f"{self._reason()} Return plain data: numbers, strings, dicts, tensors."
-        )
+        advice = kind.in_value if kind else f"{self._reason()} Return plain data: numbers, strings, dicts, tensors."
         captured = f", captured by the function {self.part.functions[-1]}," if self.part.functions else ""
         described = describe(self.part.value)
         return f"the {what} cannot travel: `{self.part.expression}`{captured} is {described}. {advice}"

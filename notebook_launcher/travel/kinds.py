@@ -29,21 +29,15 @@ _FILE = Kind("Pass its path and open it inside the function.", "Return its path,
 _LAZY = Kind("Pass a list, or create it inside the function.", "Return a list of its items.")
 _CONNECTION = Kind("Connect inside the function.", "Return what was fetched, not the connection.")
 _PROCESS = Kind("Start it inside the function.", "Return its outcome.")
-_ASYNC = Kind(
-    "Call asyncio.run() inside the function.", "Await it inside the function and return the outcome."
-)
+_ASYNC = Kind("Call asyncio.run() inside the function.", "Await it inside the function and return the outcome.")
 _WIDGET = Kind(
     "Pass its value instead: a widget belongs to the notebook page.",
     "Return the value; display widgets from the notebook.",
 )
 _BAR = Kind("Create the progress bar inside the function.", _FINISH)
-SHELL = Kind(
-    "Ranks have no IPython shell: `%magic` and `!command` lines need it, `subprocess.run` does not.", _FINISH
-)
+SHELL = Kind("Ranks have no IPython shell: `%magic` and `!command` lines need it, `subprocess.run` does not.", _FINISH)
 _DEVICE = Kind(_CREATE, _FINISH)
-_GROUP = Kind(
-    "Every rank has its own groups: use `torch.distributed.new_group()` inside the function.", _FINISH
-)
+_GROUP = Kind("Every rank has its own groups: use `torch.distributed.new_group()` inside the function.", _FINISH)
 _WRAPPED = Kind(
     "Pass the bare model and wrap it inside the function.",
     "Return `model.module` or `model.module.state_dict()` instead of the wrapped model.",
@@ -52,9 +46,7 @@ _SHARDED = Kind(
     "Pass the bare model and shard it inside the function.",
     "Return full tensors: `torch.distributed.checkpoint.state_dict.get_model_state_dict` gathers them.",
 )
-_LOADER_ITERATOR = Kind(
-    "Pass the DataLoader and call iter() inside the function.", "Return the batches you need."
-)
+_LOADER_ITERATOR = Kind("Pass the DataLoader and call iter() inside the function.", "Return the batches you need.")
 _STACK = Kind("Pass the formatted text: `traceback.format_exc()`.", "Return `traceback.format_exc()`.")
 
 _KINDS = {

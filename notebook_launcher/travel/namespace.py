@@ -55,9 +55,7 @@ class _Book:
     """What a rank received from the kernel: the names in `__main__`, the classes by cloudpickle's id."""
 
     names: set[str] = dataclasses.field(default_factory=set)
-    class_ids: weakref.WeakKeyDictionary[type, str] = dataclasses.field(
-        default_factory=weakref.WeakKeyDictionary
-    )
+    class_ids: weakref.WeakKeyDictionary[type, str] = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
 
 
 class Luggage:
@@ -80,9 +78,7 @@ class Luggage:
             if definition.__module__ == "__main__" and namespace.get(name) is definition:
                 names[name] = definition
         class_ids = [
-            (definition, class_id_of(definition))
-            for definition in definitions
-            if isinstance(definition, type)
+            (definition, class_id_of(definition)) for definition in definitions if isinstance(definition, type)
         ]
         files = {d.__code__.co_filename for d in definitions if isinstance(d, types.FunctionType)}
         sources = {name: lines for name in files if (lines := _source_in_memory(name))}
