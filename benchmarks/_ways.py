@@ -5,10 +5,13 @@ Imports are inside, so that a cold call pays for what its launcher imports, and 
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import os
 import socket
 import sys
+import time
 from typing import Any
 
 
@@ -227,14 +230,39 @@ class Nbdistributed:
         self._shell = InteractiveShell.instance()
         self._shell.run_line_magic("load_ext", "nbdistributed")
         self._shell.run_line_magic("dist_init", f"-n {num_ranks} -a 127.0.0.1")
+        self._wait_connected(num_ranks)
+
+    def _wait_connected(self, num_ranks: int) -> None:
+        # A cell that is sent before the workers have connected is lost, which shows after 30 s.
+        import psutil
+        from nbdistributed.magic import DistributedMagic
+
+        manager = DistributedMagic._process_manager
+        deadline = time.monotonic() + 60
+        while manager is not None and time.monotonic() < deadline:
+            connected = [
+                process.pid
+                for process in manager.processes
+                if any(link.raddr and link.raddr.port == manager.comm_port and link.status == psutil.CONN_ESTABLISHED
+                       for link in psutil.Process(process.pid).net_connections("tcp"))
+            ]  # fmt: skip
+            if len(connected) == num_ranks:
+                time.sleep(0.1)
+                return
+            time.sleep(0.02)
+        raise RuntimeError("its workers did not connect")
 
     def call(self, fn: Any, *args: Any) -> None:
         if args and not isinstance(args[-1], str):
             raise RuntimeError("a cell is text: data of the kernel does not reach the ranks")
         words = ", ".join(repr(arg) for arg in args)
-        self._shell.run_cell_magic(
-            "distributed", "", f"from _contender import {fn.__name__}\n{fn.__name__}({words})\n"
-        )
+        cell = f"from _contender import {fn.__name__}\n{fn.__name__}({words})\n"
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self._shell.run_cell_magic("distributed", "", cell)
+        # It prints what went wrong, and raises nothing.
+        wrong = [line for line in printed.getvalue().splitlines() if "Error" in line]
+        if wrong:
+            raise RuntimeError(wrong[0])
 
     def call_for_result(self, _fn: Any, *_args: Any) -> Any:
         raise RuntimeError("values come back as text only")

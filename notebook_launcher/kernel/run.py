@@ -123,10 +123,10 @@ class Run:
         self._thread = threading.Thread(target=self._conduct, name=f"notebook-launcher {name}", daemon=True)
         if config.output != "none":
             self._console.notice(f"{name}: {ranks.plan.summary}")
-        if parcel is not None and (stale := travel.stale_modules(parcel)):
-            self._console.notice(
-                f"{', '.join(stale)} changed since the kernel imported it: ranks run the file as it is"
-            )
+        if stale := travel.stale_modules(parcel):
+            forked = config.start_method == "fork"
+            version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"
+            self._console.notice(f"{', '.join(stale)} changed since the kernel imported it: {version}")
         self._thread.start()
 
     @classmethod

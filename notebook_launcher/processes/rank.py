@@ -81,7 +81,7 @@ class _Rank:
         self._channel = Channel(socket.socket(fileno=birth.channel_fd))
         self._rendezvous = Rendezvous(birth.rank, birth.setup)
         self._answering = threading.Lock()
-        self._modules = LocalModules(birth.setup.cwd)
+        self._modules = LocalModules(birth.setup.cwd) if birth.setup.many_calls else None
         self._can_ask = True
         self._in_call = False
         signal.signal(signal.SIGINT, self._on_interrupt)
@@ -105,7 +105,7 @@ class _Rank:
         stacks = anonymous_file("stacks")
         faulthandler.enable(file=2)
         faulthandler.register(messages.DUMP_SIGNAL, file=stacks, all_threads=True)
-        seeding.seed(self._setup.seed + self._number)
+        seeding.seed(self._setup.seed + self._number, use_gpu=self._setup.use_gpu)
         seeding.set_threads(self._setup.threads_per_process)
         self._channel.send(messages.RankReady(rank=self._number), [stacks])
         while (received := self._channel.receive()) is not None:
@@ -134,7 +134,7 @@ class _Rank:
                 record, fd = self._perform(call, fds, stage)
         except BaseException as error:  # noqa: BLE001 - whatever user code raises is a result
             record, fd = self._raised(call, stage, error)
-        if self._setup.many_calls:
+        if self._modules is not None:
             self._modules.remember()
         _flush()
         with contextlib.suppress(OSError):
@@ -143,7 +143,8 @@ class _Rank:
             os.close(fd)
 
     def _look_for_edits(self) -> None:
-        if (edited := self._modules.forget_edited()) and self._number == 0:
+        edited = self._modules.forget_edited() if self._modules is not None else []
+        if edited and self._number == 0:
             text = f"{', '.join(edited)} changed: the ranks import this folder's modules anew"
             self._channel.send(messages.Notice(text=text))
 

@@ -58,12 +58,14 @@ class Rendezvous:
         self._num_groups = 0
         self._store: Any = None
         self._ours: Any = None
+        self._made: list[Any] = []
         self._asked_backend: str | None = None
 
     def join(self, generation: int) -> None:
         """Have the group of this generation up, making it anew if the one that is up is another."""
         from torch.distributed import distributed_c10d as c10d
 
+        self._made = [group for group in self._made if group is c10d.GroupMember.WORLD]
         if generation != self._generation:
             self.leave()
             self._generation, self._num_groups = generation, 0
@@ -124,6 +126,10 @@ class Rendezvous:
             asked["rank"], asked["world_size"] = self._rank, self._world_size
         self._asked_backend = str(asked.get("backend")).lower()
         init(**asked)
+        # Kept for the length of the call: a DDP model may outlive the group that the function destroys. Were
+        # its reference the last one, it would wait, with the GIL, for the group's threads to end, and one of
+        # them may be waiting for the GIL (torch 2.13). Letting go of this one releases the GIL.
+        self._made.append(_default_group())
 
     def _next_store(self, timeout: Any) -> Any:
         from torch.distributed import PrefixStore, TCPStore
@@ -134,6 +140,12 @@ class Rendezvous:
         self._store.set_timeout(timeout or default_pg_timeout)
         self._num_groups += 1
         return PrefixStore(f"generation-{self._generation}/group-{self._num_groups}", self._store)
+
+
+def _default_group() -> Any:
+    from torch.distributed import distributed_c10d as c10d
+
+    return c10d.GroupMember.WORLD
 
 
 # The one place where torch itself is changed, in ranks and in the fork server, never in the kernel.

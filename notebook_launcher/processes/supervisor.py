@@ -65,7 +65,7 @@ class _Supervisor:
         self._selector = selectors.DefaultSelector()
         self._pids: dict[int, int] = {}
         self._pidfds: dict[int, int] = {}
-        self._oom_kills = memory.oom_kills()
+        self._oom_kills = 0
         self._setup: messages.Setup
         self._board_fd = -1
         self._listen_fd = -1
@@ -139,6 +139,7 @@ class _Supervisor:
             # After the ranks, so that they are forked from a process with one thread: the store's
             # server is a thread. Until it runs, connections wait in the listening socket's backlog.
             self._store = _host_store(self._setup, self._listen_fd)
+            self._oom_kills = memory.oom_kills()
         return True
 
     def _let_go(self) -> None:

@@ -32,31 +32,38 @@ def notes_of_modules(names: Iterable[str]) -> bytes:
     return json.dumps(sorted(names)).encode()
 
 
-def stale_modules(fd: int) -> list[str]:
+def stale_modules(fd: int | None) -> list[str]:
     """Return the files that a packed call uses and that changed since this process imported them.
 
     Only files outside the interpreter's own and installed packages are looked at, and those that they
-    import in turn. `fd` is the descriptor from `pack_call`; it stays open.
+    import in turn. `fd` is the descriptor from `pack_call`, which stays open; None stands for a call that
+    a fork inherits, which may use whatever this process has imported.
     """
     seen: dict[str, types.ModuleType] = {}
-    names = list(json.loads(read_notes(fd) or b"[]"))
+    names = list(sys.modules) if fd is None else list(json.loads(read_notes(fd) or b"[]"))
+    installed = _installed_folders()
     while names:
         name = names.pop()
         module = sys.modules.get(name)
-        if name not in seen and module is not None and _is_local(module):
+        if name not in seen and module is not None and _is_local(module, installed):
             seen[name] = module
             names += _modules_used_by(module)
     return sorted(str(module.__file__) for module in seen.values() if _has_changed(module))
 
 
-def _is_local(module: types.ModuleType) -> bool:
-    path = getattr(module, "__file__", None)
-    if not path or not path.endswith(".py") or module.__name__ == "__main__":
-        return False
+def _installed_folders() -> tuple[str, ...]:
     installed = [*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()]
     own = str(Path(__file__).parent.parent)
     scripts = {sysconfig.get_path("scripts"), sysconfig.get_path("data")}
-    return not any(path.startswith(folder + os.sep) for folder in {*installed, own} - scripts)
+    return tuple(folder + os.sep for folder in {*installed, own} - scripts)
+
+
+def _is_local(module: types.ModuleType, installed: tuple[str, ...]) -> bool:
+    # Not getattr: some of torch's modules import others when asked for an attribute.
+    path = getattr(module, "__dict__", {}).get("__file__")
+    if not isinstance(path, str) or not path.endswith(".py") or module.__name__ == "__main__":
+        return False
+    return not path.startswith(installed)
 
 
 def _modules_used_by(module: types.ModuleType) -> Iterator[str]:
