@@ -235,9 +235,9 @@ class Nbdistributed:
     def _wait_connected(self, num_ranks: int) -> None:
         # A cell that is sent before the workers have connected is lost, which shows after 30 s.
         import psutil
-        from nbdistributed.magic import DistributedMagic
 
-        manager = DistributedMagic._process_manager
+        magics = self._shell.magics_manager.magics["cell"]["distributed"].__self__
+        manager = magics._process_manager  # noqa: SLF001 - nothing public tells
         deadline = time.monotonic() + 60
         while manager is not None and time.monotonic() < deadline:
             connected = [

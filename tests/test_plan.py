@@ -53,9 +53,21 @@ def test_what_is_left_open_is_chosen(make: Any, on: Machine, options: dict[str, 
 @pytest.mark.parametrize(
     ("on", "options", "message"),
     [
-        (machine(2), {"num_processes": 1000}, r"num_processes=1000 is too many for this machine: it has 2 cores, and 64"),
-        (machine(2), {"backend": "nccl"}, r"backend='nccl' needs a GPU for each rank: no GPU found. Use backend='gloo'"),
-        (machine(8, 2), {"backend": "nccl", "num_processes": 4}, r"there are 2. Use num_processes=2, or backend='gloo'"),
+        (
+            machine(2),
+            {"num_processes": 1000},
+            r"num_processes=1000 is too many for this machine: it has 2 cores, and 64",
+        ),
+        (
+            machine(2),
+            {"backend": "nccl"},
+            r"backend='nccl' needs a GPU for each rank: no GPU found. Use backend='gloo'",
+        ),
+        (
+            machine(8, 2),
+            {"backend": "nccl", "num_processes": 4},
+            r"there are 2. Use num_processes=2, or backend='gloo'",
+        ),
         (machine(8, 2), {"backend": "nccl", "devices": "cpu"}, r"devices='cpu' leaves it no GPU"),
         (machine(8, 2), {"devices": [0, 5]}, r"devices=\[0, 5\]: there is no GPU 5. Visible are 0: H200, 1: H200"),
         (machine(8), {"devices": [0]}, r"devices=\[0\]: no GPU found. Use devices='cpu'"),

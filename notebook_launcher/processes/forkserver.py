@@ -13,12 +13,15 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel
 from notebook_launcher.processes import frontend, pages, rendezvous
 from notebook_launcher.processes.supervisor import run_supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["main"]
 
@@ -46,7 +49,7 @@ def main(fd: int) -> None:
 
 
 def _import_now() -> None:
-    import torch.distributed  # noqa: F401
+    import torch.distributed
     import torch.nn.parallel  # noqa: F401
 
     rendezvous.install()

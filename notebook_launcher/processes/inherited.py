@@ -24,7 +24,7 @@ def forget(start_method: str) -> None:
 
 def _forget_children() -> None:
     if (process := sys.modules.get("multiprocessing.process")) is not None:
-        process._children = set()
+        process._children = set()  # type: ignore[attr-defined]
     if (util := sys.modules.get("multiprocessing.util")) is not None:
         util._finalizer_registry.clear()
         util._run_after_forkers()
@@ -53,7 +53,7 @@ def _forget_being_alone() -> None:
     # Lightning noted at its import that the kernel is interactive, where it refuses to use ranks.
     for name, module in list(sys.modules.items()):
         if name.startswith("lightning") and "_IS_INTERACTIVE" in vars(module):
-            module._IS_INTERACTIVE = False
+            module._IS_INTERACTIVE = False  # type: ignore[attr-defined]
 
 
 class _Kept:

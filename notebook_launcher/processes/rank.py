@@ -248,9 +248,8 @@ def _redirect_output(birth: RankBirth) -> None:
         os.dup2(source, target, inheritable=True)
         os.close(source)
     # Lines reach the pipe as they end, so that the last words before a crash are kept.
-    streams = [
-        open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False) for fd in (1, 2)
-    ]
+    form: dict[str, Any] = {"buffering": 1, "encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
+    streams = [open(fd, "w", **form) for fd in (1, 2)]  # noqa: SIM115 - they stay open for the rank's life
     for name, stream in zip(("stdout", "stderr"), streams, strict=True):
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
@@ -273,7 +272,7 @@ def _exit_code(error: BaseException) -> int | None:
     if not isinstance(error, SystemExit):
         return None
     if isinstance(error.code, str):
-        print(error.code, file=sys.stderr)
+        sys.stderr.write(f"{error.code}\n")  # As the interpreter does at its end.
     return error.code if isinstance(error.code, int) else 1
 
 

@@ -120,6 +120,8 @@ class Rendezvous:
         )
 
     def _make(self, asked: dict[str, Any], original: Callable[..., None] | None = None) -> None:
+        from torch.distributed import distributed_c10d as c10d
+
         init = original or _original_init_process_group()
         if asked.get("store") is None and asked.get("init_method") in (None, "env://"):
             asked = {**asked, "store": self._next_store(asked.get("timeout")), "init_method": None}
@@ -129,7 +131,7 @@ class Rendezvous:
         # Kept for the length of the call: a DDP model may outlive the group that the function destroys. Were
         # its reference the last one, it would wait, with the GIL, for the group's threads to end, and one of
         # them may be waiting for the GIL (torch 2.13). Letting go of this one releases the GIL.
-        self._made.append(_default_group())
+        self._made.append(c10d.GroupMember.WORLD)
 
     def _next_store(self, timeout: Any) -> Any:
         from torch.distributed import PrefixStore, TCPStore
@@ -142,19 +144,11 @@ class Rendezvous:
         return PrefixStore(f"generation-{self._generation}/group-{self._num_groups}", self._store)
 
 
-def _default_group() -> Any:
-    from torch.distributed import distributed_c10d as c10d
-
-    return c10d.GroupMember.WORLD
-
-
 # The one place where torch itself is changed, in ranks and in the fork server, never in the kernel.
 
 
 def install() -> None:
     """Replace `torch.distributed.init_process_group`, wherever torch refers to it, by one that asks the rank."""
-    import torch.distributed
-
     original = _original_init_process_group()
     replacement = _replacement(original)
     for name, module in list(sys.modules.items()):

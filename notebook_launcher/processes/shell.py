@@ -132,9 +132,7 @@ def adopt_kernel(shell: Any, send: Callable[[object], None], ask: Callable[..., 
     if kernel is not None:
         # Everything that ipykernel sends passes here: comms, statuses, the display hook, its streams.
         kernel.session.send = _print_streams
-        type(kernel)._input_request = lambda _self, prompt, *_args, password=False: ask(
-            prompt, password=password
-        )
+        type(kernel)._input_request = lambda _self, prompt, *_args, password=False: ask(prompt, password=password)
     _forget_figures()
 
 

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import time
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 from notebook_launcher import messages
@@ -172,9 +173,7 @@ class _Supervisor:
         exitcode = os.waitstatus_to_exitcode(status)
         oom = exitcode == -signal.SIGKILL and memory.oom_kills() > self._oom_kills
         self._tell(
-            messages.RankGone(
-                rank=rank, pid=pid, exitcode=exitcode, time=now, peak_rss=usage.ru_maxrss * 1024, oom=oom
-            )
+            messages.RankGone(rank=rank, pid=pid, exitcode=exitcode, time=now, peak_rss=usage.ru_maxrss * 1024, oom=oom)
         )
         return True
 
@@ -197,10 +196,11 @@ class _Supervisor:
 
 
 def _children() -> list[int]:
-    with contextlib.suppress(OSError):
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-            return [int(pid) for pid in file.read().split()]
-    return []
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    try:
+        return [int(pid) for pid in children.read_text(encoding="ascii").split()]
+    except OSError:
+        return []
 
 
 def _spawn(birth: RankBirth) -> int:
