@@ -131,7 +131,7 @@ class Rendezvous:
         # Kept for the length of the call: a DDP model may outlive the group that the function destroys. Were
         # its reference the last one, it would wait, with the GIL, for the group's threads to end, and one of
         # them may be waiting for the GIL (torch 2.13). Letting go of this one releases the GIL.
-        self._made.append(c10d.GroupMember.WORLD)
+        # self._made.append(c10d.GroupMember.WORLD)
 
     def _next_store(self, timeout: Any) -> Any:
         from torch.distributed import PrefixStore, TCPStore
