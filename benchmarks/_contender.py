@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 GB = 1 << 30
+IN_MEMORY = Path("/dev/shm")
 NUM_PARTS = 16
 """A returned state is so many tensors."""
 
@@ -121,7 +122,7 @@ class Tasks:
         self._make_way = make_way
         self._num_ranks = num_ranks
         self._way: Any = None
-        self._folder = tempfile.TemporaryDirectory(prefix="bench-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        self._folder = tempfile.TemporaryDirectory(prefix="bench-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None)
 
     @property
     def way(self) -> Any:
@@ -202,8 +203,8 @@ class Tasks:
             self.way.call({"die": die, "fail": fail}[how], self._folder.name)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
             seconds = time.monotonic() - self._read()[0]["died"]
-            last = str(error).strip().splitlines()
-            return {"seconds": seconds, "error": type(error).__name__, "message": last[0] if last else ""}
+            lines = [line for line in str(error).splitlines() if any(map(str.isalpha, line))]
+            return {"seconds": seconds, "error": type(error).__name__, "message": lines[0] if lines else ""}
         raise RuntimeError("the call ended without an exception")
 
     def idle(self) -> dict[str, Any]:

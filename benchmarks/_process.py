@@ -44,7 +44,7 @@ class Contender:
         self.name = name
         commands_r, commands_w = os.pipe()
         answers_r, answers_w = os.pipe()
-        self._output = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         self._tag = f"{os.getpid()}-{id(self)}"
         environ = {
             **os.environ,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import importlib.metadata
 import os
 import platform
@@ -55,7 +55,7 @@ def machine() -> str:
         *([name, _version(name)] for name in PACKAGES),
         ["commit", _commit()],
         ["load before", " ".join(f"{load:.2f}" for load in os.getloadavg())],
-        ["date", datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")],
+        ["date", dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")],
     ]
     return table(["machine", ""], rows)
 
@@ -63,7 +63,7 @@ def machine() -> str:
 def write(theme: str, text: str) -> Path:
     """Write a report under its name, `<theme>_<hardware>_<yyyymm>.md`, and return its path."""
     hardware = f"{platform.machine()}-{len(os.sched_getaffinity(0))}cores"
-    month = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m")
+    month = dt.datetime.now(dt.timezone.utc).strftime("%Y%m")
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{theme}_{hardware}_{month}.md"
     path.write_text(text, encoding="utf-8")

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -69,12 +70,9 @@ class Bare:
     huge_pages = False
 
     def __init__(self, num_ranks: int) -> None:
-        import torch.distributed
-        import torch.nn.parallel  # noqa: F401
 
         if self.compiler:
-            import torch._dynamo  # noqa: F401
-            import torch.utils.data
+            pass
         if self.huge_pages:
             from notebook_launcher.processes import frontend, pages
 
@@ -113,7 +111,6 @@ class TorchFork:
     start_method = "fork"
 
     def __init__(self, num_ranks: int) -> None:
-        import torch.distributed
         import torch.multiprocessing as mp
 
         self._mp, self._num_ranks = mp, num_ranks
@@ -148,7 +145,7 @@ class TorchSpawn(TorchFork):
     start_method = "spawn"
 
 
-def _enter_group(rank: int, num_ranks: int, port: int, fn: Any, args: Any, back: Any) -> None:
+def _enter_group(rank: int, num_ranks: int, port: int, fn: Any, args: Any, back: Any) -> None:  # noqa: PLR0917
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
@@ -226,7 +223,7 @@ class Nbdistributed:
         from IPython.core.interactiveshell import InteractiveShell
 
         # It starts "python", whichever that is.
-        os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+        os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
         self._shell = InteractiveShell.instance()
         self._shell.run_line_magic("load_ext", "nbdistributed")
         self._shell.run_line_magic("dist_init", f"-n {num_ranks} -a 127.0.0.1")

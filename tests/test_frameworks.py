@@ -386,6 +386,24 @@ def test_a_model_that_outlives_its_group(kernel: Kernel) -> None:
     assert outcome.error is None, outcome.traceback
 
 
+def test_a_rank_that_leaves_early_is_no_reason_to_wait(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        """
+        def main():
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 0:
+                dist.destroy_process_group()
+            else:
+                dist.barrier()
+        notebook_launch(main, 2)
+        """,
+        timeout=10,
+    )
+    assert outcome.error is not None
+    assert outcome.error.startswith("RuntimeError")
+    assert "onnection closed by peer" in outcome.error
+
+
 # Data loaders and other processes of a rank's own.
 
 

@@ -167,6 +167,7 @@ class _Rank:
             value = None
         finally:
             frontend.flush_figures()
+        self._rendezvous.drop_destroyed()
         stage.name = "return"
         fd = travel.pack_value(value)
         return messages.Returned(

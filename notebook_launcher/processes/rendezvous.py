@@ -65,13 +65,19 @@ class Rendezvous:
         """Have the group of this generation up, making it anew if the one that is up is another."""
         from torch.distributed import distributed_c10d as c10d
 
-        self._made = [group for group in self._made if group is c10d.GroupMember.WORLD]
+        self.drop_destroyed()
         if generation != self._generation:
             self.leave()
             self._generation, self._num_groups = generation, 0
         if self._backend is not None and not c10d.is_initialized():
             self._make({"backend": self._backend})
             self._ours = c10d.GroupMember.WORLD
+
+    def drop_destroyed(self) -> None:
+        """Let go of the groups that the function has destroyed, so that peers that wait in them get an error."""
+        from torch.distributed import distributed_c10d as c10d
+
+        self._made = [group for group in self._made if group is c10d.GroupMember.WORLD]
 
     def is_kept(self) -> bool:
         """Return whether the group is the one that `join` left up, and the only one there is."""
@@ -84,6 +90,7 @@ class Rendezvous:
         """Tear the default group down, if one is up; peers that wait in it get an error."""
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         self._ours = None
+        self._made.clear()
         if c10d is None or not c10d.is_initialized():
             return
         abort = getattr(c10d, "_abort_process_group", None)
@@ -128,10 +135,10 @@ class Rendezvous:
             asked["rank"], asked["world_size"] = self._rank, self._world_size
         self._asked_backend = str(asked.get("backend")).lower()
         init(**asked)
-        # Kept for the length of the call: a DDP model may outlive the group that the function destroys. Were
-        # its reference the last one, it would wait, with the GIL, for the group's threads to end, and one of
-        # them may be waiting for the GIL (torch 2.13). Letting go of this one releases the GIL.
-        # self._made.append(c10d.GroupMember.WORLD)
+        # Kept until the function has returned: a DDP model may outlive the group that the function destroys.
+        # Were its reference the last one, it would wait, with the GIL, for the group's threads to end, and one
+        # of them may be waiting for the GIL (torch 2.13). Letting go of this one releases the GIL.
+        self._made.append(c10d.GroupMember.WORLD)
 
     def _next_store(self, timeout: Any) -> Any:
         from torch.distributed import PrefixStore, TCPStore

@@ -1,0 +1,132 @@
+"""What ranks cost while they live, how soon their death is known, and what an import takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from _contender import memory_of
+from _measurements import GONE_LIMIT, LABELS, LIMIT, Measurements
+from _process import Contender, FailedError
+from _report import median, megabytes, table
+
+IDLE = ["session", "ours", "torch-fork", "torch-spawn", "accelerate", "nbdistributed"]
+
+
+def measure_idle(found: Measurements) -> None:
+    for name in found.chosen(IDLE):
+        with found.guarded("idle", name), Contender(name, 2) as one:
+            one.ask("prepare", timeout=LIMIT)
+            one.settle()
+            stays = name in ("session", "nbdistributed")
+            pids = one.ask("look", timeout=LIMIT)["pids"] if stays else begin_idle(one, 2)
+            one.settle()
+            ranks = [memory_of(pid) for pid in pids]
+            rest = [_memory_if_alive(pid) for pid in one.family() if pid not in pids and pid != one.process.pid]
+            found.add(median([sizes["pss"] for sizes in ranks]), "idle", name, "pss")
+            found.add(median([sizes["private"] for sizes in ranks]), "idle", name, "private")
+            found.add(sum(sizes["pss"] for sizes in [*ranks, *rest]), "idle", name, "all")
+
+
+def _memory_if_alive(pid: int) -> dict[str, int]:
+    try:
+        return memory_of(pid)
+    except (OSError, KeyError):
+        return {"pss": 0, "private": 0}
+
+
+def begin_idle(one: Contender, num_ranks: int) -> list[int]:
+    """Launch a function that does not end; return the ranks' processes once they run it."""
+    folder = Path(one.ask("folder", timeout=LIMIT)["folder"])
+    one.tell("idle")
+    deadline = time.monotonic() + LIMIT
+    while len(files := list(folder.glob("*.json"))) < num_ranks:
+        if time.monotonic() > deadline:
+            raise FailedError("the ranks did not start")
+        time.sleep(0.02)
+    one.family()
+    return [json.loads(file.read_text())["pid"] for file in files]
+
+
+def idle_table(found: Measurements) -> str:
+    rows = [
+        [LABELS[name][0], *(found.cell("idle", name, what, form=lambda values: megabytes(values[0])) for what in
+         ("pss", "private", "all")), found.reasons.get(("idle", name), "")]
+        for name in found.chosen(IDLE)
+    ]  # fmt: skip
+    return (
+        "## Memory of two idle ranks\n\nMB. The whole tree is everything but the caller: for us with fork server and "
+        "supervisor.\n\n" + table(["launcher", "rank, proportional", "rank, private", "whole tree", ""], rows)
+    )
+
+
+OURS = ("import notebook_launcher", "from notebook_launcher import notebook_launch")
+IMPORTS = (*OURS, "from accelerate import notebook_launcher", "import torchrunx", "import torch")
+
+
+def measure_imports(found: Measurements, repeats: int) -> None:
+    for _ in range(repeats):
+        for statement in IMPORTS:
+            code = (
+                f"import sys, time; begin = time.perf_counter(); {statement}; "
+                "print(time.perf_counter() - begin, 'torch' in sys.modules)"
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=LIMIT,
+                cwd=Path(__file__).resolve().parents[1],
+            )  # fmt: skip
+            if done.returncode:
+                found.reasons[("import", statement)] = done.stderr.strip().splitlines()[-1]
+                continue
+            seconds, has_torch = done.stdout.split()
+            found.add(float(seconds), "import", statement)
+            found.texts[("import", statement)] = has_torch
+
+
+def import_table(found: Measurements) -> str:
+    rows = [[f"`{name}`", found.cell("import", name), found.texts.get(("import", name), "")] for name in IMPORTS]
+    return "## Imports\n\nIn a fresh interpreter.\n\n" + table(["statement", "ms", "torch imported"], rows)
+
+
+DEATHS = ["ours", "session", "torch-fork", "torch-spawn", "accelerate", "torchrunx", "nbdistributed"]
+
+
+def measure_deaths(found: Measurements, repeats: int) -> None:
+    for _ in range(repeats):
+        for name in found.chosen(DEATHS):
+            measure_deaths_of(found, name)
+
+
+def measure_deaths_of(found: Measurements, name: str) -> None:
+    for how in ("die", "fail"):
+        if (how, name) in found.reasons:
+            continue
+        with found.guarded(how, name), Contender(name, 2) as one:
+            one.ask("prepare", timeout=LIMIT)
+            answer = one.ask("death", how, timeout=20)
+            found.add(answer["seconds"], how, name)
+            found.texts[(how, name)] = f"{answer['error']}: {answer['message']}"[:110]
+    if ("killed", name) not in found.reasons:
+        with found.guarded("killed", name), Contender(name, 2) as one:
+            one.ask("prepare", timeout=LIMIT)
+            begin_idle(one, 2)
+            seconds = one.kill_and_time(GONE_LIMIT)
+            if seconds is None:
+                raise FailedError(f"processes are left after {GONE_LIMIT:g} s")
+            found.add(seconds, "killed", name)
+
+
+def death_table(found: Measurements) -> str:
+    rows = [
+        [LABELS[name][0], *(found.cell(how, name) for how in ("die", "fail", "killed")),
+         found.texts.get(("die", name), "-"), found.texts.get(("fail", name), "-")]
+        for name in found.chosen(DEATHS)
+    ]  # fmt: skip
+    head = ["launcher", "a rank: SIGKILL", "a rank: ValueError", "the caller: SIGKILL", "first says", "second says"]
+    return (
+        "## Deaths\n\nMilliseconds with 2 ranks, the other one waiting in an all-reduce: until the caller has the "
+        "exception, and until no process is left.\n\n" + table(head, rows)
+    )

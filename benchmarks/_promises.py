@@ -1,0 +1,66 @@
+"""The figures that launching is held to, and whether they held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from _big import extra_time
+from _lives import OURS
+from _report import megabytes, table
+
+if TYPE_CHECKING:
+    from _measurements import Measurements
+
+
+def promise_table(found: Measurements) -> str:
+    ours = found.median("warm", "ours", 2)
+    copy = found.median("copy", "new")
+    rows = [
+        *(promise(f"2 ranks, warm: <= 3 x a bare fork-and-exit ({what})", ours, 3, found.median("warm", name, 2))
+          for name, what in (("bare", "torch imported"), ("bare-compiler", "its compiler too"),
+                             ("bare-huge", "and huge pages"))),
+        promise("the same, <= 0.4 x accelerate", ours, 0.4, found.median("warm", "accelerate", 2)),
+        promise("Session.run: <= 3 ms", found.median("warm", "session", 2), 0.003, None),
+        *(promise(f"1 GB captured ({kind}), 4 ranks: <= 2 x a memory copy", extra_time(found, "ours", kind), 2, copy)
+          for kind in ("array", "tensor")),
+        memory_promise(found),
+        promise("1 GB returned: <= 2 x a memory copy", found.median("return", "ours"), 2, copy),
+        peak_promise(found),
+        *(promise(f"a rank dies ({text}): < 2 s", found.median(how, "ours"), 2.0, None)
+          for how, text in (("die", "SIGKILL"), ("fail", "ValueError"))),
+        promise("the kernel is killed: nothing left after 2 s", found.median("killed", "ours"), 2.0, None),
+        *(promise(f"{statement}: <= 60 ms", found.median("import", statement), 0.06, None) for statement in OURS),
+    ]  # fmt: skip
+    used = found.cell("copy", "used")
+    note = f"Medians. A memory copy is one into new memory; into memory in use it took {used} ms."
+    return f"## Promises\n\n{note}\n\n" + table(["promise", "measured", "held"], rows)
+
+
+def promise(text: str, value: float | None, limit: float, base: float | None) -> list[str]:
+    """Return a row; `limit` is in multiples of `base`, or in seconds where that is None."""
+    if value is None or (base is None and " x " in text):
+        return [text, "not measured", "-"]
+    measured = f"{1e3 * value:.1f} ms"
+    if base is not None:
+        measured += f" = {value / base:.2f} x {1e3 * base:.1f} ms"
+    return [text, measured, "yes" if value <= limit * (base or 1.0) else "**no**"]
+
+
+def memory_promise(found: Measurements) -> list[str]:
+    text = "1 GB captured, 4 ranks: one copy in memory"
+    sizes = [
+        (found.median("memory", "ours", kind, "pss") or 0) - (found.median("memory", "ours", "none", "pss") or 0)
+        for kind in ("array", "tensor")
+        if found.median("memory", "ours", kind, "pss") is not None
+    ]
+    if not sizes:
+        return [text, "not measured", "-"]
+    return [text, " and ".join(megabytes(size) for size in sizes) + " MB", "yes" if max(sizes) < 1.1e9 else "**no**"]
+
+
+def peak_promise(found: Measurements) -> list[str]:
+    text = "1 GB returned: no second full copy in the kernel"
+    peak = found.median("peak", "ours")
+    if peak is None:
+        return [text, "not measured", "-"]
+    return [text, f"peak rises by {megabytes(peak)} MB", "yes" if peak < 1.2e9 else "**no**"]
