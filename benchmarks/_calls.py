@@ -6,7 +6,7 @@ import time
 
 from _measurements import EVERYBODY, LABELS, LIMIT, PAUSE, SLOW, SLOW_REPEATS, Measurements
 from _process import Contender, contenders
-from _report import table
+from _report import megabytes, table
 
 
 def measure_cold(found: Measurements, num_ranks: int, repeats: int) -> None:
@@ -24,7 +24,9 @@ def measure_warm(found: Measurements, num_ranks: int) -> None:
         ready = []
         for one in started:
             with found.guarded("warm", one.name, num_ranks):
-                one.ask("prepare", timeout=LIMIT)
+                answer = one.ask("prepare", timeout=LIMIT)
+                if "private" in answer:
+                    found.texts["private", one.name] = f", {megabytes(answer['private'])} MB private"
                 one.settle()
                 one.ask("trivial", timeout=LIMIT)
                 ready.append(one)
@@ -48,6 +50,7 @@ def launch_tables(found: Measurements, counts: list[int]) -> str:
     warm, cold = [], []
     for name in found.chosen(EVERYBODY):
         label, note = LABELS[name]
+        note += found.texts.get(("private", name), "")
         base = found.median("warm", "bare", 2)
         mine = found.median("warm", name, 2)
         ratio = f"{mine / base:.1f}" if base and mine else "-"

@@ -400,8 +400,8 @@ def test_a_rank_that_leaves_early_is_no_reason_to_wait(kernel: Kernel) -> None:
         timeout=10,
     )
     assert outcome.error is not None
-    assert outcome.error.startswith("RuntimeError")
-    assert "onnection closed by peer" in outcome.error
+    # "Connection closed by peer", "Connection reset by peer" or "Broken pipe", as the race goes.
+    assert re.match("RuntimeError: .*gloo/transport/tcp", outcome.error)
 
 
 # Data loaders and other processes of a rank's own.

@@ -463,8 +463,8 @@ def test_definitions_of_the_notebook(kernel: Kernel, start_method: str) -> None:
             dist.all_gather_object(gathered, (Options(dist.get_rank()), Colour.RED, Point(1)))
             count(), closure()
             values = (factorial(5), is_even(4), greet("you"), cached(1), cached(1), count(), counter, closure(),
-                      double(4), asyncio.run(wait_a_little()), gathered[1][0].rate, gathered[0][1] is Colour.RED, Child().name(),
-                      pickle.loads(pickle.dumps(Point(3))) == Point(3))
+                      double(4), asyncio.run(wait_a_little()), gathered[1][0].rate, gathered[0][1] is Colour.RED,
+                      Child().name(), pickle.loads(pickle.dumps(Point(3))) == Point(3))
             return values, Options(0.1), Colour.RED, Point(5), Child(), Child
         results = notebook_launch(use, 2, start_method={start_method!r})
         same = [(returned[0] == Options(0.1), returned[1] is Colour.RED, type(returned[2]) is Point,
