@@ -76,7 +76,8 @@ def big_table(found: Measurements) -> str:
     return (
         f"## One GB to {BIG_RANKS} ranks, and back from rank 0\n\n"
         f"One memory copy of 1 GB took {found.cell('copy', 'new')} ms into new memory, which is what the figures in "
-        f"brackets are multiples of, and {found.cell('copy', 'used')} ms into memory that was in use already.\n\n"
+        f"brackets are multiples of (an array, in the huge pages NumPy asks for; a tensor's clone took "
+        f"{found.cell('copy', 'tensor')} ms), and {found.cell('copy', 'used')} ms into memory in use.\n\n"
         "*There*: until the function has begun on every rank, less the same without the data. *Memory*: what all ranks "
         "together have more after reading all of it, proportional to sharing / private. *Back*: from the end of "
         "the function to a dictionary of 16 tensors in the caller; by hand through a queue for torch, through "

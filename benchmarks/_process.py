@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 PR_SET_CHILD_SUBREAPER = 36
+IN_MEMORY = Path("/dev/shm")
 TAG = "PYTHON_BENCHMARK_CONTENDER"
 """Every process of a contender has it in its environment; the prefix is one that torchrunx passes on."""
 SETTLED = 0.6
@@ -45,6 +46,8 @@ class Contender:
         commands_r, commands_w = os.pipe()
         answers_r, answers_w = os.pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        # Made here, so that it goes even if the contender is killed.
+        self._folder = tempfile.TemporaryDirectory(prefix="bench-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None)
         self._tag = f"{os.getpid()}-{id(self)}"
         environ = {
             **os.environ,
@@ -53,6 +56,7 @@ class Contender:
             "ACCELERATE_USE_CPU": "true",
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
+            "BENCHMARK_FOLDER": self._folder.name,
             TAG: self._tag,
         }
         self.process = subprocess.Popen(
@@ -76,6 +80,7 @@ class Contender:
         os.close(self._commands)
         os.close(self._answers)
         self._output.close()
+        self._folder.cleanup()
 
     def tell(self, command: str, *args: Any) -> None:
         """Send a command without waiting for its answer."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import site
 import statistics
 import subprocess
 from pathlib import Path
@@ -52,6 +54,7 @@ def machine() -> str:
         ["memory", f"{psutil.virtual_memory().total / 1e9:.0f} GB"],
         ["kernel", f"{platform.system()} {platform.release()}"],
         ["Python", platform.python_version()],
+        ["torch lies in", "the environment" if _has_own_torch() else "**another environment**: figures may be off"],
         *([name, _version(name)] for name in PACKAGES),
         ["commit", _commit()],
         ["load before", " ".join(f"{load:.2f}" for load in os.getloadavg())],
@@ -75,6 +78,13 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def _has_own_torch() -> bool:
+    # One that a path leads to elsewhere may count as the user's own code, which is looked through at each call.
+    spec = importlib.util.find_spec("torch")
+    folders = tuple(site.getsitepackages())
+    return spec is not None and spec.origin is not None and spec.origin.startswith(folders)
 
 
 def _version(package: str) -> str:

@@ -8,11 +8,12 @@ nothing is unpickled that came from anywhere else.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import socket
 from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +35,7 @@ class Channel:
     """One end of a socket pair that carries records."""
 
     def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)  # Whatever `socket.setdefaulttimeout` the user's code has called.
         self._sock = sock
 
     def fileno(self) -> int:
@@ -54,31 +56,29 @@ class Channel:
         finally:
             os.close(spill)
 
-    def receive(self) -> tuple[Any, list[int]] | None:
-        """Wait for a record and the descriptors beside it; None once the other end is gone."""
+    def receive(self, *, wait: bool = True) -> tuple[Any, list[int]] | None:
+        """Return the next record and the descriptors beside it; None once the other end is gone.
+
+        A record that cannot be unpickled here comes as `messages.Unreadable`. With `wait=False`, raises
+        BlockingIOError if none has arrived.
+        """
+        flags = 0 if wait else socket.MSG_DONTWAIT
         try:
-            packet, fds, _, _ = socket.recv_fds(self._sock, PACKET_LIMIT + 1, MAX_FDS)
+            packet, fds, _, _ = socket.recv_fds(self._sock, PACKET_LIMIT + 1, MAX_FDS, flags)
         except ConnectionError:
             return None
         if not packet:
             return None
         for fd in fds:
             os.set_inheritable(fd, False)
-        if packet[:1] == INLINE:
-            return pickle.loads(memoryview(packet)[1:]), fds
-        spill = fds.pop()
-        with open(spill, "rb") as file:
-            file.seek(0)
-            return pickle.load(file), fds
-
-    def receive_nowait(self) -> tuple[Any, list[int]] | None:
-        """Return the next record that has arrived; raises BlockingIOError if none has."""
-        self._sock.setblocking(False)
         try:
-            return self.receive()
-        finally:
-            with contextlib.suppress(OSError):
-                self._sock.setblocking(True)
+            if packet[:1] == INLINE:
+                return pickle.loads(memoryview(packet)[1:]), fds
+            with open(fds.pop(), "rb") as file:
+                file.seek(0)
+                return pickle.load(file), fds
+        except Exception as error:  # noqa: BLE001 - whatever the record's own classes raise
+            return messages.Unreadable(reason=f"{type(error).__name__}: {error}"), fds
 
     def detach(self) -> int:
         """Give the descriptor away."""
@@ -92,4 +92,5 @@ class Channel:
 def channel_pair() -> tuple[Channel, socket.socket]:
     """Return our end as a channel and the other end as a socket to be passed on."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(True)
     return Channel(ours), theirs

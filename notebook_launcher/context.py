@@ -7,6 +7,7 @@ under torchrun and in a test.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -66,15 +67,16 @@ def report(*, step: int | None = None, **metrics: Any) -> None:
     """Send numbers to the run: `report(step=3, loss=loss)`. They are in `run.metrics`.
 
     Args:
-        step: The step they belong to; None: the run counts for itself.
+        step: The step they belong to, an integer or a tensor of one; None: the run counts for itself.
         metrics: Anything that `float()` takes; a tensor must have one element.
 
     Raises:
-        TypeError: A value is not a number.
+        TypeError: A value is not a number, or the step not an integer.
         KeyboardInterrupt: The run was asked to stop; a step boundary is where it does.
     """
     context = _Current.context
     values = {name: _number(name, value) for name, value in metrics.items()}
+    step = None if step is None else _integer(step)
     if context is None:
         return
     context.send(messages.Metrics(time=time.monotonic(), step=step, values=values))
@@ -86,6 +88,14 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         msg = f"report({name}={value!r}): a metric must be one number; take .item() or .mean() of it."
+        raise TypeError(msg) from error
+
+
+def _integer(step: Any) -> int:
+    try:
+        return operator.index(step)
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = f"report(step={step!r}): a step must be an integer; take int() of it."
         raise TypeError(msg) from error
 
 
@@ -105,7 +115,7 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
         yield from iterable
         return
     if total is None:
-        total = len(iterable) if hasattr(iterable, "__len__") else None  # type: ignore[arg-type]
+        total = _length(iterable)
     last = -PROGRESS_INTERVAL
     for done, item in enumerate(iterable, 1):
         _step_boundary(context)
@@ -114,6 +124,14 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
         if now - last >= PROGRESS_INTERVAL or done == total:
             context.send(messages.Progress(time=now, done=done, total=total, description=description))
             last = now
+
+
+def _length(iterable: Any) -> int | None:
+    # A data loader has a `__len__` that raises TypeError where its data set has none.
+    try:
+        return len(iterable)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def stop_requested() -> bool:

@@ -47,6 +47,7 @@ __all__ = [
     "Setup",
     "SignalRanks",
     "StartSupervisor",
+    "Unreadable",
 ]
 
 
@@ -60,8 +61,6 @@ DUMP_SIGNAL = signal.SIGRTMAX - 5
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartSupervisor:
     """Fork a supervisor. Descriptors: its channel, a pipe that is closed once it has been reaped."""
-
-    kernel_pid: int
 
 
 # kernel -> supervisor
@@ -178,6 +177,8 @@ class InputReply:
 
     text: str | None
     reason: str = ""
+    number: int = 0
+    """That of the request; another one's answer is dropped."""
 
 
 # rank -> kernel
@@ -274,6 +275,8 @@ class InputRequest:
 
     prompt: str
     password: bool = False
+    number: int = 0
+    """Counts this rank's requests."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +305,13 @@ class Notice:
     text: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """What a receiver makes of a record that it cannot unpickle."""
+
+    reason: str
+
+
 # What the kernel concludes. Not sent: shown, and kept on the exception.
 
 
@@ -310,7 +320,7 @@ class Failure:
     """What is known of one rank that failed."""
 
     rank: int
-    kind: Literal["exception", "exit", "signal", "return", "timeout", "stuck"]
+    kind: Literal["exception", "exit", "signal", "return"]
     time: float
     """CLOCK_MONOTONIC, seconds: one clock for all processes of the machine."""
     summary: str

@@ -177,6 +177,19 @@ def test_kinds_are_refused_with_advice(tmp_path: Any) -> None:
     loop.close()
 
 
+def test_an_accelerator_of_the_kernel_is_refused() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.state import AcceleratorState, PartialState
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    for value in (accelerator, AcceleratorState(), PartialState()):
+        with pytest.raises(
+            CaptureError, match=rf"an? accelerate.*{type(value).__name__}.*Create it inside the function"
+        ):
+            travel.pack_call(print, (value,), {})
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 def test_standard_output_travels_by_name() -> None:
     assert travel.unpack_value(travel.pack_value([sys.stdout, sys.stderr])) == [sys.stdout, sys.stderr]
 

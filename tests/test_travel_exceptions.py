@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -48,6 +49,20 @@ class Exit(SystemExit):
         self.why = why
 
 
+class Slotted(Exception):
+    __slots__ = ("__hidden", "code", "unset")
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = self.__hidden = code
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+    more: list[int] = dataclasses.field(default_factory=list)
+
+
 class OwnReduce(Exception):
     def __init__(self, a: int, b: int) -> None:
         super().__init__(a)
@@ -73,6 +88,8 @@ EXCEPTIONS: dict[str, tuple[BaseException, dict[str, Any]]] = {
     "keyword-only": (KeywordOnly(reason="x"), {"reason": "x"}),
     "os-subclass": (FileTrouble("/y"), {"errno": 2, "filename": "/y", "path": "/y"}),
     "exit-subclass": (Exit(4, "done"), {"code": 4, "why": "done"}),
+    "slots": (Slotted(5), {"code": 5, "_Slotted__hidden": 5}),
+    "frozen": (Frozen(6, [1]), {"code": 6, "more": [1]}),
     "own-reduce": (OwnReduce(1, 2), {"b": 3}),
 }
 

@@ -348,6 +348,31 @@ def test_modules_that_changed_since_their_import_are_named(tmp_path: Path, compi
     )
 
 
+def test_a_function_that_was_compiled_anew_by_itself_has_not_changed(tmp_path: Path) -> None:
+    # As IPython's %autoreload does, which leaves the compiled file of the module as it was.
+    before, after = "def base():\n    return 1\n", "\n\ndef base():\n    return 2000\n"
+    (tmp_path / "patched.py").write_text(f"{before}\nclass Net:\n    def forward(self):\n        return 1\n")
+    notebook(
+        f"""
+        import os, pathlib
+        import patched
+        from notebook_launcher import travel
+        path = pathlib.Path("{tmp_path}/patched.py")
+        path.write_text(path.read_text().replace({before!r}, {after!r}))
+        fd = travel.pack_call(lambda: patched.base(), (), {{}})
+        assert travel.stale_modules(fd) == [str(path)]
+        again = {{}}
+        exec(compile("def base(): return 2000", str(path), "exec"), again)
+        patched.base.__code__ = again["base"].__code__
+        assert travel.stale_modules(fd) == []
+        path.write_text(path.read_text().replace("return 1", "return 3000"))
+        assert travel.stale_modules(fd) == [str(path)], "a method"
+        os.close(fd)
+    """,
+        tmp_path,
+    )
+
+
 def test_no_descriptor_is_left_open() -> None:
     notebook("""
         import os

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import signal
@@ -24,28 +25,34 @@ from notebook_launcher.errors import ResourceError
 from notebook_launcher.processes import boot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Birth", "ForkServer", "Supervisor", "fork_birth", "fork_server", "spawn_birth"]
 
 
 LAST_WORDS = 4000
+READ_AT_IMPORT = ("TORCH_", "PYTORCH_")
+"""Variables that torch reads when it is imported: ranks that have others need another fork server."""
 
 
 class Birth(Protocol):
     """Starts a supervisor that serves the socket it is given."""
 
-    def __call__(self, sock: socket.socket) -> Supervisor:
-        """Start it."""
+    def __call__(self, sock: socket.socket, kernel_ends: Sequence[int]) -> Supervisor:
+        """Start it; `kernel_ends` are descriptors that must not live on in it."""
         ...
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class Supervisor:
-    """A supervisor that was started: how to wait until nothing is left of it."""
+    """A supervisor that was started."""
 
-    def __init__(self, wait_reaped: Callable[[], None], last_words: Callable[[], str]) -> None:
-        self.wait_reaped = wait_reaped
-        self.last_words = last_words
+    wait_reaped: Callable[[], None]
+    """Waits until nothing is left of it; once."""
+    last_words: Callable[[], str]
+    """What it wrote before it died."""
+    kill: Callable[[], None]
+    """Ends it, even if it has not come up yet."""
 
 
 class ForkServer:
@@ -56,33 +63,39 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._errors = -1
+        self._settings: dict[str, str] = {}
 
-    @property
-    def pid(self) -> int | None:
-        """The server's process, if one lives."""
-        process = self._process
-        return process.pid if process is not None and process.poll() is None else None
-
-    def start(self) -> None:
-        """Start the server if none lives; returns before it is ready."""
+    def start(self, environ: Mapping[str, str]) -> None:
+        """Start the server if none lives that suits; returns before it is ready."""
         with self._lock:
-            self._start()
+            self._start(environ)
 
-    def _start(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+    def _start(self, environ: Mapping[str, str]) -> None:
+        settings = {name: value for name, value in environ.items() if name.startswith(READ_AT_IMPORT)}
+        if self._process is not None and self._process.poll() is None and self._settings == settings:
             return
         self._stop()
         self._channel, theirs = channel_pair()
         self._errors = anonymous_file("errors")
+        self._settings = settings
+        others = {name: value for name, value in os.environ.items() if not name.startswith(READ_AT_IMPORT)}
         with theirs:
-            self._process = _popen("forkserver", theirs.fileno(), self._errors)
+            self._process = _popen("forkserver", theirs.fileno(), self._errors, {**others, **settings})
 
-    def birth(self, sock: socket.socket) -> Supervisor:
-        """Have the server fork a supervisor."""
+    def birth(self, environ: Mapping[str, str]) -> Birth:
+        """Return a birth of ranks in this environment."""
+
+        def birth(sock: socket.socket, kernel_ends: Sequence[int]) -> Supervisor:
+            del kernel_ends  # A process that was not forked from the kernel has none.
+            return self._bear(sock, environ)
+
+        return birth
+
+    def _bear(self, sock: socket.socket, environ: Mapping[str, str]) -> Supervisor:
         reaped_r, reaped_w = os.pipe()
         try:
             with self._lock:
-                self._send(sock, reaped_w)
+                self._send(sock, reaped_w, environ)
                 errors = os.dup(self._errors)
         except BaseException:
             os.close(reaped_r)
@@ -95,15 +108,15 @@ class ForkServer:
             os.close(reaped_r)
             os.close(errors)
 
-        return Supervisor(wait_reaped, lambda: _read_tail(errors))
+        return Supervisor(wait_reaped, lambda: _read_tail(errors), self.stop)
 
-    def _send(self, sock: socket.socket, reaped_w: int) -> None:
+    def _send(self, sock: socket.socket, reaped_w: int, environ: Mapping[str, str]) -> None:
         # A server may have been killed since it was last asked; one more try finds a new one.
         for last_try in (False, True):
-            self._start()
+            self._start(environ)
             assert self._channel is not None
             try:
-                self._channel.send(messages.StartSupervisor(kernel_pid=os.getpid()), [sock.fileno(), reaped_w])
+                self._channel.send(messages.StartSupervisor(), [sock.fileno(), reaped_w])
             except OSError as error:
                 if last_try:
                     msg = f"the fork server does not start: {_read_tail(self._errors) or error}"
@@ -111,6 +124,10 @@ class ForkServer:
                 self._stop()
             else:
                 return
+
+    def descriptors(self) -> list[int]:
+        """Return what this process holds of the server."""
+        return [] if self._channel is None else [self._channel.fileno()]
 
     def stop(self) -> None:
         """End the server; the next launch starts another."""
@@ -131,31 +148,32 @@ class ForkServer:
 
 def fork_server() -> ForkServer:
     """Return this process's fork server: there is one for each kernel."""
-    return _fork_server_of(os.getpid())
+    return fork_server_of(os.getpid())
 
 
 @functools.lru_cache(maxsize=1)
-def _fork_server_of(_pid: int) -> ForkServer:
+def fork_server_of(_pid: int) -> ForkServer:
     # Keyed by the process, so that one that the user's code forked from the kernel gets its own.
     return ForkServer()
 
 
-def spawn_birth(sock: socket.socket) -> Supervisor:
+def spawn_birth(sock: socket.socket, kernel_ends: Sequence[int]) -> Supervisor:
     """Start a supervisor in a fresh interpreter."""
+    del kernel_ends  # A fresh interpreter inherits none.
     errors = anonymous_file("errors")
-    process = _popen("supervisor", sock.fileno(), errors)
+    process = _popen("supervisor", sock.fileno(), errors, dict(os.environ))
 
     def wait_reaped() -> None:
         process.wait()
         os.close(errors)
 
-    return Supervisor(wait_reaped, lambda: _read_tail(errors))
+    return Supervisor(wait_reaped, lambda: _read_tail(errors), process.kill)
 
 
 def fork_birth(call: Any) -> Birth:
     """Return a birth that forks the supervisor from this very process; the ranks inherit `call`."""
 
-    def birth(sock: socket.socket) -> Supervisor:
+    def birth(sock: socket.socket, kernel_ends: Sequence[int]) -> Supervisor:
         errors = anonymous_file("errors")
         with warnings.catch_warnings():
             # Python 3.12 warns that a fork of a process with threads may deadlock. The user asked for
@@ -163,20 +181,23 @@ def fork_birth(call: Any) -> Birth:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _become_supervisor(sock, call, errors)
+            _become_supervisor(sock, call, errors, kernel_ends)
 
         def wait_reaped() -> None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
             os.close(errors)
 
-        return Supervisor(wait_reaped, lambda: _read_tail(errors))
+        return Supervisor(wait_reaped, lambda: _read_tail(errors), lambda: os.kill(pid, signal.SIGKILL))
 
     return birth
 
 
-def _become_supervisor(sock: socket.socket, call: Any, errors: int) -> None:
+def _become_supervisor(sock: socket.socket, call: Any, errors: int, kernel_ends: Sequence[int]) -> None:
     try:
+        for fd in (*kernel_ends, *fork_server_of(os.getppid()).descriptors()):
+            with contextlib.suppress(OSError):
+                os.close(fd)
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
         # Imported here: only the child may bring torch into the process.
@@ -192,11 +213,12 @@ def _become_supervisor(sock: socket.socket, call: Any, errors: int) -> None:
         os._exit(0)
 
 
-def _popen(role: Any, fd: int, errors: int) -> subprocess.Popen[bytes]:
+def _popen(role: Any, fd: int, errors: int, environ: dict[str, str]) -> subprocess.Popen[bytes]:
     # A session of its own: the kernel's interrupt goes to the kernel's whole process group.
     return subprocess.Popen(
         boot.command(role, fd),
         pass_fds=[fd],
+        env=environ,
         stdin=subprocess.DEVNULL,
         stdout=errors,
         stderr=errors,

@@ -6,7 +6,7 @@
         │   ╲──channel, stdout, stderr─▶ rank 0 … rank N-1
 
 `ProcessTree` is mechanism only: it starts ranks, carries records both ways and turns whatever arrives
-into events. What they mean is decided in `kernel/run.py`.
+into events. What they mean is decided in `kernel/attempt.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher import context, messages
 from notebook_launcher.channel import anonymous_file, channel_pair
-from notebook_launcher.errors import ResourceError
+from notebook_launcher.errors import LaunchError, ResourceError
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.births import Birth, Supervisor
@@ -89,6 +89,13 @@ class _RankEnd:
         self.channel, self.their_channel = channel_pair()
         self.pipes: dict[int, Stream] = {}
         self.their_pipes: list[int] = []
+        try:
+            self._open_pipes()
+        except OSError:
+            self.close()
+            raise
+
+    def _open_pipes(self) -> None:
         streams: tuple[Stream, ...] = ("stdout", "stderr")
         for stream in streams:
             ours, theirs = os.pipe()
@@ -97,6 +104,9 @@ class _RankEnd:
             os.set_blocking(ours, False)
             with contextlib.suppress(OSError):
                 _widen(ours)
+
+    def all_fds(self) -> list[int]:
+        return [self.channel.fileno(), self.their_channel.fileno(), *self.pipes, *self.their_pipes]
 
     def fds_for_rank(self) -> list[int]:
         return [self.their_channel.fileno(), *self.their_pipes]
@@ -123,20 +133,15 @@ class ProcessTree:
     def __init__(self, setup: messages.Setup, birth: Birth) -> None:
         self.setup = setup
         self._ends: dict[int, _RankEnd] = {}
-        self._selector = selectors.DefaultSelector()
-        self._wake_r, self._wake_w = socket.socketpair()
-        self._wake_r.setblocking(False)
-        self._selector.register(self._wake_r, selectors.EVENT_READ, self._on_wake)
-        self._board_fd = anonymous_file("board")
-        os.ftruncate(self._board_fd, context.BOARD_SIZE)
-        self.board = mmap.mmap(self._board_fd, context.BOARD_SIZE)
         self._supervisor_gone = False
         self._supervisor: Supervisor | None = None
-        self._channel, theirs = channel_pair()
+        self._closing = contextlib.ExitStack()
         try:
-            for rank in range(setup.num_processes):
-                self._ends[rank] = _RankEnd()
-            self._start(birth, theirs)
+            self._open()
+            self._start(birth)
+        except LaunchError:
+            self.close()
+            raise
         except OSError as error:
             self.close()
             msg = (
@@ -144,15 +149,38 @@ class ProcessTree:
                 f"descriptors for each while they start; `ulimit -n` says how many it may have."
             )
             raise ResourceError(error.errno, msg) from error
-        finally:
-            theirs.close()
+        except BaseException:  # The user's interrupt.
+            self.close()
+            raise
 
-    def _start(self, birth: Birth, theirs: socket.socket) -> None:
-        with socket.socket() as listener:
+    def _open(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._closing.callback(self._selector.close)
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._closing.callback(self._wake_r.close)
+        self._closing.callback(self._wake_w.close)
+        self._wake_r.setblocking(False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ, self._on_wake)
+        self._board_fd = anonymous_file("board")
+        self._closing.callback(os.close, self._board_fd)
+        os.ftruncate(self._board_fd, context.BOARD_SIZE)
+        self.board = mmap.mmap(self._board_fd, context.BOARD_SIZE)
+        self._closing.callback(self.board.close)
+        self._channel, self._their_channel = channel_pair()
+        self._closing.callback(self._channel.close)
+        self._closing.callback(self._their_channel.close)
+        for rank in range(self.setup.num_processes):
+            self._ends[rank] = _RankEnd()
+
+    def _start(self, birth: Birth) -> None:
+        with self._their_channel, socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(max(128, self.setup.num_processes))
             self.setup = dataclasses.replace(self.setup, master_port=listener.getsockname()[1])
-            self._supervisor = birth(theirs)
+            # A fork of the kernel must not keep the kernel's ends: nobody would see the kernel close them.
+            ends = [fd for end in self._ends.values() for fd in end.all_fds()]
+            ends += [self._channel.fileno(), self._wake_r.fileno(), self._wake_w.fileno(), listener.fileno()]
+            self._supervisor = birth(self._their_channel, ends)
             self._selector.register(self._channel, selectors.EVENT_READ, self._on_supervisor)
             with contextlib.suppress(BrokenPipeError, ConnectionError):
                 self._channel.send(self.setup, [listener.fileno(), self._board_fd])
@@ -186,6 +214,11 @@ class ProcessTree:
         """Have the supervisor send a signal; SIGKILL goes to the ranks' data-loader workers too."""
         with contextlib.suppress(OSError):
             self._channel.send(messages.SignalRanks(ranks=ranks, signum=signum))
+
+    def kill_supervisor(self) -> None:
+        """End a supervisor that does not answer: its ranks die with it."""
+        if self._supervisor is not None:
+            self._supervisor.kill()
 
     def replace(self, rank: int) -> None:
         """Start a rank again whose process has ended; raises `ResourceError` if there is no room."""
@@ -244,7 +277,10 @@ class ProcessTree:
 
     def _on_record(self, rank: int) -> list[Event]:
         end = self._ends[rank]
-        received = end.channel.receive()
+        try:
+            received = end.channel.receive(wait=False)
+        except BlockingIOError:
+            return []  # Taken already, by an event of the same batch.
         if received is None:
             self._selector.unregister(end.channel)
             return []
@@ -256,8 +292,8 @@ class ProcessTree:
             return []
         return [FromRank(rank, record, fds)]
 
-    def _on_supervisor(self) -> list[Event]:
-        received = self._channel.receive()
+    def _on_supervisor(self, *, wait: bool = True) -> list[Event]:
+        received = self._channel.receive(wait=wait)
         if received is None:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(self._channel)
@@ -281,7 +317,7 @@ class ProcessTree:
         happened: list[Event] = []
         end = self._ends[rank]
         with contextlib.suppress(OSError):
-            while (received := end.channel.receive_nowait()) is not None:
+            while (received := end.channel.receive(wait=False)) is not None:
                 happened += self._record(rank, *received)
         return happened
 
@@ -290,36 +326,42 @@ class ProcessTree:
 
         Nothing says when a dump is complete, so it is read once it has not grown for STACKS_QUIET seconds.
         """
-        starts = {}
-        for rank, end in self._ends.items():
-            if end.pid is not None and end.stacks_fd is not None:
-                starts[rank] = os.fstat(end.stacks_fd).st_size
+        fds = {rank: end.stacks_fd for rank, end in self._ends.items() if end.pid is not None}
+        starts = {rank: self._stacks_size(rank) for rank, fd in fds.items() if fd is not None}
         self.signal(tuple(starts), messages.DUMP_SIGNAL)
         sizes, changed, began = dict(starts), time.monotonic(), time.monotonic()
         while True:
             time.sleep(STACKS_QUIET / 4)
             now = time.monotonic()
-            new = {rank: os.fstat(self._ends[rank].stacks_fd or -1).st_size for rank in starts}
+            new = {rank: self._stacks_size(rank) for rank in starts}
             if new != sizes:
                 sizes, changed = new, now
             answered = all(sizes[rank] > starts[rank] for rank in starts)
             if now - began > STACKS_BUDGET or (answered and now - changed > STACKS_QUIET):
                 break
         return {
-            rank: os.pread(self._ends[rank].stacks_fd or -1, sizes[rank] - start, start).decode(errors="replace")
-            for rank, start in starts.items()
+            rank: os.pread(fd, sizes[rank] - starts[rank], starts[rank]).decode(errors="replace")
+            for rank, fd in fds.items()
+            if fd is not None
         }
+
+    def _stacks_size(self, rank: int) -> int:
+        fd = self._ends[rank].stacks_fd
+        return 0 if fd is None else os.fstat(fd).st_size
 
     # The end.
 
     def close(self) -> None:
         """Kill what is left, wait until it is reaped, and let go of every descriptor; idempotent."""
-        with contextlib.suppress(OSError):
-            self._channel.send(messages.Close())
         if self._supervisor is not None:
+            with contextlib.suppress(OSError):
+                self._channel.send(messages.Close())
             # Until its end of the channel is closed: even if the fork server, which would reap it, is dead.
             while not self._supervisor_gone:
-                self._on_supervisor()
+                for event in self._on_supervisor():
+                    if isinstance(event, FromRank):
+                        for fd in event.fds:
+                            os.close(fd)
             self._supervisor.wait_reaped()
             self._supervisor = None
         for pid in self.pids.values():
@@ -328,14 +370,7 @@ class ProcessTree:
                 os.killpg(pid, signal.SIGKILL)
         for rank in list(self._ends):
             self._drop(rank)
-        self._selector.close()
-        self._channel.close()
-        self._wake_r.close()
-        self._wake_w.close()
-        if self._board_fd >= 0:
-            self.board.close()
-            os.close(self._board_fd)
-            self._board_fd = -1
+        self._closing.close()
 
     def _drop(self, rank: int) -> None:
         end = self._ends.pop(rank)

@@ -47,6 +47,11 @@ class RankEnd:
     """Whether it came after the run was being stopped: then it is no failure of its own."""
 
     @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, or never was."""
+        return self.gone is not None or (self.returned is None and self.raised is None)
+
+    @property
     def failed(self) -> bool:
         """Whether the rank gave no value."""
         return self.returned is None
@@ -88,6 +93,11 @@ class Attempt:
         self.ends.clear()
         self._fail_at = None
         self._call = dataclasses.replace(self._call, generation=generation)
+
+    @property
+    def call_id(self) -> int:
+        """The number of the call."""
+        return self._call.call_id
 
     @property
     def settled(self) -> bool:
@@ -176,7 +186,11 @@ class Attempt:
             # is worth keeping.
             ranks, signum = ranks[:1], signal.SIGKILL
         if signum == signal.SIGKILL:
-            self._doomed.update(ranks)
+            alive = self.tree.pids
+            self._doomed.update(rank for rank in ranks if rank in alive)
+            if not alive:
+                # Nobody has been born yet: the fork server may still be importing torch.
+                self.tree.kill_supervisor()
         self.tree.signal(ranks, signum)
 
     def pause(self, *, paused: bool) -> None:

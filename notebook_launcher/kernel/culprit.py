@@ -31,6 +31,7 @@ CONSEQUENCES = re.compile(
     r"|process group .*(abort|shut)|socket .*(closed|reset)|peer (closed|disconnected)|no error \(recv\)",
     re.IGNORECASE,
 )
+TORCHS_COLLECTIVES = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 COLLECTIVE_ERRORS = re.compile(r"DistBackendError|DistNetworkError|DistStoreError|DistError|RuntimeError")
 
 
@@ -38,7 +39,10 @@ def is_victim_like(report: ExceptionReport) -> bool:
     """Return whether the exception looks like the consequence of another rank's end."""
     if not COLLECTIVE_ERRORS.search(report.type_name) or not CONSEQUENCES.search(report.message):
         return False
-    return any("distributed" in frame.filename or "autograd" in frame.filename for frame in report.frames)
+    if "CUDA error" in report.message:
+        return False
+    # The gradients of a DDP model are reduced inside autograd.
+    return any(TORCHS_COLLECTIVES.search(frame.filename) for frame in report.frames)
 
 
 def failures_of(failed: list[RankEnd], last_lines: Callable[[int], tuple[str, ...]]) -> tuple[Failure, ...]:

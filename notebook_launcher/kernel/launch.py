@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.births import fork_server
@@ -83,4 +84,4 @@ def launch(
 def prewarm() -> None:
     """Start the fork server in the background, so that the first launch does not wait for torch's import."""
     check_not_in_rank("prewarm")
-    fork_server().start()
+    fork_server().start(os.environ)

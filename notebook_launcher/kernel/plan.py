@@ -87,7 +87,7 @@ def make_plan(config: LaunchConfig) -> Plan:
     num_processes = config.num_processes or _default_num_processes(machine, len(gpus))
     _check_number(num_processes, machine)
     backend = _choose_backend(config, num_processes, len(gpus), machine)
-    threads = config.threads_per_process or max(1, machine.num_cores // num_processes)
+    threads = config.threads_per_process or _share_of_cores(machine, num_processes)
     seed = secrets.randbelow(MAX_SEED + 1) if config.seed is None else config.seed
     return Plan(
         config=config,
@@ -116,6 +116,12 @@ def _choose_gpus(config: LaunchConfig, machine: Machine) -> tuple[int, ...]:
             msg = f"devices={list(config.devices)!r}: there is no GPU {index}. Visible are {have}."
             raise ConfigError(msg)
     return config.devices
+
+
+def _share_of_cores(machine: Machine, num_processes: int) -> int:
+    share = max(1, machine.num_cores // num_processes)
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(wanted)) if wanted.isdecimal() and int(wanted) > 0 else share
 
 
 def _default_num_processes(machine: Machine, num_gpus: int) -> int:

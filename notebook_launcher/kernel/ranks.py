@@ -48,13 +48,16 @@ class Ranks:
     def start(self, call: Any = None) -> None:
         """Start the processes, unless they are up; raises `ResourceError` if there is no room."""
         if self.tree is None:
-            self.tree = ProcessTree(self.plan.setup(many_calls=self.many_calls), self._birth(call))
+            setup = self.plan.setup(many_calls=self.many_calls)
+            self.tree = ProcessTree(setup, self._birth(call, setup.environ))
 
-    def _birth(self, call: Any) -> Birth:
+    def _birth(self, call: Any, environ: dict[str, str]) -> Birth:
         method = self.plan.config.start_method
         if method == "fork":
             return fork_birth(call)
-        return spawn_birth if method == "spawn" else fork_server().birth
+        if method == "spawn":
+            return spawn_birth
+        return fork_server().birth(environ)
 
     def next_call(self, *, restart_count: int, can_ask: bool) -> messages.Call:
         """Return the record of the next call."""
@@ -71,7 +74,7 @@ class Ranks:
         """Make whole what the last call broke; return the ranks whose processes were replaced."""
         assert self.tree is not None
         kept = all(end.returned is not None and end.returned.group_kept for end in ends.values())
-        replaced = tuple(rank for rank, end in sorted(ends.items()) if end.gone is not None)
+        replaced = tuple(rank for rank, end in sorted(ends.items()) if end.is_over)
         if replaced or not kept:
             # Every rank makes its process group anew at the next call.
             self.generation += 1
@@ -83,7 +86,7 @@ class Ranks:
         """Let idle ranks run their exit handlers for at most `budget` seconds; yields what happens meanwhile."""
         if self.tree is None:
             return
-        for rank in self.tree.pids:
+        for rank in range(self.plan.num_processes):
             self.tree.send(rank, messages.Finish())
         deadline = time.monotonic() + budget
         while self.tree.pids and (left := deadline - time.monotonic()) > 0:

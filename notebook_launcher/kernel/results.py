@@ -83,7 +83,7 @@ class Results(Sequence[Any]):
 
     @property
     def seed(self) -> int:
-        """The base seed: pass it as `seed=` to repeat the run."""
+        """The base seed: pass it as `seed=` to repeat the run. Later runs of a session continue the random state."""
         return self._seed
 
     @property
@@ -174,7 +174,7 @@ class Results(Sequence[Any]):
 def short_form(value: Any) -> str:
     """Return a value's repr in one short line; of a large tensor or table, what it is."""
     shape = getattr(value, "shape", None)
-    if shape is not None and getattr(value, "ndim", False):
+    if isinstance(shape, tuple) and getattr(value, "ndim", False):
         return f"{type(value).__name__}, shape {tuple(shape)}, {getattr(value, 'dtype', '')}".rstrip(", ")
     text = " ".join(_Short().repr(value).split())
     return text if len(text) <= SHORT else text[: SHORT - 3] + "..."
@@ -183,6 +183,6 @@ def short_form(value: Any) -> str:
 class _Short(reprlib.Repr):
     def repr_instance(self, x: Any, level: int) -> str:
         shape = getattr(x, "shape", None)
-        if shape is not None and getattr(x, "ndim", False):
+        if isinstance(shape, tuple) and getattr(x, "ndim", False):
             return f"{type(x).__name__}{tuple(shape)}"
         return super().repr_instance(x, level)

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import os
 import queue
+import signal
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher import messages, travel
 from notebook_launcher.engines.local import FromRank, Output
-from notebook_launcher.errors import CallOrderError, InternalError
+from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import cell, checks, probe
 from notebook_launcher.kernel.attempt import Attempt
 from notebook_launcher.kernel.console import Console, Status, Text
 from notebook_launcher.kernel.formatting import format_seconds
 from notebook_launcher.kernel.stacks import Stacks
-from notebook_launcher.kernel.verdict import Verdict, brief, judge
+from notebook_launcher.kernel.verdict import Verdict, brief, fault_of_ours, judge
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -42,6 +45,7 @@ EXIT_BUDGET = 5.0
 FAILED_EXIT_BUDGET = 0.5
 LAST_LINES = 10
 AWAKE_EVERY = 0.25
+TOO_LATE = "the run has just ended: its ranks are gone"
 MAX_METRICS = 1_000_000
 """Points of `report(...)` that are kept; beyond, the oldest go."""
 
@@ -74,12 +78,14 @@ class MetricPoint:
 class _Question:
     rank: int
     request: messages.InputRequest
+    call_id: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Answer:
     rank: int
     reply: messages.InputReply
+    call_id: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,7 +119,9 @@ class Run:
         self._for_cell: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
         self._commands: queue.SimpleQueue[_Answer | _Stop | concurrent.futures.Future[Stacks]] = queue.SimpleQueue()
         self._asking: set[int] = set()
+        self._thread_in_input: int | None = None
         self._metrics: list[MetricPoint] = []
+        self._num_reported: Counter[int] = Counter()
         self._progress: dict[int, messages.Progress] = {}
         self._attempt: Attempt | None = None
         self._asked_to_stop = False
@@ -138,14 +146,15 @@ class Run:
             ranks.plan = probe.adapt(ranks.plan)
         else:
             parcel = travel.pack_call(fn, args, kwargs)
+        call = (fn, args, kwargs)
         try:
-            ranks.start((fn, args, kwargs))
-            run = cls(ranks, checks.name_of(fn), (fn, args, kwargs), parcel, in_cell=in_cell)
+            ranks.start(call)
         except BaseException:
             if parcel is not None:
                 os.close(parcel)
             raise
-        return run
+        # From here on the parcel and the ranks are the run's.
+        return cls(ranks, checks.name_of(fn), call, parcel, in_cell=in_cell)
 
     # What the user sees.
 
@@ -217,6 +226,10 @@ class Run:
             raise CallOrderError(msg)
         wanted: concurrent.futures.Future[Stacks] = concurrent.futures.Future()
         self._put(wanted)
+        either: list[concurrent.futures.Future[Any]] = [wanted, self._future]
+        concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
+        if not wanted.done():
+            raise CallOrderError(TOO_LATE)
         return wanted.result()
 
     # Waiting and stopping.
@@ -268,13 +281,15 @@ class Run:
         return self._wait_async().__await__()
 
     async def _wait_async(self) -> Results:
-        future = asyncio.wrap_future(self._future)
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        self._future.add_done_callback(lambda _: loop.call_soon_threadsafe(over.set))
         try:
-            while not future.done():
+            while not self._future.done():
                 # A kernel's interrupt cancels the cell's task from a signal handler, which does not wake
                 # the event loop (ipykernel 7.4): it takes effect when something else does.
-                await asyncio.wait([future], timeout=AWAKE_EVERY)
-            return future.result()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(over.wait(), AWAKE_EVERY)
+            return self._future.result()
         except asyncio.CancelledError:
             # Whoever cancels the wait (a kernel's interrupt does) wants the run to end with it, as with
             # any task; `asyncio.shield` is for those who do not.
@@ -291,6 +306,8 @@ class Run:
                     break
                 self._answer(question)
             except KeyboardInterrupt as interrupt:
+                if self._is_over:
+                    continue  # Our own, which took the main thread out of `input()`.
                 # The second one means now.
                 self.stop(wait=False, at_once=interrupted is not None)
                 interrupted = interrupt
@@ -302,11 +319,18 @@ class Run:
 
     def _answer(self, question: _Question) -> None:
         request = question.request
+        text, reason = None, ""
         try:
-            reply = messages.InputReply(text=cell.ask(request.prompt, password=request.password))
+            self._thread_in_input = threading.get_ident()
+            if self._is_over:
+                return
+            text = cell.ask(request.prompt, password=request.password)
         except EOFError as error:
-            reply = messages.InputReply(text=None, reason=str(error))
-        self._put(_Answer(question.rank, reply))
+            reason = str(error)
+        finally:
+            self._thread_in_input = None
+        reply = messages.InputReply(text=text, reason=reason, number=request.number)
+        self._put(_Answer(question.rank, reply, question.call_id))
 
     def _put(self, command: Any) -> None:
         self._commands.put(command)
@@ -317,25 +341,37 @@ class Run:
     # The run's thread.
 
     def _conduct(self) -> None:
-        error: BaseException | None
         try:
-            self._verdict = self._judge(self._run_attempts())
-            error = self._verdict.error
+            verdict = self._judge(self._run_attempts())
         except BaseException as fault:  # noqa: BLE001 - a fault of ours must reach the cell, not vanish with the thread
-            self._ranks.close()
-            error = InternalError(f"the run's thread failed: {type(fault).__name__}: {fault}")
-            error.__cause__ = fault
+            with contextlib.suppress(Exception):
+                self._ranks.close()
+            verdict = fault_of_ours(fault, self._ranks.plan, seconds=time.monotonic() - self._launched)
+        try:
+            self._say_end(verdict.error)
         finally:
+            # Whoever waits must be told, whatever happens.
             if self._parcel is not None:
                 os.close(self._parcel)
-        self._say_end(error)
-        self._refuse_commands()
-        if error is None:
-            assert self._verdict is not None
-            self._future.set_result(self._verdict.results)
-        else:
-            self._future.set_exception(error)
-        self._for_cell.put(None)
+            self._call = self._parcel = None
+            self._verdict = verdict
+            self._refuse_commands()
+            if verdict.error is None:
+                self._future.set_result(verdict.results)
+            else:
+                self._future.set_exception(verdict.error)
+            self._leave_input()
+            self._for_cell.put(None)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._future.done()
+
+    def _leave_input(self) -> None:
+        """Take the main thread out of an `input()` whose answer nobody needs any more."""
+        thread = self._thread_in_input
+        if thread is not None and thread == threading.main_thread().ident:
+            signal.pthread_kill(thread, signal.SIGINT)
 
     def _run_attempts(self) -> Attempt:
         limit = self._ranks.plan.config.max_restarts
@@ -367,6 +403,8 @@ class Run:
         timeout = self._ranks.plan.config.timeout
         deadline = None if timeout is None else self._launched + timeout
         attempt = self._attempt = Attempt(tree, call, self._parcel, deadline=deadline)
+        self._asking.clear()
+        self._stacks = None
         self._replace_the_dead(tree, attempt)
         attempt.begin()
         while not attempt.settled:
@@ -447,6 +485,9 @@ class Run:
                 self._progress[rank] = record
             case FromRank(_, messages.Notice() as record, _):
                 self._console.notice(record.text)
+            case FromRank(rank, messages.Unreadable() as record, _):
+                text = f"rank {rank} sent something that cannot be read in the kernel ({record.reason})"
+                self._console.notice(text, "stderr")
         attempt.fold(event)
 
     def hear(self, events: list[Event]) -> None:
@@ -463,20 +504,21 @@ class Run:
         if shown == "none" or (shown == "rank0" and rank != 0):
             return
         self._publish(force=True)
-        if isinstance(record, messages.ClearOutput):
-            self._sink.clear_output(wait=record.wait)
-        else:
-            self._sink.display(record.data, record.metadata, record.transient, update=record.update)
+        with contextlib.suppress(Exception):
+            if isinstance(record, messages.ClearOutput):
+                self._sink.clear_output(wait=record.wait)
+            else:
+                self._sink.display(record.data, record.metadata, record.transient, update=record.update)
 
     def _ask(self, rank: int, request: messages.InputRequest, attempt: Attempt) -> None:
         self._asking.add(rank)
         attempt.pause(paused=True)
         self._publish(force=True)
-        self._for_cell.put(_Question(rank, request))
+        self._for_cell.put(_Question(rank, request, attempt.call_id))
 
     def _keep(self, rank: int, record: messages.Metrics) -> None:
-        count = sum(1 for point in self._metrics if point.rank == rank) if record.step is None else 0
-        step = count if record.step is None else record.step
+        step = self._num_reported[rank] if record.step is None else record.step
+        self._num_reported[rank] += 1
         seconds = record.time - self._launched
         self._metrics.append(MetricPoint(rank=rank, step=step, time=seconds, values=record.values))
         if len(self._metrics) > MAX_METRICS:
@@ -489,7 +531,9 @@ class Run:
                     if attempt.ladder is None and not at_once:
                         self._show_who_waits()
                     attempt.stop(at_once=at_once)
-                case _Answer(rank, reply):
+                case _Answer(rank, reply, call_id):
+                    if call_id != attempt.call_id:
+                        continue  # To a question of a rank that has been started anew since.
                     attempt.tree.send(rank, reply)
                     self._asking.discard(rank)
                     attempt.pause(paused=bool(self._asking))
@@ -510,15 +554,17 @@ class Run:
         while not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, concurrent.futures.Future):
-                command.set_exception(CallOrderError("the run has just ended: its ranks are gone"))
+                command.set_exception(CallOrderError(TOO_LATE))
 
     def _publish(self, *, force: bool = False) -> None:
         for message in self._console.take(time.monotonic(), force=force):
-            match message:
-                case Text(stream, text):
-                    self._sink.text(stream, text)
-                case Status(text):
-                    self._sink.status(text)
+            # A closed pipe or file must not fail the run; the logs have it all.
+            with contextlib.suppress(Exception):
+                match message:
+                    case Text(stream, text):
+                        self._sink.text(stream, text)
+                    case Status(text):
+                        self._sink.status(text)
 
     def _judge(self, attempt: Attempt) -> Verdict:
         return judge(

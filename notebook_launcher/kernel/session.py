@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import CallOrderError
@@ -45,6 +46,8 @@ class Session:
         self._lock = threading.Lock()
         self._run: Run | None = None
         self._closed = False
+        # A session that is forgotten ends its ranks.
+        weakref.finalize(self, Ranks.close, self._ranks)
 
     @property
     def num_processes(self) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher import travel
 from notebook_launcher.errors import (
+    InternalError,
     RankFailedError,
     RemoteTraceback,
     ResourceError,
@@ -65,7 +67,7 @@ def judge(
         stopped_by=attempt.rung.value if attempt.rung is not None and asked_to_stop else None,
         timed_out=attempt.timed_out,
     )
-    error = rebuilding or _error(attempt, plan, failures, stacks, asked_to_stop=asked_to_stop)
+    error = _error(attempt, plan, failures, stacks, asked_to_stop=asked_to_stop) or rebuilding
     for end in ends:
         end.close()
     if error is None:
@@ -73,6 +75,14 @@ def judge(
     _attach(error, failures, results, plan.num_processes)
     stopped = isinstance(error, RunStoppedError)
     return Verdict(state="stopped" if stopped else "failed", results=results, error=error)
+
+
+def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> Verdict:
+    """Return the end of a run that failed through this package's own fault."""
+    error = InternalError(f"the run's thread failed: {type(fault).__name__}: {fault}")
+    error.__cause__ = fault
+    results = Results({}, num_processes=plan.num_processes, seconds=seconds, seed=plan.seed)
+    return Verdict(state="failed", results=results, error=error)
 
 
 def _rebuild(ends: list[RankEnd]) -> tuple[dict[int, Any], BaseException | None]:
@@ -85,12 +95,10 @@ def _rebuild(ends: list[RankEnd]) -> tuple[dict[int, Any], BaseException | None]
         try:
             values[end.rank] = travel.unpack_value(fd)
         except Exception as error:  # noqa: BLE001 - whatever the value's own code raises
-            msg = (
-                f"rank {end.rank}: its return value arrived but cannot be rebuilt in the kernel: "
-                f"{type(error).__name__}: {error}. Return plain data, or make its class importable here."
-            )
-            problem = problem or ReturnValueError(msg)
-            problem.__cause__ = error
+            if problem is None:
+                problem = ReturnValueError(f"rank {end.rank}: {error}")
+                problem.__cause__ = error
+                problem.rank = end.rank
     return values, problem
 
 
@@ -114,7 +122,8 @@ def _error(
     asked_to_stop: bool,
 ) -> BaseException | None:
     if attempt.supervisor_lost is not None:
-        return culprit.internal(attempt.supervisor_lost)
+        stopped = RunStoppedError("the run was stopped before its ranks had started")
+        return stopped if asked_to_stop else culprit.internal(attempt.supervisor_lost)
     if attempt.birth_failed is not None:
         return _birth_error(attempt.birth_failed, plan.num_processes)
     if attempt.timed_out:
@@ -128,16 +137,20 @@ def _error(
             error.args = (f"{error}\n{stacks}",)
         return error
     if failures and asked_to_stop:
-        stopped = ", ".join(str(failure.rank) for failure in failures)
-        return RunStoppedError(f"the run was stopped before rank{'s' * (len(failures) > 1)} {stopped} returned")
+        listed = ", ".join(str(failure.rank) for failure in failures)
+        return RunStoppedError(f"the run was stopped before rank{'s' * (len(failures) > 1)} {listed} returned")
     return None
 
 
 def _birth_error(failed: Any, num_processes: int) -> ResourceError:
-    msg = (
-        f"rank {failed.rank} of {num_processes} could not be started: {failed.message}. The limit on processes may "
-        "be reached (`ulimit -u`, or the container's pids limit); use fewer ranks, or end what else runs."
-    )
+    msg = f"rank {failed.rank} of {num_processes} could not be started: {failed.message}."
+    if failed.errno in (errno.EAGAIN, errno.ENOMEM):
+        msg += (
+            " The limit on processes may be reached (`ulimit -u`, or the container's pids limit); use fewer ranks, or "
+            "end what else runs."
+        )
+    if failed.errno == errno.E2BIG:
+        msg += " The environment is too large for a new process: see os.environ and env=."
     return ResourceError(failed.errno, msg)
 
 
@@ -152,14 +165,28 @@ def _attach(error: BaseException, failures: tuple[Failure, ...], results: Result
                 setattr(error, name, value)
     text = _story(error, failures, num_processes)
     if own is not None and own.traceback and error.__cause__ is None:
-        error.__cause__ = RemoteTraceback("\n" + text)
+        with contextlib.suppress(Exception):
+            error.__cause__ = RemoteTraceback("\n" + text)
     with contextlib.suppress(Exception):
-        lines = [*text.splitlines(), *([""] if text else []), _headline(error)]
-        error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+        lines = (*text.splitlines(), *([""] if text else []), _headline(error))
+        error._render_traceback_ = _Rendering(lines)  # type: ignore[attr-defined]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Rendering:
+    """How IPython shows the exception; a class, so that the exception can be pickled."""
+
+    lines: tuple[str, ...]
+
+    def __call__(self) -> list[str]:
+        return list(self.lines)
 
 
 def _headline(error: BaseException) -> str:
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the exception
+        text = "(its str() fails)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

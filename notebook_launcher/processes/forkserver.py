@@ -25,25 +25,27 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# What is done once the server has been idle for a moment, so that it never delays a launch. Nearly every
-# training function needs these modules, and torch imports its compiler at the first optimizer (1.4 s),
-# which every rank would pay for.
+# What is done once the server has been idle for a while. A launch that meets one waits for it, up to 1.4 s.
+# Nearly every training function needs these modules, and torch imports its compiler at the first
+# optimizer, which every rank would pay for.
 CHORES: tuple[Callable[[], object], ...] = (
     pages.collapse,
     lambda: importlib.import_module("torch._dynamo"),
     lambda: importlib.import_module("torch.utils.data"),
     pages.collapse,
 )
-IDLE = 0.2
+IDLE = 2.0
+"""Seconds. Short enough that the user's next cell finds them done, long enough for cells that follow one another."""
 
 
 def main(fd: int) -> None:
     """Serve the kernel at the other end of descriptor `fd` until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    kernel_pid = os.getppid()
     os.chdir("/")  # The kernel's folder may go; torch's modules cannot be imported where there is none.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's import starts a pool of threads otherwise.
     _import_now()
-    become = _Server(Channel(socket.socket(fileno=fd))).serve()
+    become = _Server(Channel(socket.socket(fileno=fd)), kernel_pid).serve()
     if become is not None:
         become()
 
@@ -57,23 +59,31 @@ def _import_now() -> None:
 
 
 class _Server:
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, kernel_pid: int) -> None:
         self._channel = channel
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, self._on_message)
         self._reaped_pipes: dict[int, int] = {}
         self._chores = list(CHORES)
+        self._kernel_pidfd = -1
+        # The channel's end of file would do, but a process that the user's code forked from the kernel
+        # may hold a copy of the kernel's end.
+        with contextlib.suppress(OSError, AttributeError):
+            self._kernel_pidfd = os.pidfd_open(kernel_pid)
+            self._selector.register(self._kernel_pidfd, selectors.EVENT_READ, lambda: False)
 
     def serve(self) -> Callable[[], None] | None:
         """Serve until the kernel is gone; in a process that was forked, return what it is to become.
 
         By returning, a child sheds the server's frames, which would stand in its every traceback.
         """
+        pause = IDLE
         while True:
             self._freeze()
-            events = self._selector.select(IDLE if self._chores else None)
+            events = self._selector.select(pause if self._chores else None)
+            pause = IDLE if events else 0
             if not events:
-                with contextlib.suppress(ImportError):
+                with contextlib.suppress(Exception):  # A rank does by itself what could not be done here.
                     self._chores.pop(0)()
             for key, _ in events:
                 go_on = key.data()
@@ -119,6 +129,8 @@ class _Server:
             for fd in fds:
                 os.close(fd)
         os.close(reaped_fd)
+        with contextlib.suppress(OSError):
+            os.close(self._kernel_pidfd)
         return lambda: run_supervisor(socket.socket(fileno=sock_fd))
 
     def _reap(self, pid: int, pidfd: int) -> bool:

@@ -6,20 +6,34 @@ import atexit
 import contextlib
 import logging
 import sys
+import weakref
 from typing import Any
 
 __all__ = ["finish_multiprocessing", "forget", "move_log_handlers"]
 
 
 def forget(start_method: str) -> None:
-    """Drop the parent's exit handlers, its children, and its process groups."""
+    """Drop the parent's children and, of the kernel, its exit handlers and process groups."""
     if start_method == "spawn":
         return
-    atexit._clear()
     _forget_children()
-    if start_method == "fork":
+    if start_method == "fork":  # The fork server ran nothing of the user's.
+        _forget_exit_handlers()
         _forget_process_groups()
         _forget_being_alone()
+
+
+def _forget_exit_handlers() -> None:
+    # The user's are for the kernel to run. The standard library registers its own once per process, at an
+    # import or a first use that is past.
+    atexit._clear()
+    atexit.register(logging.shutdown)
+    # A copy of the kernel's TemporaryDirectory must not remove its folder. The entries are kept: what
+    # they hold may do something when it is freed.
+    finalize: Any = weakref.finalize
+    _Kept.finalizers = dict(finalize._registry)
+    finalize._registry.clear()
+    finalize._registered_with_atexit = False
 
 
 def _forget_children() -> None:
@@ -57,6 +71,7 @@ def _forget_being_alone() -> None:
 
 
 class _Kept:
+    finalizers: Any = None
     groups: Any = None
 
 

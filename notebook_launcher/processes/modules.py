@@ -19,7 +19,8 @@ class LocalModules:
         self._folder = folder
         self._inside = os.path.join(folder, "")
         ours = str(Path(__file__).parents[1])
-        self._installed = tuple({*site.getsitepackages(), sys.prefix, sys.base_prefix, ours})
+        installed = {*site.getsitepackages(), sys.prefix, sys.base_prefix, ours}
+        self._installed = tuple(os.path.join(folder, "") for folder in installed)
         # What was there before the first call is nobody's to edit, or was inherited from the kernel.
         self._known = set(sys.modules)
         self._seen: dict[str, tuple[int, int]] = {}

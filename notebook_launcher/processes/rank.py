@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notebook_launcher import context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
@@ -28,12 +28,10 @@ from notebook_launcher.processes.modules import LocalModules
 from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
 from notebook_launcher.processes.report import describe
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 __all__ = ["RankBirth", "main", "run_rank"]
 
 PR_SET_PDEATHSIG = 1
+FIRST_OWN_FD = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +81,8 @@ class _Rank:
         self._answering = threading.Lock()
         self._modules = LocalModules(birth.setup.cwd) if birth.setup.many_calls else None
         self._can_ask = True
+        self._num_asked = 0
         self._in_call = False
-        signal.signal(signal.SIGINT, self._on_interrupt)
         if birth.setup.start_method != "fork":
             sys.modules["__main__"] = types.ModuleType("__main__")
         os.environ.update(torchrun_environment(birth.setup, birth.rank))
@@ -128,10 +126,16 @@ class _Rank:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(call.restart_count)
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
         stage = _Stage()
+        # Anew for each call: an earlier one may have ignored the signal.
+        signal.signal(signal.SIGINT, self._on_interrupt)
         self._look_for_edits()
         try:
-            with self._interruptible():
+            # No context manager: those of contextlib assign to the exception, which may be frozen.
+            self._in_call = True
+            try:
                 record, fd = self._perform(call, fds, stage)
+            finally:
+                self._in_call = False
         except BaseException as error:  # noqa: BLE001 - whatever user code raises is a result
             record, fd = self._raised(call, stage, error)
         if self._modules is not None:
@@ -150,9 +154,10 @@ class _Rank:
 
     def _perform(self, call: messages.Call, fds: list[int], stage: _Stage) -> tuple[object, int | None]:
         if fds:
+            self._inherited_call = None
             function, args, kwargs = travel.unpack_call(fds[0])
         else:
-            (function, args, kwargs), self._inherited_call = self._inherited_call, None
+            function, args, kwargs = self._inherited_call
         stage.name = "group"
         if self._setup.use_gpu:
             seeding.choose_gpu(self._number)
@@ -167,6 +172,7 @@ class _Rank:
             value = None
         finally:
             frontend.flush_figures()
+            _mend_output()
         self._rendezvous.drop_destroyed()
         stage.name = "return"
         fd = travel.pack_value(value)
@@ -201,19 +207,13 @@ class _Rank:
             return messages.InputReply(text=None, reason=reason)
         with self._answering:
             _flush()
-            self._channel.send(request)
-            received = self._channel.receive()
-        if received is None or not isinstance(received[0], messages.InputReply):
-            return messages.InputReply(text=None, reason="the kernel went away")
-        return received[0]
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        self._in_call = True
-        try:
-            yield
-        finally:
-            self._in_call = False
+            self._num_asked += 1
+            self._channel.send(dataclasses.replace(request, number=self._num_asked))
+            while (received := self._channel.receive()) is not None:
+                # The answer to a question whose rank was interrupted may still come.
+                if isinstance(received[0], messages.InputReply) and received[0].number == self._num_asked:
+                    return received[0]
+        return messages.InputReply(text=None, reason="the kernel went away")
 
     def _on_interrupt(self, _signum: int, _frame: Any) -> None:
         if self._in_call:
@@ -263,6 +263,17 @@ def _flush() -> None:
             stream.flush()
 
 
+def _mend_output() -> None:
+    """Flush, and put /dev/null where user code closed a standard descriptor.
+
+    The next file that is opened would get its number, and whatever prints would write into that file.
+    """
+    _flush()
+    while (null := os.open(os.devnull, os.O_RDWR)) < FIRST_OWN_FD:  # It gets the lowest number that is free.
+        os.set_inheritable(null, True)
+    os.close(null)
+
+
 def _peak_rss() -> int:
     import resource
 
@@ -273,8 +284,9 @@ def _exit_code(error: BaseException) -> int | None:
     if not isinstance(error, SystemExit):
         return None
     if isinstance(error.code, str):
-        sys.stderr.write(f"{error.code}\n")  # As the interpreter does at its end.
-    return error.code if isinstance(error.code, int) else 1
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"{error.code}\n")  # As the interpreter does at its end.
+    return int(error.code) if isinstance(error.code, int) else 1
 
 
 def _leave() -> int:

@@ -1,49 +1,120 @@
-"""An exception as plain data that always travels, whatever the exception object holds."""
+"""An exception as plain data that always travels, whatever the exception object holds or does when asked."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from notebook_launcher.messages import ExceptionReport, Frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 __all__ = ["describe"]
 
+T = TypeVar("T")
+Link = Literal["cause", "context", ""]
+
 OURS = str(Path(__file__).resolve().parents[1])
 MAX_FRAMES = 200
 """Of a recursion, its beginning and its end are kept."""
+MAX_LINKS = 20
+"""Of a chain, its beginning and its end are kept."""
+MAX_EXCEPTIONS = 100
+"""In all, with those inside exception groups."""
+MAX_TEXT = 20_000
+"""Characters of a message or a note."""
 
 
 def describe(error: BaseException) -> ExceptionReport:
-    """Return the exception's type, message, chain and frames, without the frames of this package."""
-    return _describe(error, set())
+    """Return the exception's type, message, chain and frames, without the frames of this package.
+
+    Never fails: what cannot be found out is left out.
+    """
+    bare = ExceptionReport(type_name=type(error).__name__, message=_text(error), frames=())
+    return _attempt(lambda: _Reporter().describe(error), bare)
 
 
-def _describe(error: BaseException, seen: set[int]) -> ExceptionReport:
-    seen.add(id(error))
-    link, earlier = "", None
-    if error.__cause__ is not None and id(error.__cause__) not in seen:
-        link, earlier = "cause", _describe(error.__cause__, seen)
-    elif error.__context__ is not None and not error.__suppress_context__ and id(error.__context__) not in seen:
-        link, earlier = "context", _describe(error.__context__, seen)
-    inner = getattr(error, "exceptions", ())
-    members = inner if isinstance(inner, tuple) and type(error).__name__.endswith("Group") else ()
-    return ExceptionReport(
-        type_name=_type_name(type(error)),
-        message=_message(error),
-        frames=tuple(_frames(error.__traceback__)),
-        notes=tuple(str(note) for note in getattr(error, "__notes__", ())),
-        syntax=_syntax(error),
-        link=link,  # type: ignore[arg-type]
-        earlier=earlier,
-        group=tuple(_describe(member, seen) for member in members),
-    )
+class _Reporter:
+    def __init__(self) -> None:
+        self._room = MAX_EXCEPTIONS
+
+    def describe(self, error: BaseException) -> ExceptionReport:
+        links = list(_chain(error))
+        num_left_out = 0
+        if len(links) > MAX_LINKS:
+            num_left_out = len(links) - MAX_LINKS
+            links[MAX_LINKS // 2 : -MAX_LINKS // 2] = []
+        self._room -= len(links)
+        reports = [self._describe_one(error, link) for error, link in links]
+        if num_left_out:
+            note = f"{num_left_out:,} exceptions between this one and the one before it are left out."
+            gap = reports[MAX_LINKS // 2 - 1]
+            reports[MAX_LINKS // 2 - 1] = dataclasses.replace(gap, notes=(*gap.notes, note))
+        report = reports.pop()
+        while reports:
+            report = dataclasses.replace(reports.pop(), earlier=report)
+        return report
+
+    def _describe_one(self, error: BaseException, link: Link) -> ExceptionReport:
+        notes = _notes(error)
+        group: list[ExceptionReport] = []
+        members = _members(error)
+        for member in members:
+            if self._room <= 0:
+                notes = (*notes, f"{len(members) - len(group):,} of the exceptions inside are left out.")
+                break
+            group.append(self.describe(member))
+        return ExceptionReport(
+            type_name=_attempt(lambda: _type_name(type(error)), type(error).__name__),
+            message=_text(error),
+            frames=_attempt(lambda: tuple(_frames(error.__traceback__)), ()),
+            notes=notes,
+            syntax=_attempt(lambda: _syntax(error), ""),
+            link=link,
+            group=tuple(group),
+        )
+
+
+def _attempt(get: Callable[[], T], default: T) -> T:
+    """Return what `get` returns; the default if it raises: an exception's attributes are user code."""
+    try:
+        return get()
+    except BaseException:  # noqa: BLE001 - a broken exception must not hide itself
+        return default
+
+
+def _chain(error: BaseException) -> Iterator[tuple[BaseException, Link]]:
+    """Yield the exception and those before it, each with how it is linked to the next."""
+    seen: set[int] = set()
+    now: BaseException | None = error
+    while now is not None:
+        seen.add(id(now))
+        cause, context = now.__cause__, None if now.__suppress_context__ else now.__context__
+        link: Link = ""
+        earlier = None
+        if cause is not None and id(cause) not in seen:
+            link, earlier = "cause", cause
+        elif context is not None and id(context) not in seen:
+            link, earlier = "context", context
+        yield now, link
+        now = earlier
+
+
+def _members(error: BaseException) -> tuple[BaseException, ...]:
+    if not type(error).__name__.endswith("Group"):
+        return ()
+    inner: Any = _attempt(lambda: getattr(error, "exceptions", ()), ())
+    return tuple(e for e in inner if isinstance(e, BaseException)) if isinstance(inner, tuple) else ()
+
+
+def _notes(error: BaseException) -> tuple[str, ...]:
+    notes: Any = _attempt(lambda: getattr(error, "__notes__", ()), ())
+    return tuple(map(_text, notes if isinstance(notes, list | tuple) else (notes,)))
 
 
 def _type_name(kind: type) -> str:
@@ -52,11 +123,13 @@ def _type_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the exception
-        return f"<{type(error).__name__} whose str() fails>"
+def _text(value: object) -> str:
+    """Return `str(value)`, without its middle if it is long, as a string that any output can encode."""
+    text = _attempt(lambda: str(value), f"<{type(value).__name__} whose str() fails>")
+    if len(text) > MAX_TEXT:
+        half = MAX_TEXT // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _syntax(error: BaseException) -> str:

@@ -5,7 +5,8 @@
 It starts ranks, reaps them and reports how they ended, sends them the signals that the kernel asks
 for, and hosts the rendezvous store on a loopback socket that the kernel bound. It decides nothing,
 with one exception: when the kernel is gone it kills every rank and exits. It blocks on descriptors
-only (its channel, a pidfd of the kernel, a pidfd of each rank); nothing is polled.
+only (its channel, a pidfd of the kernel, a pidfd of each rank, a pipe that SIGCHLD writes to); nothing
+is polled.
 """
 
 from __future__ import annotations
@@ -67,10 +68,12 @@ class _Supervisor:
         self._pids: dict[int, int] = {}
         self._pidfds: dict[int, int] = {}
         self._oom_kills = 0
+        self._killed: set[int] = set()
         self._setup: messages.Setup
         self._board_fd = -1
         self._listen_fd = -1
         self._kernel_pidfd = -1
+        self._sigchld_pipe: tuple[int, ...] = ()
         self._store: Any = None
 
     def serve(self) -> RankBirth | None:
@@ -84,6 +87,7 @@ class _Supervisor:
         self._setup, (self._listen_fd, self._board_fd) = first
         boot.enter_kernel_surroundings(self._setup)
         self._watch_kernel(self._setup.kernel_pid)
+        self._watch_orphans()
         self._selector.register(self._channel, selectors.EVENT_READ, self._on_message)
         while True:
             for key, _ in self._selector.select():
@@ -97,6 +101,23 @@ class _Supervisor:
         with contextlib.suppress(OSError, AttributeError):
             self._kernel_pidfd = os.pidfd_open(kernel_pid)
             self._selector.register(self._kernel_pidfd, selectors.EVENT_READ, lambda: False)
+
+    def _watch_orphans(self) -> None:
+        self._sigchld_pipe = os.pipe()
+        for fd in self._sigchld_pipe:
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # Python writes to the pipe only where it has a handler.
+        signal.set_wakeup_fd(self._sigchld_pipe[1], warn_on_full_buffer=False)
+        self._selector.register(self._sigchld_pipe[0], selectors.EVENT_READ, self._reap_orphans)
+
+    def _reap_orphans(self) -> bool:
+        # One by one and by number, never any child: ranks are reaped where their end is reported.
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._sigchld_pipe[0], 4096)
+        for pid in set(_children()) - set(self._pids.values()):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return True
 
     def _on_message(self) -> bool | RankBirth:
         received = self._channel.receive()
@@ -146,7 +167,8 @@ class _Supervisor:
     def _let_go(self) -> None:
         self._channel.close()
         self._selector.close()
-        for fd in (*self._pidfds.values(), self._listen_fd, self._kernel_pidfd):
+        signal.set_wakeup_fd(-1)
+        for fd in (*self._pidfds.values(), *self._sigchld_pipe, self._listen_fd, self._kernel_pidfd):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
@@ -156,20 +178,31 @@ class _Supervisor:
             return
         with contextlib.suppress(ProcessLookupError):
             if signum == signal.SIGKILL:
-                os.killpg(pid, signum)
+                self._kill_session(pid)
             else:
                 os.kill(pid, signum)
 
-    def _on_gone(self, rank: int) -> bool:
-        pid = self._pids.pop(rank)
-        pidfd = self._pidfds.pop(rank)
-        self._selector.unregister(pidfd)
-        os.close(pidfd)
-        # Before it is reaped, so that its number cannot belong to anybody else yet.
+    def _kill_session(self, pid: int) -> None:
+        self._killed |= memory.session_members(pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+
+    def _on_gone(self, rank: int) -> bool:
+        pid = self._pids.pop(rank)
+        if (pidfd := self._pidfds.pop(rank, None)) is not None:  # None: there was no descriptor left for one.
+            self._selector.unregister(pidfd)
+            os.close(pidfd)
+        # Before it is reaped, so that its number cannot belong to anybody else yet.
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        if ended is not None and ended.si_status == 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        else:
+            self._kill_session(pid)
         now = time.monotonic()
         _, status, usage = os.wait4(pid, 0)
+        memory.remove_shared_files(self._killed)
+        self._killed.clear()
         exitcode = os.waitstatus_to_exitcode(status)
         oom = exitcode == -signal.SIGKILL and memory.oom_kills() > self._oom_kills
         self._tell(
@@ -183,8 +216,7 @@ class _Supervisor:
 
     def kill_all(self) -> None:
         for pid in self._pids.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            self._kill_session(pid)
         for rank in list(self._pids):
             self._on_gone(rank)
         while orphans := _children():

@@ -49,6 +49,9 @@ _SHARDED = Kind(
 _LOADER_ITERATOR = Kind("Pass the DataLoader and call iter() inside the function.", "Return the batches you need.")
 _STACK = Kind("Pass the formatted text: `traceback.format_exc()`.", "Return `traceback.format_exc()`.")
 
+# Made in the kernel it believes that it is alone, and a rank that got it would train for itself.
+_ALONE = Kind(_CREATE, _FINISH)
+
 _KINDS = {
     "_thread.lock": _LOCK,
     "_thread.RLock": _LOCK,
@@ -119,6 +122,9 @@ _KINDS = {
     "torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule": _SHARDED,
     "torch.distributed.tensor.DTensor": _SHARDED,
     "torch.utils.data.dataloader._BaseDataLoaderIter": _LOADER_ITERATOR,
+    "accelerate.accelerator.Accelerator": _ALONE,
+    "accelerate.state.AcceleratorState": _ALONE,
+    "accelerate.state.PartialState": _ALONE,
     "builtins.traceback": _STACK,
     "builtins.frame": _STACK,
 }

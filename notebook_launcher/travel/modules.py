@@ -1,12 +1,13 @@
 """Modules beside the notebook that changed on disk since the kernel imported them.
 
 They travel by name, so the ranks run the file as it is now while the kernel still runs it as it was.
-A change is told by the compiled file, which records the size and time of the source that it was made
-from, and, where another process has compiled it anew since, by the code of the functions.
+A change is told by the code of their functions, and by the compiled file, where that was made from a
+source of another size or time.
 """
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -15,7 +16,7 @@ import sys
 import sysconfig
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.travel.parcel import read_notes
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 __all__ = ["notes_of_modules", "stale_modules"]
-
-PYC_HEADER_SIZE = 16
 
 
 def notes_of_modules(names: Iterable[str]) -> bytes:
@@ -63,7 +62,7 @@ def _is_local(module: types.ModuleType, installed: tuple[str, ...]) -> bool:
     path = getattr(module, "__dict__", {}).get("__file__")
     if not isinstance(path, str) or not path.endswith(".py") or module.__name__ == "__main__":
         return False
-    return not path.startswith(installed)
+    return not (path.startswith(installed) or "/site-packages/" in path or "/dist-packages/" in path)
 
 
 def _modules_used_by(module: types.ModuleType) -> Iterator[str]:
@@ -77,28 +76,52 @@ def _modules_used_by(module: types.ModuleType) -> Iterator[str]:
 def _has_changed(module: types.ModuleType) -> bool:
     path = str(module.__file__)
     try:
-        stat = Path(path).stat()
-        with open(path, "rb") as file:
-            source = file.read()
-    except OSError:
+        stat = os.stat(path)
+        present = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError):
         return True
+    compiled = _compiled_from_another(path, stat)
+    if compiled is not None and _shape_of_body(compiled) != _shape_of_body(present):
+        return True
+    shapes = set(map(_shape, _nested_codes(present)))
+    return any(_shape(f.__code__) not in shapes for f in _functions(module) if f.__code__.co_filename == path)
+
+
+def _compiled_from_another(path: str, stat: os.stat_result) -> types.CodeType | None:
+    """Return the compiled file if it was made from a source of another time or size."""
     try:
-        with open(importlib.util.cache_from_source(path), "rb") as file:
-            header = file.read(PYC_HEADER_SIZE)
-    except (OSError, NotImplementedError):
-        header = b""
+        file = importlib.util.cache_from_source(path)
+        compiled = Path(file).read_bytes()
+        code = importlib.machinery.SourcelessFileLoader("", file).get_code("")
+    except (OSError, ImportError, EOFError, ValueError, NotImplementedError):
+        return None
     # Bytes 4-8 are zero for a compiled file that records time and size, and not a hash.
-    if len(header) == PYC_HEADER_SIZE and header[4:8] == bytes(4):
-        mtime, size = (int.from_bytes(header[i : i + 4], "little") for i in (8, 12))
-        if (mtime, size) != (int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF):
-            return True
-    try:
-        present = compile(source, path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return True
-    codes = set(_nested_codes(present))
-    functions = [f for f in vars(module).values() if isinstance(f, types.FunctionType)]
-    return any(f.__code__ not in codes for f in functions if f.__code__.co_filename == path)
+    mtime, size = (int.from_bytes(compiled[i : i + 4], "little") for i in (8, 12))
+    same = (mtime, size) == (int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF)
+    return None if same or compiled[4:8] != bytes(4) else code
+
+
+def _functions(module: types.ModuleType) -> Iterator[types.FunctionType]:
+    """Yield the functions of a module, and the methods of its classes."""
+    classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+    for namespace in (module, *classes):
+        for value in vars(namespace).values():
+            function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+            if isinstance(function, types.FunctionType):
+                yield function
+
+
+def _shape(code: types.CodeType) -> tuple[Any, ...]:
+    # Not the code object: IPython's %autoreload compiles a function that changed by itself, so that it
+    # has other line numbers, and another position in the file, than in the module.
+    consts = tuple(_shape(c) if isinstance(c, types.CodeType) else (type(c), c) for c in code.co_consts)
+    return code.co_name, code.co_code, code.co_names, code.co_varnames, code.co_argcount, consts
+
+
+def _shape_of_body(code: types.CodeType) -> tuple[Any, ...]:
+    """Return the shape of what a module does when it is imported, without its functions and classes."""
+    consts = tuple((type(c), c) for c in code.co_consts if not isinstance(c, types.CodeType))
+    return code.co_code, code.co_names, consts
 
 
 def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from notebook_launcher.travel import namespace
-from notebook_launcher.travel.exceptions import reduce_exception
+from notebook_launcher.travel.exceptions import reduce_exception, restore_attributes
 from notebook_launcher.travel.kinds import Kind, describe, kind_of_type
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
     def reduce_exception(self, exc: BaseException) -> Any:
         """Say how an exception is pickled."""
         reduced = reduce_exception(exc)
-        return NotImplemented if reduced is None else reduced
+        return NotImplemented if reduced is None else (*reduced, None, None, restore_attributes)
 
     def _reduce_storage(self, obj: Any) -> Any:
         import torch
@@ -148,7 +148,7 @@ class ExceptionPickler(ValuePickler):
         reduced = super().reduce_exception(exc)
         if reduced is NotImplemented:
             return reduced
-        rebuild, (cls, args), state = reduced
+        rebuild, (cls, args), state, *rest = reduced
         lost = {name: value for name, value in state.items() if probe(value, ExceptionPickler)}
         state = {name: value for name, value in state.items() if name not in lost}
         kept = tuple(repr(arg) if probe(arg, ExceptionPickler) else arg for arg in args)
@@ -160,7 +160,7 @@ class ExceptionPickler(ValuePickler):
         ]
         if notes:
             state["__notes__"] = [*state.get("__notes__", ()), *notes]
-        return rebuild, (cls, kept), state
+        return rebuild, (cls, kept), state, *rest
 
 
 MakePickler = Callable[[Any, BufferCallback], TravelPickler]
