@@ -7,6 +7,7 @@ turns, so that a noisy moment hits everybody alike. Who cannot do something has 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 from _big import big_table, measure_big
@@ -24,6 +25,7 @@ def main() -> None:
     """Measure, print and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="2 ranks only, few repeats, not written to results/")
+    parser.add_argument("--write", action="store_true", help="write the report to results/ all the same")
     parser.add_argument("--repeats", type=int, help="warm launches of each contender (20; 5 with --quick)")
     parser.add_argument("--only", help=f"sections and contenders, with commas: {', '.join([*SECTIONS, *LABELS])}")
     options = parser.parse_args()
@@ -38,9 +40,10 @@ def main() -> None:
     head = f"# Launching, side by side\n\n{machine()}"
     body = measure(found, sections, quick=options.quick)
     minutes = (time.monotonic() - began) / 60
-    text = f"{head}\nOne run of `python benchmarks/launch.py`, {minutes:.0f} minutes.\n\n" + "\n".join(body)
+    command = " ".join(["python benchmarks/launch.py", *sys.argv[1:]])
+    text = f"{head}\nOne run of `{command}`, {minutes:.0f} minutes.\n\n" + "\n".join(body)
     print(text)
-    if not options.quick and not wanted:
+    if options.write or (not options.quick and not wanted):
         say(f"written to {write('launch', text)}")
 
 
