@@ -13,6 +13,7 @@ from tests.scenes import unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +119,20 @@ def test_stopping_before_anybody_is_born() -> None:
     assert outcome.error is None, outcome.traceback
     assert "kill stopped True True" in outcome.stdout or "stopped True True" in outcome.stdout
     assert outcome.stdout.endswith("[None, None]\n")
+
+
+def test_stopping_while_the_fork_server_is_slow_to_come_up(tmp_path: Path) -> None:
+    slow = "import sys, time\nif 'forkserver' in sys.orig_argv[-1]: time.sleep(30)\n"
+    (tmp_path / "sitecustomize.py").write_text(slow)
+    with Kernel() as kernel:
+        outcome = kernel.execute(
+            f"import os, time; os.environ['PYTHONPATH'] = {str(tmp_path)!r}\n"
+            "from notebook_launcher import *\n"
+            "run = launch(print, 2); began = time.monotonic()\n"
+            "print(run.stop(), run.state, time.monotonic() - began < 3)",
+            timeout=20,
+        )
+    assert outcome.stdout.endswith("kill stopped True\n"), outcome
 
 
 def test_exceptions_can_be_pickled_and_copied(kernel: Kernel) -> None:

@@ -378,7 +378,8 @@ class Run:
         may_be_born_again = True
         while True:
             attempt = self._attempt_once()
-            if attempt.supervisor_lost is not None and not attempt.started and may_be_born_again:
+            was_stopped = attempt.ladder is not None
+            if attempt.supervisor_lost is not None and not (attempt.started or was_stopped) and may_be_born_again:
                 # The fork server, or an idle session's supervisor, died before anybody noticed.
                 may_be_born_again = False
                 if self._ranks.many_calls:
