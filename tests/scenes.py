@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 from collections import Counter
@@ -86,6 +87,14 @@ def unchanged(kernel: Kernel) -> Iterator[None]:
     after = look(kernel)
     changed = {key: _difference(value, after[key]) for key, value in before.items() if after[key] != value}
     assert not changed, f"changed (gone, new): {changed}"
+
+
+def evaluate(kernel: Kernel, code: str, timeout: float = 50) -> Any:
+    """Run a cell and return the value of its last expression."""
+    outcome = kernel.execute(code, timeout)
+    assert outcome.error is None, outcome.traceback
+    assert outcome.result is not None, outcome.stdout
+    return ast.literal_eval(outcome.result)
 
 
 def _difference(before: Any, after: Any) -> Any:

@@ -5,15 +5,14 @@ None of the functions here knows the launcher. Numbers are compared with what on
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.scenes import unchanged, warm_kernel
+from tests.scenes import evaluate, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,14 +94,6 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 def kernel(notebook: Kernel) -> Iterator[Kernel]:
     with unchanged(notebook):
         yield notebook
-
-
-def evaluate(kernel: Kernel, code: str, timeout: float = 50) -> Any:
-    """Run a cell and return the value of its last expression."""
-    outcome = kernel.execute(code, timeout)
-    assert outcome.error is None, outcome.traceback
-    assert outcome.result is not None, outcome.stdout
-    return ast.literal_eval(outcome.result)
 
 
 # Hugging Face Accelerate.
