@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from _big import big_table, measure_big
 from _calls import launch_tables, measure_cold, measure_warm
@@ -17,6 +18,9 @@ from _measurements import LABELS, Measurements, say
 from _process import adopt_orphans
 from _promises import promise_table
 from _report import machine, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SECTIONS = ("launch", "big", "idle", "imports", "deaths")
 
@@ -38,19 +42,20 @@ def main() -> None:
     adopt_orphans()
     began = time.monotonic()
     head = f"# Launching, side by side\n\n{machine()}"
-    body = measure(found, sections, quick=options.quick)
-    minutes = (time.monotonic() - began) / 60
     command = " ".join(["python benchmarks/launch.py", *sys.argv[1:]])
-    text = f"{head}\nOne run of `{command}`, {minutes:.0f} minutes.\n\n" + "\n".join(body)
-    print(text)
-    if options.write or (not options.quick and not wanted):
-        say(f"written to {write('launch', text)}")
+    body: list[str] = []
+    for part in measure(found, sections, quick=options.quick):
+        print(part, flush=True)
+        body.append(part)
+        minutes = (time.monotonic() - began) / 60
+        text = f"{head}\nOne run of `{command}`, {minutes:.0f} minutes.\n\n" + "\n".join(body)
+        if options.write or (not options.quick and not wanted):
+            say(f"written to {write('launch', text)}")
 
 
-def measure(found: Measurements, sections: list[str], *, quick: bool) -> list[str]:
-    """Measure these sections and return their tables."""
+def measure(found: Measurements, sections: list[str], *, quick: bool) -> Iterator[str]:
+    """Measure these sections and give their tables, each as soon as it is there."""
     counts, few = ([2] if quick else [1, 2, 4, 8]), (1 if quick else 3)
-    body = []
     for section in sections:
         say(section)
         match section:
@@ -58,20 +63,20 @@ def measure(found: Measurements, sections: list[str], *, quick: bool) -> list[st
                 for count in counts:
                     measure_cold(found, count, few)
                     measure_warm(found, count)
-                body.append(launch_tables(found, counts))
+                yield launch_tables(found, counts)
             case "big":
                 measure_big(found, few)
-                body.append(big_table(found))
+                yield big_table(found)
             case "idle":
                 measure_idle(found)
-                body.append(idle_table(found))
+                yield idle_table(found)
             case "imports":
                 measure_imports(found, 2 * few + 1)
-                body.append(import_table(found))
+                yield import_table(found)
             case "deaths":
                 measure_deaths(found, few)
-                body.append(death_table(found))
-    return [*body, promise_table(found)]
+                yield death_table(found)
+    yield promise_table(found)
 
 
 if __name__ == "__main__":
