@@ -33,15 +33,61 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run import Run
     from notebook_launcher.kernel.session import Session
+    from notebook_launcher.training.accelerator import Accelerator
+    from notebook_launcher.training.checkpoints import CheckpointError, load_model, save_model
+    from notebook_launcher.training.data import prepare_data_loader, skip_first_batches
+    from notebook_launcher.training.logging import get_logger
+    from notebook_launcher.training.memory import clear_device_cache, find_executable_batch_size, release_memory
+    from notebook_launcher.training.operations import (
+        broadcast,
+        broadcast_object_list,
+        gather,
+        gather_object,
+        pad_across_processes,
+        reduce,
+        send_to_device,
+    )
+    from notebook_launcher.training.plugins import (
+        AutocastKwargs,
+        DataLoaderConfiguration,
+        DistributedDataParallelKwargs,
+        DistributedType,
+        GradientAccumulationPlugin,
+        GradScalerKwargs,
+        InitProcessGroupKwargs,
+        ProfileKwargs,
+        ProjectConfiguration,
+    )
+    from notebook_launcher.training.process import ProcessState
+    from notebook_launcher.training.process import ProcessState as PartialState
+    from notebook_launcher.training.random import set_seed, synchronize_rng_states
+    from notebook_launcher.training.tracking import GeneralTracker
+    from notebook_launcher.training.verify import AccumulationReport
+    from notebook_launcher.verification import VerificationReport, verify_accumulation
 
 __all__ = [
+    "Accelerator",
+    "AccumulationReport",
+    "AutocastKwargs",
     "CallOrderError",
     "CaptureError",
+    "CheckpointError",
     "ConfigError",
+    "DataLoaderConfiguration",
+    "DistributedDataParallelKwargs",
+    "DistributedType",
+    "GeneralTracker",
+    "GradScalerKwargs",
+    "GradientAccumulationPlugin",
+    "InitProcessGroupKwargs",
     "InternalError",
     "LaunchConfig",
     "LaunchError",
     "MissingResultError",
+    "PartialState",
+    "ProcessState",
+    "ProfileKwargs",
+    "ProjectConfiguration",
     "RankFailedError",
     "ResourceError",
     "Results",
@@ -50,11 +96,30 @@ __all__ = [
     "RunStoppedError",
     "RunTimeoutError",
     "Session",
+    "VerificationReport",
+    "broadcast",
+    "broadcast_object_list",
+    "clear_device_cache",
+    "find_executable_batch_size",
+    "gather",
+    "gather_object",
+    "get_logger",
     "launch",
+    "load_model",
     "notebook_launch",
+    "pad_across_processes",
+    "prepare_data_loader",
     "prewarm",
+    "reduce",
+    "release_memory",
     "report",
+    "save_model",
+    "send_to_device",
+    "set_seed",
+    "skip_first_batches",
+    "synchronize_rng_states",
     "track",
+    "verify_accumulation",
 ]
 
 __version__ = "0.1.0"
@@ -66,16 +131,53 @@ if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "widgets" / "__init
     __path__.append(str(_CHECKOUT))
 
 _HOMES = {
+    "Accelerator": "training.accelerator",
+    "AccumulationReport": "training.verify",
+    "AutocastKwargs": "training.plugins",
+    "CheckpointError": "training.checkpoints",
+    "DataLoaderConfiguration": "training.plugins",
+    "DistributedDataParallelKwargs": "training.plugins",
+    "DistributedType": "training.plugins",
+    "GeneralTracker": "training.tracking",
+    "GradScalerKwargs": "training.plugins",
+    "GradientAccumulationPlugin": "training.plugins",
+    "InitProcessGroupKwargs": "training.plugins",
     "LaunchConfig": "config",
+    "PartialState": "training.process",
+    "ProcessState": "training.process",
+    "ProfileKwargs": "training.plugins",
+    "ProjectConfiguration": "training.plugins",
     "Results": "kernel.results",
     "Run": "kernel.run",
     "Session": "kernel.session",
+    "VerificationReport": "verification",
+    "broadcast": "training.operations",
+    "broadcast_object_list": "training.operations",
+    "clear_device_cache": "training.memory",
+    "find_executable_batch_size": "training.memory",
+    "gather": "training.operations",
+    "gather_object": "training.operations",
+    "get_logger": "training.logging",
     "launch": "kernel.launch",
+    "load_model": "training.checkpoints",
     "notebook_launch": "kernel.launch",
+    "pad_across_processes": "training.operations",
+    "prepare_data_loader": "training.data",
     "prewarm": "kernel.launch",
+    "reduce": "training.operations",
+    "release_memory": "training.memory",
     "report": "context",
+    "save_model": "training.checkpoints",
+    "send_to_device": "training.operations",
+    "set_seed": "training.random",
+    "skip_first_batches": "training.data",
+    "synchronize_rng_states": "training.random",
     "track": "context",
+    "verify_accumulation": "verification",
 }
+
+# Accelerate's name; it is not shared, since it has nothing to share but the process group.
+_RENAMED = {"PartialState": "ProcessState"}
 
 
 def __getattr__(name: str) -> Any:
@@ -83,7 +185,7 @@ def __getattr__(name: str) -> Any:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     module = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}")
-    return getattr(module, name)
+    return getattr(module, _RENAMED.get(name, name))
 
 
 def __dir__() -> list[str]:

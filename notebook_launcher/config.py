@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.settings import TrainingSettings
 
 __all__ = ["LaunchConfig"]
 
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "cpu:gloo,cuda:nccl")
 PRECISIONS = ("no", "fp16", "bf16")
+COMM_HOOKS = ("no", "fp16", "bf16", "power_sgd", "batched_power_sgd")
 START_METHODS = ("forkserver", "fork", "spawn")
 OUTPUTS = ("all", "rank0", "none")
 
@@ -38,6 +40,11 @@ class LaunchConfig:
     """`"no"`, `"fp16"` or `"bf16"`: what an `Accelerator()` made in a rank adopts."""
     gradient_accumulation_steps: int = 1
     """Micro-batches per optimizer update: what an `Accelerator()` made in a rank adopts."""
+    max_grad_norm: float | None = None
+    """Norm to which an `Accelerator()` made in a rank clips the gradients of each update; None: it does not."""
+    comm_hook: str = "no"
+    """How an `Accelerator()` made in a rank compresses gradients on their way to the other ranks: `"no"`,
+    `"fp16"`, `"bf16"`, `"power_sgd"` or `"batched_power_sgd"`."""
     start_method: str = "forkserver"
     """`"forkserver"`: ranks are forked from a clean process; works whatever the kernel did before.
     `"fork"`: from the kernel itself; captured data is shared and need not pickle.
@@ -67,6 +74,7 @@ class LaunchConfig:
         if self.backend is not None:
             _one_of("backend", self.backend, BACKENDS, or_none=True)
         _one_of("mixed_precision", self.mixed_precision, PRECISIONS)
+        _one_of("comm_hook", self.comm_hook, COMM_HOOKS)
         _one_of("start_method", self.start_method, START_METHODS)
         _one_of("output", self.output, OUTPUTS)
         _one_of("display", self.display, OUTPUTS)
@@ -77,8 +85,10 @@ class LaunchConfig:
             put("seed", _integer("seed", self.seed, minimum=0, maximum=MAX_SEED))
         if self.threads_per_process is not None:
             put("threads_per_process", _integer("threads_per_process", self.threads_per_process, minimum=1))
+        if self.max_grad_norm is not None:
+            put("max_grad_norm", _positive("max_grad_norm", self.max_grad_norm, none="no clipping"))
         if self.timeout is not None:
-            put("timeout", _seconds("timeout", self.timeout))
+            put("timeout", _positive("timeout", self.timeout, unit=" seconds", none="no limit"))
         put("env", _environment(self.env))
 
     @classmethod
@@ -92,6 +102,14 @@ class LaunchConfig:
             if name not in known:
                 raise ConfigError(_unknown_option(name, known))
         return dataclasses.replace(config or cls(), **options)
+
+    def training_settings(self) -> TrainingSettings:
+        """Return the fields that an `Accelerator()` made in a rank adopts."""
+        names = {field.name for field in dataclasses.fields(TrainingSettings)} - {"asked"}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        asked = frozenset(name for name, value in values.items() if value != defaults[name])
+        return TrainingSettings(**values, asked=asked)
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -142,12 +160,12 @@ def _integer(name: str, value: object, *, minimum: int, maximum: int | None = No
     return number
 
 
-def _seconds(name: str, value: object) -> float:
+def _positive(name: str, value: object, *, unit: str = "", none: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        msg = f"{name}={value!r} is a {type(value).__name__}; it must be a number of seconds, or None."
+        msg = f"{name}={value!r} is a {type(value).__name__}; it must be a number{unit and f' of{unit}'}, or None."
         raise ConfigError(msg)
     if not value > 0 or math.isinf(value):
-        msg = f"{name}={value!r} must be more than 0 seconds; None means no limit."
+        msg = f"{name}={value!r} must be more than 0{unit} and finite; None means {none}."
         raise ConfigError(msg)
     return float(value)
 

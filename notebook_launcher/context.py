@@ -1,12 +1,13 @@
-"""What a training function can tell its launcher: `report(...)` and `track(...)`.
+"""What a training function and its launcher tell each other: `report(...)`, `track(...)`, the run's settings.
 
-Both do their work in a rank and are harmless anywhere else, so the same function runs in the kernel,
-under torchrun and in a test.
+All of it works in a rank and is harmless anywhere else, so the same function runs in the kernel, under
+torchrun and in a test.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 import os
 import time
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from notebook_launcher import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["current", "enter", "report", "stop_requested", "track"]
+    from notebook_launcher.settings import TrainingSettings
+    from notebook_launcher.training.phases import PhaseClock
+
+__all__ = ["current", "enter", "progress", "report", "report_values", "step_boundary", "stop_requested", "track"]
 
 T = TypeVar("T")
 
@@ -43,9 +47,15 @@ class RankContext:
     rank: int
     num_processes: int
     pid: int
+    settings: TrainingSettings
+    """What the launch says about training."""
     send: Callable[[object], None]
     board: Any
     rendezvous: Any
+    clock: PhaseClock | None = None
+    """What the rank spends its time on, once somebody measures it."""
+    last_progress: float = -math.inf
+    """When `progress` last sent a record."""
 
 
 class _Current:
@@ -74,12 +84,17 @@ def report(*, step: int | None = None, **metrics: Any) -> None:
         TypeError: A value is not a number, or the step not an integer.
         KeyboardInterrupt: The run was asked to stop; a step boundary is where it does.
     """
+    report_values(metrics, step=step)
+
+
+def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None:
+    """Do what `report` does with a mapping, in which a metric may have any name, `"step"` too."""
     context = _Current.context
-    values = {name: _number(name, value) for name, value in metrics.items()}
+    numbers = {name: _number(name, value) for name, value in values.items()}
     step = None if step is None else _integer(step)
     if context is None:
         return
-    context.send(messages.Metrics(time=time.monotonic(), step=step, values=values))
+    context.send(messages.Metrics(time=time.monotonic(), step=step, values=numbers))
     _step_boundary(context)
 
 
@@ -126,6 +141,27 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
             last = now
 
 
+def progress(done: int, total: int | None = None, description: str = "") -> None:
+    """Tell the run how far a loop is, where `track` cannot wrap it; call it at every item.
+
+    Args:
+        done: How many items are done.
+        total: How many there are; None: nobody knows.
+        description: What to call the loop.
+
+    Raises:
+        KeyboardInterrupt: The run was asked to stop, between two items.
+    """
+    context = _Current.context
+    if context is None:
+        return
+    now = time.monotonic()
+    if now - context.last_progress >= PROGRESS_INTERVAL or done == total:
+        context.last_progress = now
+        context.send(messages.Progress(time=now, done=done, total=total, description=description))
+    _step_boundary(context)
+
+
 def _length(iterable: Any) -> int | None:
     # A data loader has a `__len__` that raises TypeError where its data set has none.
     try:
@@ -141,6 +177,13 @@ def stop_requested() -> bool:
         return False
     context.board[COOPERATIVE + context.rank] = 1
     return bool(context.board[STOP_FLAG])
+
+
+def step_boundary() -> None:
+    """Stop here if the run was asked to; raises KeyboardInterrupt."""
+    context = _Current.context
+    if context is not None:
+        _step_boundary(context)
 
 
 def _step_boundary(context: RankContext) -> None:

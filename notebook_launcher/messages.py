@@ -8,7 +8,7 @@ pair that the kernel made (`channel.py`); descriptors travel beside it. The name
     supervisor -> kernel     RankBorn, RankGone, BirthFailed
     kernel -> rank           Call, LeaveGroup, InputReply, Finish
     rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
-                             InputRequest, Metrics, Progress, Notice
+                             InputRequest, Metrics, Progress, Phases, Notice
 
 A rank's standard output and error are pipes, not records: what C code prints, and the last words of
 a crash, arrive the same way as `print`.
@@ -19,6 +19,8 @@ from __future__ import annotations
 import dataclasses
 import signal
 from typing import Any, Literal
+
+from notebook_launcher.settings import TrainingSettings  # noqa: TC001 - loaded once, before ranks are forked
 
 __all__ = [
     "DUMP_SIGNAL",
@@ -38,6 +40,7 @@ __all__ = [
     "LeaveGroup",
     "Metrics",
     "Notice",
+    "Phases",
     "Progress",
     "Raised",
     "RankBorn",
@@ -81,6 +84,7 @@ class Setup:
     kernel_pid: int
     threads_per_process: int
     seed: int
+    settings: TrainingSettings
     backend: str | None
     many_calls: bool
     """Whether the ranks stay for further calls."""
@@ -290,12 +294,31 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What `track(iterable)` has done."""
+    """What `track(iterable)` or a prepared loader has done."""
 
     time: float
     done: int
     total: int | None
     description: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """What a rank spent its time on since its last such record, so that sums over all records are exact."""
+
+    time: float
+    windows: int
+    """Windows that ended."""
+    micro_batches: int
+    """Micro-batches that these windows held."""
+    samples: float
+    """What the micro-batches counted for, those of all ranks together."""
+    seconds: dict[str, float]
+    """By phase: "data", "forward", "backward", "sync" and "step"."""
+    counts: dict[str, int]
+    """By phase: how many spans these seconds are made of."""
+    spans: tuple[tuple[str, float, float], ...]
+    """The newest of them, the oldest first: phase, start by CLOCK_MONOTONIC, seconds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,8 @@ OUR_FILES = ("notebook-launcher", "notebook_launcher")
 # As torch, multiprocessing and NCCL name theirs.
 SHARED_MEMORY = ("torch_", "psm_", "sem.", "nccl-")
 # pytest writes it itself.
-VOLATILE_VARIABLES = {"PYTEST_CURRENT_TEST"}
+# torch sets its compiler's folder at the first optimizer.
+VOLATILE_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 # tqdm keeps its monitor for the life of the process.
 LASTING_THREADS = {"TMonitor"}
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher import travel
 from notebook_launcher.errors import InternalError, RankFailedError, ReturnValueError
-from notebook_launcher.kernel.formatting import format_bytes, format_report, one_line
+from notebook_launcher.kernel.formatting import format_report, one_line
 from notebook_launcher.messages import ExceptionReport, Failure
+from notebook_launcher.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

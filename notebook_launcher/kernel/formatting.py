@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from notebook_launcher.messages import ExceptionReport, Frame
 
-__all__ = ["format_bytes", "format_report", "format_seconds", "frame_place", "one_line"]
+__all__ = ["format_report", "format_seconds", "frame_place", "one_line"]
 
 BECAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -61,15 +61,6 @@ def frame_place(filename: str) -> str:
     except Exception:  # noqa: BLE001 - no shell, an old one, or no cell
         return filename
     return f"{label} {name}"
-
-
-def format_bytes(number: float) -> str:
-    """Return `3.1 GB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit in ("B", "kB") else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
 
 
 def format_seconds(seconds: float) -> str:

@@ -73,6 +73,7 @@ class Plan:
             kernel_pid=os.getpid(),
             threads_per_process=self.threads_per_process,
             seed=self.seed,
+            settings=self.config.training_settings(),
             backend=self.backend,
             many_calls=many_calls,
             use_gpu=self.use_gpu,

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.errors import MissingResultError
-from notebook_launcher.kernel.formatting import format_bytes, format_seconds
+from notebook_launcher.kernel.formatting import format_seconds
+from notebook_launcher.sizes import format_bytes
 
 if TYPE_CHECKING:
     from notebook_launcher.messages import Failure

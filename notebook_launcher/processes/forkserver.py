@@ -32,6 +32,7 @@ CHORES: tuple[Callable[[], object], ...] = (
     pages.collapse,
     lambda: importlib.import_module("torch._dynamo"),
     lambda: importlib.import_module("torch.utils.data"),
+    lambda: importlib.import_module("notebook_launcher.training.accelerator"),
     pages.collapse,
 )
 IDLE = 2.0

@@ -1,21 +1,30 @@
-"""Memory that outlives a process: the out-of-memory killer's count, and what a killed process left in /dev/shm."""
+"""What outlives a process: the out-of-memory killer's count, and what a killed one left in /dev/shm."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["oom_kills", "remove_shared_files", "session_members"]
+from notebook_launcher import cgroups
 
-CGROUP_ROOT = Path("/sys/fs/cgroup")
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["named_semaphores", "oom_kills", "remove_shared_files", "session_members"]
+
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - where torch puts what its workers share
 SESSION_FIELD = 3
 """In /proc/PID/stat, counted from the state, which follows the name."""
+INODE_FIELD = 4
+"""In /proc/PID/maps."""
 
 
 def oom_kills() -> int:
     """Return how often the out-of-memory killer has struck in this control group or on this machine."""
-    return _count(_event_files(), "oom_kill") + _count([Path("/proc/vmstat")], "oom_kill")
+    names = {1: "memory.oom_control", 2: "memory.events"}
+    files = [group.folder / names[group.version] for group in cgroups.memory_groups()]
+    return _count([*files, Path("/proc/vmstat")], "oom_kill")
 
 
 def session_members(session: int) -> set[int]:
@@ -29,7 +38,28 @@ def session_members(session: int) -> set[int]:
     return members
 
 
-def remove_shared_files(pids: set[int]) -> None:
+def named_semaphores(pids: Iterable[int]) -> set[Path]:
+    """Return the files of the semaphores that these processes have mapped and that still have a name.
+
+    `multiprocessing` shares semaphores with a fresh interpreter by name. A process of its own removes them when
+    those that use them have ended without doing so, but it is killed with their session.
+    """
+    named: dict[int, Path] = {}
+    for file in SHARED_FOLDER.glob("sem.mp-*"):
+        with contextlib.suppress(OSError):
+            named[file.stat().st_ino] = file
+    found: set[Path] = set()
+    for pid in pids if named else ():
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+                # Not by name: whoever made a semaphore has mapped it under one that it had before.
+                if f" {SHARED_FOLDER}/sem." in line:
+                    inode = int(line.split()[INODE_FIELD])
+                    found |= {named[inode]} if inode in named else set()
+    return found
+
+
+def remove_shared_files(pids: Iterable[int]) -> None:
     """Remove the files of shared tensors that these processes made and were killed before removing.
 
     A data-loader worker makes one for each batch, named after itself, and unlinks it a moment later.
@@ -37,19 +67,6 @@ def remove_shared_files(pids: set[int]) -> None:
     for pid in pids:
         for file in SHARED_FOLDER.glob(f"torch_{pid}_*"):
             file.unlink(missing_ok=True)
-
-
-def _event_files() -> list[Path]:
-    files = []
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
-            _, controllers, path = line.split(":", 2)
-            relative = path.lstrip("/")
-            if not controllers:
-                files.append(CGROUP_ROOT / relative / "memory.events")
-            elif "memory" in controllers.split(","):
-                files.append(CGROUP_ROOT / "memory" / relative / "memory.oom_control")
-    return files
 
 
 def _count(files: list[Path], key: str) -> int:

@@ -92,6 +92,7 @@ class _Rank:
                 rank=birth.rank,
                 num_processes=birth.setup.num_processes,
                 pid=os.getpid(),
+                settings=birth.setup.settings,
                 send=self._channel.send,
                 board=board,
                 rendezvous=self._rendezvous,
@@ -171,6 +172,7 @@ class _Rank:
                 raise
             value = None
         finally:
+            _flush_clock()
             frontend.flush_figures()
             _mend_output()
         self._rendezvous.drop_destroyed()
@@ -255,6 +257,13 @@ def _redirect_output(birth: RankBirth) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     inherited.move_log_handlers(dict(zip(map(id, old), streams, strict=True)))
+
+
+def _flush_clock() -> None:
+    rank = context.current()
+    if rank is not None and rank.clock is not None:
+        with contextlib.suppress(OSError):  # The kernel is gone.
+            rank.clock.flush()
 
 
 def _flush() -> None:

@@ -69,6 +69,7 @@ class _Supervisor:
         self._pidfds: dict[int, int] = {}
         self._oom_kills = 0
         self._killed: set[int] = set()
+        self._semaphores: set[Path] = set()
         self._setup: messages.Setup
         self._board_fd = -1
         self._listen_fd = -1
@@ -183,7 +184,10 @@ class _Supervisor:
                 os.kill(pid, signum)
 
     def _kill_session(self, pid: int) -> None:
-        self._killed |= memory.session_members(pid)
+        members = memory.session_members(pid)
+        self._killed |= members
+        # Not those that this process has inherited: a fork of the kernel has the kernel's.
+        self._semaphores |= memory.named_semaphores(members) - memory.named_semaphores([os.getpid()])
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
@@ -203,6 +207,9 @@ class _Supervisor:
         _, status, usage = os.wait4(pid, 0)
         memory.remove_shared_files(self._killed)
         self._killed.clear()
+        while self._semaphores:
+            with contextlib.suppress(OSError):  # Somebody else has removed it.
+                self._semaphores.pop().unlink()
         exitcode = os.waitstatus_to_exitcode(status)
         oom = exitcode == -signal.SIGKILL and memory.oom_kills() > self._oom_kills
         self._tell(

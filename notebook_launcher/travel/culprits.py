@@ -18,8 +18,8 @@ from collections import deque
 from functools import _lru_cache_wrapper
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.sizes import format_bytes
 from notebook_launcher.travel.kinds import SHELL, describe, kind_of_type
-from notebook_launcher.travel.memory import format_size
 from notebook_launcher.travel.pickling import MakePickler, probe, size_of
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def largest_parts(roots: list[Part], make_pickler: MakePickler) -> str:
     if largest is None or size < WORTH_MENTIONING:
         return ""
     captured = f" (captured by {largest.functions[-1]})" if largest.functions else ""
-    return f"the largest: `{largest.expression}`, {describe(largest.value)} of {format_size(size)}{captured}"
+    return f"the largest: `{largest.expression}`, {describe(largest.value)} of {format_bytes(size)}{captured}"
 
 
 def _is_function(value: object) -> bool:

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.channel import anonymous_file
 from notebook_launcher.errors import ResourceError
-from notebook_launcher.travel.memory import available_memory, format_size
+from notebook_launcher.sizes import format_bytes
+from notebook_launcher.travel.memory import available_memory
 
 if TYPE_CHECKING:
     import pickle
@@ -111,8 +112,8 @@ class ParcelWriter:
 
     def _short_of(self, needed: int) -> ResourceError:
         message = (
-            f"{self._what} {format_size(needed)} of shared memory, "
-            f"{format_size(available_memory())} are available; send less, or load it inside the function"
+            f"{self._what} {format_bytes(needed)} of shared memory, "
+            f"{format_bytes(available_memory())} are available; send less, or load it inside the function"
         )
         return ResourceError(message)
 

@@ -1,0 +1,29 @@
+"""The Accelerator by Accelerate's rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from notebook_launcher.compat.state import AcceleratorState, GradientState
+from notebook_launcher.training.accelerator import Accelerator as _Accelerator
+from notebook_launcher.training.rules import ACCELERATE, Rules
+
+if TYPE_CHECKING:
+    from notebook_launcher.training.plugins import GradientAccumulationPlugin
+
+__all__ = ["Accelerator"]
+
+
+class Accelerator(_Accelerator):
+    """`notebook_launcher.Accelerator` with Accelerate 1.15's numbers; `training/rules.py` lists the differences."""
+
+    _rules: ClassVar[Rules] = ACCELERATE
+
+    def _make_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
+        handler = self.init_handler
+        return AcceleratorState(precision, cpu, backend=handler.backend, timeout=handler.timeout)
+
+    def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
+        state = GradientState(plugin)
+        state.forget_windows()  # each Accelerator counts by itself
+        return state

@@ -1,0 +1,99 @@
+"""`notebook_launcher` and `debug_launcher` with Accelerate's signatures, on this package's launcher."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.errors import LaunchError
+from notebook_launcher.kernel.launch import notebook_launch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["debug_launcher", "notebook_launcher"]
+
+
+def notebook_launcher(
+    function: Callable[..., Any],
+    args: Iterable[Any] = (),
+    num_processes: int | None = None,
+    mixed_precision: str = "no",
+    use_port: str | int = "29500",
+    master_addr: str = "127.0.0.1",
+    node_rank: int = 0,
+    num_nodes: int = 1,
+    rdzv_backend: str = "static",
+    rdzv_endpoint: str = "",
+    rdzv_conf: dict[str, Any] | None = None,
+    rdzv_id: str = "none",
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
+    log_line_prefix_template: str | None = None,
+) -> None:
+    """Run a function on several processes, as `accelerate.notebook_launcher` does; one process runs it here.
+
+    Args:
+        function: What each process runs.
+        args: Its positional arguments.
+        num_processes: How many. None is refused, as in Accelerate.
+        mixed_precision: What an `Accelerator()` inside adopts. (Accelerate 1.15 drops it.)
+        use_port: Accepted; no port is needed, here and in the next arguments, since ranks meet on one machine.
+        master_addr: Accepted.
+        node_rank: Accepted.
+        num_nodes: 1.
+        rdzv_backend: `"static"` or `"c10d"`; both are the launcher's own.
+        rdzv_endpoint: Accepted.
+        rdzv_conf: Accepted.
+        rdzv_id: Accepted.
+        max_restarts: How often all processes start again after one failed.
+        monitor_interval: Accepted; deaths are noticed at once.
+        log_line_prefix_template: Accepted; lines say their rank.
+
+    Raises:
+        ChildFailedError: A process failed; the message has its traceback, and the cause is the exception itself.
+        ValueError: `num_processes` was left out, or there is more than one node.
+    """
+    del use_port, master_addr, rdzv_endpoint, rdzv_conf, rdzv_id, monitor_interval, log_line_prefix_template
+    if num_processes is None:
+        raise ValueError("num_processes=None: say how many processes to start, as in num_processes=2.")
+    if num_nodes != 1 or node_rank != 0:
+        raise ValueError(f"num_nodes={num_nodes}, node_rank={node_rank}: one node is supported. Leave both out.")
+    if rdzv_backend not in ("static", "c10d"):
+        raise ValueError(f"rdzv_backend={rdzv_backend!r} is unknown. It can be 'static' or 'c10d'.")
+    if num_processes == 1:
+        function(*args)
+        return
+    _launch(function, tuple(args), num_processes, max_restarts=max_restarts, mixed_precision=mixed_precision.lower())
+
+
+def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_processes: int = 2) -> None:
+    """Run a function on several processes on the CPU, as `accelerate.debug_launcher` does."""
+    _launch(function, tuple(args), num_processes, devices="cpu")
+
+
+def _launch(function: Callable[..., Any], args: tuple[Any, ...], num_processes: int, **options: Any) -> None:
+    try:
+        notebook_launch(function, num_processes, args=args, **options)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        failures = getattr(error, "failures", ())
+        if isinstance(error, LaunchError) and not failures:
+            raise  # nothing was started
+        raise _child_failed(function, error, failures) from error
+
+
+def _child_failed(function: Callable[..., Any], error: BaseException, failures: Any) -> Exception:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    found = {}
+    for failure in failures:
+        one = ProcessFailure(failure.rank, 0, 1 if failure.exitcode is None else failure.exitcode, "")
+        one.message = failure.traceback or failure.summary
+        one.timestamp = int(failure.time)
+        found[failure.rank] = one
+    if not found:
+        rank = getattr(error, "rank", None) or 0
+        found[rank] = ProcessFailure(rank, 0, 1, "")
+        found[rank].message = f"{type(error).__name__}: {error}"
+    return ChildFailedError(getattr(function, "__name__", type(function).__name__), found)

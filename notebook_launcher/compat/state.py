@@ -1,0 +1,103 @@
+"""Accelerate's shared states: every instance shows the same, and the newest Accelerator decides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from notebook_launcher.training.plugins import GradientAccumulationPlugin
+from notebook_launcher.training.process import ProcessState
+from notebook_launcher.training.rules import ACCELERATE
+from notebook_launcher.training.settings import resolve_precision
+from notebook_launcher.training.state import AcceleratorState as _AcceleratorState
+from notebook_launcher.training.windows import GradientState as _GradientState
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+__all__ = ["AcceleratorState", "GradientState", "PartialState"]
+
+
+class PartialState(ProcessState):
+    """The process state, the same for all instances of the process."""
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, cpu: bool = False, **kwargs: Any) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
+        """Join the process group at first; `kwargs` are `backend` and `timeout`."""
+        self.__dict__ = self._shared_state
+        if not self._shared_state:
+            super().__init__(cpu=cpu, backend=kwargs.get("backend"), timeout=kwargs.get("timeout"))
+
+    @staticmethod
+    def _reset_state() -> None:
+        """Forget the shared state; the process group stays."""
+        PartialState._shared_state.clear()
+
+
+class AcceleratorState(_AcceleratorState):
+    """The process state with the precision, the same for all instances of the process."""
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        mixed_precision: str | None = None,
+        cpu: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+        *,
+        backend: str | None = None,
+        timeout: dt.timedelta | None = None,
+        **_: Any,
+    ) -> None:
+        """Join the process group at first.
+
+        Raises:
+            ValueError: The shared state has another precision.
+        """
+        self.__dict__ = self._shared_state
+        if not self._shared_state:
+            PartialState(cpu, backend=backend, timeout=timeout)
+            precision = resolve_precision(mixed_precision, [])
+            super().__init__(cpu=cpu, backend=backend, timeout=timeout, mixed_precision=precision)
+        elif mixed_precision is not None and mixed_precision != self._mixed_precision:
+            raise ValueError(
+                f"mixed_precision={mixed_precision!r}: an Accelerator of this process has {self._mixed_precision!r}, "
+                "and as in Accelerate all share it. Call AcceleratorState._reset_state() first, or import "
+                "Accelerator from notebook_launcher, where each has its own."
+            )
+
+    @property
+    def initialized(self) -> bool:
+        """Whether an Accelerator, or an instance, was made."""
+        return bool(self._shared_state)
+
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
+        """Forget the shared state; the process group stays."""
+        AcceleratorState._shared_state.clear()
+        if reset_partial_state:
+            PartialState._reset_state()  # noqa: SLF001 - Accelerate's name
+
+
+class GradientState(_GradientState):
+    """Where accumulation stands, the same for all instances of the process."""
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
+        """Share the state; a plugin replaces the one before."""
+        self.__dict__ = self._shared_state
+        if not self._shared_state:
+            super().__init__(gradient_accumulation_plugin or GradientAccumulationPlugin(), ACCELERATE)
+        elif gradient_accumulation_plugin is not None:
+            self.plugin = gradient_accumulation_plugin
+            self.num_steps = gradient_accumulation_plugin.num_steps or 1
+
+    @property
+    def initialized(self) -> bool:
+        """Whether an Accelerator, or an instance, was made."""
+        return bool(self._shared_state)
+
+    @staticmethod
+    def _reset_state() -> None:
+        """Forget the shared state."""
+        GradientState._shared_state.clear()

@@ -1,0 +1,281 @@
+"""A run's thread: it listens to the process tree, draws, and carries out what `attempt.py` decides."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import messages, travel
+from notebook_launcher.engines.local import FromRank, Output
+from notebook_launcher.errors import CallOrderError
+from notebook_launcher.kernel.attempt import Attempt
+from notebook_launcher.kernel.formatting import format_seconds
+from notebook_launcher.kernel.live import LiveRecords
+from notebook_launcher.kernel.output import RunOutput
+from notebook_launcher.kernel.questions import Answer, Question, Questions
+from notebook_launcher.kernel.stacks import Stacks
+from notebook_launcher.kernel.verdict import Verdict, brief, fault_of_ours, judge
+
+if TYPE_CHECKING:
+    from notebook_launcher.engines.local import Event, ProcessTree
+    from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.kernel.results import Results
+
+__all__ = ["EXIT_BUDGET", "TOO_LATE", "Conductor", "Stop"]
+
+EXIT_BUDGET = 5.0
+"""Seconds that ranks get to run their exit handlers after a success."""
+FAILED_EXIT_BUDGET = 0.5
+TOO_LATE = "the run has just ended: its ranks are gone"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stop:
+    """The wish to stop the run."""
+
+    at_once: bool
+
+
+class Conductor:
+    """Carries a run out. Other threads read what it knows, and send it commands."""
+
+    def __init__(self, ranks: Ranks, name: str, call: Any, parcel: int | None, *, in_cell: bool) -> None:
+        config = ranks.plan.config
+        self.ranks = ranks
+        self.name = name
+        self.launched = time.monotonic()
+        self.output = RunOutput(config, ranks.plan.num_processes)
+        self.live = LiveRecords(self.launched)
+        self.attempt: Attempt | None = None
+        self.asking: set[int] = set()
+        self.asked_to_stop = False
+        self.verdict: Verdict | None = None
+        self.future: concurrent.futures.Future[Results] = concurrent.futures.Future()
+        self.future.set_running_or_notify_cancel()
+        self.questions = Questions(self.future.done)
+        self._call = call
+        self._parcel = parcel
+        self._in_cell = in_cell
+        self._commands: queue.SimpleQueue[Answer | Stop | concurrent.futures.Future[Stacks]] = queue.SimpleQueue()
+        self._restarts = 0
+        self._stacks: Stacks | None = None
+        self.output.headline(f"{name}: {ranks.plan.summary}")
+        if stale := travel.stale_modules(parcel):
+            forked = config.start_method == "fork"
+            version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"
+            self.output.notice(f"{', '.join(stale)} changed since the kernel imported it: {version}")
+        threading.Thread(target=self._conduct, name=f"notebook-launcher {name}", daemon=True).start()
+
+    def command(self, command: Answer | Stop | concurrent.futures.Future[Stacks]) -> None:
+        """Ask for something; from any thread. What comes too late is refused."""
+        if isinstance(command, Stop):
+            self.asked_to_stop = True
+        self._commands.put(command)
+        tree = self.ranks.tree
+        if tree is not None:
+            tree.wake()
+
+    def _conduct(self) -> None:
+        try:
+            verdict = self._judge(self._run_attempts())
+        except BaseException as fault:  # noqa: BLE001 - a fault of ours must reach the cell, not vanish with the thread
+            with contextlib.suppress(Exception):
+                self.ranks.close()
+            verdict = fault_of_ours(fault, self.ranks.plan, seconds=time.monotonic() - self.launched)
+        try:
+            self._say_end(verdict.error)
+        finally:
+            # Whoever waits must be told, whatever happens.
+            if self._parcel is not None:
+                os.close(self._parcel)
+            self._call = self._parcel = None
+            self.verdict = verdict
+            self._refuse_commands()
+            if verdict.error is None:
+                self.future.set_result(verdict.results)
+            else:
+                self.future.set_exception(verdict.error)
+            self.questions.close()
+
+    def _run_attempts(self) -> Attempt:
+        limit = self.ranks.plan.config.max_restarts
+        may_be_born_again = True
+        while True:
+            attempt = self._attempt_once()
+            was_stopped = attempt.ladder is not None
+            if attempt.supervisor_lost is not None and not (attempt.started or was_stopped) and may_be_born_again:
+                # The fork server, or an idle session's supervisor, died before anybody noticed.
+                may_be_born_again = False
+                if self.ranks.many_calls:
+                    self.output.notice("the session's ranks were gone; all were started anew")
+                self.ranks.start(self._call)
+                continue
+            failed = any(end.failed for end in attempt.ends.values()) or attempt.supervisor_lost is not None
+            if not failed or self._restarts >= limit or self.asked_to_stop or attempt.timed_out:
+                return attempt
+            self._restarts += 1
+            verdict = self._judge(attempt)
+            self.output.notice(
+                f"{self.name}: attempt {self._restarts} {brief(verdict.error, verdict.results.seconds)}; "
+                f"starting again ({self._restarts} of {limit} restarts)"
+            )
+            self.ranks.start(self._call)
+
+    def _attempt_once(self) -> Attempt:
+        tree = self.ranks.tree
+        assert tree is not None
+        call = self.ranks.next_call(restart_count=self._restarts, can_ask=self._in_cell)
+        timeout = self.ranks.plan.config.timeout
+        deadline = None if timeout is None else self.launched + timeout
+        attempt = self.attempt = Attempt(tree, call, self._parcel, deadline=deadline)
+        self.asking.clear()
+        self._stacks = None
+        self._replace_the_dead(tree, attempt)
+        attempt.begin()
+        while not attempt.settled:
+            self._obey(attempt)
+            for event in tree.events(self._patience(attempt)):
+                self._take(event, attempt)
+            self._obey(attempt)
+            attempt.act(self._look_at_stacks)
+            self.output.publish()
+        self._settle(attempt)
+        return attempt
+
+    def _replace_the_dead(self, tree: ProcessTree, attempt: Attempt) -> None:
+        """Replace ranks of a session that died while nobody was looking."""
+        if not self.ranks.many_calls:
+            return
+        while events := tree.events(0):
+            for event in events:
+                self._take(event, attempt)
+        if attempt.ends and attempt.supervisor_lost is None:
+            self._say_replaced(self.ranks.mend(attempt.ends))
+            attempt.forget_ends(self.ranks.generation)
+
+    def _patience(self, attempt: Attempt) -> float | None:
+        now = time.monotonic()
+        deadline = attempt.next_deadline()
+        waits = [self.output.next_due(now), None if deadline is None else max(0.0, deadline - now)]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _settle(self, attempt: Attempt) -> None:
+        """End the processes, or make them ready for the next call."""
+        tree = self.ranks.tree
+        assert tree is not None
+        failed = any(end.failed for end in attempt.ends.values())
+        for rank in range(self.ranks.plan.num_processes):
+            for event in tree.drain(rank):
+                self._take(event, attempt)
+        if attempt.supervisor_lost is not None:
+            self.ranks.close()
+            return
+        if self.ranks.many_calls:
+            self._say_replaced(self.ranks.mend(attempt.ends))
+            return
+        budget = FAILED_EXIT_BUDGET if failed else EXIT_BUDGET
+        for events in self.ranks.finish(budget):
+            for event in events:
+                self._take(event, attempt)
+            self.output.publish()
+        for rank in tree.pids:
+            attempt.ends[rank].after_stop = True
+            if not failed:
+                self.output.notice(
+                    f"rank {rank} was killed: {EXIT_BUDGET:g} s after it returned it was still running exit handlers "
+                    "or threads",
+                    "stderr",
+                )
+        self.ranks.close()
+
+    def _say_replaced(self, replaced: tuple[int, ...]) -> None:
+        if replaced:
+            listed = ", ".join(str(rank) for rank in replaced)
+            self.output.notice(
+                f"rank{'s' * (len(replaced) > 1)} {listed} had ended and {'was' if len(replaced) == 1 else 'were'} "
+                "started anew, with nothing of the earlier runs in memory"
+            )
+
+    def _take(self, event: Event, attempt: Attempt) -> None:
+        match event:
+            case Output():
+                self.output.feed(event)
+            case FromRank(rank, messages.Display() | messages.ClearOutput() as record, _):
+                self.output.show(rank, record)
+            case FromRank(rank, messages.InputRequest() as record, _):
+                self._ask(rank, record, attempt)
+            case FromRank(rank, messages.Metrics() | messages.Progress() | messages.Phases() as record, _):
+                self.live.fold(rank, record)
+            case FromRank(_, messages.Notice() as record, _):
+                self.output.notice(record.text)
+            case FromRank(rank, messages.Unreadable() as record, _):
+                text = f"rank {rank} sent something that cannot be read in the kernel ({record.reason})"
+                self.output.notice(text, "stderr")
+        attempt.fold(event)
+
+    def _ask(self, rank: int, request: messages.InputRequest, attempt: Attempt) -> None:
+        self.asking.add(rank)
+        attempt.pause(paused=True)
+        self.output.publish(force=True)
+        self.questions.put(Question(rank, request, attempt.call_id))
+
+    def _obey(self, attempt: Attempt) -> None:
+        while not self._commands.empty():
+            match self._commands.get():
+                case Stop(at_once):
+                    if attempt.ladder is None and not at_once:
+                        self._show_who_waits()
+                    attempt.stop(at_once=at_once)
+                case Answer(rank, reply, call_id):
+                    if call_id != attempt.call_id:
+                        continue  # To a question of a rank that has been started anew since.
+                    attempt.tree.send(rank, reply)
+                    self.asking.discard(rank)
+                    attempt.pause(paused=bool(self.asking))
+                case wanted:
+                    wanted.set_result(self._look_at_stacks())
+
+    def _look_at_stacks(self) -> Stacks:
+        assert self.ranks.tree is not None
+        self._stacks = Stacks.parse(self.ranks.tree.dump_stacks())
+        return self._stacks
+
+    def _show_who_waits(self) -> None:
+        stacks = self._look_at_stacks()
+        if any(stack.waiting_in for stack in stacks):
+            self.output.notice(str(stacks), "stderr")
+
+    def _refuse_commands(self) -> None:
+        while not self._commands.empty():
+            command = self._commands.get()
+            if isinstance(command, concurrent.futures.Future):
+                command.set_exception(CallOrderError(TOO_LATE))
+
+    def _judge(self, attempt: Attempt) -> Verdict:
+        return judge(
+            attempt,
+            self.ranks.plan,
+            launched=self.launched,
+            ended=time.monotonic(),
+            restarts=self._restarts,
+            asked_to_stop=self.asked_to_stop,
+            stacks=self._stacks,
+            last_lines=self.output.last_lines,
+        )
+
+    def _say_end(self, error: BaseException | None) -> None:
+        seconds = time.monotonic() - self.launched
+        if error is None:
+            text = f"done in {format_seconds(seconds)}"
+        elif self.asked_to_stop:
+            text = f"stopped after {format_seconds(seconds)}"
+        else:
+            text = brief(error, seconds)
+        self.output.headline(f"{self.name}: {text}")
+        self.output.close()

@@ -1,0 +1,91 @@
+"""What a run shows: from the console, which orders what the ranks write, to the cell or the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher import messages
+from notebook_launcher.engines.local import Output
+from notebook_launcher.kernel import cell
+from notebook_launcher.kernel.console import Console, Status, Text
+
+if TYPE_CHECKING:
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.engines.local import Event
+    from notebook_launcher.kernel.folding import Stream
+
+__all__ = ["RunOutput"]
+
+LAST_LINES = 10
+
+
+class RunOutput:
+    """The output of one run; made in the thread that launches, whose cell it belongs to."""
+
+    def __init__(self, config: LaunchConfig, num_processes: int) -> None:
+        self._console = Console(num_processes, config.output)  # type: ignore[arg-type]
+        self._sink = cell.make_sink()
+        self._display = config.display
+        self._has_headlines = config.output != "none"
+
+    def text_of(self, rank: int) -> str:
+        """Return all that a rank has written."""
+        return self._console.logs[rank].text()
+
+    def last_lines(self, rank: int) -> tuple[str, ...]:
+        """Return the end of what a rank has written."""
+        return self._console.logs[rank].tail(LAST_LINES)
+
+    def feed(self, output: Output) -> None:
+        """Take in what a rank wrote."""
+        self._console.feed(output.rank, output.stream, output.data)
+
+    def notice(self, text: str, stream: Stream = "stdout") -> None:
+        """Say one line of the launcher's own."""
+        self._console.notice(text, stream)
+
+    def headline(self, text: str) -> None:
+        """Say how the run begins or ends, unless nothing at all is to be shown."""
+        if self._has_headlines:
+            self._console.notice(text)
+
+    def show(self, rank: int, record: messages.Display | messages.ClearOutput) -> None:
+        """Show rich output, if it is that of a rank whose is shown."""
+        if self._display == "none" or (self._display == "rank0" and rank != 0):
+            return
+        self.publish(force=True)
+        with contextlib.suppress(Exception):
+            if isinstance(record, messages.ClearOutput):
+                self._sink.clear_output(wait=record.wait)
+            else:
+                self._sink.display(record.data, record.metadata, record.transient, update=record.update)
+
+    def next_due(self, now: float) -> float | None:
+        """Return in how many seconds there is something to publish; None: nothing waits."""
+        return self._console.next_due(now)
+
+    def publish(self, *, force: bool = False) -> None:
+        """Send on what is due, or everything."""
+        for message in self._console.take(time.monotonic(), force=force):
+            # A closed pipe or file must not fail the run; the logs have it all.
+            with contextlib.suppress(Exception):
+                match message:
+                    case Text(stream, text):
+                        self._sink.text(stream, text)
+                    case Status(text):
+                        self._sink.status(text)
+
+    def hear(self, events: list[Event]) -> None:
+        """Show what the ranks write after the run is over, while a session ends."""
+        for event in events:
+            if isinstance(event, Output):
+                self.feed(event)
+        self.close()
+
+    def close(self) -> None:
+        """Publish everything and remove the live area; later output is still taken."""
+        self._console.finish()
+        self.publish(force=True)
+        self._sink.close()

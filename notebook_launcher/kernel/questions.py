@@ -1,0 +1,95 @@
+"""What ranks ask (`input()`, `breakpoint()`), and the main thread, which alone may answer, while it waits in a cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+from notebook_launcher import messages
+from notebook_launcher.kernel import cell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Answer", "Question", "Questions"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """What a rank asks during a call."""
+
+    rank: int
+    request: messages.InputRequest
+    call_id: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """What it is answered."""
+
+    rank: int
+    reply: messages.InputReply
+    call_id: int
+
+
+class Questions:
+    """The questions of one run, from its thread to the one that waits in the cell."""
+
+    def __init__(self, is_over: Callable[[], bool]) -> None:
+        self._is_over = is_over
+        self._queue: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+        self._thread_in_input: int | None = None
+
+    def put(self, question: Question) -> None:
+        """Pass a question on."""
+        self._queue.put(question)
+
+    def close(self) -> None:
+        """End `answer_all`, once the run is over."""
+        thread = self._thread_in_input
+        if thread is not None and thread == threading.main_thread().ident:
+            # Out of an `input()` whose answer nobody needs any more.
+            signal.pthread_kill(thread, signal.SIGINT)
+        self._queue.put(None)
+
+    def answer_all(self, reply: Callable[[Answer], None], stop: Callable[[bool], object]) -> bool:
+        """Answer until the run is over.
+
+        Args:
+            reply: Takes the answers.
+            stop: Called at each interrupt, with whether there was one before.
+
+        Returns:
+            Whether there was an interrupt.
+        """
+        interrupted = False
+        while True:
+            try:
+                question = self._queue.get()
+                if question is None:
+                    break
+                self._answer(question, reply)
+            except KeyboardInterrupt:
+                if self._is_over():
+                    continue  # Our own, from `close`.
+                stop(interrupted)
+                interrupted = True
+        return interrupted
+
+    def _answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
+        request = question.request
+        text, reason = None, ""
+        try:
+            self._thread_in_input = threading.get_ident()
+            if self._is_over():
+                return
+            text = cell.ask(request.prompt, password=request.password)
+        except EOFError as error:
+            reason = str(error)
+        finally:
+            self._thread_in_input = None
+        record = messages.InputReply(text=text, reason=reason, number=request.number)
+        reply(Answer(question.rank, record, question.call_id))

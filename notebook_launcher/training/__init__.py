@@ -1,0 +1,77 @@
+"""Training in a rank, or in one process without a launcher: the Accelerator and what belongs to it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+HOMES = {
+    "accelerator": ("Accelerator",),
+    "checkpoints": ("CheckpointError", "load_model", "save", "save_model"),
+    "data": (
+        "BatchSamplerShard",
+        "DataLoaderDispatcher",
+        "DataLoaderShard",
+        "DataLoaderStateMixin",
+        "IterableDatasetShard",
+        "SeedableRandomSampler",
+        "SkipBatchSampler",
+        "SkipDataLoader",
+        "prepare_data_loader",
+        "skip_first_batches",
+    ),
+    "logging": ("get_logger",),
+    "memory": ("clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"),
+    "operations": (
+        "DistributedOperationException",
+        "broadcast",
+        "broadcast_object_list",
+        "concatenate",
+        "convert_to_fp32",
+        "find_batch_size",
+        "gather",
+        "gather_object",
+        "honor_type",
+        "listify",
+        "pad_across_processes",
+        "recursively_apply",
+        "reduce",
+        "send_to_device",
+        "slice_tensors",
+    ),
+    "optimizer": ("AcceleratedOptimizer",),
+    "plugins": (
+        "AutocastKwargs",
+        "DDPCommunicationHookType",
+        "DataLoaderConfiguration",
+        "DistributedDataParallelKwargs",
+        "DistributedType",
+        "GradScalerKwargs",
+        "GradientAccumulationPlugin",
+        "InitProcessGroupKwargs",
+        "KwargsHandler",
+        "PrecisionType",
+        "ProfileKwargs",
+        "ProjectConfiguration",
+    ),
+    "process": ("ProcessState",),
+    "random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
+    "scheduler": ("AcceleratedScheduler",),
+    "state": ("AcceleratorState",),
+    "tracking": ("GeneralTracker", "JSONLinesTracker", "TensorBoardTracker", "register_tracker_class"),
+    "verify": ("AccumulationReport",),
+    "windows": ("GradientState",),
+}
+
+__all__ = [name for names in HOMES.values() for name in names]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,632 @@
+"""The Accelerator: prepares models, optimizers, schedulers and loaders, and accumulates exactly."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import difflib
+import gc
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.utils.data import DataLoader
+
+from notebook_launcher.training import memory, models, phases, precision, settings
+from notebook_launcher.training.accumulation import Accumulation
+from notebook_launcher.training.data import prepare_data_loader, skip_first_batches
+from notebook_launcher.training.joining import join_uneven_inputs
+from notebook_launcher.training.members import Members
+from notebook_launcher.training.optimizer import AcceleratedOptimizer
+from notebook_launcher.training.plugins import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
+    ProjectConfiguration,
+    pick_handlers,
+)
+from notebook_launcher.training.rules import EXACT, Rules
+from notebook_launcher.training.scheduler import AcceleratedScheduler
+from notebook_launcher.training.state import AcceleratorState
+from notebook_launcher.training.surface.collectives import CollectiveMethods
+from notebook_launcher.training.surface.processes import ProcessMethods
+from notebook_launcher.training.surface.records import RecordMethods
+from notebook_launcher.training.surface.saving import SavingMethods
+from notebook_launcher.training.tracking import Trackers
+from notebook_launcher.training.updates import Updates
+from notebook_launcher.training.verify import check_accumulation
+from notebook_launcher.training.windows import GradientState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    from notebook_launcher.training.verify import AccumulationReport
+
+__all__ = ["Accelerator"]
+
+HANDLERS = (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
+)
+ELSEWHERE = {
+    "deepspeed_plugin": "DeepSpeed",
+    "deepspeed_plugins": "DeepSpeed",
+    "fsdp_plugin": "FSDP (apply torch's fully_shard to the model, and prepare the optimizer alone)",
+    "torch_tp_plugin": "tensor parallelism",
+    "megatron_lm_plugin": "Megatron-LM",
+    "parallelism_config": "other parallelism than data parallelism",
+    "dynamo_plugin": "a dynamo plugin (pass dynamo_backend=, or compile the model yourself)",
+}
+"""Accelerate's arguments that have no counterpart, and what they are for."""
+
+
+class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethods):
+    """Data-parallel training with exact gradient accumulation, by Hugging Face Accelerate's names.
+
+        accelerator = Accelerator(gradient_accumulation_steps=4)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                loss = loss_function(model(inputs), targets)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    The gradient of an update is that of the mean loss over all samples that the window saw on all ranks.
+    In a rank of a launch the run's settings are adopted; an argument wins, and the difference is said.
+    Accelerators share nothing: a second one in the same process is independent of the first.
+    """
+
+    _rules: ClassVar[Rules] = EXACT
+
+    def __init__(
+        self,
+        device_placement: bool = True,  # noqa: FBT001, FBT002 - the order is Accelerate's
+        split_batches: bool | None = None,  # noqa: FBT001
+        mixed_precision: str | None = None,
+        gradient_accumulation_steps: int | None = None,
+        cpu: bool = False,  # noqa: FBT001, FBT002
+        dataloader_config: DataLoaderConfiguration | None = None,
+        *,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        max_grad_norm: float | None = None,
+        even_batches: bool | None = None,
+        dispatch_batches: bool | None = None,
+        use_seedable_sampler: bool | None = None,
+        rng_types: list[str] | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        kwargs_handlers: Iterable[Any] | None = None,
+        log_with: Any = None,
+        project_dir: str | os.PathLike[str] | None = None,
+        project_config: ProjectConfiguration | None = None,
+        dynamo_backend: str | None = None,
+        **unsupported: Any,
+    ) -> None:
+        """Settle everything; the process group is joined if there is one to join.
+
+        Args:
+            device_placement: Whether models and batches are moved to `accelerator.device`.
+            split_batches: Whether each rank gets a slice of every batch; shortcut for `dataloader_config`.
+            mixed_precision: `"no"`, `"fp16"` or `"bf16"`. None: the launch's, then `ACCELERATE_MIXED_PRECISION`.
+            gradient_accumulation_steps: Micro-batches per update. None: the launch's, then
+                `ACCELERATE_GRADIENT_ACCUMULATION_STEPS`, then 1.
+            cpu: Compute on the CPU, though there is a GPU.
+            dataloader_config: How data are shared out.
+            gradient_accumulation_plugin: More about accumulation than its steps.
+            max_grad_norm: Clip gradients to this total norm before each update. None: the launch's.
+            even_batches: Shortcut for `dataloader_config`.
+            dispatch_batches: Shortcut for `dataloader_config`.
+            use_seedable_sampler: Shortcut for `dataloader_config`.
+            rng_types: Generators that are made equal on all ranks at the start of each epoch: `"torch"`, `"cuda"`,
+                `"generator"` (the sampler's). None: the last.
+            step_scheduler_with_optimizer: False: each `step()` of a scheduler advances it.
+            kwargs_handlers: `DistributedDataParallelKwargs`, `GradScalerKwargs` and so on, one of each.
+            log_with: Trackers: names, classes, instances, or `"all"`.
+            project_dir: Where checkpoints and logs go.
+            project_config: More about that.
+            dynamo_backend: Compile prepared models with this backend of `torch.compile`.
+            unsupported: Refused by name.
+
+        Raises:
+            ValueError: A setting that cannot work; the message has the valid ones.
+            TypeError: An argument that does not exist.
+        """
+        _refuse(unsupported)
+        conflicts: list[str] = []
+        handlers = pick_handlers(kwargs_handlers, HANDLERS)
+        self.autocast_handler: AutocastKwargs = handlers.get(AutocastKwargs) or AutocastKwargs()
+        self.ddp_handler = settings.resolve_hook(handlers.get(DistributedDataParallelKwargs), conflicts)
+        self.scaler_handler: GradScalerKwargs = handlers.get(GradScalerKwargs) or GradScalerKwargs()
+        self.init_handler: InitProcessGroupKwargs = handlers.get(InitProcessGroupKwargs) or InitProcessGroupKwargs()
+        self.profile_handler: ProfileKwargs | None = handlers.get(ProfileKwargs)
+        chosen_precision = settings.resolve_precision(mixed_precision, conflicts)
+        plugin = settings.resolve_accumulation(
+            gradient_accumulation_steps, gradient_accumulation_plugin, self._rules, conflicts
+        )
+        max_grad_norm = settings.resolve_max_grad_norm(max_grad_norm, conflicts)
+        self.dataloader_config = _loader_config(
+            dataloader_config,
+            split_batches=split_batches,
+            even_batches=even_batches,
+            dispatch_batches=dispatch_batches,
+            use_seedable_sampler=use_seedable_sampler,
+        )
+        self.project_configuration = project_config or ProjectConfiguration(project_dir=_path(project_dir))
+        if project_dir is not None and self.project_configuration.project_dir is None:
+            self.project_configuration.set_directories(project_dir)
+        self.device_placement = device_placement
+        self.rng_types = ["generator"] if rng_types is None else list(rng_types)
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.dynamo_backend = dynamo_backend
+
+        self.state = self._make_state(chosen_precision, cpu=cpu)
+        settings.check_precision(chosen_precision, self.state.device)
+        self.gradient_state = self._make_gradient_state(plugin)
+        self._members = Members()
+        self._accumulation = Accumulation(
+            self.gradient_state, self._members, self._rules, rank=self.process_index, world=self.num_processes
+        )
+        self._accumulation.device = self.device
+        self._accumulation.clock = phases.make_clock()
+        self._accumulation.scaler = self._make_scaler()
+        self._updates = Updates(self._accumulation, self._rules, world=self.num_processes, max_grad_norm=max_grad_norm)
+        self._schedulers: list[AcceleratedScheduler] = []
+        self._dataloaders: list[Any] = []
+        self._custom_objects: list[Any] = []
+        self._save_hooks: collections.OrderedDict[int, Callable[..., Any]] = collections.OrderedDict()
+        self._load_hooks: collections.OrderedDict[int, Callable[..., Any]] = collections.OrderedDict()
+        self._prepared: dict[int, tuple[Any, Any]] = {}
+        self._trackers = Trackers(self.state, log_with, self.project_configuration.logging_dir)
+        settings.say_conflicts(conflicts)
+
+    def _make_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
+        handler = self.init_handler
+        return AcceleratorState(cpu=cpu, backend=handler.backend, timeout=handler.timeout, mixed_precision=precision)
+
+    def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
+        return GradientState(plugin, self._rules)
+
+    # Settings.
+
+    @property
+    def mixed_precision(self) -> str:
+        """What the forward pass computes in."""
+        return self.state.mixed_precision
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether that is a half precision."""
+        return self.mixed_precision != "no" and (self.scaler is not None or self.mixed_precision == "bf16")
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What scales fp16 losses; None in other precisions."""
+        self._updates.update_scaler() if hasattr(self, "_updates") else None
+        return self._accumulation.scaler
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches per update; a new value holds from the next window on."""
+        return int(self.gradient_state.num_steps)
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        self.gradient_state.num_steps = settings.whole_number("gradient_accumulation_steps", steps)
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the micro-batch at hand is the last of its window, so that optimizers step."""
+        return bool(self.gradient_state.sync_gradients)
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync: bool) -> None:
+        self.gradient_state.sync_gradients = sync
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """The norm that gradients are clipped to before each update."""
+        return self._updates.max_grad_norm
+
+    @property
+    def last_grad_norm(self) -> torch.Tensor | None:
+        """The total norm of the gradients before they were last clipped."""
+        return self._updates.last_grad_norm
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether each rank gets a slice of every batch."""
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """Whether rank 0 reads for all."""
+        return self.dataloader_config.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether the last round is filled with samples from the start."""
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, even_batches: bool) -> None:
+        self.dataloader_config.even_batches = even_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """Whether the order of samples depends on seed and epoch alone."""
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """As given."""
+        return self.dataloader_config.use_stateful_dataloader
+
+    @property
+    def non_blocking(self) -> bool:
+        """Whether batches are copied to the GPU beside the computation."""
+        return self.dataloader_config.non_blocking
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the last step of any prepared optimizer was left out for an overflow."""
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+    @property
+    def step(self) -> int:
+        """Micro-batches in the window that is open."""
+        window = self.gradient_state.current
+        return 0 if window is None else window.num_batches
+
+    # What was prepared.
+
+    @property
+    def _models(self) -> list[Any]:
+        return self._members.models
+
+    @property
+    def _leaves(self) -> list[torch.Tensor]:
+        return [leaf.tensor for leaf in self._members.leaves]
+
+    @property
+    def _optimizers(self) -> list[AcceleratedOptimizer]:
+        return self._updates.optimizers
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Make objects fit for training on all ranks.
+
+        Args:
+            args: Models, optimizers, data loaders, schedulers and leaf tensors that require grad, in any order.
+                Anything else comes back as it is.
+            device_placement: For each object, whether it is moved to the device.
+
+        Returns:
+            The prepared objects in the same order; one for one.
+        """
+        placements: list[bool | None] = [None] * len(args) if device_placement is None else list(device_placement)
+        if len(placements) != len(args):
+            raise ValueError(f"device_placement has {len(placements)} entries for {len(args)} objects.")
+        first = [self._prepare_one(one, placed) for one, placed in zip(args, placements, strict=True)]
+        # Schedulers last: they follow the optimizers that are prepared by now.
+        result = tuple(self.prepare_scheduler(one) if _is_scheduler(one) else one for one in first)
+        return result[0] if len(result) == 1 else result
+
+    def _prepare_one(self, one: Any, placed: bool | None) -> Any:  # noqa: FBT001
+        if isinstance(one, DataLoader):
+            return self.prepare_data_loader(one, device_placement=placed)
+        if isinstance(one, torch.nn.Module):
+            return self.prepare_model(one, device_placement=placed)
+        if isinstance(one, torch.optim.Optimizer):
+            return self.prepare_optimizer(one, device_placement=placed)
+        if isinstance(one, torch.Tensor) and one.requires_grad and one.is_leaf and self._rules.sync_leaf_tensors:
+            return self._prepare_leaf(one, self.device_placement if placed is None else placed)
+        return one
+
+    def prepare_model(
+        self,
+        model: Any,
+        device_placement: bool | None = None,  # noqa: FBT001 - Accelerate's signature
+        evaluation_mode: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:
+        """Move a model to the device, let it compute in mixed precision and synchronise its gradients.
+
+        Args:
+            model: A module. One that `fully_shard` was applied to, or that is DistributedDataParallel, is only noted.
+            device_placement: None: the Accelerator's.
+            evaluation_mode: Whether the model is only evaluated, so that it has no gradients to synchronise.
+        """
+        known = self._known(model)
+        if known is not None:
+            return known
+        original = model
+        place = self.device_placement if device_placement is None else device_placement
+        computes_in = self.mixed_precision if self.native_amp else "no"
+        precision.compute_in(model, self.device.type, computes_in)
+        ready_made = isinstance(model, torch.nn.parallel.DistributedDataParallel) or models.is_sharded(model)
+        if place and not ready_made and getattr(model, "hf_device_map", None) is None:
+            model = model.to(self.device)
+        trains = any(parameter.requires_grad for parameter in model.parameters())
+        if self.num_processes > 1 and trains and not evaluation_mode and not ready_made:
+            model = models.wrap(model, self.device, self.ddp_handler)
+        if self.dynamo_backend not in (None, "no") and not hasattr(model, "_orig_mod"):
+            model = torch.compile(model, backend=self.dynamo_backend)
+        self._members.add_model(model)
+        self._remember(original, model)
+        return model
+
+    def _prepare_leaf(self, tensor: torch.Tensor, place: bool) -> torch.Tensor:  # noqa: FBT001
+        if any(leaf.tensor is tensor for leaf in self._members.leaves):
+            return tensor
+        if place and tensor.device != self.device:
+            # In place, so that an optimizer that has the tensor still has it.
+            tensor.data = tensor.data.to(self.device)
+        if self.num_processes > 1:
+            torch.distributed.broadcast(tensor.data, src=0)
+        self._members.add_leaf(tensor)
+        return tensor
+
+    def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> AcceleratedOptimizer:  # noqa: FBT001
+        """Make an optimizer step only where a window ends."""
+        del device_placement  # its state follows its parameters
+        known: AcceleratedOptimizer | None = self._known(optimizer)
+        if known is not None:
+            return known
+        prepared = AcceleratedOptimizer(optimizer, self._updates)
+        self._updates.optimizers.append(prepared)
+        self._remember(optimizer, prepared)
+        return prepared
+
+    def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
+        """Make a scheduler advance once for each update of its optimizer."""
+        known: AcceleratedScheduler | None = self._known(scheduler)
+        if known is not None:
+            return known
+        mine = getattr(scheduler, "optimizer", None)
+        followed = [one for one in self._optimizers if mine is one or mine is one.optimizer] or self._optimizers
+        per_update = self.num_processes if self._rules.scheduler_per_process and not self.split_batches else 1
+        prepared = AcceleratedScheduler(
+            scheduler,
+            followed,
+            step_with_optimizer=self.step_scheduler_with_optimizer,
+            steps_per_update=per_update,
+            gradient_state=self.gradient_state,
+        )
+        self._schedulers.append(prepared)
+        self._remember(scheduler, prepared)
+        return prepared
+
+    def prepare_data_loader(
+        self,
+        data_loader: Any,
+        device_placement: bool | None = None,  # noqa: FBT001 - Accelerate's signature
+        slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Share a loader's data out among the ranks.
+
+        Args:
+            data_loader: A `torch.utils.data.DataLoader`.
+            device_placement: Whether its batches are moved to the device; None: the Accelerator's.
+            slice_fn_for_dispatch: Where rank 0 reads for all, what cuts a rank's part out of a batch.
+        """
+        known = self._known(data_loader)
+        if known is not None:
+            return known
+        config = self.dataloader_config
+        prepared = prepare_data_loader(
+            data_loader,
+            self.device,
+            num_processes=self.num_processes,
+            process_index=self.process_index,
+            split_batches=config.split_batches,
+            put_on_device=self.device_placement if device_placement is None else device_placement,
+            rng_types=list(self.rng_types),
+            dispatch_batches=config.dispatch_batches,
+            even_batches=config.even_batches,
+            slice_fn_for_dispatch=slice_fn_for_dispatch,
+            use_seedable_sampler=config.use_seedable_sampler,
+            data_seed=config.data_seed,
+            non_blocking=config.non_blocking,
+            use_stateful_dataloader=config.use_stateful_dataloader,
+            uneven=config.uneven or ("weigh" if self._rules.weigh_uneven else "leave"),
+            stack=self.gradient_state.stack,
+        )
+        self._dataloaders.append(prepared)
+        self._remember(data_loader, prepared)
+        return prepared
+
+    def _known(self, one: Any) -> Any:
+        """Return what `one` was prepared to before, or `one` if it is prepared itself."""
+        found = self._prepared.get(id(one))
+        return None if found is None else found[1]
+
+    def _remember(self, original: Any, prepared: Any) -> None:
+        # The originals are held so that their ids stay theirs.
+        self._prepared[id(original)] = original, prepared
+        self._prepared[id(prepared)] = prepared, prepared
+
+    # Training.
+
+    def accumulate(self, *models: Any) -> AbstractContextManager[None]:
+        """Compute one micro-batch of a window: put forward, backward and step inside.
+
+        Gradients are synchronised in the window's last micro-batch alone: every `gradient_accumulation_steps`
+        of them, and where the loader ends. Prepared optimizers and schedulers step there.
+
+        Args:
+            models: Models or leaf tensors that `prepare` returned; none: all of them. Each set of models has
+                windows of its own.
+        """
+        return self._accumulation.block(models)
+
+    def no_sync(self, model: Any) -> AbstractContextManager[None]:
+        """Let gradients accumulate on each rank by itself; put forward and backward inside."""
+        if isinstance(model, torch.Tensor):
+            model = next((leaf for leaf in self._members.leaves if leaf.tensor is model), None)
+        return models.without_sync(model)
+
+    @contextlib.contextmanager
+    def trigger_sync_in_backward(self, model: Any) -> Any:
+        """Let the next backward synchronise all that was gathered, though its forward ran under `no_sync`."""
+        if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            yield
+            return
+        before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
+        before_forward, model.require_forward_param_sync = model.require_forward_param_sync, True
+        # DDP readies its reducer at the forward; these forwards are over. An empty list waits for all parameters.
+        model.reducer.prepare_for_backward([])
+        model.__dict__["forwards"] = models.FORWARD_SYNCED
+        try:
+            yield
+        finally:
+            model.require_backward_grad_sync = before
+            model.require_forward_param_sync = before_forward
+
+    def backward(self, loss: torch.Tensor, weight: Any = None, *, reduction: str = "mean", **kwargs: Any) -> None:
+        """Compute gradients; at the end of a window they are those of the mean loss over all of it.
+
+        Args:
+            loss: A tensor of one element, on any rank: the mean over this micro-batch.
+            weight: How many samples or tokens that mean is over. All ranks' weights are added up, once for each
+                window. None: the number of samples that the prepared loader counted, or 1. Must be given in every
+                micro-batch of a window or in none.
+            reduction: `"sum"` if the loss is a sum over `weight`, and not a mean.
+            kwargs: For `torch.Tensor.backward`, such as `retain_graph`.
+
+        Raises:
+            ValueError: The loss has more than one element, or the weights of a window do not go together.
+        """
+        self._updates.update_scaler()
+        self._accumulation.backward(loss, weight, reduction, kwargs)
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Undo the scaling of fp16 gradients, of one optimizer, a list, or all; once for each update."""
+        chosen = self._optimizers if optimizer is None else optimizer
+        self._updates.unscale(chosen if isinstance(chosen, (list, tuple)) else [chosen])
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor | None:
+        """Clip gradients to a total norm where a window ends; inside one nothing happens.
+
+        Returns:
+            The norm before, a tensor of one element; None inside a window.
+        """
+        return self._updates.clip_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Clip each element of the gradients to `[-clip_value, clip_value]` where a window ends."""
+        self._updates.clip_value(parameters, clip_value)
+
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
+        """Compute in the Accelerator's precision outside of a prepared model, a loss for instance."""
+        kwargs = autocast_handler or self.autocast_handler
+        return precision.autocast(self.device, self.mixed_precision if self.native_amp else "no", kwargs)
+
+    def join_uneven_inputs(
+        self,
+        joinables: list[Any],
+        even_batches: bool | None = None,  # noqa: FBT001 - Accelerate's signature
+    ) -> AbstractContextManager[None]:
+        """Let ranks with more batches go on after others have run out (torch's `Join`).
+
+        Args:
+            joinables: Models that `prepare` returned.
+            even_batches: Overrides that of the prepared loaders inside.
+        """
+        return join_uneven_inputs(self, joinables, even_batches)
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """Return a loader that begins `num_batches` later, once."""
+        skipping = skip_first_batches(dataloader, num_batches)
+        if hasattr(skipping, "stack"):
+            skipping.stack = self.gradient_state.stack
+        return skipping
+
+    def check_accumulation(
+        self, model: Any, batches: Iterable[Any], loss_function: Callable[..., torch.Tensor], **options: Any
+    ) -> AccumulationReport:
+        """Compare accumulated gradients with those of the full batch; see `verify.check_accumulation`."""
+        return check_accumulation(self, model, batches, loss_function, **options)
+
+    def unwrap_model(
+        self,
+        model: Any,
+        keep_fp32_wrapper: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
+        keep_torch_compile: bool = True,  # noqa: FBT001, FBT002
+    ) -> Any:
+        """Return the model that `prepare` was given.
+
+        Args:
+            model: As `prepare` returned it.
+            keep_fp32_wrapper: Whether its forward stays in mixed precision; False to pickle it.
+            keep_torch_compile: Whether a compiled model stays compiled.
+        """
+        return models.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
+
+    def free_memory(self, *objects: Any) -> list[Any]:
+        """Let go of everything prepared and of `objects`; returns a None for each, to assign to their names."""
+        self._members.clear()
+        self._accumulation.clear()
+        self._updates.clear()
+        self._schedulers.clear()
+        self._dataloaders.clear()
+        self._prepared.clear()
+        self.gradient_state.forget_windows()
+        released = memory.release_memory(*objects)
+        gc.collect()
+        return list(released)
+
+    clear = free_memory
+
+    def _make_scaler(self) -> torch.amp.GradScaler | None:
+        if self.mixed_precision != "fp16" or (self.device.type == "cpu" and not self._rules.fp16_on_cpu):
+            return None
+        if not self.scaler_handler.enabled:
+            return None
+        return precision.make_scaler(self.device, self.scaler_handler)
+
+    def __repr__(self) -> str:
+        return (
+            f"Accelerator(rank {self.process_index} of {self.num_processes} on {self.device}, "
+            f"mixed_precision={self.mixed_precision!r}, "
+            f"gradient_accumulation_steps={self.gradient_accumulation_steps}; "
+            "gradients are means over all that a window held)"
+        )
+
+
+def _is_scheduler(one: Any) -> bool:
+    return isinstance(one, torch.optim.lr_scheduler.LRScheduler)
+
+
+def _path(directory: str | os.PathLike[str] | None) -> str | None:
+    return None if directory is None else os.fspath(directory)
+
+
+def _loader_config(config: DataLoaderConfiguration | None, **shortcuts: Any) -> DataLoaderConfiguration:
+    """Return the configuration with the shortcuts in it; raises ValueError where the two differ."""
+    given = {name: value for name, value in shortcuts.items() if value is not None}
+    if config is None:
+        return DataLoaderConfiguration(**given)
+    for name, value in given.items():
+        if getattr(config, name) != value:
+            raise ValueError(
+                f"{name}={value!r} and dataloader_config with {name}={getattr(config, name)!r} were both given. "
+                "Pass one."
+            )
+    return config
+
+
+def _refuse(unsupported: dict[str, Any]) -> None:
+    for name, value in unsupported.items():
+        if name not in ELSEWHERE:
+            known = [*Accelerator.__init__.__annotations__, *ELSEWHERE]
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]}=?" if close else ""
+            raise TypeError(f"Accelerator() has no argument {name}=.{hint}")
+        if value is not None:
+            raise ValueError(f"Accelerator({name}=...): {ELSEWHERE[name]} is not supported; data parallelism is.")

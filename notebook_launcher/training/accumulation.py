@@ -1,0 +1,398 @@
+"""Exact accumulation: blocks that hold one micro-batch, and the backward that weighs it.
+
+In a window of micro-batches i with weights w_i, on all ranks together, the gradient of the mean loss is
+sum(w_i * g_i) / sum(w_i). The sum of the weights is known only when the window ends. So each backward
+is scaled as if the window were going to be full, by w_i / (num_steps * reference), and if it was not,
+the gradients are corrected once, where the window ends. A full window of equal micro-batches needs no
+correction, and its numbers are those of `loss / num_steps`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from notebook_launcher import context
+from notebook_launcher.training import models
+from notebook_launcher.training.models import FORWARD_ALONE, FORWARD_SYNCED, LeafTensor, SyncedModel
+from notebook_launcher.training.plugins import warn_user
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from notebook_launcher.training.members import Member, Members
+    from notebook_launcher.training.rules import Rules
+    from notebook_launcher.training.windows import GradientState, Window
+
+__all__ = ["Accumulation", "Block"]
+
+
+class Accumulation:
+    """The micro-batches of an Accelerator."""
+
+    def __init__(self, state: GradientState, members: Members, rules: Rules, *, rank: int, world: int) -> None:
+        self.state = state
+        self.members = members
+        self.scaler: torch.amp.GradScaler | None = None
+        self.clock: Any = None
+        """A `PhaseClock`, if a launcher listens."""
+        self.device = torch.device("cpu")
+        self._rules = rules
+        self._rank = rank
+        self._world = world
+        self._blocks: dict[tuple[int, ...], Block] = {}
+        self._warned: set[str] = set()
+        self._seed: tuple[float, torch.Tensor] | None = None
+        self._given_reference: float | None = None
+
+    def block(self, targets: tuple[Any, ...]) -> Block:
+        """Return the context in which one micro-batch of these models is computed."""
+        key = tuple(map(id, targets)) or (-1, len(self.members.models), len(self.members.leaves))
+        block = self._blocks.get(key)
+        if block is None:
+            window_key = frozenset(map(id, targets))
+            block = self._blocks[key] = Block(self, targets, self.members.find(targets), window_key, self._rules)
+        return block if block.free else block.copy()
+
+    def clear(self) -> None:
+        """Let go of the models."""
+        self._blocks.clear()
+
+    def warn_once(self, key: str, message: str) -> None:
+        """Warn, the first time."""
+        if key not in self._warned:
+            self._warned.add(key)
+            warn_user(message)
+
+    def backward(self, loss: Any, weight: Any, reduction: str, kwargs: dict[str, Any]) -> None:
+        """Compute gradients; at the end of a window they are those of the mean over all of it."""
+        _check_loss(loss, reduction, weight)
+        state, clock = self.state, self.clock
+        window = state.current
+        if clock is not None:
+            clock.mark("forward")
+        if window is None:
+            factor, ends = self._scale_alone(weight, reduction), True
+        else:
+            factor, ends = self._scale_in(window, weight, reduction), state.sync_gradients
+        if self._rules.guards:
+            self._note_forwards()
+        pending = self._sum_weights(window) if ends and window is not None else None
+        try:
+            self._run(loss, factor, kwargs, watch=ends)
+        except BaseException:
+            if window is not None:
+                window.broken = True
+            raise
+        self._sync_leaves()
+        if ends and window is not None:
+            self._correct(window, pending)
+        if clock is not None:
+            clock.mark("sync" if ends and self._world > 1 else "backward")
+
+    def _run(self, loss: torch.Tensor, factor: float, kwargs: dict[str, Any], *, watch: bool) -> None:
+        if self.clock is not None and watch and self._world > 1 and loss.requires_grad:
+            loss.register_hook(self._mark_computed)  # type: ignore[no-untyped-call]
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        if factor == 1.0:
+            loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+            return
+        # As the gradient to begin with, which saves the two kernels of a multiplication in the graph.
+        gradient = kwargs.pop("gradient", None)
+        gradient = self._gradient(loss, factor) if gradient is None else gradient * factor
+        loss.backward(gradient=gradient, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _mark_computed(self, _: torch.Tensor) -> None:
+        # Callbacks run in the order in which they were queued, and DDP queues its wait for the ranks later.
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: self.clock.mark("backward"))  # noqa: SLF001
+
+    def _gradient(self, loss: torch.Tensor, factor: float) -> torch.Tensor:
+        seed = self._seed
+        if seed is None or seed[0] != factor or seed[1].dtype != loss.dtype or seed[1].device != loss.device:
+            seed = self._seed = factor, torch.tensor(factor, dtype=loss.dtype, device=loss.device)
+        return seed[1] if loss.dim() == 0 else seed[1].expand_as(loss)
+
+    def _scale_alone(self, weight: Any, reduction: str) -> float:
+        """Return the factor of a loss outside any block."""
+        steps = self.state.num_steps
+        if self._rules.nominal_divisor:
+            return 1.0 / steps
+        if weight is not None:
+            if steps > 1:
+                raise ValueError(
+                    f"backward(loss, weight={weight!r}) outside of accumulate() with gradient_accumulation_steps="
+                    f"{steps}: nothing says where the window ends. Write `with accelerator.accumulate(model):` around "
+                    "forward, backward and step."
+                )
+            mine, total = float(weight), self._total(float(weight))
+            return self._world * (mine if reduction == "mean" else 1.0) / total if total else 0.0
+        weights = self._round_weights()
+        if weights is None or steps > 1:
+            return 1.0 / steps
+        return float(self._world * weights[self._rank] / (sum(weights) or 1))
+
+    def _scale_in(self, window: Window, weight: Any, reduction: str) -> float:
+        """Count the micro-batch in its window and return the factor of its loss."""
+        if self._rules.nominal_divisor:
+            window.num_backwards += 1
+            window.backwards_in_block += 1
+            return 1.0 / self.state.num_steps
+        again = window.backwards_in_block > 0
+        if again:
+            self._check_again(window)
+        if weight is None:
+            mine = self._weigh_counted(window)
+        else:
+            mine = _checked_weight(weight)
+            window.weigh("given", mine, 0.0, self._reference_of_given(mine))
+            mine = mine if reduction == "mean" else 1.0
+        first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
+        if first_is_last:
+            window.correction = 1.0
+            return self._world * mine / (window.world_weight or 1.0)
+        factor = mine / (window.divisor * window.reference)
+        return factor * window.correction if again and self.state.sync_gradients else factor
+
+    def _weigh_counted(self, window: Window) -> float:
+        """Count a micro-batch by its samples; one that no prepared loader counted, as a full one."""
+        loader = self.state.stack.active
+        weights = self._round_weights()
+        if weights is None:
+            mine = window.reference if window.kind == "counted" else 1.0
+            window.weigh("counted", mine, mine * self._world, mine)
+            return mine
+        full = float(loader.full_rows or max(loader.current_round.rows) or 1)  # type: ignore[union-attr]
+        reference = window.reference if window.kind == "counted" else full
+        # Where the first micro-batch was not counted, a full one is 1.
+        unit = full if reference == 1.0 else 1.0
+        mine = weights[self._rank] / unit
+        window.weigh("counted", mine, sum(weights) / unit, reference)
+        return mine
+
+    def _round_weights(self) -> tuple[int, ...] | None:
+        loader = self.state.stack.active
+        current = None if loader is None else loader.current_round
+        return None if current is None or len(current.weights) != self._world else current.weights
+
+    def _reference_of_given(self, weight: float) -> float:
+        # In fp16 a loss that is weighed with thousands of tokens overflows, so weights are taken
+        # in multiples of the first, which all ranks agree on once.
+        if self.scaler is None:
+            return 1.0
+        if self._given_reference is None:
+            self._given_reference = self._total(max(weight, 1.0)) / self._world
+        return self._given_reference
+
+    def _total(self, weight: float) -> float:
+        if self._world == 1:
+            return weight
+        total = torch.tensor([weight], dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return float(total)
+
+    def _sum_weights(self, window: Window) -> Any:
+        """Begin to add up the weights that only their ranks know, beside the backward."""
+        if window.kind != "given" or self._world == 1 or window.backwards_in_block > 1:
+            return None
+        total = torch.tensor([window.weight], dtype=torch.float64, device=self.device)
+        return total, dist.all_reduce(total, async_op=True)
+
+    def _correct(self, window: Window, pending: Any) -> None:
+        """Make the gradients those of the mean over what the window held."""
+        if self._rules.nominal_divisor or window.backwards_in_block > 1 or window.num_backwards == 0:
+            return
+        if pending is not None:
+            pending[1].wait()
+            window.world_weight = float(pending[0])
+        elif window.kind == "given":
+            window.world_weight = window.weight
+        if window.num_backwards == 1 and window.kind != "given":
+            return
+        if not window.world_weight:
+            return
+        window.correction = self._world * window.divisor * window.reference / window.world_weight
+        if window.correction != 1.0:
+            block = self.state.block
+            grads = [p.grad for member in block.members for p in member.parameters() if p.grad is not None]
+            if grads:
+                torch._foreach_mul_(grads, window.correction)
+
+    def _sync_leaves(self) -> None:
+        if self._world > 1 and self.members.leaves:
+            wanted = [leaf for leaf in self.members.leaves if leaf.require_backward_grad_sync]
+            for leaf in self.members.leaves:
+                leaf.synced = False
+            if wanted:
+                models.synchronise(wanted)
+
+    def _note_forwards(self) -> None:
+        """Note which models' gradients this backward synchronises."""
+        for model in self.members.models:
+            if not isinstance(model, SyncedModel) or not model.forwards:
+                continue
+            seen = model.forwards
+            if seen == FORWARD_SYNCED and not model.require_backward_grad_sync:
+                self.warn_once(
+                    "backward alone",
+                    f"{type(model.module).__name__}: no_sync() was around the backward only. DDP decides at the "
+                    "forward, so the gradients were synchronised all the same. Put forward and backward inside, or "
+                    "write `with accelerator.accumulate(model):` around both.",
+                )
+            values = model.__dict__
+            values["forwards"] = 0
+            values["synced"] = bool(seen & FORWARD_SYNCED)
+            values["ran_alone"] = bool(seen & FORWARD_ALONE)
+
+    def _check_again(self, window: Window) -> None:
+        if self._rules.guards and window.backwards_in_block >= max(1, len(self.state.block.members)):
+            self.warn_once(
+                "two backwards",
+                "two backwards in one accumulate(): the block is one micro-batch, so their losses add up, and at the "
+                "end of a window each one synchronises. Write backward(loss_a + loss_b), or a block for each "
+                "micro-batch.",
+            )
+
+
+class Block:
+    """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch."""
+
+    __slots__ = ("_accumulation", "_before", "_outer", "_probes", "_rules", "_synced", "_targets", "_window", "free",
+                 "members", "outer_block")  # fmt: skip
+
+    def __init__(
+        self,
+        accumulation: Accumulation,
+        targets: tuple[Any, ...],
+        members: list[Member],
+        key: frozenset[int],
+        rules: Rules,
+    ) -> None:
+        self._accumulation = accumulation
+        self._targets = targets  # so that their ids stay theirs
+        self.members = members
+        self.free = True
+        self._rules = rules
+        self._window = accumulation.state.window_of(key)
+        self._synced: list[Any] = [member for member in members if isinstance(member, (SyncedModel, LeafTensor))]
+        self._synced += [member for member in members if models.is_sharded(member)]
+        self._probes = [
+            next((parameter for parameter in member.parameters() if parameter.requires_grad), None)
+            for member in members
+        ]
+        self._outer: Window | None = None
+        self._before: list[bool] | None = None
+        self.outer_block: Any = None
+
+    def copy(self) -> Block:
+        """Return a block for the same models, to be entered inside this one."""
+        twin = object.__new__(Block)
+        for name in Block.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin.free = True
+        return twin
+
+    def __enter__(self) -> None:
+        accumulation = self._accumulation
+        state, window = accumulation.state, self._window
+        if accumulation.clock is not None:
+            accumulation.clock.mark("data")
+        context.step_boundary()
+        self._outer, self.outer_block = state.current, state.block
+        num_before = window.num_batches
+        if state.enter(window):
+            self._drop(num_before)
+        elif num_before and self._rules.guards:
+            self._check_untouched()
+        state.block = self
+        self.free = False
+        self._before = None
+        if not state.sync_gradients and self._synced and not state.sync_each_batch:
+            self._before = [_set_sync(member, state.plugin.sync_each_batch is False) for member in self._synced]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        accumulation = self._accumulation
+        state, window = accumulation.state, self._window
+        if self._before is not None:
+            for member, before in zip(self._synced, self._before, strict=True):
+                _restore_sync(member, before=before)
+        window.versions = [-1 if probe is None else probe._version for probe in self._probes]  # noqa: SLF001
+        self.free = True
+        ends, weight, num_batches = state.sync_gradients, window.world_weight, window.num_batches
+        state.leave(window, self._outer, failed=kind is not None)
+        state.block, self.outer_block = self.outer_block, None
+        if ends and kind is None and accumulation.clock is not None:
+            accumulation.clock.end_window(weight, num_batches)
+
+    def _drop(self, num_batches: int) -> None:
+        """Drop the gradients of a window that was left before its end."""
+        for member in self.members:
+            for parameter in member.parameters():
+                parameter.grad = None
+        self._accumulation.warn_once(
+            "abandoned",
+            f"a window of {self._window.divisor} micro-batches was left after {num_batches}, by a break or an "
+            "exception: its gradients were dropped, so that they do not mix with the next window's.",
+        )
+
+    def _check_untouched(self) -> None:
+        for probe, version in zip(self._probes, self._window.versions, strict=False):
+            if probe is not None and probe._version != version:  # noqa: SLF001
+                self._accumulation.warn_once(
+                    "touched",
+                    "the weights changed inside a window, before its update: was an optimizer stepped that prepare() "
+                    "did not return? Write `model, optimizer = accelerator.prepare(model, optimizer)`: a prepared "
+                    "optimizer steps where the window ends.",
+                )
+
+
+def _set_sync(member: Any, asked: bool) -> bool:  # noqa: FBT001
+    """Let a member gather gradients by itself; a sharded one only if that was asked for: it takes memory."""
+    if isinstance(member, LeafTensor):
+        before, member.require_backward_grad_sync = member.require_backward_grad_sync, False
+        return before
+    if isinstance(member, SyncedModel):
+        before = member.require_backward_grad_sync
+        member.__dict__["require_backward_grad_sync"] = False
+        return before
+    if asked:
+        member.set_requires_gradient_sync(False)
+    return True
+
+
+def _restore_sync(member: Any, *, before: bool) -> None:
+    if isinstance(member, LeafTensor):
+        member.require_backward_grad_sync = before
+    elif isinstance(member, SyncedModel):
+        member.__dict__["require_backward_grad_sync"] = before
+    else:
+        member.set_requires_gradient_sync(before)
+
+
+def _check_loss(loss: Any, reduction: str, weight: Any) -> None:
+    if not isinstance(loss, torch.Tensor):
+        raise TypeError(f"backward({type(loss).__name__}): it takes the loss, a tensor of one element.")
+    if loss.numel() != 1:
+        raise ValueError(
+            f"backward(loss) with a loss of shape {tuple(loss.shape)}: a gradient needs one number. Take loss.mean()."
+        )
+    if reduction not in ("mean", "sum"):
+        raise ValueError(
+            f"reduction={reduction!r} is unknown. It can be 'mean' or 'sum': what the loss is over weight."
+        )
+    if reduction == "sum" and weight is None:
+        raise ValueError("reduction='sum' needs weight=: how many samples or tokens the loss is the sum of.")
+
+
+def _checked_weight(weight: Any) -> float:
+    try:
+        value = float(weight)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"weight={weight!r} is no number; pass how many samples or tokens the loss is over.") from error
+    if not value >= 0.0 or value == float("inf"):
+        raise ValueError(f"weight={weight!r} must be 0 or more: how many samples or tokens the loss is over.")
+    return value

@@ -1,0 +1,92 @@
+"""Steps that all ranks take together: what fails on one is an error on all, and no rank waits for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch.distributed as dist
+
+from notebook_launcher.training.checkpoints.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Crew", "share", "together", "writes_here"]
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Crew:
+    """The ranks that share a folder: all of them, or those of one machine."""
+
+    leader: int
+    """The rank that writes what is written once."""
+    index: int
+    """This rank's place among them."""
+    size: int
+
+    @classmethod
+    def of(cls, accelerator: Any) -> Crew:
+        """Return the crew that this rank belongs to."""
+        rank, world = accelerator.process_index, accelerator.num_processes
+        if not accelerator.project_configuration.save_on_each_node:
+            return cls(0, rank, world)
+        local = accelerator.local_process_index
+        return cls(rank - local, local, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the leader."""
+        return self.index == 0
+
+
+def together(doing: str, step: Callable[[], T]) -> T:
+    """Take a step on every rank, and return what this rank's returned once all are through.
+
+    Args:
+        doing: What the step does, for the message on the other ranks: `"write the checkpoint"`.
+        step: What this rank does.
+
+    Raises:
+        CheckpointError: Another rank's step failed; the message has its error.
+        Exception: What this rank's step raised.
+    """
+    outcome: list[T] = []
+    share(doing, lambda: outcome.append(step()))
+    return outcome[0]
+
+
+def share(doing: str, step: Callable[[], T]) -> list[T]:
+    """As `together`, and return what the step returned on each rank, in rank order; it must pickle."""
+    outcome: Any = None
+    failure: Exception | None = None
+    try:
+        outcome = step()
+    except Exception as error:  # noqa: BLE001 - raised below, once the other ranks know of it
+        failure = error
+    said = None if failure is None else f"{type(failure).__name__}: {failure}"
+    everybody = _exchange((outcome, said))
+    if failure is not None:
+        raise failure
+    for rank, (_, trouble) in enumerate(everybody):
+        if trouble is not None:
+            raise CheckpointError(f"rank {rank} could not {doing}: {trouble}")
+    return [one for one, _ in everybody]
+
+
+def writes_here(*, on_each_node: bool = False) -> bool:
+    """Whether this rank writes what is written once: rank 0, or the first rank of each machine."""
+    if on_each_node:
+        return int(os.environ.get("LOCAL_RANK", "0")) == 0
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
+def _exchange(mine: Any) -> list[Any]:
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return [mine]
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, mine)
+    return everybody

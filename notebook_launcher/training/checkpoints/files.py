@@ -1,0 +1,126 @@
+"""Files that are on the disk when the call returns, with the digest of what was written."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import os
+import re
+import stat
+from typing import IO, TYPE_CHECKING, Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["FileRecord", "measure", "sync_folder", "write_object", "write_tensors", "write_text"]
+
+CHUNK = 2**20
+"""Bytes read at a time; a digest gets no faster with more."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a file must be for a checkpoint to be whole."""
+
+    bytes: int
+    sha256: str
+
+
+class _Sink:
+    """A file that digests what `torch.save` writes, and keeps the error that torch would hide.
+
+    Where writing fails, torch raises "unexpected pos" from its archive writer and not the OSError.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.error: OSError | None = None
+        self.size = 0
+        self.digest = hashlib.sha256()
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.digest.update(data)
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: the file is synchronised once, when it is complete."""
+
+
+def write_object(path: Path, obj: Any) -> FileRecord:
+    """Write an object with `torch.save`; raises OSError if the disk does not take it."""
+    with path.open("wb") as file:
+        sink = _Sink(file)
+        try:
+            torch.save(obj, sink)  # type: ignore[arg-type] # it needs write() and flush() alone
+        except Exception:
+            if sink.error is not None:
+                raise sink.error from None
+            raise
+        _sync(file)
+    return FileRecord(sink.size, sink.digest.hexdigest())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text; raises OSError if the disk does not take it."""
+    with path.open("wb") as file:
+        file.write(text.encode())
+        _sync(file)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> FileRecord:
+    """Write tensors as safetensors; raises OSError if the disk does not take it."""
+    # safetensors (0.8) makes a file for its owner alone, whatever the umask says.
+    with path.open("wb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    try:
+        safetensors.torch.save_file(dict(tensors), path, metadata=dict(metadata))
+    except safetensors.SafetensorError as error:
+        if (number := re.search(r"os error (\d+)", str(error))) is not None:
+            code = int(number[1])
+            raise OSError(code, os.strerror(code), str(path)) from error
+        raise
+    path.chmod(mode)
+    return measure(path, sync=True)
+
+
+def measure(path: Path, *, sync: bool = False) -> FileRecord:
+    """Return what the file holds; with `sync`, once it is on the disk."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        if sync:
+            os.fsync(file.fileno())
+        buffer = memoryview(bytearray(CHUNK))
+        while read := file.readinto(buffer):
+            digest.update(buffer[:read])
+            size += read
+    return FileRecord(size, digest.hexdigest())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot synchronise a folder, and need not.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())

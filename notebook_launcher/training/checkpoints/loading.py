@@ -1,0 +1,113 @@
+"""`load_state`: everything is read and checked first, and only then is anything changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.training.checkpoints.agreement import Crew, share, together
+from notebook_launcher.training.checkpoints.naming import continue_after, folder_to_load
+from notebook_launcher.training.checkpoints.parts import Parts
+from notebook_launcher.training.checkpoints.reading import Reader
+from notebook_launcher.training.checkpoints.window import restore_window
+from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.random import restore_rng_states
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+    from notebook_launcher.training.checkpoints.reading import State
+
+__all__ = ["load_state"]
+
+MAP_LOCATIONS = (None, "cpu", "on_device")
+
+
+def load_state(
+    accelerator: Any,
+    input_dir: str | os.PathLike[str] | None = None,
+    load_kwargs: dict[str, Any] | None = None,
+    **load_model_func_kwargs: Any,
+) -> Path:
+    """Load what `save_state` wrote, also with another number of ranks; every rank calls it.
+
+    All files are compared with the manifest and read before anything changes. Folders of Accelerate's, which
+    have no manifest, are loaded unverified. With another number of ranks the window's gradients are
+    shared out, and the random states of ranks that did not exist are derived from rank 0's.
+
+    Args:
+        accelerator: Whose state; with the same objects prepared, in the same order.
+        input_dir: The folder; None: the newest by automatic naming.
+        load_kwargs: For `torch.load`. `{"weights_only": False}` lets files construct anything, which can run
+            any code.
+        load_model_func_kwargs: For the models' `load_state_dict`, such as `strict=False`; and `map_location`,
+            `"cpu"` or `"on_device"`: where files are read to.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: No folder was given and naming is not automatic, or `map_location` is unknown.
+        CheckpointError: A file is missing, damaged, or does not fit; nothing was loaded.
+    """
+    model_kwargs = dict(load_model_func_kwargs)
+    map_location = model_kwargs.pop("map_location", None)
+    if map_location not in MAP_LOCATIONS:
+        raise ValueError(f"map_location={map_location!r} is unknown. It can be 'cpu', 'on_device' or None.")
+    crew, parts, config = Crew.of(accelerator), Parts.of(accelerator), accelerator.project_configuration
+    found = share("find the checkpoint", lambda: folder_to_load(config, input_dir) if crew.leads else None)
+    folder = found[crew.leader]
+    assert folder is not None
+    reader = together(
+        "read the manifest",
+        lambda: Reader(
+            folder,
+            rank=accelerator.process_index,
+            world=accelerator.num_processes,
+            device=accelerator.device if map_location == "on_device" else "cpu",
+            load_kwargs=dict(load_kwargs or {}),
+        ),
+    )
+    together("verify the checkpoint", lambda: reader.verify(crew))
+    state = together("read the checkpoint", lambda: reader.read(parts))
+    models = list(parts.models)
+    if parts.load_hooks:
+        # They may take models out, so which files the others have is known afterwards.
+        together("run the hooks", lambda: [hook(models, str(folder)) for hook in parts.load_hooks])
+    strict = bool(model_kwargs.get("strict", True))
+    weights = together("read the models", lambda: reader.read_models(models, strict=strict))
+    for remark in reader.remarks if accelerator.is_main_process else ():
+        warn_user(remark)
+    together("load the checkpoint", lambda: _apply(parts, state, models, weights, model_kwargs))
+    continue_after(config, folder)
+    return folder
+
+
+def _apply(
+    parts: Parts,
+    state: State,
+    models: list[torch.nn.Module],
+    weights: list[dict[str, Any]],
+    model_kwargs: dict[str, Any],
+) -> None:
+    """Change everything to what was read."""
+    for model, tensors in zip(models, weights, strict=True):
+        model.load_state_dict(tensors, **model_kwargs)
+    with torch.no_grad():
+        for leaf, tensor in zip(parts.leaves, state.leaves, strict=True):
+            leaf.copy_(tensor)
+    pairs = [
+        *zip(parts.optimizers, state.optimizers, strict=True),
+        *zip(parts.schedulers, state.schedulers, strict=True),
+        *zip(parts.dataloaders, state.dataloaders, strict=False),
+        *zip(parts.custom_objects, state.custom_objects, strict=True),
+    ]
+    for one, its_state in pairs:
+        one.load_state_dict(its_state)
+    if parts.scaler is not None and state.scaler is not None:
+        parts.scaler.load_state_dict(state.scaler)
+    restore_window(parts, state.window)
+    # Last, since states of the user's objects may draw numbers.
+    restore_rng_states(state.rng)

@@ -1,0 +1,116 @@
+"""Objects in files: states of optimizers and of whatever else has one, read without running what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.training.checkpoints.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+__all__ = ["check_custom_objects", "read_object", "unsafe_types"]
+
+PLAIN = (
+    dt.date,
+    dt.datetime,
+    dt.time,
+    dt.timedelta,
+    dt.timezone,
+    frozenset,
+    range,
+    slice,
+)
+"""Types beside torch's own choice whose construction runs nothing; NumPy's are added if it is there."""
+
+
+def read_object(path: Path, map_location: Any = "cpu", **load_kwargs: Any) -> Any:
+    """Return what a file holds, of plain types: numbers, text, containers, tensors and NumPy arrays.
+
+    Args:
+        path: Written by `torch.save`.
+        map_location: Where tensors go.
+        load_kwargs: For `torch.load`; `weights_only=False` lets the file construct anything, which can run
+            any code.
+
+    Raises:
+        CheckpointError: The file cannot be read, or holds other types.
+    """
+    options: dict[str, Any] = {"weights_only": True, **load_kwargs}
+    try:
+        with _plain_types():
+            return torch.load(path, map_location=map_location, **options)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is missing. Load another checkpoint, or prepare what was prepared then."
+        ) from None
+    except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
+        found = unsafe_types(path)
+        if options["weights_only"] and found:
+            raise CheckpointError(
+                f"{path} holds {', '.join(found)}, which is not loaded unasked: constructing it can run any code. "
+                'If you trust the folder, pass load_kwargs={"weights_only": False} to load_state; or let state_dict() '
+                "return plain numbers, text, lists, dicts and tensors."
+            ) from error
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def unsafe_types(path: Path) -> list[str]:
+    """Return the names of the types in a file that `read_object` refuses; none where torch cannot tell."""
+    look = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)  # since torch 2.6
+    if look is None:
+        return []
+    with _plain_types():
+        try:
+            return sorted(look(path))
+        except Exception:  # noqa: BLE001 - a damaged file fails in any way
+            return []
+
+
+def check_custom_objects(objects: Iterable[Any]) -> None:
+    """Raise ValueError unless every object has `state_dict` and `load_state_dict`; the message lists which have not."""
+    bad = [
+        f"\n\t- Item at index {index}, `{_name(one)}`"
+        for index, one in enumerate(objects)
+        if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)))
+    ]
+    if bad:
+        raise ValueError(
+            "register_for_checkpointing takes objects with the methods state_dict() and load_state_dict(state). These "
+            f"lack one:{''.join(bad)}"
+        )
+
+
+def _name(one: Any) -> str:
+    return getattr(one, "__name__", None) or type(one).__name__
+
+
+@contextlib.contextmanager
+def _plain_types() -> Iterator[None]:
+    """Let torch load the plain types too, for the time being."""
+    known = torch.serialization.get_safe_globals()
+    added = [kind for kind in (*PLAIN, *_numpy_types()) if kind not in known]
+    torch.serialization.add_safe_globals(added)
+    try:
+        yield
+    finally:
+        # What torch itself has added meanwhile stays: it does so once, when a module is imported.
+        kept = [kind for kind in torch.serialization.get_safe_globals() if kind not in added]
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(kept)
+
+
+def _numpy_types() -> list[Any]:
+    if (numpy := sys.modules.get("numpy")) is None:
+        return []
+    core = numpy._core if hasattr(numpy, "_core") else numpy.core  # noqa: SLF001 - numpy._core since NumPy 2
+    makers = [core.multiarray._reconstruct, core.multiarray.scalar]  # noqa: SLF001 - what NumPy's pickles name
+    dtypes = [kind for kind in vars(numpy.dtypes).values() if isinstance(kind, type)]
+    return [*makers, numpy.ndarray, numpy.dtype, *dtypes]

@@ -1,0 +1,67 @@
+"""What an Accelerator has that belongs in a checkpoint."""
+
+# ruff: noqa: SLF001 - this is the one place that looks into an Accelerator
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training.models import unwrap_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+__all__ = ["Parts"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The objects, in the order in which they were prepared or registered."""
+
+    models: list[torch.nn.Module]
+    """As they were before they were prepared, so that their weights have the names that they give them."""
+    leaves: list[torch.Tensor]
+    optimizers: list[Any]
+    schedulers: list[Any]
+    dataloaders: list[Any]
+    custom_objects: list[Any]
+    scaler: Any
+    gradient_state: Any
+    save_hooks: list[Callable[..., Any]]
+    load_hooks: list[Callable[..., Any]]
+    nominal_divisor: bool
+    """Whether gradients are averaged over ranks, and not over what the window held."""
+
+    @classmethod
+    def of(cls, accelerator: Any) -> Parts:
+        """Return an Accelerator's."""
+        return cls(
+            models=[unwrap_model(model, keep_torch_compile=False) for model in accelerator._models],
+            leaves=list(accelerator._leaves),
+            optimizers=list(accelerator._optimizers),
+            schedulers=list(accelerator._schedulers),
+            dataloaders=list(accelerator._dataloaders),
+            custom_objects=list(accelerator._custom_objects),
+            scaler=accelerator.scaler,
+            gradient_state=accelerator.gradient_state,
+            save_hooks=list(accelerator._save_hooks.values()),
+            load_hooks=list(accelerator._load_hooks.values()),
+            nominal_divisor=bool(accelerator._rules.nominal_divisor),
+        )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many objects of each kind there are."""
+        kinds = ("models", "leaves", "optimizers", "schedulers", "dataloaders", "custom_objects")
+        return {kind: len(getattr(self, kind)) for kind in kinds}
+
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield everything that may have a gradient, with a name that is the same in every run."""
+        for index, model in enumerate(self.models):
+            for name, parameter in model.named_parameters():
+                yield f"{index}.{name}", parameter
+        for index, leaf in enumerate(self.leaves):
+            yield f"leaf.{index}", leaf

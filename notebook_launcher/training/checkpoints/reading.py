@@ -1,0 +1,201 @@
+"""A checkpoint as it is read: verified, complete, and known to fit, before anything changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training.checkpoints import names
+from notebook_launcher.training.checkpoints.errors import CheckpointError
+from notebook_launcher.training.checkpoints.folders import contents
+from notebook_launcher.training.checkpoints.manifest import check_file, read_manifest
+from notebook_launcher.training.checkpoints.objects import read_object
+from notebook_launcher.training.checkpoints.weights import check_fit, fill_in, read_weights
+from notebook_launcher.training.checkpoints.window import merge_windows
+from notebook_launcher.training.random import derive_rng_states
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from notebook_launcher.training.checkpoints.agreement import Crew
+    from notebook_launcher.training.checkpoints.manifest import Manifest
+    from notebook_launcher.training.checkpoints.parts import Parts
+
+__all__ = ["Reader", "State"]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class State:
+    """What the files hold, but for the models."""
+
+    leaves: list[torch.Tensor]
+    optimizers: list[dict[str, Any]]
+    schedulers: list[dict[str, Any]]
+    dataloaders: list[dict[str, Any]]
+    """Empty where the loaders of now are not those of then."""
+    custom_objects: list[Any]
+    scaler: dict[str, Any] | None
+    window: dict[str, Any] | None
+    """This rank's."""
+    rng: dict[str, Any]
+    """This rank's."""
+
+
+class Reader:
+    """Reads one checkpoint on one rank."""
+
+    def __init__(self, folder: Path, *, rank: int, world: int, device: Any, load_kwargs: dict[str, Any]) -> None:
+        """Read the manifest.
+
+        Raises:
+            CheckpointError: It is damaged.
+        """
+        self.folder = folder
+        self.manifest: Manifest | None = read_manifest(folder)
+        self.files = contents(folder) if self.manifest is None else set(self.manifest.files)
+        self.remarks: list[str] = []
+        """What the user should know."""
+        self._rank = rank
+        self._world = world
+        self._device = device
+        self._load_kwargs = load_kwargs
+        if self.manifest is None:
+            self.remarks.append(
+                f"{folder} has no manifest, as Accelerate writes none: whether its files are whole cannot be verified, "
+                "and positions of loaders are not in it."
+            )
+
+    def verify(self, crew: Crew) -> None:
+        """Compare this rank's share of the files with the manifest; the ranks of a crew check all of them.
+
+        Raises:
+            CheckpointError: A file is missing or damaged.
+        """
+        if self.manifest is None:
+            return
+        records = self.manifest.files
+        by_size = sorted(records, key=lambda name: (-records[name].bytes, name))
+        for name in by_size[crew.index :: crew.size]:
+            check_file(self.folder, name, records[name])
+
+    def read(self, parts: Parts) -> State:
+        """Return everything but the models.
+
+        Raises:
+            CheckpointError: Other objects were prepared, or a file cannot be read.
+        """
+        self._check_counts(parts)
+        optimizers = [self._load(names.optimizer(at)) for at in range(len(parts.optimizers))]
+        for at, (optimizer, state) in enumerate(zip(parts.optimizers, optimizers, strict=True)):
+            _check_groups(self.folder / names.optimizer(at), optimizer, state)
+        return State(
+            leaves=self._read_leaves(parts),
+            optimizers=optimizers,
+            schedulers=[self._load(names.scheduler(at)) for at in range(len(parts.schedulers))],
+            dataloaders=self._read_loaders(parts),
+            custom_objects=[self._load(names.custom(at)) for at in range(len(parts.custom_objects))],
+            scaler=self._read_scaler(parts),
+            window=self._read_window(parts),
+            rng=self._read_rng(),
+        )
+
+    def read_models(self, models: list[torch.nn.Module], *, strict: bool) -> list[dict[str, Any]]:
+        """Return the tensors of each model.
+
+        Raises:
+            CheckpointError: A file cannot be read, or does not fit its model.
+        """
+        found = []
+        for at, model in enumerate(models):
+            safe, pickled = names.model(at, safe=True), names.model(at, safe=False)
+            name = pickled if pickled in self.files and safe not in self.files else safe
+            weights = read_weights([self.folder / name], self._device, **self._load_kwargs)
+            tensors = fill_in(model, weights)
+            check_fit(model, tensors, weights.source, strict=strict)
+            found.append(tensors)
+        return found
+
+    def _load(self, name: str) -> Any:
+        return read_object(self.folder / name, self._device, **self._load_kwargs)
+
+    def _check_counts(self, parts: Parts) -> None:
+        saved = names.count(self.files) if self.manifest is None else self.manifest.objects
+        for kind, number in parts.counts.items():
+            if kind == "dataloaders" or (kind == "models" and self.manifest is None and parts.load_hooks):
+                continue
+            there = saved.get(kind, number)
+            if there != number:
+                verb = "registered" if kind == "custom_objects" else "prepared"
+                raise CheckpointError(
+                    f"{self.folder} holds {there} {kind.replace('_', ' ')}, and {number} are {verb} here; nothing was "
+                    "loaded. Prepare and register the same objects in the same order as when it was saved. For the "
+                    f"weights alone: load_model(model, {str(self.folder)!r})."
+                )
+
+    def _read_leaves(self, parts: Parts) -> list[torch.Tensor]:
+        if not parts.leaves:
+            return []
+        leaves: list[torch.Tensor] = self._load(names.LEAVES)
+        for at, (mine, theirs) in enumerate(zip(parts.leaves, leaves, strict=True)):
+            if mine.shape != theirs.shape:
+                raise CheckpointError(
+                    f"{self.folder / names.LEAVES}: leaf tensor {at} has shape {tuple(theirs.shape)} in the file, and "
+                    f"{tuple(mine.shape)} here; nothing was loaded."
+                )
+        return leaves
+
+    def _read_loaders(self, parts: Parts) -> list[dict[str, Any]]:
+        if self.manifest is None:
+            return []
+        saved, mine = self.manifest.objects.get("dataloaders", 0), len(parts.dataloaders)
+        if saved != mine:
+            self.remarks.append(
+                f"{self.folder} holds the positions of {saved} loaders, and {mine} are prepared here: they start at "
+                "their beginning."
+            )
+            return []
+        return [self._load(names.loader(at)) for at in range(mine)]
+
+    def _read_scaler(self, parts: Parts) -> dict[str, Any] | None:
+        if parts.scaler is None:
+            return None
+        if names.SCALER not in self.files:
+            self.remarks.append(f"{self.folder} was not saved in fp16: the gradient scaler starts anew.")
+            return None
+        scaler: dict[str, Any] = self._load(names.SCALER)
+        return scaler
+
+    def _read_window(self, parts: Parts) -> dict[str, Any] | None:
+        ranks = 0 if self.manifest is None else self.manifest.num_processes
+        if ranks == self._world:
+            mine = names.window(self._rank)
+            return self._load(mine) if mine in self.files else None
+        windows = [self._load(names.window(rank)) for rank in range(ranks) if names.window(rank) in self.files]
+        if not windows:
+            return None
+        return merge_windows(windows, num_processes=self._world, nominal_divisor=parts.nominal_divisor)
+
+    def _read_rng(self) -> dict[str, Any]:
+        new = [rank for rank in range(self._world) if names.random_states(rank) not in self.files]
+        if new and names.random_states(0) in self.files:
+            self.remarks.append(
+                f"{self.folder} was saved by fewer ranks: the random number generators of "
+                f"rank{'s' if len(new) > 1 else ''} {', '.join(map(str, new))} start from states derived from rank 0's."
+            )
+        if self._rank not in new:
+            states: dict[str, Any] = self._load(names.random_states(self._rank))
+            return states
+        return derive_rng_states(self._load(names.random_states(0)), self._rank)
+
+
+def _check_groups(path: Path, optimizer: Any, state: dict[str, Any]) -> None:
+    """Raise CheckpointError if the optimizer has other parameter groups."""
+    mine = [len(group["params"]) for group in optimizer.param_groups]
+    theirs = [len(group["params"]) for group in state["param_groups"]]
+    if mine != theirs:
+        raise CheckpointError(
+            f"{path} is of an optimizer whose groups have {theirs} parameters, and those of the one here have {mine}; "
+            "nothing was loaded. Build the optimizer as it was when it was saved."
+        )

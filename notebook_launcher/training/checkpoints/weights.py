@@ -1,0 +1,146 @@
+"""A model's weights in files, by Hugging Face's names, and back into a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from notebook_launcher.training.checkpoints.errors import CheckpointError
+from notebook_launcher.training.checkpoints.files import FileRecord, write_object, write_tensors
+from notebook_launcher.training.checkpoints.objects import read_object
+from notebook_launcher.training.checkpoints.tensors import check_tensors, compact, find_tied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+__all__ = ["Weights", "check_fit", "fill_in", "read_index", "read_weights", "split_tied", "write_weights"]
+
+
+@dataclasses.dataclass(slots=True)
+class Weights:
+    """What files hold of a model."""
+
+    tensors: dict[str, Any]
+    aliases: dict[str, str]
+    """Other names that a tensor had when it was saved, each with the one that it is under."""
+    source: str
+    """Where they come from, for messages."""
+
+
+def split_tied(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return what a safetensors file holds of a state: each tensor once, and its metadata.
+
+    A tied tensor stands under its first name; the metadata have the others, each with the first.
+    """
+    state = compact(state)
+    tied = find_tied(state)
+    metadata = {**tied, "format": "pt"}
+    return {name: tensor for name, tensor in state.items() if name not in tied}, metadata
+
+
+def write_weights(path: Path, state: Mapping[str, Any], *, safe: bool) -> FileRecord:
+    """Write a model's state, `safe` as safetensors.
+
+    Raises:
+        CheckpointError: There is something in it that cannot be written.
+        OSError: The disk does not take it.
+    """
+    check_tensors(state, safe=safe)
+    return write_tensors(path, *split_tied(state)) if safe else write_object(path, compact(state))
+
+
+def read_weights(paths: Iterable[Path], map_location: Any = "cpu", **load_kwargs: Any) -> Weights:
+    """Return what all files hold together.
+
+    Raises:
+        CheckpointError: A file is missing or cannot be read.
+    """
+    paths = list(paths)
+    weights = Weights({}, {}, f"{paths[0]}" if len(paths) == 1 else f"{paths[0].parent}")
+    for path in paths:
+        if path.suffix == ".safetensors":
+            _read_safetensors(path, map_location, weights)
+        else:
+            weights.tensors.update(read_object(path, map_location, **load_kwargs))
+    return weights
+
+
+def _read_safetensors(path: Path, map_location: Any, weights: Weights) -> None:
+    try:
+        weights.tensors.update(safetensors.torch.load_file(path, device=str(map_location)))
+        with safetensors.safe_open(path, framework="pt") as file:
+            weights.aliases.update(file.metadata() or {})
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: it was not saved, or removed since.") from None
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def read_index(path: Path) -> list[Path]:
+    """Return the files that an index names.
+
+    Raises:
+        CheckpointError: It does not parse.
+    """
+    try:
+        names = set(json.loads(path.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: it does not parse ({error!r}). Save the model again.") from error
+    return [path.parent / name for name in sorted(names)]
+
+
+def fill_in(model: torch.nn.Module, weights: Weights) -> dict[str, Any]:
+    """Return the tensors by name, with the other names that the model, or the file, has for tied ones."""
+    state = model.state_dict()
+    tied = find_tied(state)
+    filled = dict(weights.tensors)
+    for name in state:
+        if name not in filled:
+            first = tied.get(name, name)
+            mates = [weights.aliases.get(name), first, *(other for other, one in tied.items() if one == first)]
+            known = next((mate for mate in mates if mate in weights.tensors), None)
+            if known is not None:
+                filled[name] = weights.tensors[known]
+    return filled
+
+
+def check_fit(model: torch.nn.Module, tensors: Mapping[str, Any], source: str, *, strict: bool = True) -> None:
+    """Raise CheckpointError, before anything is loaded, if names or shapes are not the model's.
+
+    Args:
+        model: Not wrapped.
+        tensors: From `fill_in`.
+        source: Where they come from.
+        strict: Whether names must agree; shapes always must.
+    """
+    if any(module._load_state_dict_pre_hooks for module in model.modules()):  # noqa: SLF001 - no public name
+        return  # such a module may rename or reshape what it loads
+    state = model.state_dict()
+    lines = []
+    if strict:
+        lines += [_listed("Missing", set(state) - set(tensors)), _listed("Unexpected", set(tensors) - set(state))]
+    for name in sorted(set(state) & set(tensors)):
+        mine, theirs = _shape(state[name]), _shape(tensors[name])
+        if mine != theirs and mine is not None:
+            lines.append(f"\n\tsize mismatch for {name}: {theirs} in the file, {mine} in the model.")
+    if any(lines):
+        raise CheckpointError(
+            f"{source} does not fit {type(model).__name__}; nothing was loaded:{''.join(lines)}\nBuild the model as it "
+            "was when it was saved."
+        )
+
+
+def _listed(what: str, names: set[str]) -> str:
+    return f"\n\t{what} key(s) in state_dict: {', '.join(map(repr, sorted(names)))}." if names else ""
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, torch.Tensor) or torch.nn.parameter.is_lazy(value):
+        return None
+    return tuple(value.shape)

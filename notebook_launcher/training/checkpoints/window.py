@@ -1,0 +1,57 @@
+"""An open window: the gradients that each rank has gathered since the last update, and what they count."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from notebook_launcher.training.checkpoints.parts import Parts
+
+__all__ = ["capture_window", "merge_windows", "restore_window"]
+
+
+def capture_window(parts: Parts) -> dict[str, Any] | None:
+    """Return this rank's part of the window, or None if none is open."""
+    if not parts.gradient_state.has_open_window:
+        return None
+    gradients = {name: tensor.grad for name, tensor in parts.parameters() if tensor.grad is not None}
+    return {"state": parts.gradient_state.state_dict(), "gradients": gradients}
+
+
+def merge_windows(windows: Sequence[dict[str, Any]], *, num_processes: int, nominal_divisor: bool) -> dict[str, Any]:
+    """Return the part of each rank of another number of ranks: the same for all.
+
+    What is applied where the window ends stays the same. Where gradients are divided by what the window
+    held, the ranks' gradients are added up in the end, so their sum is kept; where they are averaged over
+    ranks, their mean.
+
+    Args:
+        windows: The parts of all ranks that saved.
+        num_processes: Ranks that go on.
+        nominal_divisor: Whether gradients are averaged over ranks.
+    """
+    sums: dict[str, torch.Tensor] = {}
+    for window in windows:
+        for name, gradient in window["gradients"].items():
+            wide = gradient.double() if gradient.is_floating_point() else gradient
+            sums[name] = wide if name not in sums else sums[name] + wide
+    shares = len(windows) if nominal_divisor else num_processes
+    dtypes = {name: gradient.dtype for window in windows for name, gradient in window["gradients"].items()}
+    state = dict(windows[0]["state"])
+    if "weight" in state:
+        state["weight"] = sum(window["state"]["weight"] for window in windows) / num_processes
+    return {"state": state, "gradients": {name: (sums[name] / shares).to(dtypes[name]) for name in sums}}
+
+
+def restore_window(parts: Parts, window: dict[str, Any] | None) -> None:
+    """Go on with the window; with None, begin anew and without gradients."""
+    gradients = {} if window is None else window["gradients"]
+    for name, tensor in parts.parameters():
+        gradient = gradients.get(name)
+        tensor.grad = None if gradient is None else gradient.to(tensor.device, tensor.dtype)
+    parts.gradient_state.load_state_dict({} if window is None else window["state"])
+    parts.gradient_state.sync_gradients = window is None

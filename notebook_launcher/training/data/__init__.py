@@ -1,0 +1,32 @@
+"""Sharded data: each rank gets its part of every round, and knows how much of it is real."""
+
+from __future__ import annotations
+
+from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
+from notebook_launcher.training.data.iterable import IterableDatasetShard
+from notebook_launcher.training.data.loader import DataLoaderStateMixin
+from notebook_launcher.training.data.metrics import gather_for_metrics
+from notebook_launcher.training.data.prepare import prepare_data_loader
+from notebook_launcher.training.data.resuming import SkipDataLoader, skip_first_batches
+from notebook_launcher.training.data.rounds import LoaderStack, Round
+from notebook_launcher.training.data.samplers import SeedableRandomSampler, get_sampler
+from notebook_launcher.training.data.shard import DataLoaderShard
+from notebook_launcher.training.data.sharding import BatchSamplerShard
+from notebook_launcher.training.data.skipping import SkipBatchSampler
+
+__all__ = [
+    "BatchSamplerShard",
+    "DataLoaderDispatcher",
+    "DataLoaderShard",
+    "DataLoaderStateMixin",
+    "IterableDatasetShard",
+    "LoaderStack",
+    "Round",
+    "SeedableRandomSampler",
+    "SkipBatchSampler",
+    "SkipDataLoader",
+    "gather_for_metrics",
+    "get_sampler",
+    "prepare_data_loader",
+    "skip_first_batches",
+]

@@ -1,0 +1,69 @@
+"""Before an epoch, ranks compare what they are about to walk through, so that they fail at once and not in step 12."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from notebook_launcher.training.operations import gather
+
+__all__ = ["Plan", "agree"]
+
+UNKNOWN = -1
+
+
+class Plan(NamedTuple):
+    """What a rank is about to walk through."""
+
+    num_samples: int | None
+    """Of the data set; None if it has no length."""
+    num_batches: int | None
+    """Of all ranks; None if unknown."""
+    epoch: int
+    begins_at: int
+    """The sample of the epoch that it goes on from."""
+    skip_batches: int
+    """Batches of its own that it leaves out."""
+    seed: int
+    """Of a seedable sampler; any number otherwise."""
+
+
+def agree(mine: Plan) -> Plan:
+    """Exchange plans and return rank 0's, whose seed is everybody's; every rank must call it.
+
+    Raises:
+        RuntimeError: On every rank, if the plans differ in anything but the seed.
+    """
+    numbers = [UNKNOWN if number is None else number for number in mine]
+    # A seed may have 64 bits without a sign.
+    numbers[-1] = mine.seed % 2**64 - 2**63
+    everybody: list[list[int]] = gather(torch.tensor([numbers], dtype=torch.int64)).tolist()
+    first = everybody[0]
+    for rank, plan in enumerate(everybody):
+        for at, explanation in enumerate(EXPLANATIONS):
+            if plan[at] != first[at]:
+                raise RuntimeError(explanation.format(rank=rank, mine=_text(plan[at]), first=_text(first[at])))
+    return mine._replace(seed=first[-1] + 2**63)
+
+
+EXPLANATIONS = (
+    (
+        "rank {rank}'s data set has {mine} samples, rank 0's {first}: the ranks would see different data, and wait "
+        "for each other at the end. Give every rank the same data set; prepare() shares it out."
+    ),
+    (
+        "rank {rank}'s loader has {mine} batches, rank 0's {first}: the ranks would wait for each other at the end. "
+        "Give every rank a loader of the same batch_size and drop_last."
+    ),
+    (
+        "rank {rank} begins epoch {mine}, rank 0 epoch {first}: the ranks would see different orders. Call "
+        "set_epoch(), and leave loops early, on every rank or on none."
+    ),
+    "rank {rank} begins at sample {mine} of the epoch, rank 0 at {first}: load the same state on every rank.",
+    "rank {rank} skips its first {mine} batches, rank 0 {first}: call skip_first_batches() alike on every rank.",
+)
+
+
+def _text(number: int) -> str:
+    return "an unknown number of" if number == UNKNOWN else str(number)

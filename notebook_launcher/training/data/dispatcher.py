@@ -1,0 +1,232 @@
+"""The loader of ranks that get their batches from rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.training.data import wire
+from notebook_launcher.training.data.loader import PreparedLoader
+from notebook_launcher.training.data.lookahead import look_ahead
+from notebook_launcher.training.data.portions import Portions
+from notebook_launcher.training.data.position import Order, Position, Progress
+from notebook_launcher.training.data.rows import count_rows, take_rows
+from notebook_launcher.training.data.samplers import length_of
+from notebook_launcher.training.data.transfer import Delivery
+from notebook_launcher.training.operations.collectives import world_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from notebook_launcher.training.data.rounds import LoaderStack, Round
+
+__all__ = ["DataLoaderDispatcher"]
+
+NOTHING: Any = ([], None, 0), True
+"""A round of a data set without data."""
+
+
+class DataLoaderDispatcher(PreparedLoader):
+    """A `DataLoader` that rank 0 iterates, and whose batches it deals out.
+
+    Only rank 0 touches the data set. Structure and types of batches are kept; what is no tensor travels by
+    pickle. An exception in the data set is raised on every rank.
+
+    Args:
+        dataset: As `DataLoader`'s.
+        split_batches: Whether every batch is cut among the ranks; False: each rank gets whole ones.
+        skip_batches: How many rounds are left out at the start of each epoch.
+        use_stateful_dataloader: Accepted; these loaders always know their position.
+        slice_fn: See `Portions.slice_fn`.
+        iteration: The first epoch's number.
+        device: Where batches are moved to; None: nowhere.
+        num_processes: Among how many ranks; None: all.
+        even_batches: See `Portions`.
+        uneven: See `Portions`; `"leave"` is as `even_batches`, since Accelerate always evens out here.
+        stack: Where the loader stands while it is iterated.
+        progress: That of a loader whose rest this is; None: one's own.
+        kwargs: As `DataLoader`'s.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        split_batches: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,  # noqa: FBT001, FBT002
+        _drop_last: bool = False,  # noqa: FBT001, FBT002
+        _non_blocking: bool = False,  # noqa: FBT001, FBT002
+        slice_fn: Callable[..., Any] | None = None,
+        iteration: int = 0,
+        *,
+        device: torch.device | str | int | None = None,
+        num_processes: int | None = None,
+        even_batches: bool = True,
+        uneven: str = "leave",
+        stack: LoaderStack | None = None,
+        progress: Progress | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.slice_fn = slice_fn
+        self.even_batches = even_batches
+        self.uneven = uneven
+        self.use_stateful_dataloader = use_stateful_dataloader
+        self._split_batches = split_batches
+        self._num_processes = world_size() if num_processes is None else num_processes
+        super().__init__(
+            dataset,
+            device=device,
+            skip_batches=skip_batches,
+            _drop_last=_drop_last,
+            _non_blocking=_non_blocking,
+            iteration=iteration,
+            stack=stack,
+            progress=progress,
+            **kwargs,
+        )
+
+    @property
+    def num_processes(self) -> int:
+        """Among how many ranks the data are shared out."""
+        return self._num_processes
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether every batch is cut among the ranks."""
+        return self._split_batches
+
+    def _portions(self) -> Portions:
+        return Portions(
+            num_processes=self.num_processes,
+            split=self.split_batches,
+            even=self.even_batches or self.uneven == "leave",
+            uneven=self.uneven,
+            drop_last=self._drop_last,
+            slice_fn=self.slice_fn,
+        )
+
+    @property
+    def _fetched_per_round(self) -> int:
+        return 1 if self.split_batches else self.num_processes
+
+    def __len__(self) -> int:
+        num_batches = len(self.base_dataloader)
+        if self._walked is None:
+            num_batches = max(0, num_batches - self.skip_batches * self._fetched_per_round)
+        if self.even_batches or self.uneven != "stop":
+            return (
+                num_batches // self._fetched_per_round
+                if self._drop_last
+                else -(-num_batches // self._fetched_per_round)
+            )
+        return num_batches // self._fetched_per_round - self._has_small_tail()
+
+    def _has_small_tail(self) -> bool:
+        """Whether the last batch is known to be too small to be split among all ranks."""
+        num_samples = length_of(self.dataset if self._walked is None else self.get_sampler())
+        size = self._nominal_batch_size()
+        if not self.split_batches or self._drop_last or num_samples is None or size is None:
+            return False
+        return 0 < num_samples % size < self.num_processes
+
+    def _prepare_epoch(self, start: Position) -> None:  # noqa: ARG002 - the base's signature
+        if self.num_processes not in (1, world_size()):
+            raise RuntimeError(
+                f"This loader deals out to {self.num_processes} ranks, and {world_size()} are in the process group. "
+                "Make it inside the ranks, or pass dispatch_batches=False."
+            )
+
+    def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
+        where = torch.device("cpu" if self.device is None else self.device)
+        if self.num_processes == 1:
+            deliveries = self._lead(start, order, None)
+        elif torch.distributed.get_rank() == 0:
+            deliveries = self._lead(start, order, where)
+        else:
+            deliveries = self._follow(start, where)
+        for delivery in deliveries:
+            if delivery.is_last and delivery.round is not None:
+                self.remainder = sum(delivery.round.real)
+            yield delivery
+
+    def _lead(self, start: Position, order: Order | None, where: torch.device | None) -> Iterator[Delivery]:
+        """Read, send the others their parts, and yield one's own. `where` is None alone."""
+        rounds = look_ahead(self._deal(start, order))
+        is_last = False
+        while not is_last:
+            try:
+                (parts, counts, samples), is_last = next(rounds, NOTHING)
+                parcels = [] if where is None else wire.pack(parts[1:], where)
+            except Exception as error:
+                if where is not None:
+                    wire.send_error(error, where)
+                raise
+            if where is not None and not parts:
+                wire.send_end(where)
+            if not parts:
+                return
+            if where is not None:
+                wire.send(parcels, counts, is_last=is_last, samples=samples, device=where)
+            yield Delivery(parts[0], counts, is_last, Position(start.epoch, samples))
+
+    def _follow(self, start: Position, where: torch.device) -> Iterator[Delivery]:
+        while (message := wire.receive(where)) is not None:
+            position = Position(start.epoch, message.samples)
+            yield Delivery(message.batch, message.round, message.is_last, position)
+            if message.is_last:
+                return
+
+    def _deal(self, start: Position, order: Order | None) -> Iterator[tuple[list[Any], Round, int]]:
+        """Yield every round's batches, what they count, and the samples of the epoch with it."""
+        skip = 0 if start or self._walked is not None else self.skip_batches
+        return itertools.islice(self._portions().deal(self._batches(start, order)), skip, None)
+
+    def _batches(self, start: Position, order: Order | None) -> Iterator[tuple[Any, int]]:
+        """Yield what rank 0 reads, and the samples of the epoch with it."""
+        if self._walked is not None:
+            for delivery in self._walk(start, order):
+                yield delivery.batch, delivery.position.samples
+            return
+        owners = self._owners()
+        self._progress.order = order or Order.capture(owners)
+        with contextlib.nullcontext() if order is None else order.replayed(owners):
+            fetched = iter(self.base_dataloader)
+            rest = _read_past(fetched, start.samples)
+        samples = start.samples
+        for batch in itertools.chain(rest, fetched):
+            samples += count_rows(batch)
+            yield batch, samples
+
+    def without_first(self, num_batches: int) -> DataLoaderDispatcher:
+        """Return a loader of the same kind that begins `num_batches` later."""
+        return DataLoaderDispatcher(
+            self.dataset,
+            self.split_batches,
+            self.skip_batches + num_batches,
+            self.use_stateful_dataloader,
+            self._drop_last,
+            self._non_blocking,
+            self.slice_fn,
+            self.iteration,
+            device=self.device,
+            num_processes=self.num_processes,
+            even_batches=self.even_batches,
+            uneven=self.uneven,
+            stack=self.stack,
+            progress=self._progress,
+            **self._loader_arguments(),
+        )
+
+
+def _read_past(batches: Iterator[Any], skip: int) -> list[Any]:
+    """Read `skip` samples, and return what is left of the batch in which they end."""
+    while skip > 0:
+        batch = next(batches, None)
+        rows = 0 if batch is None else count_rows(batch)
+        if rows > skip:
+            return [take_rows(batch, skip, rows, rows)]
+        skip -= rows or skip
+    return []

@@ -1,0 +1,319 @@
+"""What all prepared loaders have in common: they know where they are, and say so while they are iterated."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from notebook_launcher.training.data.position import Order, Position, Progress, generator_owners
+from notebook_launcher.training.data.rounds import LoaderStack, Round
+from notebook_launcher.training.data.samplers import SeedableRandomSampler, get_sampler, sampler_chain, set_epochs
+from notebook_launcher.training.data.skipping import SkipBatchSampler
+from notebook_launcher.training.data.transfer import Delivery, deliver
+from notebook_launcher.training.data.walking import WalkedSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["DataLoaderStateMixin", "PreparedLoader", "loader_arguments"]
+
+
+FETCHING = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
+
+def loader_arguments(dataloader: Any) -> dict[str, Any]:
+    """Return the arguments of a `DataLoader` that say how it fetches, and not what."""
+    arguments = {name: getattr(dataloader, name) for name in FETCHING}
+    if dataloader.pin_memory_device:
+        arguments["pin_memory_device"] = dataloader.pin_memory_device
+    # Batches come in order whatever `in_order` says: their rounds are known by it, and so is the position.
+    return arguments
+
+
+class DataLoaderStateMixin:
+    """What a loader says of itself while it is iterated.
+
+    Attributes:
+        end_of_dataloader: Whether the batch at hand is the last; False outside a loop.
+        remainder: How many samples of the last round are no repetition; -1 if that is unknown before it
+            comes, or with `drop_last`.
+        current_round: What all ranks have in the batch at hand; None if unknown.
+        iteration_token: Something that every loop has its own of; None outside a loop.
+        stack: Where the loader stands while it is iterated.
+    """
+
+    end_of_dataloader: bool = False
+    remainder: int = -1
+    current_round: Round | None = None
+    iteration_token: object | None = None
+    stack: LoaderStack
+
+    def reset(self) -> None:
+        """Forget the batch at hand."""
+        self.end_of_dataloader = False
+        self.remainder = -1
+        self.current_round = None
+        self.iteration_token = None
+
+    def begin(self) -> None:
+        """Become the active loader."""
+        self.reset()
+        self.iteration_token = object()
+        self.stack.begin(self)
+
+    def end(self) -> None:
+        """Be no longer active."""
+        self.stack.end(self)
+
+
+class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
+    """Base of the loaders that `prepare` returns.
+
+    It has the attributes of the loader it was made from; `base_dataloader` does the fetching.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        device: torch.device | str | int | None,
+        skip_batches: int,
+        _drop_last: bool,
+        _non_blocking: bool,
+        iteration: int,
+        stack: LoaderStack | None,
+        progress: Progress | None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, **kwargs)
+        self.device = device
+        self.skip_batches = skip_batches
+        self.stack = LoaderStack() if stack is None else stack
+        self._drop_last = _drop_last
+        self._non_blocking = _non_blocking
+        self._progress = Progress(iteration, Position(iteration)) if progress is None else progress
+        self._loaded = False
+        """Whether the position at which the next loop begins was loaded into this loader."""
+        self._walked: WalkedSampler | None = None
+        self.base_dataloader = self._make_base()
+
+    @property
+    def iteration(self) -> int:
+        """The epoch that the next loop is, or this one, counted from 0."""
+        return self._progress.iteration
+
+    @iteration.setter
+    def iteration(self, iteration: int) -> None:
+        self._progress.set_epoch(iteration)
+
+    def _make_base(self) -> DataLoader[Any]:
+        """Return the loader that fetches."""
+        arguments = loader_arguments(self)
+        if isinstance(self.dataset, IterableDataset):
+            return self._make_stream(arguments)
+        indices = sampler_chain(self)[0]
+        if self.skip_batches:
+            indices = SkipBatchSampler(indices, self.skip_batches * self._fetched_per_round)
+        self._walked = WalkedSampler(indices, self._owners())
+        if self.batch_sampler is None:
+            return DataLoader(self.dataset, batch_size=None, sampler=self._walked, **arguments)
+        return DataLoader(self.dataset, batch_sampler=self._walked, **arguments)
+
+    def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
+        """Return the loader that fetches from an iterable data set."""
+        return DataLoader(self.dataset, batch_size=self.batch_size, drop_last=self.drop_last, **arguments)
+
+    def _walk(self, start: Position, order: Order | None) -> Iterator[Delivery]:
+        """Yield the batches of a map-style data set."""
+        assert self._walked is not None
+        self._walked.begin_at(start.samples, order)
+        # torch draws a seed for workers, which the loop that is gone on with had drawn before.
+        with contextlib.nullcontext() if order is None else torch.random.fork_rng(devices=[]):
+            fetched = iter(self.base_dataloader)
+        self._walked.begin_at(0, None)
+        walk = self._walked.take_walk()
+        for batch in fetched:
+            self._progress.order = walk.order
+            drawn, samples, is_last = walk.taken.popleft()
+            yield Delivery(batch, drawn, is_last, Position(start.epoch, samples))
+
+    def _loader_arguments(self) -> dict[str, Any]:
+        """Return what makes a loader of the same data."""
+        arguments = loader_arguments(self)
+        if isinstance(self.dataset, IterableDataset):
+            return {**arguments, "batch_size": self.batch_size, "drop_last": self.drop_last}
+        if self.batch_sampler is None:
+            return {**arguments, "batch_size": None, "sampler": self.sampler}
+        return {**arguments, "batch_sampler": self.batch_sampler}
+
+    def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
+        """Yield this rank's batches from `start` on."""
+        raise NotImplementedError
+
+    def _prepare_epoch(self, start: Position) -> None:
+        """Do what ranks do together before an epoch."""
+
+    @property
+    def num_processes(self) -> int:
+        """Among how many ranks the data are shared out."""
+        raise NotImplementedError
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether `batch_size` is that of all ranks together."""
+        raise NotImplementedError
+
+    @property
+    def _fetched_per_round(self) -> int:
+        """How many batches of `base_dataloader` this rank takes in each round."""
+        return 1
+
+    @property
+    def total_batch_size(self) -> int | None:
+        """Samples of a full round; None if unknown."""
+        size = self._nominal_batch_size()
+        return size if size is None or self.split_batches else size * self.num_processes
+
+    @property
+    def full_rows(self) -> int | None:
+        """Samples of a full batch of one rank; None if unknown."""
+        total = self.total_batch_size
+        return None if total is None else total // self.num_processes
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples of the whole data set; raises TypeError if it has no length."""
+        return int(self.dataset.total_length) if hasattr(self.dataset, "total_length") else len(self.dataset)  # type: ignore[arg-type]
+
+    def _nominal_batch_size(self) -> int | None:
+        if isinstance(self.dataset, IterableDataset):
+            return self.batch_size
+        return getattr(sampler_chain(self)[0], "batch_size", None)
+
+    def get_sampler(self) -> Any:
+        """Return what draws single indices."""
+        return get_sampler(self)
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Replace what draws single indices."""
+        owner = next(link for link in reversed(sampler_chain(self)) if hasattr(link, "sampler"))
+        owner.sampler = sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next loop, where samplers or the data set know several.
+
+        A position that was loaded for another epoch is given up.
+        """
+        self._progress.set_epoch(epoch)
+        set_epochs([*sampler_chain(self), self.dataset], epoch)
+
+    def begin(self) -> None:
+        """Become the active loader."""
+        super().begin()
+        total = self.total_batch_size
+        if total and not self._drop_last:
+            try:
+                self.remainder = self.total_dataset_length % total
+            except (TypeError, NotImplementedError):
+                self.remainder = -1
+
+    def __len__(self) -> int:
+        if self._walked is not None:
+            return len(self._walked)
+        return max(0, super().__len__() - self.skip_batches)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        progress = self._progress
+        start, order = self._find_start()
+        self._prepare_epoch(start)
+        self.begin()
+        token = self.iteration_token
+        try:
+            progress.begin_at, self._loaded = None, False
+            self.set_epoch(start.epoch)
+            progress.position = start
+            deliveries = self._deliveries(start, order)
+            for batch, drawn, is_last, position in deliver(deliveries, self.device, non_blocking=self._non_blocking):
+                self.current_round, self.end_of_dataloader, self.iteration_token = drawn, is_last, token
+                progress.position = position
+                yield batch
+            progress.count_epoch(start.epoch)
+        finally:
+            if self.iteration_token is token:
+                self.reset()
+            self.end()
+
+    def _find_start(self) -> tuple[Position, Order | None]:
+        """Return where the next loop begins, and what drew its order if that is known."""
+        wanted = self._progress.begin_at
+        if wanted is None:
+            return Position(self.iteration), None
+        # Whoever loads a position and skips batches by hand does so from the epoch's start, in the same order.
+        by_hand = self.skip_batches > 0 and not self._loaded
+        return Position(wanted.epoch) if by_hand else wanted, self._progress.order
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loop stands, or where it was left, in plain types and tensors.
+
+        It holds the epoch, the number of samples that all ranks together have had of it (the batch at hand
+        counts), and the states of what draws the order. Another number of ranks can go on from it.
+        """
+        progress = self._progress
+        position = progress.begin_at or progress.position or Position(self.iteration)
+        order = progress.order if position else Order.capture(self._owners(), with_defaults=False)
+        sampler = self.get_sampler()
+        return {
+            "epoch": position.epoch,
+            "samples": position.samples,
+            "streams": list(position.streams),
+            "stream": position.stream,
+            "generators": None if order is None else list(order.generators),
+            "defaults": {} if order is None else order.defaults,
+            "seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next loop begin right after the batch that was at hand when the state was taken.
+
+        Data that were had already are not loaded; of an iterable data set they are read and thrown away.
+
+        Raises:
+            ValueError: The state is not one of `state_dict`.
+        """
+        try:
+            epoch, samples = int(state_dict["epoch"]), int(state_dict["samples"])
+            streams, stream = tuple(state_dict["streams"]), int(state_dict["stream"])
+            generators, defaults, seed = state_dict["generators"], state_dict["defaults"], state_dict["seed"]
+        except KeyError as error:
+            raise ValueError(
+                f"load_state_dict got a state without {error}. It takes what state_dict() of a prepared loader "
+                f"returned, and this has {sorted(state_dict)}."
+            ) from None
+        position = Position(epoch, samples, streams, stream)
+        order = None if generators is None else Order(tuple(generators), defaults)
+        sampler = self.get_sampler()
+        if seed is not None and isinstance(sampler, SeedableRandomSampler):
+            sampler.initial_seed = seed
+        if order is not None and not position:
+            order.restore_generators(self._owners())
+        self.set_epoch(epoch)
+        progress, self._loaded = self._progress, True
+        progress.position, progress.order, progress.begin_at = position, order, position or None
+
+    def _owners(self) -> list[Any]:
+        """Return what has generators that draw the order."""
+        links = [self.dataset] if isinstance(self.dataset, IterableDataset) else sampler_chain(self)
+        return generator_owners(links)

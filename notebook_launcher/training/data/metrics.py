@@ -1,0 +1,89 @@
+"""Gathering what was computed of a batch, each sample of the data set once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.training import operations
+from notebook_launcher.training.operations.collectives import world_size
+from notebook_launcher.training.operations.nested import map_tensors
+
+if TYPE_CHECKING:
+    from notebook_launcher.training.data.rounds import Round
+
+__all__ = ["gather_for_metrics"]
+
+
+def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = False) -> Any:
+    """Gather `data` of all ranks, in the order of the data set, without samples that were repeated.
+
+    Args:
+        data: Tensors with a row for each sample of this rank's batch, also nested; or a list of objects, one
+            for each sample. What has another length, such as a mean loss, belongs to the batch as a whole: it
+            is gathered, and left out only of ranks that had no sample of their own.
+        loader: The prepared loader that the batch came from; None: nothing is left out.
+        use_gather_object: Whether to gather a list of objects even if they are tensors.
+
+    Returns:
+        The same structure on every rank. Lists of objects are joined into one.
+    """
+    counts = None if loader is None else loader.current_round
+    if counts is not None and len(counts.rows) != world_size():
+        counts = None
+    return _gather(data, counts, as_objects=use_gather_object)
+
+
+def _gather(data: Any, counts: Round | None, *, as_objects: bool) -> Any:
+    if world_size() == 1:
+        return data
+    if not as_objects and _only_tensors(data):
+        return _gather_tensors(data, counts)
+    if isinstance(data, Mapping) and not as_objects:
+        return operations.nested.rebuild(data, lambda part: _gather(part, counts, as_objects=False))
+    return _gather_objects(data, counts)
+
+
+def _only_tensors(data: Any) -> bool:
+    try:
+        map_tensors("gather_for_metrics", lambda tensor: tensor, data)
+    except TypeError:
+        return False
+    return True
+
+
+def _gather_tensors(data: Any, counts: Round | None) -> Any:
+    if counts is None or (counts.real == counts.rows and len(set(counts.rows)) == 1):
+        # Whatever has a row for each sample has as many on all ranks, and all of them count.
+        return operations.gather(data)
+    tensors = list(operations.find_tensors(data))
+    lengths = operations.gather(torch.tensor([[len(one) if one.ndim else -1 for one in tensors]]))
+    padded = operations.gather(operations.pad_across_processes(data))
+    each = iter(lengths.T.tolist())
+    return map_tensors("gather_for_metrics", lambda tensor: _keep(tensor, next(each), counts), padded)
+
+
+def _keep(gathered: torch.Tensor, lengths: list[int], counts: Round) -> torch.Tensor:
+    """Return the rows of a gathered and padded tensor that count.
+
+    `lengths` are the ranks' own, without padding; -1 for a tensor without dimensions.
+    """
+    if tuple(lengths) == counts.rows:
+        kept = counts.real
+    else:
+        kept = tuple(abs(length) if real else 0 for length, real in zip(lengths, counts.real, strict=True))
+    parts = gathered.chunk(len(lengths))
+    return torch.cat([part[:length] for part, length in zip(parts, kept, strict=True)])
+
+
+def _gather_objects(data: Any, counts: Round | None) -> list[Any]:
+    mine = list(data) if isinstance(data, (list, tuple)) else [data]
+    everybody: list[list[Any]] = operations.gather_object([mine])
+    if counts is not None:
+        if tuple(map(len, everybody)) == counts.rows:
+            everybody = [items[:real] for items, real in zip(everybody, counts.real, strict=True)]
+        else:
+            everybody = [items for items, real in zip(everybody, counts.real, strict=True) if real]
+    return [item for items in everybody for item in items]

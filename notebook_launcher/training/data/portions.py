@@ -1,0 +1,144 @@
+"""How rank 0 deals out the batches that it reads for all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training.data.rounds import Round
+from notebook_launcher.training.data.rows import count_rows, find_rows, join_batches, take_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["Portions"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Portions:
+    """Deals batches out, round by round.
+
+    A round is a batch for every rank, or with `split` a slice of one batch for every rank. A batch in the
+    middle that does not divide evenly is cut into parts that differ by one sample. The last round, where it is
+    less than a batch for every rank or cannot be cut evenly:
+
+    - `drop_last`: is left out, if it has less than a batch for every rank;
+    - `even`: its samples, and as many from the epoch's start as are missing, are dealt out evenly;
+    - otherwise each rank gets what there is, and with `uneven="weigh"` ranks for which there is nothing get some
+      other rank's samples with weight 0; `"stop"` leaves the round out and `"error"` raises ValueError then.
+    """
+
+    num_processes: int
+    split: bool = False
+    even: bool = True
+    uneven: str = "weigh"
+    drop_last: bool = False
+    slice_fn: Callable[..., Any] | None = None
+    """Cuts a rank's part out of a batch: `slice_fn(batch, slice, process_index=..., num_processes=...)`."""
+
+    def deal(self, batches: Iterable[tuple[Any, int]]) -> Iterator[tuple[list[Any], Round, int]]:
+        """Deal out batches that come with the number of samples up to their end.
+
+        Yields:
+            Every rank's batch, what all of them count, and the number of samples up to the round's end.
+        """
+        per_round = 1 if self.split else self.num_processes
+        group: list[Any] = []
+        start: list[Any] = []
+        samples = 0
+        for batch, samples_with_it in batches:
+            if len(group) == per_round:
+                yield *self._middle(group), samples
+                group = []
+            group.append(batch)
+            samples = samples_with_it
+            if len(group) == per_round and self._is_even(group):
+                if not start and self.num_processes > 1 and self.even and not self.drop_last:
+                    start = self._first_samples(group)
+                yield *self._middle(group), samples
+                group = []
+        if group and (last := self._last(group, start)) is not None:
+            yield *last, samples
+
+    def _is_even(self, group: list[Any]) -> bool:
+        if self.split:
+            return count_rows(group[0]) % self.num_processes == 0
+        return len(set(map(count_rows, group))) == 1
+
+    def _middle(self, group: list[Any]) -> tuple[list[Any], Round]:
+        if self.slice_fn is not None and self._is_even(group):
+            joined = join_batches(group)
+            rows = (count_rows(joined) // self.num_processes,) * self.num_processes
+            return self._slices(joined, rows), Round(rows, rows, rows)
+        return self._apart(group[0]) if self.split else _whole(group)
+
+    def _last(self, group: list[Any], start: list[Any]) -> tuple[list[Any], Round] | None:
+        missing = 0 if self.split else self.num_processes - len(group)
+        if self.drop_last and missing:
+            return None
+        if self.even:
+            return self._evened(group, start)
+        small = missing > 0 or (self.split and count_rows(group[0]) < self.num_processes)
+        if small and self.uneven == "stop":
+            return None
+        if small and self.uneven == "error":
+            raise ValueError(
+                f"The data ended with {sum(map(count_rows, group))} samples for {self.num_processes} ranks, with "
+                'even_batches=False and uneven="error". Write uneven="weigh" to use all samples, each once; '
+                'uneven="stop" or drop_last=True to leave the last out; or even_batches=True to repeat some.'
+            )
+        return self._apart(group[0]) if self.split else _whole(group, missing)
+
+    def _evened(self, group: list[Any], start: list[Any]) -> tuple[list[Any], Round]:
+        try:
+            return self._evened_by_samples(group, start)
+        except (RuntimeError, TypeError):
+            # Batches of different widths, for instance: some ranks repeat a whole one.
+            if self.split:
+                raise
+            parts, drawn = _whole(group, self.num_processes - len(group))
+            return parts, dataclasses.replace(drawn, weights=drawn.rows)
+
+    def _evened_by_samples(self, group: list[Any], start: list[Any]) -> tuple[list[Any], Round]:
+        joined = join_batches(group)
+        total = find_rows(joined)
+        if total is None:
+            raise TypeError("these batches have no samples that can be counted")
+        size = -(-total // self.num_processes)
+        filler = itertools.cycle(start or self._first_samples(group))
+        joined = join_batches([joined, *itertools.islice(filler, size * self.num_processes - total)])
+        rows = (size,) * self.num_processes
+        real = tuple(min(size, max(0, total - rank * size)) for rank in range(self.num_processes))
+        return self._slices(joined, rows), Round(rows, real, rows)
+
+    def _first_samples(self, group: list[Any]) -> list[Any]:
+        """Return up to one sample for every rank, as batches of one."""
+        found: list[Any] = []
+        for batch in group:
+            rows = count_rows(batch)
+            found += [take_rows(batch, row, row + 1, rows) for row in range(min(rows, self.num_processes - len(found)))]
+        return found
+
+    def _apart(self, batch: Any) -> tuple[list[Any], Round]:
+        """Cut a batch into parts that differ by one sample; ranks that there is none for repeat the first."""
+        small, more = divmod(count_rows(batch), self.num_processes)
+        real = tuple(small + (rank < more) for rank in range(self.num_processes))
+        return self._slices(batch, real), Round(tuple(max(1, count) for count in real), real, real)
+
+    def _slices(self, batch: Any, sizes: Iterable[int]) -> list[Any]:
+        rows, ends = count_rows(batch), itertools.accumulate(sizes)
+        bounds = [slice(end - size, end) if size else slice(0, 1) for size, end in zip(sizes, ends, strict=True)]
+        if self.slice_fn is None:
+            return [take_rows(batch, one.start, one.stop, rows) for one in bounds]
+        return [
+            self.slice_fn(batch, one, process_index=rank, num_processes=self.num_processes)
+            for rank, one in enumerate(bounds)
+        ]
+
+
+def _whole(group: list[Any], missing: int = 0) -> tuple[list[Any], Round]:
+    """Give each rank a batch; the ranks that there is none for repeat one, with weight 0."""
+    batches = [*group, *itertools.islice(itertools.cycle(group), missing)]
+    real = (*map(count_rows, group), *[0] * missing)
+    return batches, Round(tuple(map(count_rows, batches)), real, real)

@@ -1,0 +1,124 @@
+"""Where in the data a loop stands, and what made their order: enough to go on elsewhere, on other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.training.data.samplers import new_generator
+from notebook_launcher.training.random import capture_rng_states, restore_rng_states
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["Order", "Position", "Progress", "generator_owners"]
+
+DEFAULT_GENERATORS = ("random_state", "numpy_random_seed", "torch_manual_seed")
+"""Of `capture_rng_states`: what samplers without a generator of their own draw from."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Position:
+    """How far an epoch has come, in samples of the whole data set."""
+
+    epoch: int = 0
+    samples: int = 0
+    """Samples that all ranks together have had."""
+    streams: tuple[int, ...] = ()
+    """Where workers read an iterable data set, what all ranks have had of each worker's stream."""
+    stream: int = 0
+    """Which worker the last batch came from."""
+
+    def __bool__(self) -> bool:
+        return self.samples > 0
+
+
+@dataclasses.dataclass(slots=True)
+class Progress:
+    """How far a loader has come; a loader of the rest of an epoch shares that of the whole."""
+
+    iteration: int
+    """The epoch that the next loop is, counted from 0."""
+    position: Position
+    """Where the loop stands, or where it was left."""
+    order: Order | None = None
+    """What drew the order of the epoch that `position` is in."""
+    begin_at: Position | None = None
+    """Where the next loop begins; None: at the start of its epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Forget positions in another epoch."""
+        self.iteration = epoch
+        if self.begin_at is not None and self.begin_at.epoch != epoch:
+            self.begin_at = None
+        if self.position.epoch != epoch:
+            self.position = Position(epoch)
+
+    def count_epoch(self, epoch: int) -> None:
+        """Take note that epoch `epoch` is through."""
+        if self.iteration == epoch:
+            self.iteration = epoch + 1
+            self.position = Position(self.iteration)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Order:
+    """The states of what draws the order, from before it was drawn."""
+
+    generators: tuple[Any, ...]
+    """Of samplers and data sets; None where one has no generator and draws from torch's."""
+    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Of Python, NumPy and torch."""
+
+    @classmethod
+    def capture(cls, owners: Sequence[Any], *, with_defaults: bool = True) -> Order:
+        """Return the states at this moment."""
+        states = capture_rng_states() if with_defaults else {}
+        generators = (None if owner.generator is None else owner.generator.get_state() for owner in owners)
+        return cls(tuple(generators), {name: states[name] for name in DEFAULT_GENERATORS if name in states})
+
+    def restore_generators(self, owners: Sequence[Any]) -> None:
+        """Set the generators of samplers and data sets; one that is missing is made."""
+        for owner, state in zip(owners, self.generators, strict=False):
+            if state is None:
+                continue
+            if owner.generator is None:
+                owner.generator = new_generator(0)
+            owner.generator.set_state(state)
+
+    @contextlib.contextmanager
+    def replayed(self, owners: Sequence[Any]) -> Iterator[None]:
+        """Draw inside as it was drawn then.
+
+        Afterwards the default generators are as they were before. Those of samplers and data sets are not,
+        since they go on from there.
+        """
+        here = capture_rng_states()
+        aside = [
+            (owner, owner.generator)
+            for owner, state in zip(owners, self.generators, strict=False)
+            if state is None and owner.generator is not None
+        ]
+        restore_rng_states(self.defaults)
+        self.restore_generators(owners)
+        try:
+            for owner, _ in aside:
+                owner.generator = None
+            yield
+        finally:
+            for owner, generator in aside:
+                owner.generator = generator
+            restore_rng_states(here)
+
+
+def generator_owners(candidates: Iterable[Any]) -> list[Any]:
+    """Return those that have a `generator` of torch's, or None in its place."""
+    missing = object()
+    return [
+        candidate
+        for candidate in candidates
+        if isinstance(getattr(candidate, "generator", missing), (torch.Generator, type(None)))
+    ]

@@ -1,0 +1,177 @@
+"""From the user's loader to one that a rank takes its share from."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+
+from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
+from notebook_launcher.training.data.iterable import IterableDatasetShard
+from notebook_launcher.training.data.loader import loader_arguments
+from notebook_launcher.training.data.samplers import (
+    SeedableRandomSampler,
+    get_sampler,
+    links_of,
+    new_generator,
+    sampler_chain,
+)
+from notebook_launcher.training.data.shard import DataLoaderShard
+from notebook_launcher.training.data.sharding import BatchSamplerShard
+from notebook_launcher.training.plugins import UNEVEN
+from notebook_launcher.training.process import ProcessState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from notebook_launcher.training.data.rounds import LoaderStack
+
+__all__ = ["prepare_data_loader"]
+
+
+def prepare_data_loader(
+    dataloader: DataLoader[Any],
+    device: torch.device | str | int | None = None,
+    num_processes: int | None = None,
+    process_index: int | None = None,
+    split_batches: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+    put_on_device: bool = False,  # noqa: FBT001, FBT002
+    rng_types: Sequence[str] | None = None,
+    dispatch_batches: bool | None = None,  # noqa: FBT001
+    even_batches: bool = True,  # noqa: FBT001, FBT002
+    slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    use_seedable_sampler: bool = False,  # noqa: FBT001, FBT002
+    data_seed: int | None = None,
+    non_blocking: bool = False,  # noqa: FBT001, FBT002
+    use_stateful_dataloader: bool = False,  # noqa: FBT001, FBT002
+    *,
+    uneven: str = "weigh",
+    stack: LoaderStack | None = None,
+) -> DataLoaderShard | DataLoaderDispatcher:
+    """Return a loader that gives this rank its share of what `dataloader` would give.
+
+    Args:
+        dataloader: What to share out. A random sampler in it gets a generator if it has none, and several
+            ranks share the data.
+        device: Where batches go with `put_on_device`.
+        num_processes: Among how many ranks; None: all.
+        process_index: Which of them this is; None: this process' rank.
+        split_batches: Whether each rank gets a slice of every batch; False: every `num_processes`-th batch.
+        put_on_device: Whether batches are moved to `device`.
+        rng_types: Which generators every rank takes from rank 0 before each epoch; None: that of the sampler.
+        dispatch_batches: Whether rank 0 reads for all. None: for an iterable data set, if `put_on_device`.
+        even_batches: Whether the last round is filled with samples from the start.
+        slice_fn_for_dispatch: What cuts a rank's part out of a batch that rank 0 read:
+            `f(batch, slice, process_index=..., num_processes=...)`.
+        use_seedable_sampler: Whether a random order depends on a seed and the epoch alone.
+        data_seed: That seed; None: the one that torch's generator was last given. Rank 0's counts.
+        non_blocking: Whether batches are copied to a GPU while the one before is computed on.
+        use_stateful_dataloader: Accepted; prepared loaders always know their position.
+        uneven: With `even_batches=False`, what a rank does that has run out of batches before others:
+            `"weigh"`, `"stop"`, `"error"` or `"leave"` (see `DataLoaderConfiguration.uneven`).
+        stack: Where the loader stands while it is iterated.
+
+    Raises:
+        ValueError: `uneven` is unknown, or `split_batches` with a batch size that the ranks do not divide.
+    """
+    if uneven not in UNEVEN:
+        raise ValueError(f"uneven={uneven!r} is unknown. It can be {', '.join(map(repr, UNEVEN))}.")
+    if num_processes is None or process_index is None:
+        state = ProcessState()
+        num_processes = state.num_processes if num_processes is None else num_processes
+        process_index = state.process_index if process_index is None else process_index
+    if split_batches:
+        _check_split(dataloader, num_processes)
+    if dispatch_batches is None:
+        dispatch_batches = put_on_device and isinstance(dataloader.dataset, IterableDataset)
+    indices = _indices(dataloader, data_seed if use_seedable_sampler else False)
+    arguments: dict[str, Any] = {
+        "device": device if put_on_device else None,
+        "use_stateful_dataloader": use_stateful_dataloader,
+        "stack": stack,
+        "_drop_last": dataloader.drop_last or bool(getattr(indices, "drop_last", False)),
+        "_non_blocking": non_blocking,
+        **loader_arguments(dataloader),
+    }
+    policy: dict[str, Any] = {"even_batches": even_batches, "uneven": uneven}
+    if dispatch_batches:
+        arguments.update(policy, num_processes=num_processes, slice_fn=slice_fn_for_dispatch)
+        return DataLoaderDispatcher(dataloader.dataset, split_batches, **arguments, **_data(dataloader, indices))
+    if num_processes == 1:
+        return DataLoaderShard(dataloader.dataset, **arguments, **_data(dataloader, indices))
+    arguments["rng_types"] = ["generator"] if rng_types is None else list(rng_types)
+    arguments["synchronized_generator"] = _shared_generator(dataloader, indices)
+    share = (num_processes, process_index, split_batches)
+    if indices is not None:
+        shard = BatchSamplerShard(indices, *share, **policy)
+        return DataLoaderShard(dataloader.dataset, **arguments, **_data(dataloader, shard))
+    size = dataloader.batch_size
+    stream = IterableDatasetShard(dataloader.dataset, size, dataloader.drop_last, *share, **policy)
+    data: dict[str, Any] = {"batch_size": None if size is None else stream.per_rank, "drop_last": dataloader.drop_last}
+    return DataLoaderShard(stream, **arguments, **data)
+
+
+def _check_split(dataloader: DataLoader[Any], num_processes: int) -> None:
+    size = dataloader.batch_size
+    if size is None:
+        size = getattr(sampler_chain(dataloader)[0], "batch_size", None)
+    if size is None:
+        raise ValueError(
+            "split_batches=True cuts every batch among the ranks, and how large these batches are is not known: "
+            f"neither the loader nor its {type(sampler_chain(dataloader)[0]).__name__} has a batch_size. Give the "
+            "batch sampler a batch_size, or pass split_batches=False."
+        )
+    if size % num_processes != 0:
+        raise ValueError(
+            f"split_batches=True cuts every batch among {num_processes} ranks, and batch_size={size} is not a round "
+            f"multiple of {num_processes}. Use batch_size={-(-size // num_processes) * num_processes}, for instance."
+        )
+
+
+def _indices(dataloader: DataLoader[Any], data_seed: int | Literal[False] | None) -> Any:
+    """Return where the loader takes its indices from; None for an iterable data set.
+
+    `data_seed` is False where the order shall stay the sampler's own.
+    """
+    if isinstance(dataloader.dataset, IterableDataset):
+        return None
+    indices, sampler = sampler_chain(dataloader)[0], get_sampler(dataloader)
+    if data_seed is False or not isinstance(sampler, RandomSampler):
+        return indices
+    num_samples = sampler._num_samples  # noqa: SLF001 - None follows the data set's length, `num_samples` does not
+    seedable = SeedableRandomSampler(
+        sampler.data_source, sampler.replacement, num_samples, sampler.generator, data_seed=data_seed
+    )
+    if indices is sampler:
+        return seedable
+    if type(indices) is BatchSampler:
+        # The user's loader keeps its own.
+        indices = copy.copy(indices)
+    indices.sampler = seedable
+    return indices
+
+
+def _data(dataloader: DataLoader[Any], indices: Any) -> dict[str, Any]:
+    """Return the arguments of a `DataLoader` that say what it fetches."""
+    if indices is None:
+        return {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
+    if dataloader.batch_sampler is None:
+        return {"batch_size": None, "sampler": indices}
+    return {"batch_sampler": indices}
+
+
+def _shared_generator(dataloader: DataLoader[Any], indices: Any) -> torch.Generator | None:
+    """Return what draws the order, which must be the same on all ranks. A sampler without one gets one."""
+    if indices is None:
+        found = getattr(dataloader.dataset, "generator", None)
+        return found if isinstance(found, torch.Generator) else None
+    sampler = links_of(indices)[-1]
+    if isinstance(sampler, SeedableRandomSampler):
+        return None
+    if getattr(sampler, "generator", sampler) is None and sampler is not dataloader.batch_sampler:
+        # As in Accelerate: drawn where the loader is prepared, so that torch's generator goes on alike.
+        sampler.generator = new_generator(int(torch.empty((), dtype=torch.int64).random_().item()))
+    found = getattr(sampler, "generator", None)
+    return found if isinstance(found, torch.Generator) else None

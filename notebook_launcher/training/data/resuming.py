@@ -1,0 +1,60 @@
+"""Loaders without their first batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
+from notebook_launcher.training.data.loader import loader_arguments
+from notebook_launcher.training.data.samplers import sampler_chain
+from notebook_launcher.training.data.shard import DataLoaderShard
+from notebook_launcher.training.data.skipping import SkipBatchSampler
+from notebook_launcher.training.plugins import whole_number
+
+__all__ = ["SkipDataLoader", "skip_first_batches"]
+
+
+class SkipDataLoader(DataLoaderShard):
+    """A `DataLoader` that leaves out the first `skip_batches` batches of each epoch."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, skip_batches=skip_batches, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
+
+
+def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+    """Return a loader of the same data that begins `num_batches` later.
+
+    It is the rest of the epoch that `dataloader` is in: when it is through, `dataloader` goes on with the next.
+    Data of a map-style data set are not loaded for the batches that are left out.
+
+    Args:
+        dataloader: A prepared loader, or any `DataLoader`.
+        num_batches: How many of this rank's batches to leave out.
+
+    Raises:
+        ValueError: `num_batches` is no whole number, or negative.
+    """
+    num_batches = whole_number("num_batches", num_batches, minimum=0)
+    if isinstance(dataloader, (DataLoaderShard, DataLoaderDispatcher)):
+        return dataloader.without_first(num_batches)
+    arguments = loader_arguments(dataloader)
+    if isinstance(dataloader.dataset, IterableDataset):
+        return SkipDataLoader(
+            dataloader.dataset,
+            num_batches,
+            batch_size=dataloader.batch_size,
+            drop_last=dataloader.drop_last,
+            **arguments,
+        )
+    rest = SkipBatchSampler(sampler_chain(dataloader)[0], num_batches)
+    if dataloader.batch_sampler is None:
+        return DataLoader(dataloader.dataset, batch_size=None, sampler=rest, **arguments)
+    return DataLoader(dataloader.dataset, batch_sampler=rest, **arguments)

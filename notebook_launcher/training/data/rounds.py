@@ -1,0 +1,66 @@
+"""What a prepared loader knows of the batches that all ranks got at once, and which loaders are at work."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["LoaderStack", "Round"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Round:
+    """One round: every rank's batch, counted in samples, in rank order."""
+
+    rows: tuple[int, ...]
+    """Samples in each rank's batch, with those that were added to even it out."""
+    real: tuple[int, ...]
+    """Samples of it that no rank has had before; `gather_for_metrics` keeps these. They come first."""
+    weights: tuple[int, ...]
+    """What the batch counts for in a window's mean: `rows`, or 0 for a batch that only keeps step."""
+
+
+class LoaderStack:
+    """The prepared loaders that are being iterated; the newest is the active one."""
+
+    def __init__(self, on_begin: Callable[[], None] | None = None) -> None:
+        """`on_begin` is called whenever an iteration begins."""
+        self._loaders: list[weakref.ref[Any]] = []
+        self._on_begin = on_begin
+
+    def begin(self, loader: Any) -> None:
+        """Make `loader` the active one."""
+        self._loaders.append(weakref.ref(loader))
+        if self._on_begin is not None:
+            self._on_begin()
+
+    def end(self, loader: Any) -> None:
+        """Take `loader` out, wherever it stands."""
+        kept = [ref for ref in self._loaders if ref() is not None]
+        for at in reversed(range(len(kept))):
+            if kept[at]() is loader:
+                del kept[at]
+                break
+        self._loaders = kept
+
+    @property
+    def active(self) -> Any | None:
+        """The loader whose iteration began last and has not ended."""
+        while self._loaders:
+            loader = self._loaders[-1]()
+            if loader is not None:
+                return loader
+            self._loaders.pop()
+        return None
+
+    @property
+    def loaders(self) -> list[Any]:
+        """All of them, the oldest first."""
+        return [loader for loader in (ref() for ref in self._loaders) if loader is not None]
+
+    def __reduce__(self) -> tuple[type[LoaderStack], tuple[()]]:
+        return LoaderStack, ()  # loaders at work stay where they are

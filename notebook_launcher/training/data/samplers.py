@@ -1,0 +1,104 @@
+"""Samplers: a random order that a seed and an epoch determine, and what is wrapped in what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import RandomSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sized
+
+__all__ = [
+    "SeedableRandomSampler",
+    "count_samples",
+    "get_sampler",
+    "length_of",
+    "links_of",
+    "new_generator",
+    "sampler_chain",
+    "set_epochs",
+]
+
+
+class SeedableRandomSampler(RandomSampler):
+    """A `RandomSampler` whose order depends on its seed and epoch, and on nothing else.
+
+    Each iteration that runs to its end counts the epoch on; `set_epoch` sets it.
+    """
+
+    def __init__(
+        self,
+        data_source: Sized,
+        replacement: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        data_seed: int | None = None,
+    ) -> None:
+        """Take torch's arguments and `data_seed`; None: the seed that torch's generator was last given.
+
+        `generator` is kept and not drawn from.
+        """
+        super().__init__(data_source, replacement, num_samples, generator)
+        self.initial_seed = torch.random.initial_seed() if data_seed is None else data_seed
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        generator = new_generator(self.initial_seed + self.epoch)
+        yield from RandomSampler(self.data_source, self.replacement, self._num_samples, generator)
+        self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next iteration."""
+        self.epoch = epoch
+
+
+def new_generator(seed: int) -> torch.Generator:
+    """Return a generator where torch makes its tensors by default, seeded with `seed` modulo 2**64."""
+    generator = torch.Generator(device=torch.get_default_device())
+    generator.manual_seed(seed if seed < 2**64 else seed - 2**64)
+    return generator
+
+
+def count_samples(batch: Any) -> int:
+    """Return how many samples a sampler's item stands for: the length of a list of indices, 1 for an index."""
+    return len(batch) if hasattr(batch, "__len__") else 1
+
+
+def length_of(one: Any) -> int | None:
+    """Return `len(one)`; None if it does not know."""
+    try:
+        return len(one)
+    except (TypeError, NotImplementedError):
+        # A batch sampler has a length only where its sampler has one.
+        return None
+
+
+def sampler_chain(dataloader: Any) -> list[Any]:
+    """Return what a loader takes its indices from, the outermost first: shard, batch sampler, sampler."""
+    return links_of(dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler)
+
+
+def links_of(link: Any) -> list[Any]:
+    """Return a batch sampler, or sampler, and what it takes its indices from, and so on."""
+    links: list[Any] = []
+    while link is not None and not any(link is known for known in links):
+        links.append(link)
+        inner = getattr(link, "batch_sampler", None)
+        link = getattr(link, "sampler", None) if inner is None else inner
+    return links
+
+
+def get_sampler(dataloader: Any) -> Any:
+    """Return the sampler that draws a loader's single indices; None if its batch sampler draws them itself."""
+    last = sampler_chain(dataloader)[-1]
+    return None if last is dataloader.batch_sampler else last
+
+
+def set_epochs(objects: Iterable[Any], epoch: int) -> None:
+    """Tell the epoch to all that want to know it."""
+    for one in objects:
+        if callable(getattr(one, "set_epoch", None)):
+            one.set_epoch(epoch)

@@ -1,0 +1,199 @@
+"""The loader of a rank that reads its own share."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from notebook_launcher.training.data.agreement import Plan, agree
+from notebook_launcher.training.data.iterable import IterableDatasetShard
+from notebook_launcher.training.data.loader import PreparedLoader
+from notebook_launcher.training.data.lookahead import look_ahead
+from notebook_launcher.training.data.position import Order, Position, Progress
+from notebook_launcher.training.data.rounds import LoaderStack, Round
+from notebook_launcher.training.data.samplers import SeedableRandomSampler, length_of, sampler_chain
+from notebook_launcher.training.data.sharding import BatchSamplerShard
+from notebook_launcher.training.data.streams import CollateWithReceipt, StartWorker, StreamWithReceipts
+from notebook_launcher.training.data.transfer import Delivery
+from notebook_launcher.training.operations.collectives import world_size
+from notebook_launcher.training.random import synchronize_rng_states
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+__all__ = ["DataLoaderShard"]
+
+
+class DataLoaderShard(PreparedLoader):
+    """A `DataLoader` whose batches are one rank's.
+
+    What the rank's share is, a `BatchSamplerShard` or an `IterableDatasetShard` decides; without either, it is
+    everything.
+
+    Args:
+        dataset: As `DataLoader`'s.
+        device: Where batches are moved to; None: nowhere.
+        rng_types: Which generators every rank takes from rank 0 before each epoch (`synchronize_rng_states`).
+        synchronized_generator: What `"generator"` means.
+        skip_batches: How many batches are left out at the start of each epoch.
+        use_stateful_dataloader: Accepted; these loaders always know their position.
+        iteration: The first epoch's number.
+        stack: Where the loader stands while it is iterated.
+        progress: That of a loader whose rest this is; None: one's own.
+        kwargs: As `DataLoader`'s.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device | str | int | None = None,
+        rng_types: Sequence[str] | None = None,
+        synchronized_generator: torch.Generator | None = None,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+        _drop_last: bool = False,  # noqa: FBT001, FBT002
+        _non_blocking: bool = False,  # noqa: FBT001, FBT002
+        iteration: int = 0,
+        *,
+        stack: LoaderStack | None = None,
+        progress: Progress | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.rng_types = rng_types
+        self.synchronized_generator = synchronized_generator
+        self.use_stateful_dataloader = use_stateful_dataloader
+        self._stream: StreamWithReceipts | None = None
+        super().__init__(
+            dataset,
+            device=device,
+            skip_batches=skip_batches,
+            _drop_last=_drop_last,
+            _non_blocking=_non_blocking,
+            iteration=iteration,
+            stack=stack,
+            progress=progress,
+            **kwargs,
+        )
+
+    @property
+    def shard(self) -> BatchSamplerShard | IterableDatasetShard | None:
+        """What cuts this rank's share out; None: it has everything."""
+        if isinstance(self.dataset, IterableDatasetShard):
+            return self.dataset
+        return next((link for link in sampler_chain(self) if isinstance(link, BatchSamplerShard)), None)
+
+    @property
+    def num_processes(self) -> int:
+        """Among how many ranks the data are shared out."""
+        return 1 if self.shard is None else self.shard.num_processes
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether `batch_size` is that of all ranks together."""
+        return self.shard is not None and self.shard.split_batches
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples of the whole data set; raises TypeError if it has no length."""
+        if isinstance(self.dataset, IterableDatasetShard):
+            return len(self.dataset.dataset)
+        return super().total_dataset_length
+
+    def _nominal_batch_size(self) -> int | None:
+        shard = self.shard
+        return shard.batch_size if isinstance(shard, IterableDatasetShard) else super()._nominal_batch_size()
+
+    def _prepare_epoch(self, start: Position) -> None:
+        shard = self.shard
+        together = shard is not None and 1 < shard.num_processes == world_size()
+        if together:
+            sampler = self.get_sampler()
+            seedable = sampler if isinstance(sampler, SeedableRandomSampler) else None
+            plan = agree(self._plan(start, 0 if seedable is None else seedable.initial_seed))
+            if seedable is not None:
+                seedable.initial_seed = plan.seed
+        if isinstance(shard, BatchSamplerShard):
+            shard.check()
+        types = [str(kind) for kind in self.rng_types or ()]
+        if self.synchronized_generator is None:
+            types = [kind for kind in types if kind != "generator"]
+        synchronize_rng_states(types, self.synchronized_generator)
+
+    def _plan(self, start: Position, seed: int) -> Plan:
+        shard = self.shard
+        if isinstance(shard, BatchSamplerShard):
+            lengths = length_of(self.dataset), length_of(shard.batch_sampler)
+        else:
+            assert shard is not None
+            lengths = length_of(shard.dataset), None
+        return Plan(*lengths, start.epoch, start.samples, self.skip_batches, seed)
+
+    def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
+        shard = self.shard
+        if not isinstance(shard, IterableDatasetShard):
+            shard = IterableDatasetShard(
+                self.dataset, self.batch_size, self.drop_last, even_batches=False, uneven="weigh"
+            )
+        self._stream = StreamWithReceipts(shard, self.num_workers, persistent=self.persistent_workers)
+        arguments["collate_fn"] = CollateWithReceipt(self.collate_fn, batched=self.batch_size is not None)
+        if self.worker_init_fn is not None:
+            arguments["worker_init_fn"] = StartWorker(self.worker_init_fn)
+        return DataLoader(self._stream, batch_size=self.batch_size, drop_last=self.drop_last, **arguments)
+
+    def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
+        return self._walk(start, order) if self._stream is None else self._read(self._stream, start, order)
+
+    def _read(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
+        """Yield the batches of an iterable data set."""
+        consumed = self._consumed_streams(start)
+        stream.order(start.epoch, start.stream, consumed)
+        full = (stream.shard.per_rank,) * stream.shard.num_processes
+        full_round = Round(full, full, full)
+        owners = self._owners()
+        self._progress.order = order or Order.capture(owners)
+        with contextlib.nullcontext() if order is None else order.replayed(owners):
+            fetched = iter(self.base_dataloader)
+            if start and not self.num_workers:
+                next(fetched, None)  # a batch to throw away: it makes the data set read what was had
+        skip = 0 if start else self.skip_batches
+        for (batch, receipt), is_last in look_ahead(pair for pair in fetched if pair[1] is not None):
+            consumed[receipt.stream] = receipt.consumed
+            if skip:
+                skip -= 1
+                continue
+            position = Position(start.epoch, sum(consumed), tuple(consumed), receipt.stream)
+            yield Delivery(batch, receipt.round or full_round, is_last, position)
+
+    def _consumed_streams(self, start: Position) -> list[int]:
+        num_streams = max(1, self.num_workers)
+        if not start:
+            return [0] * num_streams
+        streams = start.streams or (start.samples,)
+        if len(streams) != num_streams:
+            raise ValueError(
+                f"This position was saved where {len(streams)} streams of an iterable data set were read, and with "
+                f"num_workers={self.num_workers} there are {num_streams}: each worker reads its own. Set "
+                f"num_workers={len(streams)} until the end of the epoch, or begin it anew with set_epoch()."
+            )
+        return list(streams)
+
+    def without_first(self, num_batches: int) -> DataLoaderShard:
+        """Return a loader of the same kind that begins `num_batches` later."""
+        return DataLoaderShard(
+            self.dataset,
+            self.device,
+            self.rng_types,
+            self.synchronized_generator,
+            self.skip_batches + num_batches,
+            self.use_stateful_dataloader,
+            self._drop_last,
+            self._non_blocking,
+            self.iteration,
+            stack=self.stack,
+            progress=self._progress,
+            **self._loader_arguments(),
+        )

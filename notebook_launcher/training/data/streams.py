@@ -1,0 +1,97 @@
+"""What a loader of an iterable data set fetches: batches, and where in the stream they come from.
+
+A stream is read in worker processes, where its end is seen first. So each element carries a receipt of its
+round there, and the batch that is made of them brings the receipt to the process that trains.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from notebook_launcher.training.data.iterable import IterableDatasetShard
+    from notebook_launcher.training.data.rounds import Round
+
+__all__ = ["CollateWithReceipt", "Receipt", "StartWorker", "StreamWithReceipts"]
+
+
+class Receipt(NamedTuple):
+    """Where a batch comes from."""
+
+    round: Round | None
+    """None: every rank has a full batch."""
+    stream: int
+    """Of which worker's stream it is; 0 without workers."""
+    consumed: int
+    """How many elements of that stream have been had with it."""
+
+
+class StreamWithReceipts(IterableDataset[Any]):
+    """Yields `(element, Receipt)`; `(None, None)` for the elements of a batch that is to be thrown away."""
+
+    def __init__(self, shard: IterableDatasetShard, num_workers: int, *, persistent: bool) -> None:
+        self.shard = shard
+        # The epoch, the stream that was read last, and what was read of each.
+        self._orders = torch.zeros(2 + max(1, num_workers), dtype=torch.int64)
+        if persistent:
+            # Such workers get the data set once, and orders at every epoch.
+            self._orders.share_memory_()  # type: ignore[no-untyped-call]
+
+    def order(self, epoch: int, last_stream: int, consumed: Sequence[int]) -> None:
+        """Say where the next iteration begins."""
+        wanted = [epoch, last_stream, *consumed]
+        self._orders.zero_()
+        self._orders[: len(wanted)] = torch.tensor(wanted)
+
+    def __iter__(self) -> Iterator[tuple[Any, Receipt | None]]:
+        worker = get_worker_info()
+        stream = 0 if worker is None else worker.id
+        epoch, last_stream, *consumed = self._orders.tolist()
+        if worker is not None:
+            self.shard.set_epoch(epoch)
+        skip = consumed[stream]
+        rounds = self.shard.rounds(skip)
+        next(rounds)
+        if skip and stream <= last_stream:
+            # torch begins with worker 0, whose turn it may not be: those before the next one pass.
+            yield from [(None, None)] * self.shard.per_rank
+        for part in rounds:
+            receipt = Receipt(part.round, stream, part.consumed)
+            for element in part.elements:
+                yield element, receipt
+
+
+class CollateWithReceipt:
+    """Collates elements that carry receipts into `(batch, Receipt)`; `(None, None)` passes through."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any], *, batched: bool) -> None:
+        self._collate_fn = collate_fn
+        self._batched = batched
+
+    def __call__(self, items: Any) -> tuple[Any, Receipt | None]:
+        """Collate one batch; in a loader without `batch_size`, one element."""
+        receipt = items[0][1] if self._batched else items[1]
+        if receipt is None:
+            return None, None
+        elements = [element for element, _ in items] if self._batched else items[0]
+        return self._collate_fn(elements), receipt
+
+
+class StartWorker:
+    """Calls the user's `worker_init_fn` in a worker whose data set is, for all to see, the user's."""
+
+    def __init__(self, worker_init_fn: Callable[[int], Any]) -> None:
+        self._worker_init_fn = worker_init_fn
+
+    def __call__(self, worker_id: int) -> None:
+        """Prepare the worker that this is."""
+        info = get_worker_info()
+        assert info is not None
+        # torch documents functions that change `get_worker_info().dataset`. The record refuses assignment.
+        vars(info)["dataset"] = info.dataset.shard.dataset  # type: ignore[attr-defined]
+        self._worker_init_fn(worker_id)

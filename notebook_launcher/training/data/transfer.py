@@ -1,0 +1,71 @@
+"""How batches get to the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from notebook_launcher.training.operations import recursively_apply, send_to_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from notebook_launcher.training.data.position import Position
+    from notebook_launcher.training.data.rounds import Round
+
+__all__ = ["Delivery", "deliver"]
+
+
+class Delivery(NamedTuple):
+    """One rank's batch, and what is known with it."""
+
+    batch: Any
+    round: Round | None
+    is_last: bool
+    position: Position
+    """Where the epoch stands with it."""
+
+
+def deliver(
+    deliveries: Iterable[Delivery], device: torch.device | str | int | None, *, non_blocking: bool
+) -> Iterator[Delivery]:
+    """Move the batches to `device`; None: leave them.
+
+    With `non_blocking` and a CUDA device, each batch is copied from pinned memory on a stream of its own
+    while the batch before is computed on.
+    """
+    if device is None:
+        return iter(deliveries)
+    if non_blocking and torch.device(device).type == "cuda":
+        return _one_ahead(deliveries, torch.device(device))
+    return (
+        Delivery(send_to_device(batch, device, non_blocking=non_blocking), drawn, is_last, position)
+        for batch, drawn, is_last, position in deliveries
+    )
+
+
+def _one_ahead(deliveries: Iterable[Delivery], device: torch.device) -> Iterator[Delivery]:
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    ready: tuple[Delivery, torch.cuda.Event] | None = None
+    for batch, drawn, is_last, position in deliveries:
+        pinned = recursively_apply(_pin, batch)
+        # Memory that a batch gave back was last used by what is queued by now; after that it may be written to.
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            moved = send_to_device(pinned, device, non_blocking=True)
+            copied = Delivery(moved, drawn, is_last, position), stream.record_event()
+        if ready is not None:
+            yield _received(*ready, device)
+        ready = copied
+    if ready is not None:
+        yield _received(*ready, device)
+
+
+def _received(delivery: Delivery, copied: torch.cuda.Event, device: torch.device) -> Delivery:
+    torch.cuda.current_stream(device).wait_event(copied)
+    return delivery
+
+
+def _pin(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" and not tensor.is_pinned() else tensor

@@ -1,0 +1,94 @@
+"""A batch sampler that remembers which round each batch belongs to, for the loader that fetches with it.
+
+torch takes indices in the main process, with and without workers, sooner than it hands out the batches that
+are loaded for them, and in the same order. So the rounds wait here for their batches.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training.data.position import Order
+from notebook_launcher.training.data.sharding import Share, shares_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from notebook_launcher.training.data.rounds import Round
+
+__all__ = ["Walk", "WalkedSampler"]
+
+
+class Walk:
+    """One walk through a batch sampler, one batch ahead of the loader, so that the last is known as such."""
+
+    def __init__(self, batch_sampler: Any, owners: Sequence[Any], skip: int, order: Order | None) -> None:
+        self.order = order
+        """What made the order; None until the first batch is drawn."""
+        self.taken: collections.deque[tuple[Round, int, bool]] = collections.deque()
+        """Of the batches that are being loaded: the round, the samples with it, and whether it is the last."""
+        self._batch_sampler = batch_sampler
+        self._owners = owners
+        self._skip = skip
+        self._shares: Iterator[Share] | None = None
+        self._ahead: Share | None = None
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> Any:
+        if self._shares is None:
+            self._start()
+        share = self._ahead
+        if share is None:
+            raise StopIteration
+        self._step()
+        self.taken.append((share.round, share.samples, self._ahead is None))
+        return share.indices
+
+    def _start(self) -> None:
+        self._shares = shares_of(self._batch_sampler, self._skip)
+        if self.order is not None:
+            with self.order.replayed(self._owners):
+                self._step()
+        else:
+            self.order = Order.capture(self._owners)
+            self._step()
+
+    def _step(self) -> None:
+        assert self._shares is not None
+        self._ahead = next(self._shares, None)
+        if self._ahead is not None and self._ahead.indices is None:
+            # The other ranks have one batch more.
+            self._ahead = None
+
+
+class WalkedSampler:
+    """What the fetching loader takes for its batch sampler: every iteration is a new `Walk`."""
+
+    def __init__(self, batch_sampler: Any, owners: Sequence[Any]) -> None:
+        self._batch_sampler = batch_sampler
+        self._owners = owners
+        self._skip = 0
+        self._order: Order | None = None
+        self._newest: Walk | None = None
+
+    def begin_at(self, skip: int, order: Order | None) -> None:
+        """Leave out the first `skip` samples, in the order that `order` makes, from now on."""
+        self._skip = skip
+        self._order = order
+
+    def take_walk(self) -> Walk:
+        """Return the walk of the iteration that has just begun."""
+        walk, self._newest = self._newest, None
+        assert walk is not None
+        return walk
+
+    def __iter__(self) -> Walk:
+        # A loader with workers asks twice, and uses the second.
+        self._newest = Walk(self._batch_sampler, self._owners, self._skip, self._order)
+        return self._newest
+
+    def __len__(self) -> int:
+        return len(self._batch_sampler)

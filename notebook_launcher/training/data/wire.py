@@ -1,0 +1,188 @@
+"""How rank 0 sends every rank its batch: objects pickled, tensors as they lie in memory.
+
+For each round one small tensor goes to all ranks (what comes, how much, and what everybody has), and then
+each rank's own batch to that rank.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from notebook_launcher.training.data.rounds import Round
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Message", "Parcel", "pack", "receive", "send", "send_end", "send_error", "wire_device"]
+
+BATCH, END, ERROR = range(3)
+
+
+class Message(NamedTuple):
+    """What a rank gets."""
+
+    batch: Any
+    round: Round
+    is_last: bool
+    samples: int
+    """Samples of the epoch that all ranks have had with it."""
+
+
+class Parcel(NamedTuple):
+    """A batch on its way, in bytes."""
+
+    objects: torch.Tensor
+    """What pickle made of it, without the tensors."""
+    tensors: list[torch.Tensor]
+
+
+def pack(parts: Sequence[Any], device: torch.device) -> list[Parcel]:
+    """Return the other ranks' batches as they are sent.
+
+    Args:
+        parts: One for each rank but the first.
+        device: Where their tensors are taken to, if the group cannot send from where they are.
+    """
+    return [_pack(part, wire_device(device)) for part in parts]
+
+
+def send(parcels: Sequence[Parcel], drawn: Round, *, is_last: bool, samples: int, device: torch.device) -> None:
+    """Send every other rank its part; all of them must `receive`.
+
+    Args:
+        parcels: The other ranks' parts.
+        drawn: What all ranks' parts count.
+        is_last: Whether no other round follows.
+        samples: Samples of the epoch with this round.
+        device: As for `pack`.
+    """
+    sizes = [parcel.objects.numel() for parcel in parcels]
+    _announce(BATCH, [int(is_last), samples], drawn, sizes, device)
+    pending = []
+    for rank, parcel in enumerate(parcels, 1):
+        for tag, tensor in enumerate([parcel.objects, *parcel.tensors]):
+            if tensor.numel():
+                pending.append(dist.isend(tensor, rank, tag=tag))
+    for work in filter(None, pending):
+        work.wait()
+
+
+def send_end(device: torch.device) -> None:
+    """Tell the other ranks that there is no more."""
+    _announce(END, [0, 0], None, [], device)
+
+
+def send_error(error: Exception, device: torch.device) -> None:
+    """Make the other ranks raise what rank 0 is about to raise."""
+    parcel = torch.frombuffer(bytearray(_dump_error(error)), dtype=torch.uint8).to(wire_device(device))
+    _announce(ERROR, [0, 0], None, [parcel.numel()] * (dist.get_world_size() - 1), device)
+    dist.broadcast(parcel, src=0)
+
+
+def receive(device: torch.device) -> Message | None:
+    """Return this rank's part of the next round; None if there is no more.
+
+    Raises:
+        Exception: What the data set raised on rank 0.
+    """
+    world, rank, where = dist.get_world_size(), dist.get_rank(), wire_device(device)
+    header = torch.empty(3 + 4 * world, dtype=torch.int64, device=where)
+    dist.broadcast(header, src=0)
+    kind, is_last, samples, *table = header.tolist()
+    if kind == END:
+        return None
+    size = table[3 * world + rank]
+    if kind == ERROR:
+        raise pickle.loads(_receive_bytes(size, where, lambda wire: dist.broadcast(wire, src=0)))
+    parcel = _receive_bytes(size, where, lambda wire: dist.recv(wire, 0, tag=0))
+    rows, real, weights = (tuple(table[at * world : (at + 1) * world]) for at in range(3))
+    return Message(_unpack(parcel, where), Round(rows, real, weights), bool(is_last), samples)
+
+
+def wire_device(device: torch.device) -> torch.device:
+    """Return `device`, or where the group can send from."""
+    kinds = {entry.partition(":")[0] for entry in dist.get_backend_config().split(",")}
+    if "cuda" in kinds and ("cpu" not in kinds or device.type == "cuda") and "nccl" in dist.get_backend_config():
+        return device if device.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _announce(kind: int, numbers: list[int], drawn: Round | None, sizes: list[int], device: torch.device) -> None:
+    world = dist.get_world_size()
+    table = [0] * (3 * world) if drawn is None else [*drawn.rows, *drawn.real, *drawn.weights]
+    sizes = [0, *sizes, *[0] * (world - 1 - len(sizes))]
+    dist.broadcast(torch.tensor([kind, *numbers, *table, *sizes], device=wire_device(device)), src=0)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Leaves plain tensors out, and notes their shapes."""
+
+    def __init__(self, file: io.BytesIO, device: torch.device) -> None:
+        super().__init__(file, protocol=5)
+        self.tensors: list[torch.Tensor] = []
+        self._device = device
+
+    def persistent_id(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.layout != torch.strided or value.is_quantized:
+            return None
+        self.tensors.append(value.detach().resolve_conj().resolve_neg().to(self._device).contiguous())
+        return tuple(value.shape), value.dtype
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes room for the tensors that were left out."""
+
+    def __init__(self, file: io.BytesIO, device: torch.device) -> None:
+        super().__init__(file)
+        self.tensors: list[torch.Tensor] = []
+        self._device = device
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:
+        shape, dtype = pid
+        self.tensors.append(torch.empty(shape, dtype=dtype, device=self._device))
+        return self.tensors[-1]
+
+
+def _pack(batch: Any, device: torch.device) -> Parcel:
+    file = io.BytesIO()
+    pickler = _Pickler(file, device)
+    pickler.dump(batch)
+    objects = torch.frombuffer(file.getbuffer(), dtype=torch.uint8).to(device)
+    return Parcel(objects, [_as_bytes(tensor) for tensor in pickler.tensors])
+
+
+def _receive_bytes(size: int, device: torch.device, receive_into: Callable[[torch.Tensor], Any]) -> bytearray:
+    memory = bytearray(size)
+    here = torch.frombuffer(memory, dtype=torch.uint8)
+    wire = here.to(device)  # on the CPU the same memory
+    receive_into(wire)
+    here.copy_(wire)
+    return memory
+
+
+def _unpack(parcel: bytearray, device: torch.device) -> Any:
+    unpickler = _Unpickler(io.BytesIO(parcel), device)
+    batch = unpickler.load()
+    for tag, tensor in enumerate(unpickler.tensors, 1):
+        if tensor.numel():
+            dist.recv(_as_bytes(tensor), 0, tag=tag)
+    return batch
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _dump_error(error: Exception) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # noqa: BLE001 - whatever the exception's own code raises
+        data = pickle.dumps(RuntimeError(f"the data set failed on rank 0: {type(error).__name__}: {error}"))
+    return data

@@ -1,0 +1,76 @@
+"""torchrun's variables: which of how many processes this one is, and where they meet."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from notebook_launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Place", "flag", "read_place"]
+
+MEETING_POINT = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The place of this process among those that were started with it."""
+
+    rank: int
+    num_processes: int
+    local_rank: int
+    """Its number on its machine."""
+    num_local: int | None
+    """How many there are on its machine; None: not said."""
+
+
+def read_place(environ: Mapping[str, str]) -> Place | None:
+    """Return the place that torchrun's variables say; None if they say nothing.
+
+    `WORLD_SIZE=1` counts only with all the others: some schedulers set it for every job.
+
+    Raises:
+        ConfigError: There are several processes, and a variable that they need to meet is missing or wrong.
+    """
+    num_processes = _number(environ, "WORLD_SIZE")
+    if num_processes is None:
+        return None
+    missing = [name for name in MEETING_POINT if not environ.get(name)]
+    if num_processes <= 1 and (missing or not environ.get("LOCAL_RANK")):
+        return None
+    if missing:
+        raise ConfigError(
+            f"WORLD_SIZE={num_processes} says that this is one of {num_processes} processes, but "
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. notebook_launch(...) and "
+            "torchrun set all of them; to run alone, unset WORLD_SIZE: os.environ.pop('WORLD_SIZE')."
+        )
+    rank = _number(environ, "RANK") or 0
+    if not 0 <= rank < num_processes:
+        raise ConfigError(f"RANK={rank} with WORLD_SIZE={num_processes}: it must be 0 to {num_processes - 1}.")
+    local_rank = _number(environ, "LOCAL_RANK")
+    return Place(
+        rank=rank,
+        num_processes=num_processes,
+        local_rank=rank if local_rank is None else local_rank,
+        num_local=_number(environ, "LOCAL_WORLD_SIZE"),
+    )
+
+
+def flag(environ: Mapping[str, str], name: str) -> bool:
+    """Return whether a variable is on: 1, true, yes, on, t or y."""
+    return environ.get(name, "").strip().lower() in {"1", "true", "yes", "on", "t", "y"}
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name)
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"{name}={text!r} must be a whole number. torchrun and notebook_launch(...) set it."
+        ) from None

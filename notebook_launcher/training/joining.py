@@ -1,0 +1,38 @@
+"""Ranks with different numbers of batches, by torch's `Join`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.algorithms.join import Join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["join_uneven_inputs"]
+
+
+@contextlib.contextmanager
+def join_uneven_inputs(accelerator: Any, joinables: list[Any], even_batches: bool | None) -> Iterator[None]:  # noqa: FBT001
+    """See `Accelerator.join_uneven_inputs`."""
+    if accelerator.num_processes == 1:
+        yield
+        return
+    even = accelerator.even_batches if even_batches is None else even_batches
+    all_samplers: list[Any] = [getattr(loader, "batch_sampler", None) for loader in accelerator._dataloaders]  # noqa: SLF001
+    samplers = [sampler for sampler in all_samplers if hasattr(sampler, "even_batches")]
+    before = [(sampler, sampler.even_batches, getattr(sampler, "uneven", None)) for sampler in samplers]
+    for sampler in samplers:
+        if even_batches is not None:
+            sampler.even_batches = even_batches
+        if hasattr(sampler, "uneven"):
+            sampler.uneven = "leave"  # Join keeps step with ranks that have run out
+    try:
+        with Join(joinables, enable=not even, throw_on_early_termination=False):
+            yield
+    finally:
+        for sampler, even_before, uneven_before in before:
+            sampler.even_batches = even_before
+            if uneven_before is not None:
+                sampler.uneven = uneven_before

@@ -1,0 +1,88 @@
+"""Logging from several processes: by default only process 0 speaks."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    Adapter = logging.LoggerAdapter  # Python 3.10 cannot subscript it.
+
+__all__ = ["MultiProcessAdapter", "get_logger"]
+
+
+class MultiProcessAdapter(Adapter):
+    """A logger that knows which process it speaks in; every message starts with `[RANK r]`.
+
+    Its methods take two more keyword arguments:
+
+    * `main_process_only` (True): whether only process 0 logs.
+    * `in_order` (False): whether all processes log, one after the other by rank; `main_process_only` is
+      ignored then. Every process must make the call, at a level that is enabled on all or on none.
+
+    The rank is asked for at each message: from the default process group, before there is one from the
+    variable `RANK`, and otherwise it is 0. No Accelerator is needed.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(logger, {})
+        self._said: set[str] = set()
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Put the rank before the message."""
+        return f"[RANK {_place()[0]}] {msg}", kwargs
+
+    def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """Log at `level`, on the processes that `main_process_only` and `in_order` say."""
+        main_process_only, in_order = kwargs.pop("main_process_only", True), kwargs.pop("in_order", False)
+        if not self.isEnabledFor(level):
+            return
+        # One frame more than `logging` counts: this one.
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+        rank, num_processes = _place()
+        msg, changed = self.process(msg, kwargs)
+        for turn in range(num_processes) if in_order else [rank]:
+            if turn == rank and (in_order or rank == 0 or not main_process_only):
+                self.logger.log(level, msg, *args, **changed)
+            if in_order and num_processes > 1:
+                dist.barrier()
+
+    def warning_once(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """Warn, unless this logger has given the same warning with the same arguments before."""
+        said = f"{msg!r} {args!r} {kwargs!r}"
+        if said not in self._said:
+            self._said.add(said)
+            self.log(logging.WARNING, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
+
+
+def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAdapter:
+    """Return a logger for several processes.
+
+    Args:
+        name: As for `logging.getLogger`; usually `__name__`.
+        log_level: Its level, `"DEBUG"` for instance; None: what the variable `ACCELERATE_LOG_LEVEL` says, or as
+            it is. The root logger's level is left alone.
+
+    Raises:
+        ValueError: The level is unknown.
+    """
+    level = log_level if log_level is not None else os.environ.get("ACCELERATE_LOG_LEVEL")
+    logger = logging.getLogger(name)
+    if level:
+        logger.setLevel(level.upper() if isinstance(level, str) else level)
+    return MultiProcessAdapter(logger)
+
+
+def _place() -> tuple[int, int]:
+    """Return the rank, and how many processes can take turns."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else 0, 1

@@ -1,0 +1,199 @@
+"""Running out of memory, and trying again with less."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.training.operations import broadcast_object_list
+from notebook_launcher.training.operations.collectives import world_size
+from notebook_launcher.training.regrouping import Peers, forget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.training.accelerator import Accelerator
+
+__all__ = ["clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"]
+
+SHORTAGES = (
+    "out of memory",  # CUDA, HIP, MPS, NCCL
+    "can't allocate memory",  # torch's CPU allocator
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_NOT_SUPPORTED",  # what cuDNN says of a batch that no algorithm has the memory for
+)
+
+
+def clear_device_cache(garbage_collection: bool = False) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
+    """Give the GPU memory that torch holds in reserve back to the driver; nothing happens without CUDA.
+
+    Args:
+        garbage_collection: Whether to collect reference cycles first, which takes tens of milliseconds.
+    """
+    if garbage_collection:
+        gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def release_memory(*objects: Any) -> list[None]:
+    """Return a None for each object, to be assigned to the variables that hold it, and clear the cache.
+
+    `model, optimizer = release_memory(model, optimizer)`. What other variables refer to stays.
+    """
+    count = len(objects)
+    del objects
+    clear_device_cache(garbage_collection=True)
+    return [None] * count
+
+
+def should_reduce_batch_size(exception: BaseException) -> bool:
+    """Return whether an error says that a GPU or the machine had too little memory."""
+    if isinstance(exception, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    return isinstance(exception, RuntimeError) and any(words in str(exception) for words in SHORTAGES)
+
+
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+    *,
+    accelerator: Accelerator | None = None,
+) -> Callable[..., Any]:
+    """Make a function run with the largest batch size that fits, as a decorator with or without arguments.
+
+    The function is called as `function(batch_size, *args, **kwargs)`. When memory runs out, it is called again
+    with a smaller size. The size that worked is where the next call starts.
+
+    On several processes all must call it, and they agree: if memory runs out on any of them, all try again
+    with the same smaller size, also those that had finished. The one that ran out leaves the process group,
+    so that gloo gives an error to those that wait for it in a collective; then all meet in a new group. This
+    has limits:
+
+    * Whatever holds the group must be made inside the function: models (prepared or DDP), and groups of
+      `torch.distributed.new_group`.
+    * NCCL does not notice that a peer has left. If memory runs out on one GPU while another waits for it in
+      a collective, NCCL's timeout ends the run (10 minutes by default).
+    * A process that waits for a peer outside of collectives, in a store or a lock, is not released.
+    * Another error is raised at once where it occurs, and nothing is tried again.
+
+    Args:
+        function: What to call; None: returns a decorator.
+        starting_batch_size: The first size, per process.
+        reduce_batch_size_fn: Returns the next size, which must be smaller; that of process 0 counts. None: 0.9
+            times the last one, rounded down; with `accelerator`, the next one that divides the global batch.
+        accelerator: Keeps the global batch: its `gradient_accumulation_steps` are raised by the factor that
+            the size is reduced by, rounded up.
+
+    Raises:
+        RuntimeError: Not even a batch of 1 fits.
+        TypeError: The function cannot be called with the batch size first and the arguments after it.
+        ValueError: `reduce_batch_size_fn` returned a size that is not smaller.
+    """
+    if function is None:
+        return functools.partial(
+            find_executable_batch_size,
+            starting_batch_size=starting_batch_size,
+            reduce_batch_size_fn=reduce_batch_size_fn,
+            accelerator=accelerator,
+        )
+    search = _Search(function, starting_batch_size, reduce_batch_size_fn, accelerator)
+
+    @functools.wraps(function)
+    def search_and_run(*args: Any, **kwargs: Any) -> Any:
+        return search.run(args, kwargs)
+
+    return search_and_run
+
+
+class _Search:
+    """One decorated function, and the size that it has come down to."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        size: int,
+        reduce_size: Callable[[], int] | None,
+        accelerator: Accelerator | None,
+    ) -> None:
+        self._function = function
+        self._size = size
+        self._reduce_size = reduce_size
+        self._accelerator = accelerator
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._check_call(args, kwargs)
+        clear_device_cache(garbage_collection=True)
+        peers = Peers() if world_size() > 1 else None
+        steps = self._accelerator.gradient_accumulation_steps if self._accelerator else 1
+        size, global_batch = self._size, self._size * steps
+        while size > 0:
+            again, result = self._attempt(peers, size, args, kwargs)
+            if not again:
+                self._size = size
+                return result
+            size = self._next_size(size, global_batch)
+            if self._accelerator is not None and size > 0:
+                self._accelerator.gradient_accumulation_steps = math.ceil(global_batch / size)
+        raise RuntimeError("No executable batch size found, reached zero.")
+
+    def _attempt(
+        self, peers: Peers | None, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bool, Any]:
+        result, error = None, None
+        try:
+            result = self._function(size, *args, **kwargs)
+        except BaseException as caught:  # noqa: BLE001 - it is raised below, once the peers know of it
+            error = caught
+        try:
+            again = peers.agree(error, should_reduce_batch_size) if peers else _is_shortage(error)
+            if error is not None and not again:
+                raise error
+            if again:
+                forget(error)
+                result = None
+        finally:
+            # An error and the frame that names it would keep each other, and a batch of tensors, alive.
+            del error
+        if again:
+            clear_device_cache(garbage_collection=peers is None)
+        return again, result
+
+    def _next_size(self, size: int, global_batch: int) -> int:
+        if self._reduce_size is not None:
+            reduced = self._reduce_size()
+        elif self._accelerator is not None:
+            reduced = next((less for less in range(int(size * 0.9), 0, -1) if global_batch % less == 0), 0)
+        else:
+            reduced = int(size * 0.9)
+        reduced = int(broadcast_object_list([reduced])[0])
+        if reduced >= size:
+            raise ValueError(
+                f"reduce_batch_size_fn returned {reduced} after a batch size of {size} had not fitted. It must return "
+                "a smaller one each time it is called, or the search would not end."
+            )
+        return reduced
+
+    def _check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = getattr(self._function, "__name__", repr(self._function))
+        signature = inspect.signature(self._function)
+        try:
+            signature.bind(self._size, *args, **kwargs)
+        except TypeError as error:
+            wanted = ", ".join(list(signature.parameters)[1:])
+            raise TypeError(
+                f"{name}{signature} cannot be called with the batch size and {len(args) + len(kwargs)} more arguments "
+                f"({error}). find_executable_batch_size passes the batch size itself, as the first argument: define "
+                f"{name}(batch_size, ...) and call {name}({wanted})."
+            ) from None
+
+
+def _is_shortage(error: BaseException | None) -> bool:
+    return error is not None and should_reduce_batch_size(error)

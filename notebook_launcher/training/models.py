@@ -1,0 +1,187 @@
+"""Models that synchronise their gradients, and know whether they have."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from notebook_launcher.training.plugins import DDPCommunicationHookType as Hook
+from notebook_launcher.training.plugins import DistributedDataParallelKwargs
+from notebook_launcher.training.precision import compute_in, strip_precision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["LeafTensor", "SyncedModel", "is_sharded", "synchronise", "unwrap_model", "wrap"]
+
+DEFAULTS = DistributedDataParallelKwargs()
+FORWARD_ALONE = 1
+"""There was a forward whose backward will not synchronise."""
+FORWARD_SYNCED = 2
+
+
+class SyncedModel(DistributedDataParallel):
+    """DistributedDataParallel that notes under which state each forward ran.
+
+    DDP decides at the forward whether the backward synchronises. A backward that expected otherwise
+    leaves every rank with its own gradients, silently; see `Guard`.
+    """
+
+    forwards: int = 0
+    """The states of the forwards that no backward has answered, as flags."""
+    synced: bool = False
+    """Whether the gradients that the parameters hold are the same on all ranks."""
+    ran_alone: bool = False
+    """Whether the last forward that a backward answered was one that does not synchronise."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model."""
+        if torch.is_grad_enabled():
+            # Past Module.__setattr__, which takes 1 us to find out that an int is no parameter.
+            self.__dict__["forwards"] = self.forwards | (
+                FORWARD_SYNCED if self.require_backward_grad_sync else FORWARD_ALONE
+            )
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+
+class LeafTensor:
+    """A tensor that is trained by itself, not as a module's parameter."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.require_backward_grad_sync = True
+        self.synced = False
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Give the tensor."""
+        yield self.tensor
+
+
+def wrap(
+    model: torch.nn.Module, device: torch.device, kwargs: DistributedDataParallelKwargs, process_group: Any = None
+) -> SyncedModel:
+    """Return the model with its gradients synchronised; its weights become rank 0's.
+
+    Args:
+        model: On its device already.
+        device: Where it is.
+        kwargs: How DDP is to be built, and the communication hook.
+        process_group: None: the default group.
+    """
+    names = ("dim", "broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view",
+             "static_graph")  # fmt: skip
+    # Only what differs from torch's defaults: newer versions warn of `broadcast_buffers`, whatever its value.
+    given = {name: value for name in names if (value := getattr(kwargs, name)) != getattr(DEFAULTS, name)}
+    devices = [device.index] if device.type == "cuda" else None
+    synced = SyncedModel(model, device_ids=devices, process_group=process_group, **given)
+    _register_hook(synced, kwargs)
+    return synced
+
+
+def _register_hook(model: SyncedModel, kwargs: DistributedDataParallelKwargs) -> None:
+    if kwargs.comm_hook == Hook.NO:
+        return
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    simple = {Hook.FP16: default_hooks.fp16_compress_hook, Hook.BF16: default_hooks.bf16_compress_hook}
+    power = {Hook.POWER_SGD: powerSGD_hook.powerSGD_hook, Hook.BATCHED_POWER_SGD: powerSGD_hook.batched_powerSGD_hook}
+    wrappers = {
+        Hook.FP16: default_hooks.fp16_compress_wrapper,
+        Hook.BF16: default_hooks.bf16_compress_wrapper,
+    }
+    hook: Any = simple.get(kwargs.comm_hook) or power.get(kwargs.comm_hook)  # type: ignore[call-overload]
+    state: Any = model.process_group
+    if kwargs.comm_hook in power:
+        state = powerSGD_hook.PowerSGDState(model.process_group, **kwargs.comm_state_option)
+    wrapper = wrappers.get(kwargs.comm_wrapper)  # type: ignore[call-overload]
+    chosen = hook if wrapper is None else wrapper(hook)
+
+    # Under a name of its own: by theirs, torch refuses the bf16 hooks on gloo, which can do it. Without
+    # annotations: torch compares them with classes, and here they are text.
+    def reduce(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        return chosen(state, bucket)
+
+    model.register_comm_hook(state, reduce)
+
+
+def is_sharded(model: Any) -> bool:
+    """Return whether `fully_shard` (FSDP2) was applied to the model."""
+    return hasattr(model, "set_requires_gradient_sync")
+
+
+def unwrap_model(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:  # noqa: FBT001, FBT002 - Accelerate's signature
+    """Return the model that was handed to `prepare`.
+
+    Args:
+        model: As `prepare` returned it; anything else is returned as it is.
+        keep_fp32_wrapper: Whether its `forward` still computes in mixed precision.
+        keep_torch_compile: Whether a compiled model stays compiled.
+    """
+    compiled = None
+    while True:
+        if isinstance(model, (DistributedDataParallel, DataParallel)):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            compiled, model = compiled or model, model._orig_mod  # noqa: SLF001 - torch.compile gives no other way
+        else:
+            break
+    if not keep_fp32_wrapper:
+        strip_precision(model)
+    if compiled is not None and keep_torch_compile:
+        return compiled
+    return model
+
+
+def place(model: torch.nn.Module, device: torch.device, precision: str) -> torch.nn.Module:
+    """Move the model to its device, and make its forward compute in `precision`."""
+    compute_in(model, device.type, precision)
+    return model.to(device)
+
+
+def synchronise(leaves: list[LeafTensor]) -> None:
+    """Average the gradients of leaf tensors over all ranks: one all-reduce for each dtype.
+
+    A rank on which a tensor had no part in the loss counts as one whose gradient is zero.
+    """
+    world = dist.get_world_size()
+    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for leaf in leaves:
+        tensor = leaf.tensor
+        if tensor.grad is None:
+            tensor.grad = torch.zeros_like(tensor)
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor.grad)
+        leaf.synced = True
+    for grads in groups.values():
+        flat = torch.cat([grad.reshape(-1) for grad in grads]) if len(grads) > 1 else grads[0].contiguous()
+        dist.all_reduce(flat)
+        flat.div_(world)
+        if len(grads) == 1:
+            grads[0].copy_(flat)
+            continue
+        at = 0
+        for grad in grads:
+            grad.copy_(flat[at : at + grad.numel()].view_as(grad))
+            at += grad.numel()
+
+
+@contextlib.contextmanager
+def without_sync(model: Any) -> Iterator[None]:
+    """Let gradients accumulate in each rank by itself, forward and backward."""
+    if isinstance(model, (DistributedDataParallel, LeafTensor)):
+        before, model.require_backward_grad_sync = model.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            model.require_backward_grad_sync = before
+    elif is_sharded(model):
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
+    else:
+        yield

@@ -1,0 +1,143 @@
+"""Walking through batches: nested lists, tuples, mappings and dataclasses of tensors, whose types are kept."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from typing_extensions import TypeIs
+
+__all__ = ["find_tensors", "honor_type", "is_record", "is_tensor", "map_tensors", "rebuild", "recursively_apply"]
+
+
+def is_tensor(value: Any) -> TypeIs[torch.Tensor]:
+    """Return whether `value` is a tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def is_record(value: Any) -> bool:
+    """Return whether `value` is an instance of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
+    """Return the items of `generator` as a list, tuple or named tuple of the type of `obj`."""
+    if hasattr(obj, "_make") and hasattr(obj, "_fields"):
+        return obj._make(generator)
+    return type(obj)(generator)
+
+
+def rebuild(data: Any, func: Callable[[Any], Any], skip: Collection[Any] = ()) -> Any:
+    """Return a container like `data`, with `func` applied to each of its parts but those under the keys `skip`.
+
+    A mapping that is more than a dict (`BatchEncoding`, `defaultdict`, transformers' `ModelOutput`) and a
+    dataclass are copied, and then their parts replaced, so that what else they hold comes along.
+    """
+    if isinstance(data, (list, tuple)):
+        return honor_type(data, [func(part) for part in data])
+    if not isinstance(data, Mapping):
+        return _rebuild_record(data, func, skip)
+    parts = {key: part if key in skip else func(part) for key, part in data.items()}
+    if type(data) is dict:
+        return parts
+    if not isinstance(data, MutableMapping):
+        return type(data)(parts)  # type: ignore[call-arg]
+    clone = copy.copy(data)
+    for key, part in parts.items():
+        clone[key] = part
+    return clone
+
+
+def _rebuild_record(data: Any, func: Callable[[Any], Any], skip: Collection[Any]) -> Any:
+    clone = copy.copy(data)
+    for field in dataclasses.fields(data):
+        if field.name not in skip and hasattr(data, field.name):
+            # A frozen dataclass refuses the plain assignment.
+            object.__setattr__(clone, field.name, func(getattr(data, field.name)))
+    return clone
+
+
+def recursively_apply(
+    func: Callable[..., Any],
+    data: Any,
+    *args: Any,
+    test_type: Callable[[Any], bool] = is_tensor,
+    error_on_other_type: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Apply `func` to every leaf of a nested batch that passes `test_type`.
+
+    Args:
+        func: Called as `func(leaf, *args, **kwargs)`.
+        data: Lists, tuples, named tuples, mappings and dataclasses in each other; their types are kept.
+        args: More positional arguments for `func`.
+        test_type: Which leaves `func` is for; the default: tensors.
+        error_on_other_type: Whether another leaf is an error; if not, it stays as it is.
+        kwargs: More keyword arguments for `func`.
+
+    Raises:
+        TypeError: `error_on_other_type` is set and a leaf does not pass `test_type`.
+    """
+
+    def walk(part: Any) -> Any:
+        if isinstance(part, (list, tuple, Mapping)):
+            return rebuild(part, walk)
+        if test_type(part):
+            return func(part, *args, **kwargs)
+        if is_record(part):
+            return rebuild(part, walk)
+        if error_on_other_type:
+            raise TypeError(_wrong_leaf(_name(func), part))
+        return part
+
+    return walk(data)
+
+
+def map_tensors(operation: str, func: Callable[[torch.Tensor], Any], data: Any) -> Any:
+    """Apply `func` to every tensor; None stays, and any other leaf is a TypeError that names `operation`."""
+
+    def walk(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return func(part)
+        if part is None:
+            return None
+        if isinstance(part, (list, tuple, Mapping)) or is_record(part):
+            return rebuild(part, walk)
+        raise TypeError(_wrong_leaf(operation, part))
+
+    return walk(data)
+
+
+def find_tensors(data: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a nested batch, in order."""
+    if isinstance(data, torch.Tensor):
+        yield data
+    elif isinstance(data, (list, tuple)):
+        for part in data:
+            yield from find_tensors(part)
+    elif isinstance(data, Mapping):
+        for part in data.values():
+            yield from find_tensors(part)
+    elif is_record(data):
+        for field in dataclasses.fields(data):
+            yield from find_tensors(getattr(data, field.name, None))
+
+
+def _wrong_leaf(operation: str, leaf: Any) -> str:
+    text = repr(leaf)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    return (
+        f"{operation} got {text}, a {type(leaf).__name__}. It takes tensors, also in nested lists, tuples, "
+        "dicts and dataclasses; for other objects there is gather_object([...])."
+    )
+
+
+def _name(func: Callable[..., Any]) -> str:
+    return str(getattr(func, "__name__", repr(func)))

@@ -1,0 +1,89 @@
+"""Making tensors equally long on all processes, and batches divisible by their number."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+from notebook_launcher.training.operations.checking import require_alike
+from notebook_launcher.training.operations.collectives import gather, world_size
+from notebook_launcher.training.operations.nested import find_tensors, map_tensors
+
+__all__ = ["pad_across_processes", "pad_input_tensors"]
+
+
+def pad_across_processes(
+    tensor: Any,
+    dim: int = 0,
+    pad_index: Any = 0,
+    pad_first: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+) -> Any:
+    """Make each tensor as long as the longest that any process has, so that they can be gathered.
+
+    All lengths are exchanged at once.
+
+    Args:
+        tensor: Nested tensors, of the same dtypes and numbers of dimensions on all processes.
+        dim: Along which dimension; tensors that do not have it stay as they are.
+        pad_index: What to fill with: a number, or a tensor that broadcasts to the padding.
+        pad_first: Whether the padding comes before the data.
+
+    Returns:
+        The same structure. Its dtypes are kept.
+
+    Raises:
+        TypeError: A leaf is neither a tensor nor None.
+        ValueError: A tensor is of torch's nested kind, which has no one length.
+        DistributedOperationException: In debug mode, the numbers of dimensions or the dtypes differ.
+    """
+    if world_size() == 1:
+        return tensor
+    require_alike("pad_across_processes", tensor, lambda one: f"{one.ndim}-dimensional {one.dtype}")
+    lengths = torch.tensor([_length(one, dim) for one in find_tensors(tensor)], dtype=torch.int64)
+    longest = iter(gather(lengths[None]).amax(0).tolist() if len(lengths) else [])
+    return map_tensors(
+        "pad_across_processes",
+        lambda one: _pad(one, dim, next(longest) - _length(one, dim), pad_index, first=pad_first),
+        tensor,
+    )
+
+
+def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+    """Lengthen each tensor until `num_processes` divides the batch, by repeating its last sample.
+
+    Args:
+        tensor: Nested tensors.
+        batch_size: How many samples there are.
+        num_processes: What must divide their number.
+        dim: Which dimension counts samples.
+    """
+    missing = -batch_size % num_processes
+    return map_tensors("pad_input_tensors", lambda one: _repeat_last(one, dim, missing), tensor)
+
+
+def _length(tensor: torch.Tensor, dim: int) -> int:
+    if tensor.is_nested:
+        raise ValueError(
+            f"pad_across_processes got a nested tensor of {tensor.size(0)} parts, which has no one length. "
+            "Pass tensor.to_padded_tensor(0.0) instead."
+        )
+    return tensor.shape[dim] if -tensor.ndim <= dim < tensor.ndim else 0
+
+
+def _pad(tensor: torch.Tensor, dim: int, missing: int, pad_index: Any, *, first: bool) -> torch.Tensor:
+    if missing == 0:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = missing
+    padding = tensor.new_empty(shape)
+    padding[...] = pad_index
+    return torch.cat([padding, tensor] if first else [tensor, padding], dim=dim)
+
+
+def _repeat_last(tensor: torch.Tensor, dim: int, missing: int) -> torch.Tensor:
+    if missing == 0 or not -tensor.ndim <= dim < tensor.ndim:
+        return tensor
+    last = tensor.narrow(dim, tensor.shape[dim] - 1, 1)
+    return torch.cat(list(itertools.chain([tensor], itertools.repeat(last, missing))), dim=dim)

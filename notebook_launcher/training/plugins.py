@@ -1,0 +1,258 @@
+"""The records that configure an Accelerator, by Accelerate's names and defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Iterable
+
+__all__ = [
+    "AutocastKwargs",
+    "DDPCommunicationHookType",
+    "DataLoaderConfiguration",
+    "DistributedDataParallelKwargs",
+    "DistributedType",
+    "GradScalerKwargs",
+    "GradientAccumulationPlugin",
+    "InitProcessGroupKwargs",
+    "KwargsHandler",
+    "PrecisionType",
+    "ProfileKwargs",
+    "ProjectConfiguration",
+]
+
+UNEVEN = ("weigh", "stop", "error", "leave")
+
+
+class TextEnum(str, enum.Enum):
+    """An enumeration whose members equal their text."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @classmethod
+    def list(cls) -> list[str]:
+        """Return the values."""
+        return [str(member.value) for member in cls]
+
+
+class DistributedType(TextEnum):
+    """How processes work together."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+
+
+class PrecisionType(TextEnum):
+    """What the forward pass computes in."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+class DDPCommunicationHookType(TextEnum):
+    """How gradients are compressed on their way (torch.distributed.algorithms.ddp_comm_hooks)."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "power_sgd"
+    BATCHED_POWER_SGD = "batched_power_sgd"
+
+
+@dataclasses.dataclass
+class GradientAccumulationPlugin:
+    """How gradients are accumulated."""
+
+    num_steps: int | None = None
+    """Micro-batches per update; None: 1, or what the launcher says."""
+    adjust_scheduler: bool = True
+    """Accepted and without effect, as in Accelerate 1.15: a scheduler counts updates."""
+    sync_with_dataloader: bool = True
+    """Whether a window ends where its loader ends; False: windows go on over epochs."""
+    sync_each_batch: bool | None = None
+    """Whether gradients are synchronised in every micro-batch: more traffic, less memory when sharded.
+    None: sharded models (FSDP) are, others are not."""
+
+    def __post_init__(self) -> None:
+        if self.num_steps is not None:
+            self.num_steps = whole_number("num_steps", self.num_steps)
+
+
+@dataclasses.dataclass
+class DataLoaderConfiguration:
+    """How prepared loaders share their data out."""
+
+    split_batches: bool = False
+    """Whether each rank gets a slice of every batch; False: every `num_processes`-th batch."""
+    dispatch_batches: bool | None = None
+    """Whether rank 0 reads and sends the others their slices; None: for iterable data sets."""
+    even_batches: bool = True
+    """Whether the last round is filled with samples from the start, so that all ranks have as much."""
+    use_seedable_sampler: bool = False
+    """Whether the order depends on the seed and the epoch alone."""
+    data_seed: int | None = None
+    """The seed of that order; None: drawn from torch's generator."""
+    non_blocking: bool = False
+    """Whether batches go to the GPU while the one before is computed on (with pinned memory)."""
+    use_stateful_dataloader: bool = False
+    """Accepted; prepared loaders of map-style data always know their position."""
+    uneven: str | None = None
+    """What a rank does that has run out of batches before others have, with `even_batches=False`:
+    `"weigh"` repeats a batch with weight zero, `"stop"` ends the loop on all ranks together, `"error"`
+    refuses before the loop, `"leave"` ends it on that rank alone (others may wait for ever). None: `"weigh"`."""
+
+    def __post_init__(self) -> None:
+        if self.uneven is not None and self.uneven not in UNEVEN:
+            raise ValueError(f"uneven={self.uneven!r} is unknown. It can be {', '.join(map(repr, UNEVEN))} or None.")
+
+
+@dataclasses.dataclass
+class ProjectConfiguration:
+    """Where a project keeps its checkpoints and logs."""
+
+    project_dir: str | None = None
+    logging_dir: str | None = None
+    """None: `project_dir`."""
+    automatic_checkpoint_naming: bool = False
+    """Whether `save_state()` writes `project_dir/checkpoints/checkpoint_<iteration>` and counts on."""
+    total_limit: int | None = None
+    """How many automatically named checkpoints are kept; None: all."""
+    iteration: int = 0
+    """The number of the next one."""
+    save_on_each_node: bool = False
+
+    def __post_init__(self) -> None:
+        self.set_directories(self.project_dir)
+        if self.total_limit is not None:
+            self.total_limit = whole_number("total_limit", self.total_limit)
+
+    def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
+        """Set the project's folder, and that of the logs where none was chosen."""
+        if project_dir is not None:
+            self.project_dir = os.fspath(project_dir)
+        if self.logging_dir is None:
+            self.logging_dir = self.project_dir
+
+
+class KwargsHandler:
+    """Base of the records that carry arguments to torch."""
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Return all fields by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass
+class AutocastKwargs(KwargsHandler):
+    """Arguments of `torch.autocast`."""
+
+    enabled: bool = True
+    cache_enabled: bool | None = None
+
+
+@dataclasses.dataclass
+class DistributedDataParallelKwargs(KwargsHandler):
+    """Arguments of `torch.nn.parallel.DistributedDataParallel`, and its communication hook."""
+
+    dim: int = 0
+    broadcast_buffers: bool = True
+    bucket_cap_mb: int = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    """Accepted and without effect, as in torch."""
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    comm_hook: DDPCommunicationHookType | str = DDPCommunicationHookType.NO
+    comm_wrapper: DDPCommunicationHookType | str = DDPCommunicationHookType.NO
+    """`"fp16"` or `"bf16"` around a PowerSGD hook."""
+    comm_state_option: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Arguments of `PowerSGDState`."""
+
+    def __post_init__(self) -> None:
+        self.comm_hook = DDPCommunicationHookType(self.comm_hook)
+        self.comm_wrapper = DDPCommunicationHookType(self.comm_wrapper)
+
+
+@dataclasses.dataclass
+class GradScalerKwargs(KwargsHandler):
+    """Arguments of `torch.amp.GradScaler`."""
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    enabled: bool = True
+
+
+@dataclasses.dataclass
+class InitProcessGroupKwargs(KwargsHandler):
+    """Arguments of `torch.distributed.init_process_group`; used only where no group is up yet."""
+
+    backend: str | None = None
+    init_method: str | None = None
+    timeout: dt.timedelta | None = None
+
+
+@dataclasses.dataclass
+class ProfileKwargs(KwargsHandler):
+    """Arguments of `torch.profiler.profile`."""
+
+    activities: list[str] | None = None
+    """`"cpu"`, `"cuda"`; None: all that there are."""
+    schedule_option: dict[str, int] | None = None
+    on_trace_ready: Callable[..., Any] | None = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | None = None
+    """Where each rank writes `profile_<rank>.json`; None: nowhere."""
+
+
+def whole_number(name: str, value: Any, *, minimum: int = 1) -> int:
+    """Return `value` as an int; raises ValueError if it is none or too small."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}={value!r} is a {type(value).__name__}; it must be a whole number.")  # noqa: TRY004
+    if value < minimum:
+        raise ValueError(f"{name}={value!r} is too small; it must be {minimum} or more.")
+    return value
+
+
+def pick_handlers(handlers: Iterable[Any] | None, known: tuple[type, ...]) -> dict[type, Any]:
+    """Return the handlers by type; raises ValueError for an unknown one or two of a kind."""
+    found: dict[type, Any] = {}
+    for handler in handlers or ():
+        kind = next((kind for kind in known if isinstance(handler, kind)), None)
+        if kind is None:
+            names = ", ".join(one.__name__ for one in known)
+            raise ValueError(f"kwargs_handlers holds {handler!r}, which is unknown. It can hold {names}.")
+        if kind in found:
+            raise ValueError(f"kwargs_handlers holds two {kind.__name__}. Pass one.")
+        found[kind] = handler
+    return found
+
+
+def warn_user(message: str) -> None:
+    """Warn at the first line outside this package."""
+    warnings.warn(message, stacklevel=_outside())
+
+
+def _outside() -> int:
+    # `skip_file_prefixes` of warnings.warn does this, from Python 3.12 on.
+    here, level = str(Path(__file__).parents[1]), 1
+    frame = sys._getframe(1)  # noqa: SLF001
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
+        frame, level = frame.f_back, level + 1
+    return level

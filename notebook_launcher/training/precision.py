@@ -1,0 +1,64 @@
+"""Mixed precision: a forward that computes in it and answers in float32, and the gradient scaler."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.training.operations import convert_to_fp32
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from notebook_launcher.training.plugins import AutocastKwargs, GradScalerKwargs
+
+__all__ = ["autocast", "compute_in", "make_scaler", "strip_precision"]
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class MixedForward:
+    """A module's `forward` under autocast; half-precision outputs come back in float32."""
+
+    def __init__(self, forward: Callable[..., Any], device_type: str, dtype: torch.dtype) -> None:
+        self.forward = forward
+        self.device_type = device_type
+        self.dtype = dtype
+        functools.update_wrapper(self, forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.device_type, dtype=self.dtype):
+            outputs = self.forward(*args, **kwargs)
+        return convert_to_fp32(outputs)
+
+
+def compute_in(model: torch.nn.Module, device_type: str, precision: str) -> None:
+    """Make `model.forward` compute in `precision`; its weights stay as they are."""
+    if precision == "no" or isinstance(model.forward, MixedForward):
+        return
+    model.forward = MixedForward(model.forward, device_type, DTYPES[precision])
+
+
+def strip_precision(model: torch.nn.Module) -> None:
+    """Undo `compute_in`."""
+    if isinstance(model.__dict__.get("forward"), MixedForward):
+        del model.__dict__["forward"]
+
+
+@contextlib.contextmanager
+def autocast(device: torch.device, precision: str, kwargs: AutocastKwargs) -> Iterator[None]:
+    """Compute in `precision`, as the prepared model's forward does."""
+    if precision == "no" or not kwargs.enabled:
+        with torch.autocast(device.type, enabled=False):
+            yield
+        return
+    with torch.autocast(device.type, dtype=DTYPES[precision], cache_enabled=kwargs.cache_enabled):
+        yield
+
+
+def make_scaler(device: torch.device, kwargs: GradScalerKwargs) -> torch.amp.GradScaler:
+    """Return the scaler that keeps fp16 gradients from vanishing."""
+    return torch.amp.GradScaler(device.type, **kwargs.to_kwargs())

@@ -1,0 +1,257 @@
+"""The process among its peers: who it is, what it computes on, and what only some processes do."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from notebook_launcher.training.environment import Place, flag, read_place
+from notebook_launcher.training.plugins import DistributedType, warn_user
+from notebook_launcher.training.splitting import split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import timedelta
+
+__all__ = ["ProcessState"]
+
+
+class ProcessState:
+    """What a process knows of itself and its peers.
+
+    It adopts the default process group that is up (`notebook_launch` starts one), or else starts the one that
+    torchrun's variables describe: with NCCL if every process of this machine has a GPU of its own, else with
+    gloo. Without those variables the process is alone, and nothing here waits for anybody.
+
+    Args:
+        cpu: Whether to leave GPUs alone; the variable `ACCELERATE_USE_CPU` says so too.
+        backend: The group's backend; None: as above. Only for a group that is started here.
+        timeout: How long a collective waits before it is an error; None: torch's 30 minutes with gloo and 10
+            with NCCL. Set on a group that is up already, too.
+
+    Raises:
+        ConfigError: `WORLD_SIZE` says that there are several processes, and the other variables do not say
+            where they meet.
+    """
+
+    device: torch.device
+    """What this process computes on."""
+    num_processes: int
+    process_index: int
+    """Its rank."""
+    local_process_index: int
+    """Its number on its machine."""
+    distributed_type: DistributedType
+    backend: str | None
+    """The group's backend; None without one."""
+    debug: bool
+    """Whether operations compare shapes first (`ACCELERATE_DEBUG_MODE`)."""
+
+    def __init__(self, *, cpu: bool = False, backend: str | None = None, timeout: timedelta | None = None) -> None:
+        self._use_gpu = not (cpu or flag(os.environ, "ACCELERATE_USE_CPU")) and torch.cuda.is_available()
+        self.debug = flag(os.environ, "ACCELERATE_DEBUG_MODE")
+        place = None
+        if dist.is_available():
+            place = _adopt(backend, timeout) if dist.is_initialized() else read_place(os.environ)
+        self.process_index = place.rank if place else 0
+        self.local_process_index = place.local_rank if place else 0
+        self.num_processes = place.num_processes if place else 1
+        self.set_device()
+        if place and not dist.is_initialized():
+            _start(backend or self._choose_backend(place), timeout, self.device)
+        self.backend = dist.get_backend() if place else None
+        several = DistributedType.MULTI_GPU if self._use_gpu else DistributedType.MULTI_CPU
+        self.distributed_type = several if self.num_processes > 1 else DistributedType.NO
+
+    def __repr__(self) -> str:
+        return (
+            f"Distributed environment: {self.distributed_type}{f'  Backend: {self.backend}' if self.backend else ''}\n"
+            f"Num processes: {self.num_processes}\n"
+            f"Process index: {self.process_index}\n"
+            f"Local process index: {self.local_process_index}\n"
+            f"Device: {self.device}\n"
+        )
+
+    def _choose_backend(self, place: Place) -> str:
+        if not self._use_gpu or not dist.is_nccl_available():
+            return "gloo"
+        # NCCL refuses two processes of one group on one GPU.
+        return "gloo" if (place.num_local or 1) > torch.cuda.device_count() else "nccl"
+
+    def set_device(self) -> None:
+        """Choose the device, and make this process' GPU torch's current one."""
+        if not self._use_gpu:
+            self.device = torch.device("cpu")
+        elif self.num_processes == 1:
+            # Asking torch would initialise CUDA, which whoever only asks who it is need not pay for.
+            self.device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+        else:
+            self.device = torch.device("cuda", self.local_process_index % torch.cuda.device_count())
+            torch.cuda.set_device(self.device)
+
+    @property
+    def initialized(self) -> bool:
+        """True, for code that asks Accelerate's shared state."""
+        return True
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several processes."""
+        return self.num_processes > 1
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is process 0."""
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self.local_process_index == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the process with the highest rank."""
+        return self.process_index == self.num_processes - 1
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every process has come here. All of them must call it."""
+        self._barrier(wait=True)
+
+    def _barrier(self, *, wait: bool) -> None:
+        if self.num_processes == 1:
+            return
+        device_ids = [self.device.index] if self.backend == "nccl" and self.device.type == "cuda" else None
+        dist.barrier(device_ids=device_ids, async_op=not wait)
+
+    def main_process_first(self) -> contextlib.AbstractContextManager[None]:
+        """Let process 0 run a `with` block while the others wait, and then the others.
+
+        If process 0 raises in it, the others run the block all the same.
+        """
+        return self._goes_first(self.is_main_process)
+
+    def local_main_process_first(self) -> contextlib.AbstractContextManager[None]:
+        """Let the first process of each machine run a `with` block while the others wait, and then the others."""
+        return self._goes_first(self.is_local_main_process)
+
+    @contextlib.contextmanager
+    def _goes_first(self, first: bool) -> Iterator[None]:  # noqa: FBT001 - the one thing there is to say
+        if not first:
+            self.wait_for_everyone()
+            yield
+            return
+        try:
+            yield
+        except Exception:
+            # Lets the others in without waiting for them: what went wrong must be seen at once.
+            with contextlib.suppress(RuntimeError):
+                self._barrier(wait=False)
+            raise
+        self.wait_for_everyone()
+
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Make a function do nothing, and return None, on all processes but process 0."""
+        return self._only(self.is_main_process, function)
+
+    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Make a function do nothing on all processes but the first of each machine."""
+        return self._only(self.is_local_main_process, function)
+
+    def on_last_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Make a function do nothing on all processes but the last."""
+        return self._only(self.is_last_process, function)
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """Make a function do nothing on all processes but process `process_index`; a lone process runs it.
+
+        Raises:
+            ValueError: `process_index` is missing.
+        """
+        return self._only(self.process_index == _given("process_index", process_index), function)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """Make a function do nothing on all processes but number `local_process_index` of each machine.
+
+        Raises:
+            ValueError: `local_process_index` is missing.
+        """
+        return self._only(self.local_process_index == _given("local_process_index", local_process_index), function)
+
+    def _only(self, here: bool, function: Callable[..., Any] | None) -> Callable[..., Any]:  # noqa: FBT001
+        if function is None:
+            return functools.partial(self._only, here)
+        if here or not self.use_distributed:
+            return function
+
+        @functools.wraps(function)
+        def do_nothing(*_args: Any, **_kwargs: Any) -> None:
+            return None
+
+        return do_nothing
+
+    @contextlib.contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:  # noqa: FBT001, FBT002
+        """Give each process its share of `inputs`, for inference for instance.
+
+        Args:
+            inputs: A sequence, tensor, array, data frame, data set, or a mapping of these, equally long.
+            apply_padding: Whether the last item is repeated until all shares are equally long, so that
+                results can be gathered.
+
+        Yields:
+            The share, a piece of `inputs` without gaps; the first processes get one item more where the
+            number of items is not divisible. A lone process gets `inputs` itself.
+
+        Raises:
+            ValueError: The values of a mapping differ in length.
+            TypeError: `inputs` cannot be split.
+        """
+        if not self.use_distributed:
+            yield inputs
+        else:
+            yield split(inputs, self.process_index, self.num_processes, pad=apply_padding)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print, on the first process of each machine only."""
+        if self.is_local_main_process:
+            print(*args, **kwargs)  # noqa: T201 - this is what it is for
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Leave `group`, or the default group and all others; nothing happens if none is up."""
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group(group)
+
+
+def _adopt(backend: str | None, timeout: timedelta | None) -> Place:
+    """Return this process' place in the group that is up."""
+    up = dist.get_backend()
+    if backend is not None and backend != up:
+        warn_user(
+            f"backend={backend!r} has no effect: the process group that is up uses {up!r}, and is kept. Ask for "
+            f"another where it is started: notebook_launch(..., backend={backend!r}) or init_process_group(...)."
+        )
+    if timeout is not None:
+        # The only name torch has for it.
+        dist.distributed_c10d._set_pg_timeout(timeout)  # noqa: SLF001
+    local_rank = os.environ.get("LOCAL_RANK") or dist.get_rank()
+    return Place(rank=dist.get_rank(), num_processes=dist.get_world_size(), local_rank=int(local_rank), num_local=None)
+
+
+def _start(backend: str, timeout: timedelta | None, device: torch.device) -> None:
+    dist.init_process_group(backend, timeout=timeout, device_id=device if backend == "nccl" else None)
+
+
+def _given(name: str, value: int | None) -> int:
+    if value is None:
+        raise ValueError(f"{name} is missing: say which process, as in @accelerator.on_process({name}=1).")
+    return value

@@ -1,0 +1,176 @@
+"""Random number generators: seed them, make them the same on all ranks, keep and restore their states."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+import random
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "capture_rng_states",
+    "derive_rng_states",
+    "restore_rng_states",
+    "set_seed",
+    "synchronize_rng_state",
+    "synchronize_rng_states",
+]
+
+LOWEST, HIGHEST = -(2**63), 2**64 - 1
+"""What `torch.manual_seed` takes."""
+RNG_TYPES = ("torch", "cuda", "generator")
+
+
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
+    """Seed Python, NumPy's legacy generator if NumPy is imported, torch, and CUDA on all devices.
+
+    Args:
+        seed: A whole number from -2**63 to 2**64 - 1. NumPy, which takes 32 bits, gets it modulo 2**32.
+        device_specific: Whether each rank's seed is `seed` plus its rank.
+        deterministic: Whether torch may use deterministic algorithms only; an operation that has none
+            raises. cuBLAS then needs `CUBLAS_WORKSPACE_CONFIG`, which is set if CUDA is not in use yet.
+
+    Raises:
+        TypeError: `seed` is not a whole number.
+        ValueError: `seed` is out of range.
+    """
+    number = _whole_seed(seed) + (_process_index() if device_specific else 0)
+    if not LOWEST <= number <= HIGHEST:
+        raise ValueError(f"set_seed({seed!r}): torch takes seeds from -2**63 to 2**64 - 1. Pass a smaller number.")
+    _seed_all(number)
+    if deterministic:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # Without it, matrix products on a GPU raise under deterministic algorithms; cuBLAS reads it once.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+
+def _whole_seed(seed: int) -> int:
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(
+            f"set_seed({seed!r}): a seed must be a whole number, not {type(seed).__name__}. Convert it with int()."
+        ) from None
+
+
+def _seed_all(number: int) -> None:
+    random.seed(number)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+def _process_index() -> int:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def synchronize_rng_states(rng_types: Iterable[str], generator: torch.Generator | None = None) -> None:
+    """Give every rank the states that generators have on rank 0; all ranks call it together.
+
+    Args:
+        rng_types: `"torch"` (the CPU's default), `"cuda"` (the current device's), `"generator"`.
+        generator: The one that `"generator"` means.
+
+    Raises:
+        ValueError: An unknown type, or `"generator"` without one.
+    """
+    for rng_type in rng_types:
+        synchronize_rng_state(rng_type, generator=generator)
+
+
+def synchronize_rng_state(rng_type: str | None = None, generator: torch.Generator | None = None) -> None:
+    """Give every rank the state that one generator has on rank 0; see `synchronize_rng_states`.
+
+    Raises:
+        ValueError: An unknown type, or `"generator"` without one.
+    """
+    rng_type = str(getattr(rng_type, "value", rng_type))  # an enumeration's member counts as its value
+    if rng_type not in RNG_TYPES:
+        raise ValueError(f"rng_type={rng_type!r} is unknown. It can be {', '.join(map(repr, RNG_TYPES))}.")
+    if rng_type == "generator" and generator is None:
+        raise ValueError('rng_type="generator" needs one: pass generator=torch.Generator().')
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return
+    if rng_type == "torch":
+        torch.set_rng_state(_from_rank_0(torch.get_rng_state()))
+    elif rng_type == "cuda":
+        torch.cuda.set_rng_state(_from_rank_0(torch.cuda.get_rng_state()))
+    else:
+        assert generator is not None
+        generator.set_state(_from_rank_0(generator.get_state()))
+
+
+def _from_rank_0(state: torch.Tensor) -> torch.Tensor:
+    # NCCL sends what is on a GPU only; a state lives on the CPU.
+    on_wire = state.cuda() if "nccl" in str(dist.get_backend()) else state
+    dist.broadcast(on_wire, src=0)
+    return on_wire.cpu()
+
+
+def capture_rng_states() -> dict[str, Any]:
+    """Return the states of this process' generators, by Accelerate's names and in plain types.
+
+    Keys: `random_state`; `numpy_random_seed` if NumPy is imported, with its key as a list of numbers, which
+    NumPy takes and `torch.load(weights_only=True)` reads; `torch_manual_seed`; and if CUDA is in use,
+    `torch_cuda_manual_seed`, a list by device, and `torch_cuda_device`, the current one.
+    """
+    states: dict[str, Any] = {"random_state": random.getstate(), "torch_manual_seed": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        name, key, position, has_gauss, cached = numpy.random.get_state()
+        states["numpy_random_seed"] = (name, key.tolist(), int(position), int(has_gauss), float(cached))
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
+        states["torch_cuda_device"] = torch.cuda.current_device()
+    return states
+
+
+def restore_rng_states(states: Mapping[str, Any]) -> None:
+    """Set this process' generators to what `capture_rng_states`, or Accelerate, kept.
+
+    Generators that the states do not name stay as they are. On a machine with another number of GPUs,
+    the current device continues with the state of the device that was current then.
+    """
+    if "random_state" in states:
+        random.setstate(states["random_state"])
+    if "numpy_random_seed" in states and (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.set_state(states["numpy_random_seed"])
+    if "torch_manual_seed" in states:
+        torch.set_rng_state(states["torch_manual_seed"].cpu())
+    if "torch_cuda_manual_seed" in states and torch.cuda.is_available():
+        _restore_cuda(states["torch_cuda_manual_seed"], states.get("torch_cuda_device"))
+
+
+def _restore_cuda(states: list[torch.Tensor], current: int | None) -> None:
+    for device, state in zip(range(torch.cuda.device_count()), states, strict=False):
+        torch.cuda.set_rng_state(state.cpu(), device)
+    if current is not None and len(states) != torch.cuda.device_count():
+        torch.cuda.set_rng_state(states[current].cpu())
+
+
+def derive_rng_states(states: Mapping[str, Any], process_index: int) -> dict[str, Any]:
+    """Return states for a rank of which none were kept: a function of another rank's states and its number.
+
+    Args:
+        states: What `capture_rng_states` returned on another rank.
+        process_index: The rank that they are for; different ranks get different states.
+    """
+    digest = hashlib.sha256(bytes(states["torch_manual_seed"].tolist()) + process_index.to_bytes(8, "little"))
+    seed = int.from_bytes(digest.digest()[:8], "little")
+    before = capture_rng_states()
+    try:
+        _seed_all(seed)
+        return capture_rng_states()
+    finally:
+        restore_rng_states(before)

@@ -1,0 +1,190 @@
+"""Attempts that all processes make together: if one must give up, all give up, and meet again in a new group.
+
+    process 0            process 1                 process 2
+    function(64) ...     function(64) ...          function(64) returns
+    waits in all-reduce  out of memory
+                         says so in the store
+                         leaves the group
+    all-reduce fails                                reads what each one says
+    reads the store
+    leaves the group                                leaves the group
+    ------------------- all of them: a new group, function(57) -------------------
+
+A process that has left cannot be waited for: with gloo its connections close, and whoever waits in a
+collective gets an error. A new group is needed all the same, since the processes may have stopped in
+different collectives, and the next one would meet the rest of the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import gc
+import os
+import sys
+import traceback
+import uuid
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from notebook_launcher import context
+from notebook_launcher.training.operations import broadcast_object_list
+from notebook_launcher.training.plugins import warn_user
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Peers", "forget"]
+
+# A process may evaluate and save for hours after the others have returned. One that has died is noticed
+# by whoever started it.
+PATIENCE = timedelta(days=30)
+
+
+class Outcome(enum.Enum):
+    """What became of one process' attempt."""
+
+    DONE = b"done"
+    GAVE_UP = b"gave up"
+    RELEASED = b"released"
+    """It failed because another one had given up."""
+    FAILED = b"failed"
+
+
+class Peers:
+    """The processes of the default group, for one call that may need several attempts.
+
+    All of them must make one at the same place.
+    """
+
+    def __init__(self) -> None:
+        name = broadcast_object_list([uuid.uuid4().hex])[0]
+        # The group's own store, which outlives it here. torch has no public name for it.
+        self._store = dist.PrefixStore(f"attempts/{name}", dist.distributed_c10d._get_default_store())  # noqa: SLF001
+        self._rank, self._num_processes = dist.get_rank(), dist.get_world_size()
+        self._backend, self._timeout = dist.get_backend(), _group_timeout()
+        self._number = 0
+
+    def agree(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> bool:
+        """Return whether all processes shall try again; there is a new group then.
+
+        Args:
+            error: What ended this process' attempt; None: it succeeded.
+            gives_up: Whether an error asks for another attempt.
+        """
+        mine = self._outcome(error, gives_up)
+        if mine is Outcome.GAVE_UP:
+            # Before it leaves: whoever gets an error from that must find the reason.
+            self._store.set(f"{self._number}/given up", "")
+        if mine is Outcome.FAILED:
+            # The error must not be hidden by that of a store that has ended with the others.
+            with contextlib.suppress(RuntimeError):
+                self._store.set(self._key(self._rank), mine.value)
+            return False
+        self._store.set(self._key(self._rank), mine.value)
+        if mine is not Outcome.DONE:
+            forget(error)
+            _leave_group()
+        outcomes = self._everyone()
+        if Outcome.FAILED in outcomes or Outcome.GAVE_UP not in outcomes:
+            return False
+        if mine is Outcome.DONE:
+            _leave_group()
+        self._meet_again()
+        return True
+
+    def _outcome(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> Outcome:
+        if error is None:
+            return Outcome.DONE
+        if gives_up(error):
+            return Outcome.GAVE_UP
+        if isinstance(error, Exception) and self._store.check([f"{self._number}/given up"]):
+            return Outcome.RELEASED
+        return Outcome.FAILED
+
+    def _everyone(self) -> list[Outcome]:
+        keys = [self._key(rank) for rank in range(self._num_processes)]
+        self._store.wait(keys, PATIENCE)
+        return [Outcome(self._store.get(key)) for key in keys]
+
+    def _key(self, rank: int) -> str:
+        return f"{self._number}/rank {rank}"
+
+    def _meet_again(self) -> None:
+        self._number += 1
+        dist.init_process_group(
+            self._backend,
+            timeout=self._timeout,
+            store=dist.PrefixStore(f"group {self._number}", self._store),
+            rank=self._rank,
+            world_size=self._num_processes,
+        )
+
+
+def forget(error: BaseException | None) -> None:
+    """Let go of all that the functions an error came through have in their variables, tensors above all."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _leave_group() -> None:
+    """Leave the default group so that its connections close, which the last reference to it does."""
+    group = weakref.ref(dist.distributed_c10d._get_default_group())  # noqa: SLF001
+    _take_from_torch(group())
+    _take_from_models()
+    gc.collect()
+    rank = context.current()
+    if rank is not None and rank.pid == os.getpid():
+        rank.rendezvous.leave()
+    elif "nccl" in dist.get_backend():
+        dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - `destroy` would wait for the collective
+    else:
+        dist.destroy_process_group()
+    if group() is not None:
+        warn_user(
+            "Something outside of the function still refers to the process group, so that a process that waits for "
+            "this one in a collective waits until the time-out. Make whatever holds the group inside the function."
+        )
+
+
+def _take_from_torch(group: object) -> None:
+    # Imported while a group is up (torch's compiler does), this module keeps it in its functions' defaults.
+    # Without it, they take the group that is up when they are called.
+    module = sys.modules.get("torch.distributed.nn.functional")
+    for function in list(vars(module).values()) if module else ():
+        defaults = getattr(function, "__defaults__", None)
+        if defaults and any(default is group for default in defaults):
+            function.__defaults__ = tuple(None if default is group else default for default in defaults)
+
+
+def _take_from_models() -> None:
+    # Such as those of the attempt that an Accelerator still lists.
+    for thing in gc.get_objects():
+        # `isinstance` would wake lazy objects.
+        if issubclass(type(thing), DistributedDataParallel) and "process_group" in vars(thing):
+            vars(thing).update(process_group=None, reducer=_Gone(), logger=_Gone())
+
+
+class _Gone:
+    """Stands where a DDP model had what belongs to a group."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(
+            "This DDP model belongs to an attempt that ran out of memory, or was made before it, and its process group "
+            "is gone. Make and prepare the model inside the function that is tried again."
+        )
+
+
+def _group_timeout() -> timedelta | None:
+    group: Any = dist.distributed_c10d._get_default_group()  # noqa: SLF001
+    with contextlib.suppress(AttributeError, RuntimeError):
+        timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout  # noqa: SLF001
+        return timeout
+    return None

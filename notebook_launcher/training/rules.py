@@ -1,0 +1,72 @@
+"""Where this package and Hugging Face Accelerate decide differently, one field for each difference.
+
+`EXACT` is what `notebook_launcher` does, `ACCELERATE` what Accelerate 1.15 does and `notebook_launcher.compat`
+keeps. There is one implementation; whoever differs asks here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+__all__ = ["ACCELERATE", "EXACT", "Rules"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The decisions; each field says what True means."""
+
+    nominal_divisor: bool
+    """`backward` divides by `gradient_accumulation_steps`, also in a window that was cut short."""
+    shared_window: bool
+    """All models share one count of micro-batches; False: each set of models has its own windows."""
+    keep_abandoned: bool
+    """Gradients of a window that a `break` or an exception left stay and are added to the next one's."""
+    scheduler_per_process: bool
+    """A scheduler advances `num_processes` times for each update."""
+    zero_grad_drops_window: bool
+    """`zero_grad` before the last backward of a window drops what the window has gathered."""
+    clip_inside_window: bool
+    """`clip_grad_norm_` clips at every call; False: only where the window ends."""
+    guards: bool
+    """Misuse that makes ranks diverge is an error."""
+    sync_leaf_tensors: bool
+    """Leaf tensors that are handed to `prepare` are synchronised like a model's parameters."""
+    environment_wins: bool
+    """`ACCELERATE_GRADIENT_ACCUMULATION_STEPS` wins over the argument."""
+    fp16_on_cpu: bool
+    """`mixed_precision="fp16"` on a CPU computes in fp16 with a scaler; False: in full precision."""
+    weigh_uneven: bool
+    """Ranks that have run out of batches go on with weight zero; False: they stop, and the others may hang."""
+    newest_is_shared: bool
+    """`PartialState()` and its siblings show the newest Accelerator."""
+
+
+EXACT = Rules(
+    nominal_divisor=False,
+    shared_window=False,
+    keep_abandoned=False,
+    scheduler_per_process=False,
+    zero_grad_drops_window=False,
+    clip_inside_window=False,
+    guards=True,
+    sync_leaf_tensors=True,
+    environment_wins=False,
+    fp16_on_cpu=True,
+    weigh_uneven=True,
+    newest_is_shared=False,
+)
+
+ACCELERATE = Rules(
+    nominal_divisor=True,
+    shared_window=True,
+    keep_abandoned=True,
+    scheduler_per_process=True,
+    zero_grad_drops_window=True,
+    clip_inside_window=True,
+    guards=False,
+    sync_leaf_tensors=False,
+    environment_wins=True,
+    fp16_on_cpu=False,
+    weigh_uneven=False,
+    newest_is_shared=True,
+)

@@ -1,0 +1,72 @@
+"""A learning-rate scheduler that advances once for each update."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from notebook_launcher.training.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.windows import GradientState
+
+__all__ = ["AcceleratedScheduler"]
+
+
+class AcceleratedScheduler:
+    """A prepared scheduler: `step()` advances it if an update was made, and only then."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        optimizers: list[AcceleratedOptimizer],
+        *,
+        step_with_optimizer: bool = True,
+        steps_per_update: int = 1,
+        gradient_state: GradientState | None = None,
+    ) -> None:
+        """Wrap a scheduler.
+
+        Args:
+            scheduler: A torch scheduler, or anything with `step()`.
+            optimizers: Those whose updates it follows: its own, or all.
+            step_with_optimizer: False: every `step()` advances it.
+            steps_per_update: 1; Accelerate's number of processes in `compat`.
+            gradient_state: Says whether a micro-batch is the last of its window.
+        """
+        self.scheduler = scheduler
+        self.optimizers = optimizers
+        self.step_with_optimizer = step_with_optimizer
+        self.steps_per_update = steps_per_update
+        self.gradient_state = gradient_state
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Advance, if the window has ended and its update was not skipped for an overflow."""
+        if not self.step_with_optimizer:
+            self.scheduler.step(*args, **kwargs)
+            return
+        if self.gradient_state is not None and not self.gradient_state.sync_gradients:
+            return
+        if any(optimizer.step_was_skipped for optimizer in self.optimizers):
+            return
+        for _ in range(self.steps_per_update):
+            # OneCycleLR refuses to go past its end, where windows cut short make more updates than planned.
+            if getattr(self.scheduler, "_step_count", 0) <= getattr(self.scheduler, "total_steps", float("inf")):
+                self.scheduler.step(*args, **kwargs)
+
+    def get_last_lr(self) -> list[float]:
+        """Return the learning rates of the last step, one for each parameter group."""
+        rates: list[float] = self.scheduler.get_last_lr()
+        return rates
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped scheduler's state."""
+        state: dict[str, Any] = self.scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped scheduler's state."""
+        self.scheduler.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scheduler":
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)

@@ -1,0 +1,148 @@
+"""Who decides precision and accumulation: an argument, then the launcher, then Accelerate's variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import context, messages
+from notebook_launcher.training.plugins import (
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    PrecisionType,
+    whole_number,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from notebook_launcher.training.rules import Rules
+
+__all__ = [
+    "check_precision",
+    "resolve_accumulation",
+    "resolve_hook",
+    "resolve_max_grad_norm",
+    "resolve_precision",
+    "say_conflicts",
+    "whole_number",
+]
+
+STEPS_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
+
+
+def resolve_precision(argument: Any, conflicts: list[str]) -> str:
+    """Return the precision; raises ValueError if it is unknown."""
+    if argument is not None:
+        chosen = _precision("mixed_precision", argument)
+        _compare("mixed_precision", chosen, conflicts)
+        return chosen
+    launched = _launched("mixed_precision")
+    if launched is not None:
+        return str(launched)
+    return _precision(PRECISION_VARIABLE, os.environ.get(PRECISION_VARIABLE, "no"))
+
+
+def _precision(name: str, value: Any) -> str:
+    text = str(value).lower()
+    if text in PrecisionType.list():
+        return text
+    close = difflib.get_close_matches(text, PrecisionType.list(), n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"{name}={value!r} is unknown.{hint} It can be 'no', 'fp16' or 'bf16'.")
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raise ValueError if the device cannot compute in it."""
+    import torch
+
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        name = torch.cuda.get_device_name(device)
+        raise ValueError(f"mixed_precision='bf16': {name} cannot compute in bf16. Use 'fp16' or 'no'.")
+
+
+def resolve_accumulation(
+    steps: int | None, plugin: GradientAccumulationPlugin | None, rules: Rules, conflicts: list[str]
+) -> GradientAccumulationPlugin:
+    """Return the plugin, with the number of steps settled."""
+    if plugin is not None and not isinstance(plugin, GradientAccumulationPlugin):
+        raise TypeError(f"gradient_accumulation_plugin={plugin!r} is no GradientAccumulationPlugin.")
+    if steps is not None:
+        steps = whole_number("gradient_accumulation_steps", steps)
+    if plugin is not None and steps is not None and steps != 1:
+        raise ValueError(
+            f"gradient_accumulation_steps={steps} and gradient_accumulation_plugin={plugin!r} were both given. "
+            "Pass num_steps in the plugin alone."
+        )
+    given = plugin.num_steps if plugin is not None and plugin.num_steps is not None else steps
+    settled = _steps(given, rules, conflicts)
+    return dataclasses.replace(plugin or GradientAccumulationPlugin(), num_steps=settled)
+
+
+def _steps(given: int | None, rules: Rules, conflicts: list[str]) -> int:
+    launched = _launched("gradient_accumulation_steps")
+    variable = os.environ.get(STEPS_VARIABLE)
+    if rules.environment_wins and variable is not None:
+        return _steps_of(variable)
+    if given is not None:
+        _compare("gradient_accumulation_steps", given, conflicts)
+        return given
+    if launched is not None:
+        return int(launched)
+    return _steps_of(variable) if variable is not None else 1
+
+
+def _steps_of(variable: str) -> int:
+    if not variable.strip().isdecimal() or int(variable) < 1:
+        raise ValueError(f"{STEPS_VARIABLE}={variable!r} must be a whole number, 1 or more.")
+    return int(variable)
+
+
+def resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> float | None:
+    """Return the norm that gradients are clipped to before each update, or None."""
+    if argument is None:
+        launched = _launched("max_grad_norm")
+        return None if launched is None else float(launched)
+    if isinstance(argument, bool) or not isinstance(argument, (int, float)) or not argument > 0:
+        raise ValueError(f"max_grad_norm={argument!r} must be a number above 0, or None for no clipping.")
+    _compare("max_grad_norm", float(argument), conflicts)
+    return float(argument)
+
+
+def resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[str]) -> DistributedDataParallelKwargs:
+    """Return how DDP is built, with the launcher's communication hook if the code names none."""
+    launched = _launched("comm_hook")
+    handler = handler or DistributedDataParallelKwargs()
+    if launched is None or launched == "no":
+        return handler
+    if handler.comm_hook != DDPCommunicationHookType.NO:
+        _compare("comm_hook", str(handler.comm_hook), conflicts)
+        return handler
+    return dataclasses.replace(handler, comm_hook=DDPCommunicationHookType(launched))
+
+
+def say_conflicts(conflicts: list[str]) -> None:
+    """Say in one line where the code and the launch differ."""
+    rank = context.current()
+    if conflicts and rank is not None and rank.rank == 0:
+        text = "Accelerator(): " + "; ".join(conflicts) + ". The code wins."
+        rank.send(messages.Notice(text=text))
+
+
+def _launched(name: str) -> Any:
+    """Return the launcher's setting; None without a launcher, and where it was left at its default."""
+    rank = context.current()
+    settings = getattr(rank, "settings", None)
+    if settings is None or name not in settings.asked:
+        return None
+    return getattr(settings, name)
+
+
+def _compare(name: str, chosen: Any, conflicts: list[str]) -> None:
+    launched = _launched(name)
+    if launched is not None and launched != chosen:
+        conflicts.append(f"{name}={chosen!r} in the code, {launched!r} in the launch")

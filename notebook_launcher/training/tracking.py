@@ -1,0 +1,219 @@
+"""The trackers of an Accelerator: which there are, and what they are told."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import operator
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import context
+from notebook_launcher.training.jsonlines import JSONLinesTracker
+from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.tensorboard import TensorBoardTracker
+from notebook_launcher.training.tracker import BlankTracker, GeneralTracker, as_number
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from notebook_launcher.training.process import ProcessState
+
+__all__ = [
+    "BlankTracker",
+    "GeneralTracker",
+    "JSONLinesTracker",
+    "TensorBoardTracker",
+    "Trackers",
+    "filter_trackers",
+    "register_tracker_class",
+]
+
+_CLASSES: dict[str, type[GeneralTracker]] = {
+    JSONLinesTracker.name: JSONLinesTracker,
+    TensorBoardTracker.name: TensorBoardTracker,
+}
+
+
+def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
+    """Let `log_with` find a tracker by its name, in this process; a rank registers in the function that it runs.
+
+    A class of the same name is replaced; there is a warning if that is one of this package's.
+
+    Raises:
+        ValueError: It is no subclass of `GeneralTracker`, or lacks `name` or `requires_logging_directory`.
+    """
+    if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
+        raise ValueError(f"{tracker_class!r} cannot be registered: it is no subclass of GeneralTracker.")  # noqa: TRY004 - as in Accelerate
+    name = getattr(tracker_class, "name", None)
+    if not (isinstance(name, str) and name) or not hasattr(tracker_class, "requires_logging_directory"):
+        raise ValueError(
+            f"{tracker_class.__name__} cannot be registered: its class must define name, which must not be empty, and "
+            "requires_logging_directory, True or False."
+        )
+    replaced = _CLASSES.get(name)
+    if replaced in (JSONLinesTracker, TensorBoardTracker) and replaced is not tracker_class:
+        warn_user(f"{tracker_class.__name__} takes the name of {replaced.__name__}: log_with={name!r} means it now.")
+    _CLASSES[name] = tracker_class
+
+
+def filter_trackers(
+    log_with: Any, logging_dir: str | os.PathLike[str] | None = None
+) -> list[type[GeneralTracker] | GeneralTracker]:
+    """Return what `log_with` names, each once and in its order.
+
+    Args:
+        log_with: A name, a class or an instance, a list of them, or None. `"all"` stands for every class that is
+            known and installed.
+        logging_dir: The folder for those that require one.
+
+    Raises:
+        ValueError: A name is unknown, an entry is something else, or the folder is missing.
+    """
+    entries = log_with if isinstance(log_with, (list, tuple, set)) else [] if log_with is None else [log_with]
+    found: list[type[GeneralTracker] | GeneralTracker] = []
+    for entry in entries:
+        for tracker in _find(entry):
+            if tracker not in found:
+                found.append(tracker)
+    for tracker in found:
+        if isinstance(tracker, type) and tracker.requires_logging_directory and logging_dir is None:
+            raise ValueError(
+                f"log_with={log_with!r}: the tracker {tracker.name!r} writes to a folder, and there is none. "
+                "Pass project_dir=, or ProjectConfiguration(logging_dir=...)."
+            )
+    return found
+
+
+def _find(entry: Any) -> list[type[GeneralTracker] | GeneralTracker]:
+    if isinstance(entry, GeneralTracker) or (isinstance(entry, type) and issubclass(entry, GeneralTracker)):
+        return [entry]
+    name = str(entry).lower() if isinstance(entry, str) else None
+    if name == "all":
+        return [one for one in _CLASSES.values() if _is_available(one)]
+    one = _CLASSES.get(name) or _CLASSES.get(entry) if name is not None else None
+    if one is None:
+        close = difflib.get_close_matches(str(name), _CLASSES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        names = ", ".join(map(repr, sorted(_CLASSES)))
+        raise ValueError(
+            f"log_with={entry!r} is unknown.{hint} It can be {names}, 'all', or a GeneralTracker: its class, an "
+            "instance, or the name of one that register_tracker_class() was given."
+        )
+    if not _is_available(one):
+        warn_user(f"log_with={entry!r} is left out: {one.name} is not installed. Type %pip install {one.name}")
+        return []
+    return [one]
+
+
+def _is_available(tracker_class: type[GeneralTracker]) -> bool:
+    return not issubclass(tracker_class, TensorBoardTracker) or tracker_class.is_available()
+
+
+class Trackers:
+    """The trackers of one Accelerator on one process.
+
+    Args:
+        process_state: Which process this is.
+        log_with: See `filter_trackers`.
+        logging_dir: The folder for trackers that require one.
+
+    Raises:
+        ValueError: As `filter_trackers`.
+    """
+
+    def __init__(
+        self, process_state: ProcessState, log_with: Any = None, logging_dir: str | os.PathLike[str] | None = None
+    ) -> None:
+        self.log_with = filter_trackers(log_with, logging_dir)
+        """What was named: classes and instances."""
+        self.trackers: list[GeneralTracker] = []
+        """What runs on this process, from `init_trackers` to `end_training`."""
+        self._is_main = process_state.is_main_process
+        self._logging_dir = logging_dir
+
+    def init_trackers(
+        self,
+        project_name: str,
+        config: dict[str, Any] | None = None,
+        init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Start every tracker that runs on this process, after finishing what runs already.
+
+        Args:
+            project_name: The first argument of every tracker that is made here.
+            config: Hyperparameters, for all of them.
+            init_kwargs: More arguments, by the tracker's name.
+        """
+        self.end_training()
+        for named in self.log_with:
+            if named.main_process_only and not self._is_main:
+                continue
+            tracker = self._make(named, project_name, (init_kwargs or {}).get(named.name, {}))
+            tracker.start()
+            self.trackers.append(tracker)
+            if config is not None:
+                tracker.store_init_configuration(config)
+
+    def _make(
+        self, named: type[GeneralTracker] | GeneralTracker, project_name: str, arguments: Mapping[str, Any]
+    ) -> GeneralTracker:
+        if isinstance(named, GeneralTracker):
+            return named
+        make: Any = named
+        place = [self._logging_dir] if named.requires_logging_directory else []
+        tracker: GeneralTracker = make(project_name, *place, **arguments)
+        return tracker
+
+    def get_tracker(self, name: str, *, unwrap: bool = False) -> Any:
+        """Return the tracker of this name, or with `unwrap` what it writes with.
+
+        Where none runs, off the main process or without `log_with`, it is a `BlankTracker`.
+
+        Raises:
+            ValueError: Others run, but none of this name.
+        """
+        for tracker in self.trackers:
+            if tracker.name == name:
+                return tracker.tracker if unwrap else tracker
+        if self.trackers and self._is_main:
+            names = ", ".join(repr(tracker.name) for tracker in self.trackers)
+            raise ValueError(f"get_tracker({name!r}): there is no such tracker. There is {names}.")
+        return BlankTracker()
+
+    def log(
+        self,
+        values: dict[str, Any],
+        step: int | None = None,
+        log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Give metrics to every tracker that runs on this process, and the numbers among them to the live run.
+
+        Args:
+            values: By name; numbers, tensors of one element, strings, or what else a tracker takes.
+            step: The step they belong to, an integer or a tensor of one.
+            log_kwargs: More arguments of `log`, by the tracker's name.
+
+        Raises:
+            TypeError: The step is no integer.
+            KeyboardInterrupt: The run was asked to stop; a step boundary is where it does.
+        """
+        step = None if step is None else _whole(step)
+        for tracker in self.trackers:
+            tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
+        numbers = {name: as_number(value) for name, value in values.items()} if context.current() else {}
+        context.report_values({name: number for name, number in numbers.items() if number is not None}, step=step)
+
+    def end_training(self) -> None:
+        """Finish the trackers, each even if another fails; idempotent."""
+        trackers, self.trackers = self.trackers, []
+        with contextlib.ExitStack() as stack:
+            for tracker in reversed(trackers):
+                stack.callback(tracker.finish)
+
+
+def _whole(step: Any) -> int:
+    try:
+        return operator.index(step)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"log(step={step!r}): a step must be an integer; take int() of it.") from error

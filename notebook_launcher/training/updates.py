@@ -1,0 +1,168 @@
+"""What happens where a window ends: unscale, clip, step, and the refusal to step with gradients of one rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.training.models import FORWARD_SYNCED, LeafTensor, SyncedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from notebook_launcher.training.accumulation import Accumulation
+    from notebook_launcher.training.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.rules import Rules
+
+__all__ = ["Updates"]
+
+
+class Updates:
+    """The updates of an Accelerator's prepared optimizers."""
+
+    def __init__(self, accumulation: Accumulation, rules: Rules, *, world: int, max_grad_norm: float | None) -> None:
+        self.optimizers: list[AcceleratedOptimizer] = []
+        self.max_grad_norm = max_grad_norm
+        self.last_grad_norm: torch.Tensor | None = None
+        """The total norm before the last clipping."""
+        self._accumulation = accumulation
+        self._rules = rules
+        self._world = world
+        self._unscaled: set[int] = set()
+        self._stepped: set[int] = set()
+
+    def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
+        """Step where the window ends; return what the optimizer gave, and whether the step was skipped."""
+        if not self._accumulation.state.sync_gradients:
+            return None, prepared.step_was_skipped
+        if self._rules.guards and self._world > 1:
+            self._check_synced(prepared)
+        clock = self._accumulation.clock
+        if self.max_grad_norm is not None:
+            self._clip(_parameters(prepared), self.max_grad_norm, 2.0, [prepared])
+        if self._accumulation.scaler is None:
+            outcome, skipped = prepared.optimizer.step(closure), False
+        else:
+            outcome, skipped = self._scaled_step(prepared, closure)
+        if clock is not None:
+            clock.mark("step")
+        return outcome, skipped
+
+    def _scaled_step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
+        if closure is not None:
+            raise ValueError(
+                "step(closure) cannot be used with fp16: its gradients are scaled. Use bf16, or no closure."
+            )
+        scaler = self._accumulation.scaler
+        assert scaler is not None
+        happened: list[bool] = []
+        handle = prepared.optimizer.register_step_post_hook(lambda *_: happened.append(True))
+        try:
+            outcome = scaler.step(prepared.optimizer)
+        finally:
+            handle.remove()
+        self._unscaled.discard(id(prepared))
+        self._stepped.add(id(prepared))
+        # GradScaler wants one update() after all optimizers have stepped: it forgets who was unscaled.
+        if len(self._stepped) >= len(self.optimizers):
+            self.update_scaler()
+        return outcome, not happened
+
+    def update_scaler(self) -> None:
+        """Let the scaler draw its conclusions from the steps since the last time."""
+        if self._stepped and self._accumulation.scaler is not None:
+            self._stepped.clear()
+            self._unscaled.clear()
+            self._accumulation.scaler.update()
+
+    def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
+        """Return whether `zero_grad()` clears; if so, the gradients count as not synchronised."""
+        state = self._accumulation.state
+        if self._rules.zero_grad_drops_window:
+            return state.sync_gradients
+        owned = self._accumulation.members.of_optimizer(prepared.optimizer)
+        for key, window in state.open_windows:
+            if key and not any(id(member) in key or id(_tensor(member)) in key for member in owned):
+                continue
+            if not (window is state.current and state.sync_gradients and window.backwards_in_block):
+                return False
+        for member in owned:
+            if isinstance(member, SyncedModel):
+                member.__dict__["synced"] = False
+            elif isinstance(member, LeafTensor):
+                member.synced = False
+        return True
+
+    def unscale(self, optimizers: Iterable[AcceleratedOptimizer]) -> None:
+        """Undo the scaling of fp16 gradients, once for each update."""
+        scaler = self._accumulation.scaler
+        if scaler is None:
+            return
+        for prepared in optimizers:
+            has_gradients = any(parameter.grad is not None for parameter in _parameters(prepared))
+            if id(prepared) not in self._unscaled and has_gradients:
+                scaler.unscale_(prepared.optimizer)
+                self._unscaled.add(id(prepared))
+
+    def clip_norm(self, parameters: Any, max_norm: float, norm_type: float) -> torch.Tensor | None:
+        """Clip where a window ends; inside one there is nothing to clip yet."""
+        if not self._accumulation.state.sync_gradients and not self._rules.clip_inside_window:
+            return None
+        return self._clip(parameters, max_norm, norm_type, self.optimizers)
+
+    def clip_value(self, parameters: Any, clip_value: float) -> None:
+        """Clip each element, where a window ends."""
+        if self._accumulation.state.sync_gradients or self._rules.clip_inside_window:
+            self.unscale(self.optimizers)
+            torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def _clip(
+        self, parameters: Any, max_norm: float, norm_type: float, optimizers: Iterable[AcceleratedOptimizer]
+    ) -> torch.Tensor:
+        self.unscale(optimizers)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+        if hasattr(norm, "full_tensor"):
+            norm = norm.full_tensor()
+        self.last_grad_norm = norm
+        return norm
+
+    def _check_synced(self, prepared: AcceleratedOptimizer) -> None:
+        for member in self._accumulation.members.of_optimizer(prepared.optimizer):
+            if not isinstance(member, (SyncedModel, LeafTensor)) or member.synced:
+                continue
+            if isinstance(member, SyncedModel) and member.forwards & FORWARD_SYNCED:
+                continue  # somebody called loss.backward() themselves
+            if any(parameter.grad is not None for parameter in member.parameters()):
+                raise RuntimeError(_not_synced(member))
+
+    def clear(self) -> None:
+        """Let go of the optimizers."""
+        self.optimizers.clear()
+        self._unscaled.clear()
+        self._stepped.clear()
+
+
+def _parameters(prepared: AcceleratedOptimizer) -> list[torch.Tensor]:
+    return [parameter for group in prepared.param_groups for parameter in group["params"]]
+
+
+def _tensor(member: Any) -> Any:
+    return member.tensor if isinstance(member, LeafTensor) else member
+
+
+def _not_synced(member: SyncedModel | LeafTensor) -> str:
+    what = "a leaf tensor" if isinstance(member, LeafTensor) else type(member.module).__name__
+    message = f"step(): the gradients of {what} were not synchronised, so each rank would go its own way. "
+    if isinstance(member, LeafTensor):
+        return message + "Call accelerator.backward(loss) outside of no_sync(), not loss.backward()."
+    if member.ran_alone or member.forwards:
+        return message + (
+            "Its forward ran under no_sync(): DDP decides at the forward, whatever the backward is under. Put forward "
+            "and backward of the last micro-batch both outside, or write `with accelerator.accumulate(model):` around "
+            "both."
+        )
+    return message + (
+        "Its forward went past the prepared model, as unwrap_model(model)(x) or model.module(x) do, or the last "
+        "micro-batch did without it. Call the model that prepare() returned."
+    )

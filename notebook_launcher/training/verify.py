@@ -1,0 +1,203 @@
+"""A check of accumulation against the full batch, on the user's own model and data."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.training import operations
+from notebook_launcher.training.models import unwrap_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["AccumulationReport", "check_accumulation"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulationReport:
+    """How far accumulated gradients are from those of the full batch."""
+
+    max_difference: float
+    """The largest absolute difference of an element."""
+    relative: float
+    """That, over the largest absolute element of the full batch's gradient."""
+    parameter: str
+    """Where it is."""
+    nominal: float
+    """The relative difference that dividing by the nominal number of micro-batches would have made."""
+    num_micro_batches: int
+    """On all ranks."""
+    total_weight: float
+    """Samples, or what `weight` counted, on all ranks."""
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the relative difference is within the tolerance."""
+        return self.relative <= self.tolerance
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        return (
+            f"{'exact' if self.ok else 'NOT EXACT'}: {self.num_micro_batches} micro-batches (weight "
+            f"{self.total_weight:g}) differ from the full batch by at most {self.max_difference:.2e} "
+            f"({self.relative:.1e} of the largest gradient, at {self.parameter}); division by the nominal number of "
+            f"micro-batches would differ by {self.nominal:.1e}"
+        )
+
+
+def check_accumulation(
+    accelerator: Any,
+    model: Any,
+    batches: Iterable[Any],
+    loss_function: Callable[[Any, Any], torch.Tensor],
+    *,
+    weight: Callable[[Any], float] | None = None,
+    tolerance: float = 1e-5,
+) -> AccumulationReport:
+    """Accumulate one window, and compare its gradient with the full batch's on one process.
+
+    Nothing is updated: weights, gradients and buffers are afterwards what they were. The model is in
+    evaluation mode meanwhile, since dropout draws differently for other batches. Every rank must call it.
+
+    Args:
+        accelerator: The Accelerator that prepared the model.
+        model: As `prepare` returned it.
+        batches: This rank's micro-batches; at most `gradient_accumulation_steps` are taken, fewer if it has fewer. A
+            prepared loader will do.
+        loss_function: `loss_function(model, batch)` gives the mean loss of a micro-batch.
+        weight: How many samples or tokens that is the mean over; None: the size of the batch's first dimension.
+        tolerance: The largest relative difference that counts as exact.
+
+    Returns:
+        The largest difference, and where; true if it is within the tolerance.
+
+    Raises:
+        ValueError: There is no micro-batch.
+    """
+    count = weight or _num_samples
+    window = _take(batches, accelerator.gradient_accumulation_steps)
+    everybody = operations.gather_object([(operations.send_to_device(batch, "cpu"), count(batch)) for batch in window])
+    if not window or not everybody:
+        raise ValueError("check_accumulation(batches=...) gave no micro-batch on some rank. Pass a list of batches.")
+    inner = unwrap_model(model)
+    named = {name: parameter for name, parameter in inner.named_parameters() if parameter.requires_grad}
+    with _set_aside(inner, named):
+        accumulated = _accumulate(accelerator, model, window, loss_function, count, named)
+        full = _full_batch(accelerator, inner, everybody, loss_function)
+    scale = max((float(grad.abs().max()) for grad in full.values()), default=0.0) or 1.0
+    parameter, difference = max(
+        ((name, float((accumulated[name] - full[name]).abs().max())) for name in full), key=lambda pair: pair[1]
+    )
+    total = sum(size for _, size in everybody)
+    share = len(everybody) / (accelerator.gradient_accumulation_steps * accelerator.num_processes)
+    return AccumulationReport(
+        max_difference=difference,
+        relative=difference / scale,
+        parameter=parameter,
+        nominal=abs(share - 1.0),
+        num_micro_batches=len(everybody),
+        total_weight=float(total),
+        tolerance=tolerance,
+    )
+
+
+def _take(batches: Iterable[Any], most: int) -> list[Any]:
+    taken: list[Any] = []
+    iterator: Iterator[Any] = iter(batches)
+    for batch in iterator:
+        taken.append(batch)
+        if len(taken) == most:
+            break
+    if hasattr(iterator, "close"):
+        iterator.close()  # a prepared loader is no longer the active one
+    return taken
+
+
+def _num_samples(batch: Any) -> float:
+    return float(operations.find_batch_size(batch) or 1)
+
+
+class _set_aside:  # noqa: N801 - a context
+    """Put gradients, buffers and mode back afterwards."""
+
+    def __init__(self, inner: torch.nn.Module, named: dict[str, torch.nn.Parameter]) -> None:
+        self._inner = inner
+        self._named = named
+
+    def __enter__(self) -> None:
+        self._grads = {name: parameter.grad for name, parameter in self._named.items()}
+        self._buffers = {name: buffer.clone() for name, buffer in self._inner.named_buffers()}
+        self._modes = {module: module.training for module in self._inner.modules()}
+        self._inner.eval()
+        self._clear()
+
+    def __exit__(self, *_: object) -> None:
+        for name, parameter in self._named.items():
+            parameter.grad = self._grads[name]
+        with torch.no_grad():
+            for name, buffer in self._inner.named_buffers():
+                buffer.copy_(self._buffers[name])
+        for module, mode in self._modes.items():
+            module.training = mode
+
+    def _clear(self) -> None:
+        for parameter in self._named.values():
+            parameter.grad = None
+
+
+def _accumulate(
+    accelerator: Any,
+    model: Any,
+    window: list[Any],
+    loss_function: Callable[[Any, Any], torch.Tensor],
+    count: Callable[[Any], float],
+    named: dict[str, torch.nn.Parameter],
+) -> dict[str, torch.Tensor]:
+    """Return what a window of the Accelerator gathers; the number of steps is the window's meanwhile."""
+    steps = accelerator.gradient_accumulation_steps
+    sync = accelerator.sync_gradients
+    accelerator.gradient_accumulation_steps = len(window)
+    try:
+        for batch in window:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_function(model, batch), weight=count(batch))
+    finally:
+        accelerator.gradient_accumulation_steps = steps
+        accelerator.sync_gradients = sync
+    gathered = {name: _unscaled(accelerator, parameter) for name, parameter in named.items()}
+    for parameter in named.values():
+        parameter.grad = None
+    return gathered
+
+
+def _unscaled(accelerator: Any, parameter: torch.nn.Parameter) -> torch.Tensor:
+    grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    scale = 1.0 if accelerator.scaler is None else accelerator.scaler.get_scale()
+    return grad.detach().clone() / scale
+
+
+def _full_batch(
+    accelerator: Any,
+    inner: torch.nn.Module,
+    everybody: list[tuple[Any, float]],
+    loss_function: Callable[[Any, Any], torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """Return the gradient of the mean over all ranks' micro-batches, computed by this process alone."""
+    alone = copy.deepcopy(inner)
+    alone.zero_grad()
+    total = sum(size for _, size in everybody) or 1.0
+    for batch, size in everybody:
+        loss = loss_function(alone, operations.send_to_device(batch, accelerator.device))
+        (loss * (size / total)).backward()  # type: ignore[no-untyped-call]
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in alone.named_parameters()
+        if parameter.requires_grad
+    }

@@ -1,0 +1,247 @@
+"""The windows of gradient accumulation: which micro-batch is the last, and what each one counts.
+
+A window is the micro-batches between two updates. It ends after `num_steps` of them, or where its
+loader ends. What it held is counted as it goes, so that the gradient can be divided by that and not by
+what a full window would have held.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training.data.rounds import LoaderStack
+
+if TYPE_CHECKING:
+    from notebook_launcher.training.plugins import GradientAccumulationPlugin
+    from notebook_launcher.training.rules import Rules
+
+__all__ = ["GradientState", "Window"]
+
+
+class Window:
+    """What one set of models has gathered since its last update.
+
+    A micro-batch's weight is, in this order, what `backward(weight=...)` was given, its number of samples
+    if a prepared loader counted them, or 1. All micro-batches of a window are weighed the same way.
+    """
+
+    __slots__ = (
+        "backwards_in_block",
+        "broken",
+        "correction",
+        "divisor",
+        "kind",
+        "num_backwards",
+        "num_batches",
+        "reference",
+        "token",
+        "versions",
+        "weight",
+        "world_weight",
+    )
+
+    def __init__(self) -> None:
+        self.broken = False
+        """Whether a backward failed half way, which leaves gradients of nobody knows what."""
+        self.token: object | None = None
+        """The loader's iteration that the window began in."""
+        self.versions: list[int] = []
+        """How often the weights had been written to when the last block ended."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.num_batches = 0
+        self.num_backwards = 0
+        self.backwards_in_block = 0
+        self.kind: str | None = None
+        self.divisor = 1
+        self.reference = 1.0
+        self.weight = 0.0
+        self.world_weight = 0.0
+        self.correction = 1.0
+        """What the gradients were multiplied with where the window ended."""
+
+    def weigh(self, kind: str, weight: float, world_weight: float, reference: float) -> None:
+        """Count a micro-batch; raises ValueError if the window's others were weighed in another way."""
+        if self.kind is None:
+            self.kind, self.reference = kind, reference
+        elif self.kind != kind:
+            have, miss = ("weight=", "none") if kind == "given" else ("no weight=", "one")
+            raise ValueError(
+                f"backward() got {have} after micro-batches of the same window got {miss}: their mean has no meaning. "
+                "Pass weight= to every backward of a window, or to none."
+            )
+        if self.backwards_in_block == 0:
+            self.weight += weight
+            self.world_weight += world_weight
+        self.num_backwards += 1
+        self.backwards_in_block += 1
+
+
+class GradientState:
+    """Where accumulation stands: the settings, the windows, and the loaders at work."""
+
+    def __init__(self, plugin: GradientAccumulationPlugin, rules: Rules) -> None:
+        self.plugin = plugin
+        self.num_steps = plugin.num_steps or 1
+        """Micro-batches per update."""
+        self.sync_gradients = True
+        """Whether the micro-batch at hand is the last of its window."""
+        self.stack = LoaderStack(self._loop_begins)
+        self.current: Window | None = None
+        """The window whose block was entered last, and has not been left."""
+        self.block: Any = None
+        """That block."""
+        self._rules = rules
+        self._windows: dict[frozenset[int], Window] = {}
+        self._last: Window | None = None
+        self._loaded: dict[str, Any] | None = None
+
+    @property
+    def active_dataloader(self) -> Any | None:
+        """The prepared loader whose iteration began last; None outside a loop."""
+        return self.stack.active
+
+    @property
+    def dataloader_references(self) -> list[Any]:
+        """The loaders that are being iterated, and None at the end, as in Accelerate."""
+        return [None, *self.stack.loaders]
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether a prepared loader is being iterated."""
+        return self.stack.active is not None
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the active loader is at its last batch."""
+        loader = self.stack.active
+        return loader is not None and bool(loader.end_of_dataloader)
+
+    @property
+    def remainder(self) -> int:
+        """Samples of the last round that are no repetition; -1 if unknown, or if the data divide evenly."""
+        loader = self.stack.active
+        return -1 if loader is None else int(loader.remainder)
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """As given; without effect, as in Accelerate 1.15."""
+        return self.plugin.adjust_scheduler
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """Whether a window ends where its loader ends."""
+        return self.plugin.sync_with_dataloader
+
+    @property
+    def sync_each_batch(self) -> bool:
+        """Whether gradients are synchronised in every micro-batch."""
+        return bool(self.plugin.sync_each_batch)
+
+    @property
+    def plugin_kwargs(self) -> dict[str, Any]:
+        """The settings by name."""
+        return {**vars(self.plugin), "num_steps": self.num_steps}
+
+    def window_of(self, key: frozenset[int]) -> Window:
+        """Return the window of a set of models."""
+        key = frozenset() if self._rules.shared_window else key
+        window = self._windows.get(key)
+        if window is None:
+            window = self._windows[key] = Window()
+            if self._loaded is not None:
+                _restore(window, self._loaded)
+                self._loaded = None
+        return window
+
+    def enter(self, window: Window) -> bool:
+        """Begin a micro-batch; return whether what the window held before must be dropped."""
+        loader = self.stack.active
+        token = None if loader is None else loader.iteration_token
+        abandoned = window.broken or (
+            window.num_batches > 0 and window.token is not None and token is not window.token and self._is_over(window)
+        )
+        abandoned = abandoned and not self._rules.keep_abandoned
+        if abandoned:
+            window.reset()
+            window.broken = False
+        if window.num_batches == 0:
+            window.divisor = self.num_steps
+        if window.num_batches == 0 or window.token is None:
+            window.token = token
+        window.num_batches += 1
+        window.backwards_in_block = 0
+        at_end = self.plugin.sync_with_dataloader and loader is not None and loader.end_of_dataloader
+        self.sync_gradients = bool(at_end or window.num_batches >= self.num_steps)
+        self.current = self._last = window
+        return abandoned
+
+    def leave(self, window: Window, outer: Window | None, *, failed: bool) -> None:
+        """End a micro-batch; one that failed before its backward is as if it had not been."""
+        self.current = outer
+        if failed and window.backwards_in_block == 0:
+            window.num_batches -= 1
+        elif failed and self.sync_gradients:
+            window.broken = True
+        elif self.sync_gradients:
+            window.reset()
+
+    def _loop_begins(self) -> None:
+        """Forget that the last loop was left inside a window: this one may do without `accumulate`."""
+        last = self._last
+        if not self._rules.keep_abandoned and self.current is None and last is not None and last.token is not None:
+            self.sync_gradients = self.sync_gradients or self._is_over(last)
+
+    def _is_over(self, window: Window) -> bool:
+        """Whether the iteration that the window began in has ended; windows that span epochs never are."""
+        if not self.plugin.sync_with_dataloader:
+            return False
+        return all(loader.iteration_token is not window.token for loader in self.stack.loaders)
+
+    @property
+    def open_windows(self) -> list[tuple[frozenset[int], Window]]:
+        """The windows that have gathered gradients; the key of one that is for all models is empty."""
+        return [(key, window) for key, window in self._windows.items() if window.num_backwards]
+
+    @property
+    def has_open_window(self) -> bool:
+        """Whether gradients have been gathered that no update has used."""
+        return any(window.num_batches for window in self._windows.values())
+
+    def forget_windows(self) -> None:
+        """Begin anew, with windows of models that are not known yet."""
+        self._windows.clear()
+        self._last = None
+        self.sync_gradients = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the open window, if there is one; with several, the first."""
+        for window in self._windows.values():
+            if window.num_batches:
+                names = ("num_batches", "num_backwards", "divisor", "kind", "reference", "weight", "world_weight")
+                return {name: getattr(window, name) for name in names}
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with a window that was open when the state was taken."""
+        for window in self._windows.values():
+            window.reset()
+            window.token = None
+        self._loaded = dict(state) or None
+        if self._loaded and len(self._windows) == 1:
+            _restore(next(iter(self._windows.values())), self._loaded)
+            self._loaded = None
+
+    def __repr__(self) -> str:
+        return (
+            f"GradientState(sync_gradients={self.sync_gradients}, num_steps={self.num_steps}, "
+            f"end_of_dataloader={self.end_of_dataloader})"
+        )
+
+
+def _restore(window: Window, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(window, name, value)
+    window.token = None

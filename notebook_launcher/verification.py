@@ -1,0 +1,157 @@
+"""Accelerate's documented toy model, trained on every combination of processes and accumulation.
+
+x = 1 ... 8, y = 2x, one weight that starts at 0, SGD with a learning rate of 0.02, and one update that sees
+all the data, however it is cut: 2.04000 (huggingface.co/docs/accelerate, "Performing gradient
+accumulation").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.kernel.launch import notebook_launch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["VerificationReport", "VerificationRow", "verify_accumulation"]
+
+EXPECTED = 2.04
+NUM_SAMPLES = 8
+LEARNING_RATE = 0.02
+TOLERANCE = 5e-6
+"""Half of the last digit shown."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationRow:
+    """One combination."""
+
+    num_processes: int
+    gradient_accumulation_steps: int
+    micro_batch: int
+    """Samples in each backward of each rank."""
+    accumulated: tuple[float, ...]
+    """Each rank's weight after one update with `accumulate`."""
+    by_hand: tuple[float, ...]
+    """The same, with `no_sync` written out."""
+    whole: float
+    """The same on the whole batch, without accumulation and ranks."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all are 2.04000."""
+        return all(abs(weight - EXPECTED) < TOLERANCE for weight in (*self.accumulated, *self.by_hand, self.whole))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VerificationReport:
+    """All combinations; true if every weight is 2.04000."""
+
+    rows: tuple[VerificationRow, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every weight is 2.04000."""
+        return all(row.ok for row in self.rows)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        head = f"{'processes':>9} {'steps':>6} {'micro-batch':>12} {'accumulate':>11} {'no_sync':>9} {'without':>9}"
+        lines = [
+            f"{row.num_processes:>9} {row.gradient_accumulation_steps:>6} {row.micro_batch:>12} "
+            f"{_shown(row.accumulated):>11} {_shown(row.by_hand):>9} {row.whole:>9.5f}"
+            f"{'' if row.ok else '   <- not 2.04000'}"
+            for row in self.rows
+        ]
+        verdict = "every weight is 2.04000" if self.ok else "NOT every weight is 2.04000"
+        return "\n".join([head, *lines, verdict])
+
+
+def verify_accumulation(
+    num_processes: Sequence[int] = (1, 2, 4), gradient_accumulation_steps: Sequence[int] = (1, 2, 4, 8), **options: Any
+) -> VerificationReport:
+    """Train the toy model on every combination that divides its 8 samples, on real ranks.
+
+    Args:
+        num_processes: Numbers of processes.
+        gradient_accumulation_steps: Micro-batches per update.
+        options: For `notebook_launch`.
+
+    Returns:
+        A table; true if every weight is 2.04000, with accumulation and without.
+    """
+    options = {"output": "none", **options}
+    rows = []
+    for processes in num_processes:
+        for steps in gradient_accumulation_steps:
+            if NUM_SAMPLES % (processes * steps):
+                continue
+            results = notebook_launch(
+                _train_toy, processes, args=(NUM_SAMPLES // (processes * steps),), gradient_accumulation_steps=steps,
+                **options,
+            )  # fmt: skip
+            accumulated, by_hand, whole = zip(*results, strict=True)
+            row = VerificationRow(
+                num_processes=processes,
+                gradient_accumulation_steps=steps,
+                micro_batch=NUM_SAMPLES // (processes * steps),
+                accumulated=accumulated,
+                by_hand=by_hand,
+                whole=whole[0],
+            )
+            rows.append(row)
+    return VerificationReport(tuple(rows))
+
+
+def _shown(weights: tuple[float, ...]) -> str:
+    texts = sorted({f"{weight:.5f}" for weight in weights})
+    return texts[0] if len(texts) == 1 else "..".join((texts[0], texts[-1]))
+
+
+def _train_toy(micro_batch: int) -> tuple[float, float, float]:
+    """Return the weight after one update: with `accumulate`, with `no_sync` by hand, and on the whole batch."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from notebook_launcher.training.accelerator import Accelerator
+
+    x = torch.arange(1.0, NUM_SAMPLES + 1).view(-1, 1)
+    dataset = TensorDataset(x, 2 * x)
+    weights = []
+    for by_hand in (False, True):
+        # By hand the loss is divided by hand too, so the Accelerator must not.
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1 if by_hand else None)
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(dataset, micro_batch))
+        train = _by_hand if by_hand else _accumulated
+        train(accelerator, model, optimizer, loader, torch.nn.functional.mse_loss)
+        weights.append(accelerator.unwrap_model(model).weight.item())
+    whole = torch.zeros(1, 1, requires_grad=True)
+    torch.nn.functional.mse_loss(x @ whole, 2 * x).backward()  # type: ignore[no-untyped-call]
+    assert whole.grad is not None
+    return weights[0], weights[1], float(-LEARNING_RATE * whole.grad)
+
+
+def _accumulated(accelerator: Any, model: Any, optimizer: Any, loader: Any, loss_function: Any) -> None:
+    for inputs, targets in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(loss_function(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _by_hand(accelerator: Any, model: Any, optimizer: Any, loader: Any, loss_function: Any) -> None:
+    import contextlib
+
+    for index, (inputs, targets) in enumerate(loader):
+        last = index == len(loader) - 1
+        with contextlib.nullcontext() if last else accelerator.no_sync(model):
+            accelerator.backward(loss_function(model(inputs), targets) / len(loader))
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,65 @@
+"""Small models and data for tests of training, and the sessions that they run in."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Sessions", "full_gradient", "make_data", "make_model"]
+
+NUM_FEATURES = 3
+
+
+class Sessions:
+    """Ranks of several numbers, kept from test to test."""
+
+    def __init__(self, opened: dict[int, Session]) -> None:
+        self._opened = opened
+
+    def run(self, num_processes: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run a function on so many ranks."""
+        return list(self._opened[num_processes].run(function, args=args))
+
+
+@contextlib.contextmanager
+def sessions(*numbers: int) -> Iterator[Sessions]:
+    """Sessions of these numbers of ranks, for a fixture; they are there before its first test begins."""
+    with contextlib.ExitStack() as stack:
+        options: dict[str, Any] = {"output": "none", "threads_per_process": 1}
+        opened = {number: stack.enter_context(Session(number, **options)) for number in numbers}
+        for session in opened.values():
+            session.run(torch.get_num_threads)
+        yield Sessions(opened)
+
+
+def make_model(seed: int = 0) -> torch.nn.Module:
+    """A model with several parameters, the same on every call."""
+    generator = torch.Generator().manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(NUM_FEATURES, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+    return model
+
+
+def make_data(num_samples: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets; the last feature of an input is its index, so that samples can be told apart."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.rand(num_samples, NUM_FEATURES, generator=generator)
+    inputs[:, -1] = torch.arange(num_samples) / 64
+    return inputs, torch.rand(num_samples, 1, generator=generator)
+
+
+def full_gradient(state: dict[str, torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+    """The gradient of the mean loss over these samples, on one process."""
+    model = make_model()
+    model.load_state_dict(state)
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
