@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.kernel.launch import notebook_launch
+from notebook_launcher.kernel.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,32 +79,32 @@ def verify_accumulation(
     Args:
         num_processes: Numbers of processes.
         gradient_accumulation_steps: Micro-batches per update.
-        options: For `notebook_launch`.
+        options: For the launches.
 
     Returns:
         A table; true if every weight is 2.04000, with accumulation and without.
     """
     options = {"output": "none", **options}
-    rows = []
+    rows: list[VerificationRow] = []
     for processes in num_processes:
-        for steps in gradient_accumulation_steps:
-            if NUM_SAMPLES % (processes * steps):
-                continue
-            results = notebook_launch(
-                _train_toy, processes, args=(NUM_SAMPLES // (processes * steps),), gradient_accumulation_steps=steps,
-                **options,
-            )  # fmt: skip
-            accumulated, by_hand, whole = zip(*results, strict=True)
-            row = VerificationRow(
-                num_processes=processes,
-                gradient_accumulation_steps=steps,
-                micro_batch=NUM_SAMPLES // (processes * steps),
-                accumulated=accumulated,
-                by_hand=by_hand,
-                whole=whole[0],
-            )
-            rows.append(row)
+        fitting = [steps for steps in gradient_accumulation_steps if NUM_SAMPLES % (processes * steps) == 0]
+        if fitting:
+            with Session(processes, **options) as session:
+                rows += [_verify(session, processes, steps) for steps in fitting]
     return VerificationReport(tuple(rows))
+
+
+def _verify(session: Session, processes: int, steps: int) -> VerificationRow:
+    micro_batch = NUM_SAMPLES // (processes * steps)
+    accumulated, by_hand, whole = zip(*session.run(_train_toy, args=(micro_batch, steps)), strict=True)
+    return VerificationRow(
+        num_processes=processes,
+        gradient_accumulation_steps=steps,
+        micro_batch=micro_batch,
+        accumulated=accumulated,
+        by_hand=by_hand,
+        whole=whole[0],
+    )
 
 
 def _shown(weights: tuple[float, ...]) -> str:
@@ -112,7 +112,7 @@ def _shown(weights: tuple[float, ...]) -> str:
     return texts[0] if len(texts) == 1 else "..".join((texts[0], texts[-1]))
 
 
-def _train_toy(micro_batch: int) -> tuple[float, float, float]:
+def _train_toy(micro_batch: int, steps: int) -> tuple[float, float, float]:
     """Return the weight after one update: with `accumulate`, with `no_sync` by hand, and on the whole batch."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
@@ -124,7 +124,7 @@ def _train_toy(micro_batch: int) -> tuple[float, float, float]:
     weights = []
     for by_hand in (False, True):
         # By hand the loss is divided by hand too, so the Accelerator must not.
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1 if by_hand else None)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1 if by_hand else steps)
         model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)

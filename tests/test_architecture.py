@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "notebook_launcher"
 STANDARD_LIBRARY = sorted(sys.stdlib_module_names)
+FOUNDATIONS = ("cgroups", "channel", "config", "context", "errors", "messages", "settings", "sizes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +72,8 @@ RULES = [
         reason="a rank talks to its run through context alone",
     ),
     Rule(
-        who=tuple(f"{PACKAGE}.{name}" for name in ("channel", "config", "context", "errors", "messages")),
-        only=(*STANDARD_LIBRARY, f"{PACKAGE}.errors", f"{PACKAGE}.messages"),
+        who=tuple(f"{PACKAGE}.{name}" for name in FOUNDATIONS),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("errors", "messages", "settings"))),
         reason="both sides read these before anything heavy is there",
     ),
     Rule(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import CallOrderError, ConfigError, context
+from notebook_launcher import CallOrderError, ConfigError, LaunchConfig, context
 from notebook_launcher.kernel.checks import check_call, check_not_in_rank, name_of
 
 
@@ -88,7 +88,13 @@ def test_names() -> None:
 
 def test_a_rank_cannot_launch() -> None:
     rank = context.RankContext(
-        rank=1, num_processes=2, pid=0, send=lambda _record: None, board=bytearray(128), rendezvous=None
+        rank=1,
+        num_processes=2,
+        pid=0,
+        settings=LaunchConfig().training_settings(),
+        send=lambda _record: None,
+        board=bytearray(128),
+        rendezvous=None,
     )
     context.enter(rank)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -63,6 +64,24 @@ def test_what_a_rank_started_goes_with_it(kernel: Kernel) -> None:
     with unchanged(kernel):
         outcome = kernel.execute(LOOPING + "\nnotebook_launch(looping, 2, timeout=2)")
     assert (outcome.error or "").startswith("RunTimeoutError")
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.slow
+def test_semaphores_that_fresh_processes_share_by_name_go_with_their_rank(kernel: Kernel, context: str) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(
+            "def killed():\n"
+            "    from torch.utils.data import DataLoader\n"
+            f"    batches = iter(DataLoader(range(100), num_workers=1, multiprocessing_context={context!r}))\n"
+            "    next(batches)\n"
+            "    print(batches._worker_result_queue._rlock._semlock.name)\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+            "notebook_launch(killed, 1)"
+        )
+    assert (outcome.error or "").startswith("RankFailedError: rank 0 of 1 was killed by SIGKILL(-9)")
+    (name,) = [word for word in outcome.stdout.split() if word.startswith("/mp-")]
+    assert not Path(f"/dev/shm/sem.{name[1:]}").exists()
 
 
 def test_a_killed_fork_server_is_replaced(kernel: Kernel) -> None:

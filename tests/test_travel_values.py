@@ -20,8 +20,9 @@ import torch
 
 from notebook_launcher import travel
 from notebook_launcher.errors import ResourceError
+from notebook_launcher.sizes import format_bytes
 from notebook_launcher.travel import parcel
-from notebook_launcher.travel.memory import available_memory, format_size
+from notebook_launcher.travel.memory import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -284,9 +285,10 @@ def test_available_memory_is_within_the_machines() -> None:
 
 
 def test_sizes_are_written_in_powers_of_1000() -> None:
-    assert [format_size(n) for n in (12, 1_500, 2_000_000, 12_000_000_000)] == [
+    assert [format_bytes(n) for n in (12, 1_500, 2_000_000, 12_000_000_000, 3e15)] == [
         "12 bytes",
         "1.5 kB",
         "2.0 MB",
         "12.0 GB",
+        "3000.0 TB",
     ]

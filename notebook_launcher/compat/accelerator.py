@@ -19,6 +19,11 @@ class Accelerator(_Accelerator):
 
     _rules: ClassVar[Rules] = ACCELERATE
 
+    def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
+        if argument is None and AcceleratorState._shared_state:  # noqa: SLF001 - ours
+            return AcceleratorState().mixed_precision
+        return super()._resolve_precision(argument, conflicts)
+
     def _make_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
         handler = self.init_handler
         return AcceleratorState(precision, cpu, backend=handler.backend, timeout=handler.timeout)

@@ -63,7 +63,7 @@ HOMES = {
     "windows": ("GradientState",),
 }
 
-__all__ = [name for names in HOMES.values() for name in names]
+__all__ = sorted(name for names in HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:

@@ -147,7 +147,7 @@ class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethod
         self.scaler_handler: GradScalerKwargs = handlers.get(GradScalerKwargs) or GradScalerKwargs()
         self.init_handler: InitProcessGroupKwargs = handlers.get(InitProcessGroupKwargs) or InitProcessGroupKwargs()
         self.profile_handler: ProfileKwargs | None = handlers.get(ProfileKwargs)
-        chosen_precision = settings.resolve_precision(mixed_precision, conflicts)
+        chosen_precision = self._resolve_precision(mixed_precision, conflicts)
         plugin = settings.resolve_accumulation(
             gradient_accumulation_steps, gradient_accumulation_plugin, self._rules, conflicts
         )
@@ -186,6 +186,9 @@ class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethod
         self._prepared: dict[int, tuple[Any, Any]] = {}
         self._trackers = Trackers(self.state, log_with, self.project_configuration.logging_dir)
         settings.say_conflicts(conflicts)
+
+    def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
+        return settings.resolve_precision(argument, conflicts)
 
     def _make_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
         handler = self.init_handler

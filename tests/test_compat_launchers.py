@@ -1,0 +1,120 @@
+"""`compat`'s launchers and shared states, as code written for Accelerate uses them."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from notebook_launcher.compat import debug_launcher, notebook_launcher
+
+
+def write_rank(folder):
+    from pathlib import Path
+
+    from notebook_launcher.compat import PartialState
+
+    state = PartialState()
+    Path(folder, str(state.process_index)).write_text(f"{state.num_processes} {state.distributed_type}", "ascii")
+
+
+def fail_on_one():
+    from notebook_launcher.compat import PartialState
+
+    if PartialState().process_index == 1:
+        message = "the reason of rank 1"
+        raise ValueError(message)
+    PartialState().wait_for_everyone()
+
+
+def test_runs_in_several_processes(tmp_path):
+    assert notebook_launcher(write_rank, (tmp_path,), num_processes=2, rdzv_backend="c10d") is None
+    assert sorted((path.name, path.read_text()) for path in tmp_path.iterdir()) == [
+        ("0", "2 MULTI_CPU"),
+        ("1", "2 MULTI_CPU"),
+    ]
+
+
+def test_debug_launcher(tmp_path):
+    assert debug_launcher(write_rank, (tmp_path,)) is None
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_one_process_runs_here():
+    seen = []
+    notebook_launcher(seen.append, ("here",), num_processes=1)
+    assert seen == ["here"]
+
+
+def test_a_failure_is_a_child_failed_error_with_the_workers_message():
+    with pytest.raises(ChildFailedError, match="the reason of rank 1") as caught:
+        notebook_launcher(fail_on_one, num_processes=2)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert caught.value.get_first_failure()[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_processes": None}, "num_processes=None: say how many"),
+        ({"num_processes": 2, "num_nodes": 2}, "num_nodes=2, node_rank=0: one node is supported"),
+        ({"num_processes": 2, "rdzv_backend": "etcd"}, "rdzv_backend='etcd' is unknown. It can be 'static' or 'c10d'"),
+        ({"num_processes": 0}, "num_processes=0 is too small"),
+        ({"num_processes": 2, "mixed_precision": "fp4"}, "mixed_precision='fp4' is unknown"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        notebook_launcher(print, **options)
+
+
+def shared_states():
+    import torch
+
+    from notebook_launcher import compat
+
+    compat.AcceleratorState._reset_state(True)
+    compat.GradientState._reset_state()
+    first = compat.Accelerator(cpu=True, mixed_precision="bf16")
+    same = compat.PartialState().__dict__ is compat.PartialState().__dict__
+    accelerator = compat.Accelerator(
+        cpu=True, gradient_accumulation_plugin=compat.GradientAccumulationPlugin(num_steps=5)
+    )
+    assert accelerator.mixed_precision == first.mixed_precision == compat.AcceleratorState().mixed_precision == "bf16"
+    assert compat.GradientState().num_steps == first.gradient_state.num_steps == 5
+    accelerator.sync_gradients = False
+    assert not compat.GradientState().sync_gradients
+    loader = accelerator.prepare(torch.utils.data.DataLoader(torch.arange(6), batch_size=1))
+    for _ in loader:
+        assert compat.GradientState().active_dataloader is loader
+    assert compat.GradientState().active_dataloader is None
+    try:
+        compat.Accelerator(cpu=True, mixed_precision="no")
+    except ValueError as error:
+        refused = str(error)
+    compat.AcceleratorState._reset_state()
+    compat.Accelerator(cpu=True, mixed_precision="no")
+    compat.AcceleratorState._reset_state(True)
+    compat.GradientState._reset_state()
+    return same, refused
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_the_newest_accelerator_is_shared(num_processes):
+    from notebook_launcher import notebook_launch
+
+    for same, refused in notebook_launch(shared_states, num_processes, output="none"):
+        assert same
+        assert "mixed_precision='no': an Accelerator of this process has 'bf16'" in refused
+
+
+def test_every_name_is_there():
+    from notebook_launcher import compat, training
+
+    for name in {*compat.__all__, *training.__all__}:
+        assert getattr(compat, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'FSDP'"):
+        _ = compat.FSDP
+    assert "Accelerator" in dir(compat)
+    with pytest.raises(AttributeError, match="has no attribute 'FSDP'"):
+        _ = training.FSDP
+    assert "Accelerator" in dir(training)

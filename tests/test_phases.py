@@ -1,0 +1,241 @@
+"""Where a rank's time goes: what it tells, and what the run makes of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notebook_launcher import Session, context, launch, messages
+from notebook_launcher.kernel.live import MAX_SPANS, LiveRecords, RankPhases
+from notebook_launcher.training import phases
+from notebook_launcher.training.phases import PHASES, PhaseClock, make_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with Session(2, output="none") as session:
+        session.run(time.monotonic)  # So that its ranks are there before the first test looks around.
+        yield session
+
+
+class Line:
+    """A clock whose time is set by hand, and what it sends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.sent: list[Any] = []
+        monkeypatch.setattr(phases, "_now", lambda: self.now)
+        self.clock = PhaseClock(self.sent.append)
+        self.clock.mark(None)
+
+    def spend(self, **seconds: float) -> None:
+        for phase, duration in seconds.items():
+            self.now += duration
+            self.clock.mark(phase)  # type: ignore[arg-type] # a keyword is any string
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> Line:
+    return Line(monkeypatch)
+
+
+def test_spans_follow_each_other(line: Line) -> None:
+    line.spend(data=0.25, forward=0.5)
+    line.now += 8  # Nobody's.
+    line.clock.mark(None)
+    line.spend(step=0.125)
+    line.now += 4  # Nobody's either.
+    line.clock.end_window(32.0, micro_batches=2)
+    line.spend(sync=1.0)
+    line.clock.flush()
+    seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+    counts: dict[str, int] = dict.fromkeys(PHASES, 0)
+    for record in line.sent:
+        for phase in PHASES:
+            seconds[phase] += record.seconds[phase]
+            counts[phase] += record.counts[phase]
+    assert seconds == {"data": 0.25, "forward": 0.5, "backward": 0.0, "sync": 1.0, "step": 0.125}
+    assert counts == {"data": 1, "forward": 1, "backward": 0, "sync": 1, "step": 1}
+    assert [span for record in line.sent for span in record.spans] == [
+        ("data", 100.0, 0.25),
+        ("forward", 100.25, 0.5),
+        ("step", 108.75, 0.125),
+        ("sync", 112.875, 1.0),
+    ]
+    assert sum(record.windows for record in line.sent) == 1
+    assert sum(record.micro_batches for record in line.sent) == 2
+    assert sum(record.samples for record in line.sent) == 32.0
+
+
+def test_records_are_few_and_bounded_and_lose_nothing_of_the_sums(line: Line) -> None:
+    for _ in range(1000):
+        line.spend(forward=2**-10, backward=2**-10)
+        line.clock.end_window(1.0)
+    assert len(line.sent) == 9  # 1.95 s
+    line.clock.flush()
+    assert max(len(record.spans) for record in line.sent) == 64
+    assert sum(record.seconds["forward"] for record in line.sent) == 1000 * 2**-10
+    assert sum(record.counts["backward"] for record in line.sent) == 1000
+    assert sum(record.windows for record in line.sent) == 1000
+    newest = line.sent[-1].spans[-1]
+    assert newest == ("backward", line.now - 2**-10, 2**-10)
+    starts = [start for record in line.sent for _, start, _ in record.spans]
+    assert starts == sorted(set(starts))
+
+
+def test_a_flush_without_news_sends_nothing(line: Line) -> None:
+    line.clock.flush()
+    assert line.sent == []
+    line.clock.mark(None)
+    line.spend(data=0.1)
+    line.clock.flush()
+    line.clock.flush()
+    assert len(line.sent) == 1
+
+
+def test_what_lies_between_two_calls_is_nobodys(line: Line) -> None:
+    line.clock.flush()
+    line.spend(data=60.0, forward=0.5)
+    line.clock.flush()
+    (record,) = line.sent
+    assert (record.seconds["data"], record.seconds["forward"]) == (0.0, 0.5)
+
+
+def test_nobody_listens_without_a_launcher() -> None:
+    assert make_clock() is None
+    context.progress(1, 2)
+
+
+def test_it_costs_little() -> None:
+    clock = PhaseClock(lambda _record: None)
+
+    def micro_batch() -> None:
+        for phase in PHASES:
+            clock.mark(phase)
+        clock.end_window(32.0)
+
+    best = float("inf")
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(1000):
+            micro_batch()
+        best = min(best, (time.perf_counter() - began) / 1000)
+    assert best < 10e-6
+
+
+def record_of(**fields: Any) -> messages.Phases:
+    given = {"time": 12.0, "windows": 1, "micro_batches": 2, "samples": 8.0, "counts": {}, "seconds": {}, "spans": ()}
+    return messages.Phases(**{**given, **fields})
+
+
+def test_the_kernel_sums_up_and_keeps_the_newest_spans() -> None:
+    live = LiveRecords(launched=10.0)
+    spans = tuple(("forward", 10.0 + at, 0.5) for at in range(64))
+    for _ in range(100):
+        live.fold(1, record_of(seconds={"forward": 3.0, "data": 1.0}, counts={"forward": 64, "data": 1}, spans=spans))
+    known = live.phases[1]
+    assert (known.windows, known.micro_batches, known.samples) == (100, 200, 800.0)
+    assert (known.seconds, known.counts) == ({"forward": 300.0, "data": 100.0}, {"forward": 6400, "data": 100})
+    assert known.shares == {"forward": 0.75, "data": 0.25}
+    assert len(known.spans) == MAX_SPANS
+    assert (known.spans[-1].phase, known.spans[-1].start, known.spans[-1].seconds) == ("forward", 63.0, 0.5)
+
+
+def test_shares_of_nothing() -> None:
+    assert RankPhases(seconds={"data": 0.0}).shares == {"data": 0.0}
+
+
+def train(num_windows: int) -> None:
+    import os
+    import time
+
+    from notebook_launcher.training.phases import make_clock
+
+    clock = make_clock()
+    assert clock is not None
+    assert clock is make_clock()
+    for _ in range(num_windows):
+        clock.mark("data")  # At first it only begins to measure.
+        time.sleep(0.002 * (1 + int(os.environ["RANK"])))
+        clock.mark("forward")
+        clock.mark("backward")
+        clock.mark("step")
+        clock.end_window(4.0, micro_batches=2)
+    clock.mark("data")
+
+
+def test_a_run_knows_each_ranks_phases(session: Session) -> None:
+    for num_windows in (3, 20):  # The second run knows nothing of the first.
+        run = session.launch(train, args=(num_windows,))
+        run.result()
+        assert sorted(run.phases) == [0, 1]
+        for rank, known in run.phases.items():
+            assert (known.windows, known.micro_batches, known.samples) == (
+                num_windows,
+                2 * num_windows,
+                4.0 * num_windows,
+            )
+            assert known.counts == {
+                "data": num_windows,
+                "forward": num_windows,
+                "backward": num_windows,
+                "sync": 0,
+                "step": num_windows,
+            }
+            assert known.seconds["forward"] > 0.002 * (1 + rank) * num_windows
+            assert known.shares["forward"] > 0.5
+            assert all(span.start > 0 for span in known.spans)
+
+
+def fail_in_forward() -> None:
+    from notebook_launcher.training.phases import make_clock
+
+    clock = make_clock()
+    assert clock is not None
+    clock.mark("data")
+    clock.mark("forward")
+    raise ValueError("boom")
+
+
+def test_a_function_that_fails_tells_what_it_spent(session: Session) -> None:
+    run = session.launch(fail_in_forward)
+    with pytest.raises(ValueError, match="boom"):
+        run.result()
+    assert all(known.counts["forward"] == 1 for known in run.phases.values())
+
+
+def loop(total: int | None) -> None:
+    from notebook_launcher import context
+
+    for done in range(1, 1001):
+        context.progress(done, total)
+
+
+@pytest.mark.parametrize("total", [1000, None])
+def test_a_loop_that_cannot_be_wrapped_tells_how_far_it_is(total: int | None) -> None:
+    run = launch(loop, 1, args=(total,), output="none")
+    run.result()
+    (rank,) = run.ranks
+    assert (rank.done, rank.total) == ((1000, 1000) if total else (rank.done, None))
+    assert rank.done
+
+
+def loop_until_stopped() -> None:
+    import itertools
+
+    from notebook_launcher import context
+
+    for done in itertools.count(1):
+        context.progress(done)
+
+
+def test_such_a_loop_stops_between_two_items(session: Session) -> None:
+    run = session.launch(loop_until_stopped)
+    while not all(rank.done for rank in run.ranks):
+        run.wait(0.01)
+    assert run.stop() == "ask"

@@ -1,0 +1,454 @@
+"""Where a training's metrics go: files, trackers of the user's, and the live run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from notebook_launcher import Session
+from notebook_launcher.training import tracking
+from notebook_launcher.training.jsonlines import JSONLinesTracker, plain
+from notebook_launcher.training.process import ProcessState
+from notebook_launcher.training.tracker import BlankTracker, GeneralTracker
+from notebook_launcher.training.tracking import (
+    TensorBoardTracker,
+    Trackers,
+    filter_trackers,
+    register_tracker_class,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HAS_TENSORBOARD = importlib.util.find_spec("tensorboard") is not None
+
+
+class Memory(GeneralTracker):
+    """Remembers what it was told."""
+
+    name = "memory"
+    requires_logging_directory = False
+
+    def __init__(self, run_name: str = "", **kwargs: Any) -> None:
+        super().__init__()
+        self.told: list[Any] = [("made", run_name, kwargs)]
+
+    @property
+    def tracker(self) -> list[Any]:
+        return self.told
+
+    def start(self) -> None:
+        self.told.append("started")
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.told.append(values)
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.told.append((values, step, kwargs))
+
+    def finish(self) -> None:
+        self.told.append("finished")
+
+
+class Everywhere(Memory):
+    name = "everywhere"
+    main_process_only = False
+
+
+@pytest.fixture
+def state() -> ProcessState:
+    return ProcessState(cpu=True)
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "_CLASSES", dict(tracking._CLASSES))
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with Session(2, output="none") as session:
+        session.run(time.monotonic)  # So that its ranks are there before the first test looks around.
+        yield session
+
+
+def lines_of(folder: Path) -> list[Any]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+# Lines of JSON.
+
+
+def test_each_call_is_a_line_that_is_there_at_once(tmp_path: Path) -> None:
+    tracker = JSONLinesTracker("run", tmp_path)
+    tracker.start()
+    began = time.time()
+    tracker.log({"loss": torch.tensor(0.5), "note": "ok"}, step=3)
+    tracker.log({"loss": 0.25}, split="test", values_of="rank 0")
+    first, second = lines_of(tmp_path / "run")
+    assert first == {"step": 3, "time": first["time"], "values": {"loss": 0.5, "note": "ok"}}
+    assert (second["step"], second["split"], second["values_of"]) == (None, "test", "rank 0")
+    assert began <= first["time"] <= second["time"] <= time.time()
+    assert tracker.tracker == tmp_path / "run" / "metrics.jsonl"
+    tracker.finish()
+    tracker.finish()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, True),
+        (3, 3),
+        (None, None),
+        (float("nan"), "NaN"),
+        (float("inf"), "Infinity"),
+        (-float("inf"), "-Infinity"),
+        (np.float32(0.5), 0.5),
+        (np.int64(7), 7),
+        (np.bool_(True), True),
+        (np.array([[2.0]]), 2.0),
+        (torch.tensor([1.5], dtype=torch.bfloat16), 1.5),
+        (torch.tensor([[1, 2]]), [[1, 2]]),
+        (torch.tensor(float("nan")), "NaN"),
+        ({"a": (1, float("inf"))}, {"a": [1, "Infinity"]}),
+        (1j, "1j"),
+    ],
+    ids=repr,
+)
+def test_every_value_has_a_form(value: Any, expected: Any) -> None:
+    assert plain(value) == expected
+    assert type(plain(value)) is type(expected)
+    assert json.loads(json.dumps(plain(value), allow_nan=False)) == expected
+
+
+@pytest.mark.parametrize(
+    ("left", "kept"),
+    [
+        (b'{"step": 1}\n', [{"step": 1}]),
+        (b'{"step": 1}\n{"st', [{"step": 1}]),
+        (b'{"st', []),
+        (b'{"step": 1}\n{"step": 2}', [{"step": 1}, {"step": 2}]),
+        (b"", []),
+    ],
+)
+def test_a_later_run_appends_to_whole_lines(tmp_path: Path, left: bytes, kept: list[Any]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(left)
+    tracker = JSONLinesTracker("run", tmp_path)
+    tracker.start()
+    tracker.log({}, step=9)
+    tracker.finish()
+    found = lines_of(tmp_path / "run")
+    assert found[:-1] == kept
+    assert found[-1]["step"] == 9
+
+
+def test_a_process_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from notebook_launcher.training.jsonlines import JSONLinesTracker\n"
+        "tracker = JSONLinesTracker('run', sys.argv[1])\n"
+        "tracker.start()\n"
+        "for step in range(1000): tracker.log({'loss': step / 3}, step)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert [line["step"] for line in lines_of(tmp_path / "run")] == list(range(1000))
+
+
+def test_a_line_without_room_is_an_error_and_cut_off_later(tmp_path: Path) -> None:
+    tracker = JSONLinesTracker("run", tmp_path)
+    tracker.start()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"no room for a whole line: .*metrics\.jsonl"):
+            tracker.log({"text": "x" * 200})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    tracker.finish()
+    tracker.start()
+    tracker.finish()
+    assert lines_of(tmp_path / "run") == []
+
+
+def test_hyperparameters_are_stored_whole(tmp_path: Path) -> None:
+    tracker = JSONLinesTracker("run", tmp_path)
+    tracker.start()
+    for lr in (0.1, float("nan")):
+        tracker.store_init_configuration({"lr": lr, "betas": (0.9, 0.99), "place": tmp_path})
+    tracker.finish()
+    stored = json.loads((tmp_path / "run" / "config.json").read_text("utf-8"))
+    assert stored == {"lr": "NaN", "betas": [0.9, 0.99], "place": repr(tmp_path)}
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.json", "metrics.jsonl"]
+
+
+def test_a_tracker_that_is_not_open_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"metrics.jsonl is not open. Call init_trackers\(\) first"):
+        JSONLinesTracker("run", tmp_path).log({})
+
+
+# TensorBoard.
+
+
+@pytest.mark.skipif(not HAS_TENSORBOARD, reason="TensorBoard is not installed")
+def test_tensorboard_gets_numbers_text_and_charts(state: ProcessState, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    trackers = Trackers(state, "tensorboard", tmp_path)
+    trackers.init_trackers("run", {"lr": 0.1, "betas": (0.9, 0.99)}, {"tensorboard": {"flush_secs": 1}})
+    values = {"loss": torch.tensor([0.5]), "bad": float("nan"), "note": "ok", "both": {"a": 1.0}, "many": [1, 2]}
+    trackers.log(values, step=3)
+    trackers.get_tracker("tensorboard").log_images({"image": np.zeros((1, 3, 4, 4))}, step=3)
+    trackers.end_training()
+    events = accumulator.EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(3, 0.5)]
+    assert set(events.Tags()["scalars"]) == {"loss", "bad"}
+    assert set(events.Tags()["images"]) == {"image"}
+    assert "note/text_summary" in events.Tags()["tensors"]
+
+
+@pytest.mark.skipif(HAS_TENSORBOARD, reason="TensorBoard is installed")
+def test_tensorboard_is_left_out_where_it_is_not_installed(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"'tensorboard' is left out: .* Type %pip install tensorboard"):
+        assert filter_trackers("tensorboard", tmp_path) == []
+    assert TensorBoardTracker not in filter_trackers("all", tmp_path)
+
+
+# Which trackers there are.
+
+
+def test_names_classes_and_instances_are_found_once(tmp_path: Path) -> None:
+    register_tracker_class(Memory)
+    instance = Everywhere()
+    found = filter_trackers(["JSONL", Memory, instance, "memory", JSONLinesTracker], tmp_path)
+    assert found == [JSONLinesTracker, Memory, instance]
+    assert filter_trackers(None) == []
+    everything = filter_trackers([instance, "all"], tmp_path)
+    assert everything == [instance, JSONLinesTracker, *([TensorBoardTracker] if HAS_TENSORBOARD else []), Memory]
+
+
+@pytest.mark.parametrize(
+    ("log_with", "message"),
+    [
+        ("jsonnl", r"log_with='jsonnl' is unknown. Did you mean 'jsonl'\? It can be 'jsonl', 'tensorboard', 'all'"),
+        (["jsonl", "wandb"], r"log_with='wandb' is unknown. .* the name of one that register_tracker_class\(\) was"),
+        (3, r"log_with=3 is unknown"),
+        (int, r"log_with=<class 'int'> is unknown"),
+    ],
+)
+def test_an_unknown_tracker_is_refused(tmp_path: Path, log_with: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        filter_trackers(log_with, tmp_path)
+
+
+@pytest.mark.parametrize("log_with", ["jsonl", "all", JSONLinesTracker])
+def test_a_tracker_that_needs_a_folder_says_so(log_with: Any) -> None:
+    with pytest.raises(ValueError, match=r"'jsonl' writes to a folder, and there is none. Pass project_dir="):
+        filter_trackers(log_with)
+
+
+class Nameless(GeneralTracker):
+    requires_logging_directory = False
+
+
+class Placeless(GeneralTracker):
+    name = "placeless"
+
+
+@pytest.mark.parametrize(
+    ("tracker_class", "message"),
+    [
+        (int, r"<class 'int'> cannot be registered: it is no subclass of GeneralTracker"),
+        (Memory(), r"Memory object at .* cannot be registered"),
+        (Nameless, r"Nameless cannot be registered: its class must define name"),
+        (Placeless, r"Placeless cannot be registered: its class must define name, .* and requires_logging_directory"),
+    ],
+)
+def test_what_cannot_be_registered(tracker_class: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        register_tracker_class(tracker_class)
+
+
+def test_a_cell_may_register_its_class_again() -> None:
+    for _ in range(2):
+        register_tracker_class(Memory)
+
+
+def test_taking_the_name_of_one_of_ours_is_said(tmp_path: Path) -> None:
+    class Mine(Memory):
+        name = "jsonl"
+
+    with pytest.warns(UserWarning, match=r"Mine takes the name of JSONLinesTracker: log_with='jsonl' means it now"):
+        register_tracker_class(Mine)
+    assert filter_trackers("jsonl", tmp_path) == [Mine]
+
+
+def test_an_incomplete_tracker_cannot_be_made() -> None:
+    with pytest.raises(NotImplementedError, match=r"Nameless lacks name, tracker: a tracker must define them"):
+        Nameless()
+    with pytest.raises(NotImplementedError, match=r"Placeless lacks requires_logging_directory, tracker"):
+        Placeless()
+    with pytest.raises(NotImplementedError, match=r"Nameless lacks tracker: a tracker must define it"):
+        _ = object.__new__(Nameless).tracker
+
+
+# What trackers are told.
+
+
+def test_the_life_of_a_tracker(state: ProcessState, tmp_path: Path) -> None:
+    trackers = Trackers(state, [Memory, "jsonl"], tmp_path)
+    trackers.init_trackers("run", {"lr": 1}, {"memory": {"tags": ["a"]}, "other": {"ignored": True}})
+    step: Any = torch.tensor(2)
+    trackers.log({"loss": 1.5}, step, {"memory": {"split": "train"}})
+    trackers.log({"loss": 1.0})
+    told = trackers.get_tracker("memory", unwrap=True)
+    trackers.end_training()
+    trackers.end_training()
+    assert told == [
+        ("made", "run", {"tags": ["a"]}),
+        "started",
+        {"lr": 1},
+        ({"loss": 1.5}, 2, {"split": "train"}),
+        ({"loss": 1.0}, None, {}),
+        "finished",
+    ]
+    assert [line["values"] for line in lines_of(tmp_path / "run")] == [{"loss": 1.5}, {"loss": 1.0}]
+    assert trackers.trackers == []
+
+
+def test_starting_again_finishes_what_runs(state: ProcessState) -> None:
+    memory = Memory()
+    trackers = Trackers(state, memory)
+    trackers.init_trackers("one")
+    trackers.init_trackers("two")
+    assert memory.told[1:] == ["started", "finished", "started"]
+    assert trackers.get_tracker("memory") is memory
+
+
+def test_one_that_fails_to_finish_does_not_keep_others_from_it(state: ProcessState) -> None:
+    class Stubborn(Memory):
+        name = "stubborn"
+
+        def finish(self) -> None:
+            raise OSError("disk on fire")
+
+    memories = [Everywhere(), Stubborn(), Memory()]
+    trackers = Trackers(state, memories)
+    trackers.init_trackers("run")
+    with pytest.raises(OSError, match="disk on fire"):
+        trackers.end_training()
+    assert [memory.told[-1] for memory in memories] == ["finished", "started", "finished"]
+
+
+def test_a_tracker_that_does_not_run(state: ProcessState) -> None:
+    trackers = Trackers(state, Memory)
+    assert isinstance(trackers.get_tracker("memory"), BlankTracker)
+    trackers.init_trackers("run")
+    with pytest.raises(ValueError, match=r"get_tracker\('wandb'\): there is no such tracker. There is 'memory'"):
+        trackers.get_tracker("wandb")
+    trackers.end_training()
+
+
+def test_a_blank_tracker_does_nothing_whatever_it_is_told() -> None:
+    blank = BlankTracker()
+    blank.start()
+    blank.log({"loss": 1.0}, step=1, split="test")
+    blank.store_init_configuration({})
+    blank.log_images({}, step=1)
+    blank.finish()
+    assert blank.tracker is blank
+    assert not hasattr(blank, "_repr_html_")
+
+
+@pytest.mark.parametrize("step", [1.5, "3", torch.tensor([1, 2])])
+def test_a_step_must_be_an_integer(state: ProcessState, step: Any) -> None:
+    trackers = Trackers(state, Memory)
+    trackers.init_trackers("run")
+    with pytest.raises(TypeError, match=r"log\(step=.*: a step must be an integer; take int\(\) of it"):
+        trackers.log({"loss": 1.0}, step)
+    assert trackers.get_tracker("memory").told[-1] == "started"
+
+
+# In ranks.
+
+
+def train(folder: str) -> Any:
+    import os
+
+    import numpy as np
+    import torch
+
+    from notebook_launcher.training.process import ProcessState
+
+    rank = int(os.environ["RANK"])
+    trackers = Trackers(ProcessState(cpu=True), [Everywhere, Memory, "jsonl"], folder)
+    trackers.init_trackers("run", {"lr": 0.1})
+    values = {
+        "loss": torch.tensor([rank + 0.5]),
+        "accuracy": np.array([1.0]),
+        "step": 7,
+        "val/loss": float("nan"),
+        "note": "5",
+        "histogram": torch.ones(3),
+    }
+    trackers.log(values, step=1)
+    names = [tracker.name for tracker in trackers.trackers]
+    got = [type(trackers.get_tracker(name)).__name__ for name in ("jsonl", "everywhere")]
+    trackers.end_training()
+    return names, got
+
+
+def test_only_the_main_process_writes_and_every_rank_tells_the_run(session: Session, tmp_path: Path) -> None:
+    run = session.launch(train, args=(str(tmp_path),))
+    results = run.result()
+    assert results[0] == (["everywhere", "memory", "jsonl"], ["JSONLinesTracker", "Everywhere"])
+    assert results[1] == (["everywhere"], ["BlankTracker", "Everywhere"])
+    (line,) = lines_of(tmp_path / "run")
+    assert line["values"] == {
+        "loss": 0.5,
+        "accuracy": 1.0,
+        "step": 7,
+        "val/loss": "NaN",
+        "note": "5",
+        "histogram": [1.0, 1.0, 1.0],
+    }
+    points = {point.rank: point for point in run.metrics}
+    assert sorted(points) == [0, 1]
+    for rank, point in points.items():
+        assert (point.step, point.values["loss"], point.values["step"]) == (1, rank + 0.5, 7.0)
+        assert set(point.values) == {"loss", "accuracy", "step", "val/loss"}
+
+
+def log_until_stopped(folder: str) -> None:
+    import itertools
+
+    from notebook_launcher.training.process import ProcessState
+
+    trackers = Trackers(ProcessState(cpu=True), "jsonl", folder)
+    trackers.init_trackers("run")
+    try:
+        for step in itertools.count():
+            trackers.log({"loss": 1.0}, step)
+    finally:
+        trackers.end_training()
+
+
+def test_a_training_that_logs_can_be_asked_to_stop(session: Session, tmp_path: Path) -> None:
+    run = session.launch(log_until_stopped, args=(str(tmp_path),))
+    while not run.metrics:
+        run.wait(0.01)
+    assert run.stop() == "ask"
+    assert [line["step"] for line in lines_of(tmp_path / "run")] == [p.step for p in run.metrics if p.rank == 0]
