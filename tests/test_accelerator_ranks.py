@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from notebook_launcher import notebook_launch
-from tests.training_scenes import Sessions, make_data, make_model, sessions
+from tests.training_scenes import Sessions, full_gradient, make_data, make_model, sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -314,3 +314,114 @@ def test_settings_given_twice():
         DataLoaderConfiguration(uneven="drop")
     with pytest.raises(ValueError, match="device_placement has 1 entries for 2 objects"):
         Accelerator(cpu=True).prepare(1, 2, device_placement=[True])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_on_several_ranks(ranks, precision):
+    def train():
+        accelerator, model, optimizer, loss = prepare(steps=2, mixed_precision=precision)
+        losses = []
+        for _ in range(12):
+            with accelerator.accumulate(model):
+                value = loss()
+                accelerator.backward(value, weight=100 * (accelerator.process_index + 1))
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(accelerator.reduce(value.detach(), "mean").item())
+        skipped = accelerator.optimizer_step_was_skipped
+        return losses, skipped, weights(accelerator.unwrap_model(model))
+
+    results = ranks.run(2, train)
+    assert results[0][0][-1] < results[0][0][0]
+    assert not results[0][1]
+    assert_same([result[2] for result in results])
+
+
+def test_an_overflow_on_one_rank_is_skipped_by_all(ranks):
+    def train():
+        accelerator, model, optimizer, loss = prepare(steps=2, mixed_precision="fp16")
+        before = weights(model)
+        for _ in range(2):
+            with accelerator.accumulate(model):
+                value = loss()
+                accelerator.backward(value * float("inf") if accelerator.is_last_process else value)
+                optimizer.step()
+                optimizer.zero_grad()
+        unchanged = all(torch.equal(one, other) for one, other in zip(before, weights(model), strict=True))
+        return accelerator.optimizer_step_was_skipped, unchanged, accelerator.scaler.get_scale()
+
+    assert ranks.run(2, train) == [(True, True, 32768.0)] * 2
+
+
+def test_two_optimizers_under_one_scaler(ranks):
+    def train():
+        from notebook_launcher import Accelerator, GradScalerKwargs
+
+        scaler = GradScalerKwargs(init_scale=1024.0)
+        accelerator = Accelerator(cpu=True, mixed_precision="fp16", max_grad_norm=0.5, kwargs_handlers=[scaler])
+        generator, critic = accelerator.prepare(make_model(), make_model(seed=1))
+        first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic))
+        first, second = accelerator.prepare(first, second)
+        inputs, targets = make_data(4, seed=accelerator.process_index)
+        for _ in range(3):
+            with accelerator.accumulate(generator, critic):
+                accelerator.backward(mse(generator(inputs), targets) + mse(critic(inputs), targets))
+                accelerator.clip_grad_norm_(generator.parameters(), 1.0)
+                for optimizer in (first, second):
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return accelerator.scaler.get_scale(), weights(generator), weights(critic)
+
+    results = ranks.run(2, train)
+    assert results[0][0] == 1024.0
+    assert_same([result[1] for result in results])
+    assert_same([result[2] for result in results])
+
+
+def test_two_loaders_share_a_window(ranks):
+    def train():
+        from torch.utils.data import DataLoader, TensorDataset
+
+        accelerator, model, _, _ = prepare(steps=3, model=make_model())
+        data = [make_data(8, seed=seed) for seed in (1, 2)]
+        first, second = accelerator.prepare(
+            DataLoader(TensorDataset(*data[0]), 1), DataLoader(TensorDataset(*data[1]), 3)
+        )
+        seen = []
+        for number, (one, two) in enumerate(zip(first, second, strict=False)):
+            inputs, targets = one if number % 2 == 0 else two
+            with accelerator.accumulate(model):
+                accelerator.backward(mse(model(inputs), targets), weight=len(inputs))
+            seen.append((inputs, targets))
+            if accelerator.sync_gradients:
+                break
+        return seen, [parameter.grad.clone() for parameter in model.parameters()]
+
+    results = ranks.run(2, train)
+    rows = [pair for result in results for pair in result[0]]
+    inputs, targets = (torch.cat(column) for column in zip(*rows, strict=True))
+    expected = full_gradient(make_model().state_dict(), inputs, targets)
+    for mine, wanted in zip(results[0][1], expected, strict=True):
+        torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_check_accumulation_on_several_ranks(ranks):
+    def check():
+        accelerator, model, _, _ = prepare(steps=4)
+        sizes = [[1, 5], [3, 2]][accelerator.process_index]
+        batches = [make_data(size, seed=size) for size in sizes]
+        report = accelerator.check_accumulation(model, batches, lambda model, batch: mse(model(batch[0]), batch[1]))
+        return report.ok, report.total_weight, str(report)
+
+    assert [result[:2] for result in ranks.run(2, check)] == [(True, 11.0)] * 2
+
+
+def test_an_accelerator_says_where_code_and_launch_differ(capsys):
+    def differ():
+        from notebook_launcher import Accelerator
+
+        Accelerator(cpu=True, mixed_precision="no", gradient_accumulation_steps=2)
+
+    notebook_launch(differ, 2, mixed_precision="bf16", gradient_accumulation_steps=2)
+    said = [line for line in capsys.readouterr().out.splitlines() if "in the code" in line]
+    assert said == ["Accelerator(): mixed_precision='no' in the code, 'bf16' in the launch. The code wins."]
