@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from typing import Any
 
@@ -66,3 +67,67 @@ def test_hugging_faces_accelerator_adopts_precision_and_accumulation(
 ) -> None:
     results = notebook_launch(seen_by_hugging_face, 2, output="none", **options)
     assert list(results) == [expected] * 2
+
+
+def observe() -> dict[str, Any]:
+    import os
+
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    group_was_up = torch.distributed.is_initialized()
+    accelerator = Accelerator()
+    model = torch.nn.Linear(1, 1, bias=False)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    before = accelerator.unwrap_model(model).weight.item()
+    accelerator.backward(model(torch.ones(1, 1)).sum() * 8)
+    optimizer.step()
+    if os.environ.get("FAIL_ONCE") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError
+    return {
+        "num_processes": accelerator.num_processes,
+        "backend": (group_was_up, accelerator.state.backend),
+        "mixed_precision": accelerator.mixed_precision,
+        "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+        "max_grad_norm": round(before - accelerator.unwrap_model(model).weight.item(), 3),
+        "comm_hook": str(accelerator.ddp_handler.comm_hook),
+        "seed": torch.initial_seed(),
+        "threads_per_process": torch.get_num_threads(),
+        "env": os.environ.get("MINE"),
+        "max_restarts": os.environ.get("TORCHELASTIC_RESTART_COUNT"),
+        "start_method": "notebook_launcher.processes.forkserver" in "".join(open(f"/proc/{os.getpid()}/cmdline")),
+    }
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "num_processes": {"num_processes": 1},
+    "backend": {"backend": None},
+    "mixed_precision": {"mixed_precision": "bf16"},
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
+    "max_grad_norm": {"max_grad_norm": 0.5},
+    "comm_hook": {"comm_hook": "fp16"},
+    "seed": {"seed": 7},
+    "threads_per_process": {"threads_per_process": 3},
+    "env": {"env": {"MINE": "here"}},
+    "max_restarts": {"max_restarts": 1, "env": {"FAIL_ONCE": "1"}},
+    "start_method": {"start_method": "spawn"},
+}
+ELSEWHERE = {
+    "devices": "test_plan.py: there is one kind of device on most machines",
+    "display": "test_output.py: it needs a front end",
+    "output": "test_output.py",
+    "timeout": "test_stop.py",
+}
+
+
+def test_every_field_is_observed_somewhere() -> None:
+    assert {*OPTIONS, *ELSEWHERE} == {field.name for field in dataclasses.fields(LaunchConfig)}
+
+
+@pytest.mark.parametrize("field", OPTIONS)
+def test_every_field_changes_something(field: str) -> None:
+    plain: dict[str, Any] = {"num_processes": 2, "seed": 1, "output": "none", "threads_per_process": 1}
+    usual = notebook_launch(observe, **plain)[0]
+    changed = notebook_launch(observe, **{**plain, **OPTIONS[field]})[0]
+    assert changed[field] != usual[field]
