@@ -156,6 +156,10 @@ class Rendezvous:
 
 def install() -> None:
     """Replace `torch.distributed.init_process_group`, wherever torch refers to it, by one that asks the rank."""
+    # Its functions keep the group that is up when it is imported, as defaults. DDP imports it by way of the
+    # compiler; a group that lives on there keeps its connections, and peers wait for a rank that has left.
+    import torch.distributed.nn.functional  # noqa: F401
+
     original = _original_init_process_group()
     replacement = _replacement(original)
     for name, module in list(sys.modules.items()):

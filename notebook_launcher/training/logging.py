@@ -48,11 +48,14 @@ class MultiProcessAdapter(Adapter):
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
         rank, num_processes = _place()
         msg, changed = self.process(msg, kwargs)
-        for turn in range(num_processes) if in_order else [rank]:
-            if turn == rank and (in_order or rank == 0 or not main_process_only):
+        if not (in_order and num_processes > 1):
+            if in_order or rank == 0 or not main_process_only:
                 self.logger.log(level, msg, *args, **changed)
-            if in_order and num_processes > 1:
-                dist.barrier()
+            return
+        for turn in range(num_processes):
+            if turn == rank:
+                self.logger.log(level, msg, *args, **changed)
+            dist.barrier()
 
     def warning_once(self, msg: Any, *args: Any, **kwargs: Any) -> None:
         """Warn, unless this logger has given the same warning with the same arguments before."""

@@ -38,7 +38,7 @@ def clear_device_cache(garbage_collection: bool = False) -> None:  # noqa: FBT00
     """
     if garbage_collection:
         gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
@@ -77,8 +77,10 @@ def find_executable_batch_size(
     so that gloo gives an error to those that wait for it in a collective; then all meet in a new group. This
     has limits:
 
-    * Whatever holds the group must be made inside the function: models (prepared or DDP), and groups of
-      `torch.distributed.new_group`.
+    * Models (prepared or DDP) must be made inside the function; one that was made before has lost its group
+      after a failed attempt, and says so. The same holds for groups of `torch.distributed.new_group`.
+    * If something else outside of the function refers to the group, its connections stay open. There is a
+      warning then, and a peer that waits in a collective waits until the group's timeout.
     * NCCL does not notice that a peer has left. If memory runs out on one GPU while another waits for it in
       a collective, NCCL's timeout ends the run (10 minutes by default).
     * A process that waits for a peer outside of collectives, in a store or a lock, is not released.

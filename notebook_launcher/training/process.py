@@ -32,7 +32,7 @@ class ProcessState:
         cpu: Whether to leave GPUs alone; the variable `ACCELERATE_USE_CPU` says so too.
         backend: The group's backend; None: as above. Only for a group that is started here.
         timeout: How long a collective waits before it is an error; None: torch's 30 minutes with gloo and 10
-            with NCCL. Set on a group that is up already, too.
+            with NCCL. A group that is up already gets it too, and keeps it.
 
     Raises:
         ConfigError: `WORLD_SIZE` says that there are several processes, and the other variables do not say
@@ -88,8 +88,9 @@ class ProcessState:
         if not self._use_gpu:
             self.device = torch.device("cpu")
         elif self.num_processes == 1:
-            # Asking torch would initialise CUDA, which whoever only asks who it is need not pay for.
-            self.device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+            # Asking which is current would initialise CUDA, which whoever only asks who it is need not pay for.
+            started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            self.device = torch.device("cuda", torch.cuda.current_device() if started else 0)
         else:
             self.device = torch.device("cuda", self.local_process_index % torch.cuda.device_count())
             torch.cuda.set_device(self.device)

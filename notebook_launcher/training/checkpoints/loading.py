@@ -10,6 +10,7 @@ from notebook_launcher.training.checkpoints.agreement import Crew, share, togeth
 from notebook_launcher.training.checkpoints.naming import continue_after, folder_to_load
 from notebook_launcher.training.checkpoints.parts import Parts
 from notebook_launcher.training.checkpoints.reading import Reader
+from notebook_launcher.training.checkpoints.sharded import share_out, share_out_state
 from notebook_launcher.training.checkpoints.window import restore_window
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.random import restore_rng_states
@@ -78,11 +79,19 @@ def load_state(
         together("run the hooks", lambda: [hook(models, str(folder)) for hook in parts.load_hooks])
     strict = bool(model_kwargs.get("strict", True))
     weights = together("read the models", lambda: reader.read_models(models, strict=strict))
+    together("share out what is sharded", lambda: _share_out(parts, state, models, weights))
     for remark in reader.remarks if accelerator.is_main_process else ():
         warn_user(remark)
     together("load the checkpoint", lambda: _apply(parts, state, models, weights, model_kwargs))
     continue_after(config, folder)
     return folder
+
+
+def _share_out(parts: Parts, state: State, models: list[torch.nn.Module], weights: list[dict[str, Any]]) -> None:
+    """Spread whole tensors as those that they are loaded into; where there are none, this does nothing."""
+    weights[:] = [share_out(tensors, model.state_dict()) for model, tensors in zip(models, weights, strict=True)]
+    pairs = zip(parts.optimizers, state.optimizers, strict=True)
+    state.optimizers = [share_out_state(optimizer, its_state) for optimizer, its_state in pairs]
 
 
 def _apply(

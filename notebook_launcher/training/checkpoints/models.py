@@ -14,6 +14,7 @@ import torch
 from notebook_launcher.training.checkpoints import files, folders
 from notebook_launcher.training.checkpoints.agreement import writes_here
 from notebook_launcher.training.checkpoints.errors import CheckpointError
+from notebook_launcher.training.checkpoints.sharded import gather_tree, share_out
 from notebook_launcher.training.checkpoints.tensors import check_tensors, compact, find_tied, parse_size, shard
 from notebook_launcher.training.checkpoints.weights import (
     check_fit,
@@ -48,6 +49,8 @@ def save_model(
 ) -> None:
     """Write a model's weights under Hugging Face's file names; on rank 0, and the others return at once.
 
+    Only of a model that `fully_shard` spreads over ranks do all ranks have to call it.
+
     `model.safetensors`, or `model-00001-of-0000N.safetensors` with an index if they are more than
     `max_shard_size`. A process that is killed meanwhile leaves the previous save whole. Once the new one
     is in place, weights of an earlier save are removed, whatever their format; other files stay.
@@ -65,9 +68,9 @@ def save_model(
         OSError: The disk does not take it; what was there before is untouched.
     """
     max_size = parse_size(max_shard_size)
+    state = gather_tree(unwrap_model(model, keep_torch_compile=False).state_dict(), keep=writes_here())
     if not writes_here():
         return
-    state = unwrap_model(model, keep_torch_compile=False).state_dict()
     check_tensors(state, safe=safe_serialization)
     target = Path(os.path.realpath(Path(save_directory).expanduser()))
     stage = folders.open_stage(target)
@@ -127,7 +130,7 @@ def load_model(
     weights = read_weights(paths)
     tensors = fill_in(bare, weights)
     check_fit(bare, tensors, weights.source, strict=strict)
-    return bare.load_state_dict(tensors, strict=strict)
+    return bare.load_state_dict(share_out(tensors, bare.state_dict()), strict=strict)
 
 
 def save(

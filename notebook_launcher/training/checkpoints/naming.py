@@ -61,16 +61,13 @@ def folder_to_load(config: ProjectConfiguration, input_dir: str | os.PathLike[st
 
 def continue_after(config: ProjectConfiguration, folder: Path) -> None:
     """Let automatic naming go on after the checkpoint that was loaded, if it made that."""
-    match = NUMBERED.fullmatch(folder.name)
-    if match is None or not config.automatic_checkpoint_naming or config.project_dir is None:
-        return
-    if folder.parent == _real(Path(config.project_dir) / "checkpoints"):
-        config.iteration = max(config.iteration, int(match[1]) + 1)
+    if _is_numbered(config, folder):
+        config.iteration = max(config.iteration, int(folder.name.rpartition("_")[2]) + 1)
 
 
 def keep_newest(config: ProjectConfiguration, newest: Path) -> None:
     """Remove the oldest automatically named checkpoints, now that a new one is whole."""
-    if not config.automatic_checkpoint_naming or config.total_limit is None or not NUMBERED.fullmatch(newest.name):
+    if config.total_limit is None or not _is_numbered(config, newest):
         return
     directory = newest.parent
     for leftover in directory.glob(".checkpoint_*.partial-*"):
@@ -80,6 +77,14 @@ def keep_newest(config: ProjectConfiguration, newest: Path) -> None:
         doomed = directory / f".{folder.name}.partial-{secrets.token_hex(4)}"
         folder.rename(doomed)
         shutil.rmtree(doomed)
+
+
+def _is_numbered(config: ProjectConfiguration, folder: Path) -> bool:
+    """Whether automatic naming made the folder's name."""
+    if not config.automatic_checkpoint_naming or config.project_dir is None:
+        return False
+    home = _real(Path(config.project_dir) / "checkpoints")
+    return folder.parent == home and NUMBERED.fullmatch(folder.name) is not None
 
 
 def _checkpoints(config: ProjectConfiguration, function: str) -> Path:

@@ -10,6 +10,7 @@ from notebook_launcher.training.checkpoints.errors import CheckpointError
 from notebook_launcher.training.checkpoints.folders import contents
 from notebook_launcher.training.checkpoints.manifest import check_file, read_manifest
 from notebook_launcher.training.checkpoints.objects import read_object
+from notebook_launcher.training.checkpoints.sharded import is_spread
 from notebook_launcher.training.checkpoints.weights import check_fit, fill_in, read_weights
 from notebook_launcher.training.checkpoints.window import merge_windows
 from notebook_launcher.training.random import derive_rng_states
@@ -175,6 +176,11 @@ class Reader:
         windows = [self._load(names.window(rank)) for rank in range(ranks) if names.window(rank) in self.files]
         if not windows:
             return None
+        if any(is_spread(parameter) for _, parameter in parts.parameters()):
+            raise CheckpointError(
+                f"{self.folder} holds a window's gradients of a sharded model on {ranks} ranks, which {self._world} "
+                "cannot share; nothing was loaded. Save where a window ends, or load with as many ranks."
+            )
         return merge_windows(windows, num_processes=self._world, nominal_divisor=parts.nominal_divisor)
 
     def _read_rng(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from notebook_launcher.training.checkpoints.manifest import MANIFEST, Manifest, 
 from notebook_launcher.training.checkpoints.naming import folder_to_save, keep_newest
 from notebook_launcher.training.checkpoints.objects import unsafe_types
 from notebook_launcher.training.checkpoints.parts import Parts
+from notebook_launcher.training.checkpoints.sharded import gather_tree
 from notebook_launcher.training.checkpoints.weights import write_weights
 from notebook_launcher.training.checkpoints.window import capture_window
 from notebook_launcher.training.plugins import warn_user
@@ -36,7 +37,8 @@ def save_state(
     Models, leaf tensors, optimizers, schedulers, the scaler, the loaders' positions, registered objects and,
     of each rank, its random number generators and the gradients of an open window. All of it goes to a
     folder aside, which takes its name once it is complete, with a manifest of what it consists of. Until
-    then an earlier checkpoint of that name is whole, whenever a process is killed.
+    then an earlier checkpoint of that name is whole, whenever a process is killed. Hooks are given the
+    folder aside, so that what they write goes along.
 
     Args:
         accelerator: Whose state.
@@ -54,8 +56,8 @@ def save_state(
         OSError: The disk does not take it; likewise.
     """
     del save_model_func_kwargs
-    crew = Crew.of(accelerator)
     config = accelerator.project_configuration
+    crew = Crew.of(accelerator)
 
     def begin() -> tuple[Path, Path] | None:
         if not crew.leads:
@@ -66,19 +68,18 @@ def save_state(
     places = share("begin the checkpoint", begin)[crew.leader]
     assert places is not None
     target, stage = places
+    save = _Save(accelerator, crew, stage, safe=safe_serialization)
 
-    def finish() -> None:
+    def finish(records: dict[str, FileRecord]) -> None:
         if crew.leads:
-            mates = [one for leader, one in written if leader == crew.leader]
-            _publish(stage, target, mates, accelerator)
+            save.publish(target, records)
             keep_newest(config, target)
 
     try:
-        written = share(
-            "write its part of the checkpoint",
-            lambda: (crew.leader, _write(accelerator, stage, crew, safe=safe_serialization)),
-        )
-        together("put the checkpoint in place", finish)
+        together("collect its part of the checkpoint", save.collect)
+        written = share("write its part of the checkpoint", lambda: (crew.leader, save.write()))
+        mine = [records for leader, records in written if leader == crew.leader]
+        together("put the checkpoint in place", lambda: finish(dict(item for one in mine for item in one.items())))
     except BaseException:
         if crew.leads:
             folders.discard(stage)
@@ -87,78 +88,90 @@ def save_state(
     return target
 
 
-def _write(accelerator: Any, stage: Path, crew: Crew, *, safe: bool) -> dict[str, FileRecord]:
-    """Write this rank's files and return what they hold."""
-    parts = Parts.of(accelerator)
-    weights = [model.state_dict() for model in parts.models]
-    for hook in parts.save_hooks:
-        hook(list(parts.models), weights, str(stage))
-    records: dict[str, FileRecord] = {}
+class _Save:
+    """One save, on one rank."""
 
-    def write(name: str, obj: Any) -> None:
-        records[name] = files.write_object(stage / name, obj)
+    def __init__(self, accelerator: Any, crew: Crew, stage: Path, *, safe: bool) -> None:
+        self.parts = Parts.of(accelerator)
+        self.rank: int = accelerator.process_index
+        self.world: int = accelerator.num_processes
+        self.leads = crew.leads
+        self.stage = stage
+        self.safe = safe
+        self.weights: list[dict[str, Any]] = []
+        self.objects: dict[str, Any] = {}
+        """What is the same on all ranks and written once, by file name."""
+        self.window: dict[str, Any] | None = None
 
-    if crew.leads:
-        for index, state in enumerate(weights):
-            name = names.model(index, safe=safe)
-            records[name] = write_weights(stage / name, state, safe=safe)
-        for name, obj in _shared_objects(parts).items():
-            write(name, obj)
-        _warn_of_types(stage, parts)
-    window = capture_window(parts)
-    if window is not None:
-        write(names.window(accelerator.process_index), window)
-    # Last, since states of the user's objects may draw numbers.
-    step = parts.gradient_state.state_dict().get("num_batches", 0)
-    write(names.random_states(accelerator.process_index), {"step": step, **capture_rng_states()})
-    return records
+    def collect(self) -> None:
+        """Ask everything for its state; on every rank, since some objects synchronise when they are asked."""
+        parts, keep = self.parts, self.leads
+        self.weights = [gather_tree(model.state_dict(), keep=keep) for model in parts.models]
+        kinds = [
+            (names.optimizer, parts.optimizers),
+            (names.scheduler, parts.schedulers),
+            (names.loader, parts.dataloaders),
+            (names.custom, parts.custom_objects),
+        ]
+        for name, ones in kinds:
+            self.objects.update({name(at): gather_tree(one.state_dict(), keep=keep) for at, one in enumerate(ones)})
+        if parts.leaves:
+            self.objects[names.LEAVES] = [leaf.detach() for leaf in parts.leaves]
+        if parts.scaler is not None:
+            self.objects[names.SCALER] = parts.scaler.state_dict()
+        self.window = capture_window(parts)
 
+    def write(self) -> dict[str, FileRecord]:
+        """Write this rank's files and return what they hold."""
+        for hook in self.parts.save_hooks:
+            hook(list(self.parts.models), self.weights, str(self.stage))
+        records: dict[str, FileRecord] = {}
+        mine = dict(self.objects) if self.leads else {}
+        if self.window is not None:
+            mine[names.window(self.rank)] = self.window
+        # Last, since hooks and states of the user's objects may draw numbers.
+        step = self.parts.gradient_state.state_dict().get("num_batches", 0)
+        mine[names.random_states(self.rank)] = {"step": step, **capture_rng_states()}
+        for at, state in enumerate(self.weights if self.leads else ()):
+            name = names.model(at, safe=self.safe)
+            records[name] = write_weights(self.stage / name, state, safe=self.safe)
+        for name, obj in mine.items():
+            records[name] = files.write_object(self.stage / name, obj)
+        if self.leads:
+            self._warn_of_types()
+        return records
 
-def _shared_objects(parts: Parts) -> dict[str, Any]:
-    """Return what is the same on all ranks and written once, by file name."""
-    found: dict[str, Any] = {}
-    if parts.leaves:
-        found[names.LEAVES] = [leaf.detach() for leaf in parts.leaves]
-    found.update({names.optimizer(at): one.state_dict() for at, one in enumerate(parts.optimizers)})
-    found.update({names.scheduler(at): one.state_dict() for at, one in enumerate(parts.schedulers)})
-    found.update({names.loader(at): one.state_dict() for at, one in enumerate(parts.dataloaders)})
-    if parts.scaler is not None:
-        found[names.SCALER] = parts.scaler.state_dict()
-    found.update({names.custom(at): one.state_dict() for at, one in enumerate(parts.custom_objects)})
-    return found
+    def _warn_of_types(self) -> None:
+        """Say now what `load_state` would refuse later."""
+        for name in self.objects:
+            found = unsafe_types(self.stage / name)
+            if found:
+                warn_user(
+                    f"{name} holds {', '.join(found)}: load_state will refuse it without load_kwargs="
+                    '{"weights_only": False}. Let state_dict() return plain numbers, text, lists, dicts and tensors.'
+                )
 
-
-def _warn_of_types(stage: Path, parts: Parts) -> None:
-    """Say now what `load_state` would refuse later."""
-    for index, one in enumerate(parts.custom_objects):
-        found = unsafe_types(stage / names.custom(index))
-        if found:
-            warn_user(
-                f"the state of object {index}, a {type(one).__name__}, holds {', '.join(found)}: load_state will "
-                'refuse it without load_kwargs={"weights_only": False}. Let state_dict() return plain numbers, text, '
-                "lists, dicts and tensors."
-            )
-
-
-def _publish(stage: Path, target: Path, written: list[dict[str, FileRecord]], accelerator: Any) -> None:
-    """Write the manifest and put the checkpoint in place."""
-    records = {name: record for one in written for name, record in one.items()}
-    for name in folders.contents(stage) - set(records):  # what hooks wrote
-        records[name] = files.measure(stage / name, sync=True)
-    counts = Parts.of(accelerator).counts
-    write_manifest(stage, Manifest(num_processes=accelerator.num_processes, objects=counts, files=records))
-    before = folders.contents(target) if target.exists() else set()
-    earlier = before & _earlier(target, before)
-    stale = earlier - folders.contents(stage)
-    folders.publish(stage, target, last=MANIFEST, stale=stale, replaceable=before == earlier)
+    def publish(self, target: Path, records: dict[str, FileRecord]) -> None:
+        """Write the manifest, and put the checkpoint in place."""
+        new = folders.contents(self.stage)
+        records.update({name: files.measure(self.stage / name, sync=True) for name in new - set(records)})  # hooks'
+        write_manifest(self.stage, Manifest(num_processes=self.world, objects=self.parts.counts, files=records))
+        before = folders.contents(target) if target.exists() else set()
+        earlier = before & _earlier(target, before)
+        folders.publish(
+            self.stage, target, last=MANIFEST, stale=earlier - new - {MANIFEST}, replaceable=before == earlier
+        )
 
 
 def _earlier(target: Path, before: set[str]) -> set[str]:
-    """Return the files of the checkpoint that the folder holds; without a manifest, those with the names of one."""
+    """Return the files of the checkpoint that the folder holds."""
     try:
         manifest = read_manifest(target)
     except CheckpointError:
         manifest = None
     if manifest is not None:
-        return {*manifest.files, MANIFEST}
+        return {MANIFEST, *manifest.files}
+    # Accelerate's have no manifest, and this file always.
+    if names.random_states(0) not in before:
+        return set()
     return {MANIFEST, *filter(names.is_part, before)}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training.checkpoints.errors import CheckpointError
+from notebook_launcher.training.checkpoints.sharded import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,6 +31,7 @@ def find_tied(state: Mapping[str, Any]) -> dict[str, str]:
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             continue
+        tensor = local_part(tensor)  # noqa: PLW2901 - a spread tensor has no memory of its own
         if tensor.is_meta or tensor.numel() == 0:
             continue
         view = tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride()

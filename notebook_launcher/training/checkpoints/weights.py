@@ -52,7 +52,15 @@ def write_weights(path: Path, state: Mapping[str, Any], *, safe: bool) -> FileRe
         OSError: The disk does not take it.
     """
     check_tensors(state, safe=safe)
-    return write_tensors(path, *split_tied(state)) if safe else write_object(path, compact(state))
+    if not safe:
+        return write_object(path, compact(state))
+    try:
+        return write_tensors(path, *split_tied(state))
+    except (KeyError, ValueError) as error:
+        # A dtype that it does not know is a KeyError; a sparse tensor a ValueError.
+        raise CheckpointError(
+            f"safetensors cannot hold the weights ({error}). Pass safe_serialization=False, or convert them."
+        ) from error
 
 
 def read_weights(paths: Iterable[Path], map_location: Any = "cpu", **load_kwargs: Any) -> Weights:

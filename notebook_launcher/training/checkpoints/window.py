@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.training.checkpoints.sharded import from_local_part, local_part
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,7 +20,7 @@ def capture_window(parts: Parts) -> dict[str, Any] | None:
     """Return this rank's part of the window, or None if none is open."""
     if not parts.gradient_state.has_open_window:
         return None
-    gradients = {name: tensor.grad for name, tensor in parts.parameters() if tensor.grad is not None}
+    gradients = {name: local_part(tensor.grad) for name, tensor in parts.parameters() if tensor.grad is not None}
     return {"state": parts.gradient_state.state_dict(), "gradients": gradients}
 
 
@@ -52,6 +54,6 @@ def restore_window(parts: Parts, window: dict[str, Any] | None) -> None:
     gradients = {} if window is None else window["gradients"]
     for name, tensor in parts.parameters():
         gradient = gradients.get(name)
-        tensor.grad = None if gradient is None else gradient.to(tensor.device, tensor.dtype)
+        tensor.grad = None if gradient is None else from_local_part(gradient.to(tensor.device, tensor.dtype), tensor)
     parts.gradient_state.load_state_dict({} if window is None else window["state"])
     parts.gradient_state.sync_gradients = window is None

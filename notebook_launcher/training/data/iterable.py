@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset
 
+from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.operations import find_batch_size
 
@@ -134,12 +135,7 @@ class IterableDatasetShard(IterableDataset[Any]):
             if self._stops() and not real[-1]:
                 return
             if self.uneven == "error" and not real[-1]:
-                raise ValueError(
-                    f"The data set ended with {len(current)} samples for {self.num_processes} ranks of "
-                    f'{self.per_rank} each, with even_batches=False and uneven="error". Write uneven="weigh" to use '
-                    'all samples, each once; uneven="stop" or drop_last=True to leave the last out; or '
-                    "even_batches=True to repeat some."
-                )
+                raise uneven_error(f"{len(current)} of {self.per_round} samples are left for the last round")
             parts = [part or real[0] for part in real]
             weighed = real
         yield StreamRound(parts[self.process_index], self._count(parts, real, weighed), skip)

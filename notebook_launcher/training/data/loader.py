@@ -12,11 +12,12 @@ from notebook_launcher.training.data.position import Order, Position, Progress, 
 from notebook_launcher.training.data.rounds import LoaderStack, Round
 from notebook_launcher.training.data.samplers import SeedableRandomSampler, get_sampler, sampler_chain, set_epochs
 from notebook_launcher.training.data.skipping import SkipBatchSampler
-from notebook_launcher.training.data.transfer import Delivery, deliver
+from notebook_launcher.training.data.transfer import Delivery, copied_ahead
 from notebook_launcher.training.data.walking import WalkedSampler
+from notebook_launcher.training.operations import send_to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["DataLoaderStateMixin", "PreparedLoader", "loader_arguments"]
 
@@ -245,16 +246,27 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             progress.begin_at, self._loaded = None, False
             self.set_epoch(start.epoch)
             progress.position = start
-            deliveries = self._deliveries(start, order)
-            for batch, drawn, is_last, position in deliver(deliveries, self.device, non_blocking=self._non_blocking):
-                self.current_round, self.end_of_dataloader, self.iteration_token = drawn, is_last, token
+            deliveries, move = self._moving(self._deliveries(start, order))
+            # DataLoader looks at the name of every attribute that is set, which takes 0.4 us.
+            said = vars(self)
+            for batch, drawn, is_last, position in deliveries:
+                said["current_round"], said["end_of_dataloader"], said["iteration_token"] = drawn, is_last, token
                 progress.position = position
-                yield batch
+                yield batch if move is None else move(batch)
             progress.count_epoch(start.epoch)
         finally:
             if self.iteration_token is token:
                 self.reset()
             self.end()
+
+    def _moving(self, deliveries: Iterator[Delivery]) -> tuple[Iterator[Delivery], Callable[[Any], Any] | None]:
+        """Return where batches come from, and what is left to be done to each to have it on the device."""
+        if self.device is None:
+            return deliveries, None
+        device = torch.device(self.device)
+        if self._non_blocking and device.type == "cuda":
+            return copied_ahead(deliveries, device), None
+        return deliveries, lambda batch: send_to_device(batch, device, non_blocking=self._non_blocking)
 
     def _find_start(self) -> tuple[Position, Order | None]:
         """Return where the next loop begins, and what drew its order if that is known."""

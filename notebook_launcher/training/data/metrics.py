@@ -74,8 +74,8 @@ def _keep(gathered: torch.Tensor, lengths: list[int], counts: Round) -> torch.Te
         kept = counts.real
     else:
         kept = tuple(abs(length) if real else 0 for length, real in zip(lengths, counts.real, strict=True))
-    parts = gathered.chunk(len(lengths))
-    return torch.cat([part[:length] for part, length in zip(parts, kept, strict=True)])
+    padded = len(gathered) // len(lengths)
+    return torch.cat([gathered[rank * padded : rank * padded + length] for rank, length in enumerate(kept)])
 
 
 def _gather_objects(data: Any, counts: Round | None) -> list[Any]:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.rows import count_rows, find_rows, join_batches, take_rows
 
@@ -54,8 +55,8 @@ class Portions:
             group.append(batch)
             samples = samples_with_it
             if len(group) == per_round and self._is_even(group):
-                if not start and self.num_processes > 1 and self.even and not self.drop_last:
-                    start = self._first_samples(group)
+                if not start and self.even and not self.drop_last:
+                    start = group
                 yield *self._middle(group), samples
                 group = []
         if group and (last := self._last(group, start)) is not None:
@@ -83,11 +84,7 @@ class Portions:
         if small and self.uneven == "stop":
             return None
         if small and self.uneven == "error":
-            raise ValueError(
-                f"The data ended with {sum(map(count_rows, group))} samples for {self.num_processes} ranks, with "
-                'even_batches=False and uneven="error". Write uneven="weigh" to use all samples, each once; '
-                'uneven="stop" or drop_last=True to leave the last out; or even_batches=True to repeat some.'
-            )
+            raise uneven_error(f"{sum(map(count_rows, group))} samples are left for {self.num_processes} ranks")
         return self._apart(group[0]) if self.split else _whole(group, missing)
 
     def _evened(self, group: list[Any], start: list[Any]) -> tuple[list[Any], Round]:
@@ -106,7 +103,7 @@ class Portions:
         if total is None:
             raise TypeError("these batches have no samples that can be counted")
         size = -(-total // self.num_processes)
-        filler = itertools.cycle(start or self._first_samples(group))
+        filler = itertools.cycle(self._first_samples(start or group))
         joined = join_batches([joined, *itertools.islice(filler, size * self.num_processes - total)])
         rows = (size,) * self.num_processes
         real = tuple(min(size, max(0, total - rank * size)) for rank in range(self.num_processes))

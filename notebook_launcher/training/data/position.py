@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,9 +20,8 @@ DEFAULT_GENERATORS = ("random_state", "numpy_random_seed", "torch_manual_seed")
 """Of `capture_rng_states`: what samplers without a generator of their own draw from."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Position:
-    """How far an epoch has come, in samples of the whole data set."""
+class Position(NamedTuple):
+    """How far an epoch has come, in samples of the whole data set; false at its start."""
 
     epoch: int = 0
     samples: int = 0

@@ -64,7 +64,10 @@ def new_generator(seed: int) -> torch.Generator:
 
 def count_samples(batch: Any) -> int:
     """Return how many samples a sampler's item stands for: the length of a list of indices, 1 for an index."""
-    return len(batch) if hasattr(batch, "__len__") else 1
+    try:
+        return len(batch)
+    except TypeError:
+        return 1
 
 
 def length_of(one: Any) -> int | None:
@@ -93,8 +96,9 @@ def links_of(link: Any) -> list[Any]:
 
 def get_sampler(dataloader: Any) -> Any:
     """Return the sampler that draws a loader's single indices; None if its batch sampler draws them itself."""
-    last = sampler_chain(dataloader)[-1]
-    return None if last is dataloader.batch_sampler else last
+    batches = next(link for link in sampler_chain(dataloader) if getattr(link, "batch_sampler", None) is None)
+    alone = batches if dataloader.batch_sampler is None else None
+    return getattr(batches, "sampler", alone)
 
 
 def set_epochs(objects: Iterable[Any], epoch: int) -> None:

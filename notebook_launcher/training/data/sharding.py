@@ -6,28 +6,29 @@ round, how many samples all of them have.
 
 from __future__ import annotations
 
+import enum
 import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler
 
+from notebook_launcher.training.data.completing import fill, keep_step, uneven_error
 from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.samplers import count_samples, length_of
+from notebook_launcher.training.data.shares import Share, rest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["BatchSamplerShard", "Share", "shares_of"]
+__all__ = ["BatchSamplerShard"]
 
 
-class Share(NamedTuple):
-    """One rank's batch of a round."""
+class _Group(enum.Enum):
+    """What is known of a round's batches when they are cut."""
 
-    indices: Any
-    """None: it has none, and its iteration is over."""
-    round: Round
-    samples: int
-    """How many samples of the epoch all ranks have had with this round."""
+    FULL = "there is one of full size for every rank"
+    SHORT = "the last one is short, and others follow"
+    LAST = "there are not enough, or the last one is short, and none follows"
 
 
 class BatchSamplerShard(BatchSampler):
@@ -80,7 +81,7 @@ class BatchSamplerShard(BatchSampler):
     def __len__(self) -> int:
         num_batches = len(self.batch_sampler)
         if self.split_batches:
-            return num_batches - (self._stops() and self._has_small_tail())
+            return num_batches - (self._stops() and self._misses_tail(self.num_processes - 1))
         rounds, left = divmod(num_batches, self.num_processes)
         if not left or self.drop_last or self._stops():
             return rounds
@@ -104,18 +105,23 @@ class BatchSamplerShard(BatchSampler):
         Raises:
             ValueError: With `uneven="error"`, at a round that has less than a batch for every rank.
         """
-        start: list[Any] = []
+        batches = iter(self.batch_sampler)
+        start = list(itertools.islice(batches, self._per_round))
+        batches = itertools.chain(start, batches)
         known: dict[tuple[int, ...], Round] = {}
         previous: list[Any] = []
-        for group, is_last in self._groups(_rest(self._recorded(start), skip)):
-            parts, real = self._cut(group)
-            if min(real) and not (is_last or self._is_short(group)):
-                # Nearly all rounds: every rank has a batch, and equal rounds share one object.
+        for group, kind in self._groups(rest_of(batches, skip) if skip else batches):
+            parts = self._cut(group[0]) if self.split_batches else group
+            real = tuple(map(count_samples, parts))
+            if kind is _Group.FULL:
+                # Nearly always; such rounds share one object.
                 drawn = known.get(real) or known.setdefault(real, Round(real, real, real))
             else:
-                if is_last and self._leaves_out(real):
+                parts += [[]] * (self.num_processes - len(parts))
+                real += (0,) * (self.num_processes - len(real))
+                if kind is _Group.LAST and (self.drop_last or (self._stops() and not min(real))):
                     return
-                drawn = self._complete(parts, real, start, previous, is_last=is_last)
+                drawn = self._complete(parts, real, start, previous, is_last=kind is _Group.LAST)
             skip += sum(real)
             yield Share(parts[self.process_index], drawn, skip)
             previous = parts
@@ -125,132 +131,58 @@ class BatchSamplerShard(BatchSampler):
         num_batches = length_of(self.batch_sampler)
         if self.even_batches or self.uneven != "error" or self.drop_last or num_batches is None:
             return
-        ranks = range(self.num_processes)
-        if self.split_batches:
-            counts = [num_batches - (self._tail() > 0 and not self._in_tail(rank)) for rank in ranks]
-        else:
-            counts = [num_batches // self.num_processes + (rank < num_batches % self.num_processes) for rank in ranks]
+        rounds, left = divmod(num_batches, self.num_processes)
+        counts = [
+            num_batches - self._misses_tail(rank) if self.split_batches else rounds + (rank < left)
+            for rank in range(self.num_processes)
+        ]
         if len(set(counts)) > 1:
-            raise ValueError(self._uneven_message(", ".join(f"rank {rank} {n}" for rank, n in enumerate(counts))))
-
-    def _recorded(self, start: list[Any]) -> Iterator[Any]:
-        """Keep the first round's batches in `start`: the last round is filled from them."""
-        for batch in self.batch_sampler:
-            if len(start) < self._per_round:
-                start.append(batch)
-            yield batch
-
-    def _groups(self, batches: Iterable[Any]) -> Iterator[tuple[list[Any], bool]]:
-        """Yield each round's batches, and whether it is known to be the last that must be completed."""
-        group: list[Any] = []
-        for batch in batches:
-            if len(group) == self._per_round:
-                yield group, False
-                group = []
-            group.append(batch)
-            if len(group) == self._per_round and not self._is_short(group):
-                yield group, False
-                group = []
-        if group:
-            yield group, True
-
-    def _is_short(self, group: list[Any]) -> bool:
-        return self.batch_size is not None and count_samples(group[-1]) < self.batch_size
+            raise uneven_error(", ".join(f"rank {rank} {count}" for rank, count in enumerate(counts)))
 
     @property
     def _per_round(self) -> int:
         return 1 if self.split_batches else self.num_processes
 
-    def _cut(self, group: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
-        """Return every rank's part, and how many samples are in it."""
-        parts = group
-        if self.split_batches:
-            assert self.batch_size is not None
-            size = -(-max(self.batch_size, len(group[0])) // self.num_processes)
-            parts = [group[0][rank * size : (rank + 1) * size] for rank in range(self.num_processes)]
-        missing = self.num_processes - len(parts)
-        return parts + [[]] * missing, (*map(count_samples, parts), *[0] * missing)
+    def _groups(self, batches: Iterable[Any]) -> Iterator[tuple[list[Any], _Group]]:
+        """Yield each round's batches."""
+        size, per_round = self.batch_size or 0, self._per_round
+        group: list[Any] = []
+        for batch in batches:
+            if len(group) == per_round:
+                yield group, _Group.SHORT
+                group = []
+            group.append(batch)
+            if len(group) == per_round and count_samples(batch) >= size:
+                yield group, _Group.FULL
+                group = []
+        if group:
+            yield group, _Group.LAST
+
+    def _cut(self, batch: Any) -> list[Any]:
+        assert self.batch_size is not None
+        size = -(-max(self.batch_size, len(batch)) // self.num_processes)
+        return [batch[rank * size : (rank + 1) * size] for rank in range(self.num_processes)]
 
     def _complete(
         self, parts: list[Any], real: tuple[int, ...], start: list[Any], previous: list[Any], *, is_last: bool
     ) -> Round:
         """Change `parts` so that ranks stay in step, and return their round."""
-        weights = None
         if self.even_batches and (is_last or self.split_batches):
-            self._fill(parts, start)
-        elif not min(real):
-            if is_last and self.uneven == "error":
-                raise ValueError(self._uneven_message("in the last round, samples are left for some ranks only"))
-            leave = is_last and self.uneven == "leave"
-            anything = next(part for part, count in zip(parts, real, strict=True) if count)
-            for rank, count in enumerate(real):
-                if not count:
-                    parts[rank] = None if leave else previous[rank] if previous else anything
-            weights = real
-        rows = tuple(0 if part is None else count_samples(part) for part in parts)
-        if weights is None:
-            weights = rows
-        return Round(rows, real, weights)
-
-    def _fill(self, parts: list[Any], start: list[Any]) -> None:
-        if self.batch_size is None:
-            whole = itertools.cycle(start)
-            for rank, part in enumerate(parts):
-                if not count_samples(part):
-                    parts[rank] = next(whole)
-            return
-        size = self.batch_size // (self.num_processes if self.split_batches else 1)
-        samples = itertools.cycle(itertools.chain.from_iterable(start))
-        for rank, part in enumerate(parts):
-            if len(part) < size:
-                parts[rank] = [*part, *itertools.islice(samples, size - len(part))]
-
-    def _leaves_out(self, real: tuple[int, ...]) -> bool:
-        return self.drop_last or (self._stops() and not min(real))
+            size = self.batch_size
+            return fill(parts, real, start, size // self.num_processes if size and self.split_batches else size)
+        if min(real):
+            return Round(real, real, real)
+        if is_last and self.uneven == "error":
+            raise uneven_error("the last round has samples for some ranks only")
+        return keep_step(parts, real, previous, leave=is_last and self.uneven == "leave")
 
     def _stops(self) -> bool:
         return not self.even_batches and self.uneven == "stop"
 
-    def _has_small_tail(self) -> bool:
-        """Whether the last batch is known to be too small to be split among all ranks."""
-        return self._tail() > 0 and not self._in_tail(self.num_processes - 1)
-
-    def _in_tail(self, rank: int) -> bool:
-        assert self.batch_size is not None
-        return self._tail() > rank * (self.batch_size // self.num_processes)
-
-    def _tail(self) -> int:
+    def _misses_tail(self, rank: int) -> bool:
+        """Whether it is known that `rank` gets nothing of the last batch when that is split."""
         num_samples = length_of(getattr(self.batch_sampler, "sampler", None))
         if self.batch_size is None or self.drop_last or num_samples is None:
-            return 0
-        return num_samples % self.batch_size
-
-    def _uneven_message(self, what: str) -> str:
-        return (
-            f"The ranks would have different numbers of batches ({what}), with even_batches=False and "
-            'uneven="error". Write uneven="weigh" to use all samples, each once; uneven="stop" or drop_last=True '
-            "to leave the last out; or even_batches=True to repeat some."
-        )
-
-
-def shares_of(batch_sampler: Any, skip: int = 0) -> Iterator[Share]:
-    """Yield the shares of a sharded batch sampler; all batches of one that is not."""
-    if hasattr(batch_sampler, "shares"):
-        yield from batch_sampler.shares(skip)
-        return
-    known: dict[int, Round] = {}
-    for batch in _rest(batch_sampler, skip):
-        count = count_samples(batch)
-        skip += count
-        yield Share(batch, known.get(count) or known.setdefault(count, Round((count,), (count,), (count,))), skip)
-
-
-def _rest(batches: Iterable[Any], skip: int) -> Iterator[Any]:
-    """Leave out the first `skip` samples."""
-    for batch in batches:
-        count = count_samples(batch)
-        if 0 < count <= skip:
-            skip -= count
-            continue
-        yield batch[skip:] if skip else batch
-        skip = 0
+            return False
+        tail = num_samples % self.batch_size
+        return 0 < tail <= rank * (self.batch_size // self.num_processes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler
 
-from notebook_launcher.training.data.sharding import Share, shares_of
+from notebook_launcher.training.data.shares import Share, shares_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.data.position import Position
     from notebook_launcher.training.data.rounds import Round
 
-__all__ = ["Delivery", "deliver"]
+__all__ = ["Delivery", "copied_ahead"]
 
 
 class Delivery(NamedTuple):
@@ -27,25 +27,8 @@ class Delivery(NamedTuple):
     """Where the epoch stands with it."""
 
 
-def deliver(
-    deliveries: Iterable[Delivery], device: torch.device | str | int | None, *, non_blocking: bool
-) -> Iterator[Delivery]:
-    """Move the batches to `device`; None: leave them.
-
-    With `non_blocking` and a CUDA device, each batch is copied from pinned memory on a stream of its own
-    while the batch before is computed on.
-    """
-    if device is None:
-        return iter(deliveries)
-    if non_blocking and torch.device(device).type == "cuda":
-        return _one_ahead(deliveries, torch.device(device))
-    return (
-        Delivery(send_to_device(batch, device, non_blocking=non_blocking), drawn, is_last, position)
-        for batch, drawn, is_last, position in deliveries
-    )
-
-
-def _one_ahead(deliveries: Iterable[Delivery], device: torch.device) -> Iterator[Delivery]:
+def copied_ahead(deliveries: Iterable[Delivery], device: torch.device) -> Iterator[Delivery]:
+    """Copy each batch to a CUDA device, from pinned memory, while the batch before is computed on."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ready: tuple[Delivery, torch.cuda.Event] | None = None
     for batch, drawn, is_last, position in deliveries:

@@ -10,7 +10,7 @@ import collections
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.data.position import Order
-from notebook_launcher.training.data.sharding import Share, shares_of
+from notebook_launcher.training.data.shares import Share, shares_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,8 +44,9 @@ class Walk:
         if share is None:
             raise StopIteration
         self._step()
-        self.taken.append((share.round, share.samples, self._ahead is None))
-        return share.indices
+        indices, drawn, samples = share
+        self.taken.append((drawn, samples, self._ahead is None))
+        return indices
 
     def _start(self) -> None:
         self._shares = shares_of(self._batch_sampler, self._skip)

@@ -70,7 +70,7 @@ def _gather_packed(wires: list[torch.Tensor]) -> list[torch.Tensor]:
     # Its name since torch 2.13, which warns of the old one.
     all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     all_gather(everyone, mine)
-    columns = everyone.view(num_processes, mine.numel()).split([part.numel() for part in parts], dim=1)
+    columns = list(everyone.view(num_processes, mine.numel()).split_with_sizes([part.numel() for part in parts], dim=1))
     if len(columns) > 1:
         # Of its own memory, since a dtype's elements must start at a multiple of their size.
         columns = [column.clone(memory_format=torch.contiguous_format) for column in columns]

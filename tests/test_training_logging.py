@@ -1,0 +1,123 @@
+"""Who speaks in the log, in which order, and how often."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notebook_launcher import Session
+from notebook_launcher.training.logging import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def trio() -> Iterator[Session]:
+    with Session(3, output="none") as session:
+        session.run(os.getpid)
+        yield session
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    yield "notebook_launcher.tests.logger"
+    logging.getLogger("notebook_launcher.tests.logger").setLevel(logging.NOTSET)
+
+
+def test_it_works_before_anything_else(name, caplog):
+    get_logger(name).warning("loss %.1f", 0.5, extra={"step": 3})
+    (record,) = caplog.records
+    assert (record.getMessage(), record.name, record.__dict__["step"]) == ("[RANK 0] loss 0.5", name, 3)
+
+
+@pytest.mark.parametrize("method", ["warning", "warning_once", "error", "critical"])
+def test_the_record_shows_the_line_that_logged(name, caplog, method):
+    line = sys._getframe().f_lineno + 1
+    getattr(get_logger(name), method)("here")
+    get_logger(name).log(logging.ERROR, "here")
+    first, second = caplog.records
+    assert (first.filename, first.lineno, second.lineno) == ("test_training_logging.py", line, line + 1)
+
+
+def test_a_wrapper_can_pass_its_caller_s_line(name, caplog):
+    def wrapper():
+        get_logger(name).warning("here", stacklevel=2)
+
+    wrapper()
+    assert caplog.records[0].funcName == "test_a_wrapper_can_pass_its_caller_s_line"
+
+
+@pytest.mark.parametrize(("level", "shown"), [("DEBUG", 2), ("info", 1), (logging.ERROR, 0)])
+def test_the_level_is_that_logger_s_own(name, caplog, level, shown):
+    root = logging.getLogger().level
+    logger = get_logger(name, level)
+    logger.debug("d")
+    logger.info("i")
+    assert len(caplog.records) == shown
+    assert logging.getLogger().level == root
+
+
+def test_the_level_may_come_from_the_environment(name, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_LOG_LEVEL", "info")
+    assert get_logger(name).isEnabledFor(logging.INFO)
+    assert not get_logger(name, "error").isEnabledFor(logging.INFO)
+
+
+def test_an_unknown_level_is_refused(name):
+    with pytest.raises(ValueError, match="LOUD"):
+        get_logger(name, "loud")
+
+
+def test_a_warning_is_given_once(name, caplog):
+    logger = get_logger(name)
+    for number in (1, 1, 2):
+        logger.warning_once("number %d", number)
+    logger.warning_once("number %d", 1, main_process_only=False)
+    assert [record.getMessage() for record in caplog.records] == [
+        "[RANK 0] number 1",
+        "[RANK 0] number 2",
+        "[RANK 0] number 1",
+    ]
+
+
+def test_an_exception_brings_its_traceback(name, caplog):
+    try:
+        int("boom")
+    except ValueError:
+        get_logger(name).exception("failed")
+    assert "invalid literal" in caplog.text
+
+
+def test_before_there_is_a_group_the_rank_is_that_of_the_variables(name, caplog, monkeypatch):
+    monkeypatch.setenv("RANK", "2")
+    get_logger(name).warning("main only")
+    get_logger(name).warning("all", main_process_only=False)
+    get_logger(name).warning("in order", in_order=True)
+    assert [record.getMessage() for record in caplog.records] == ["[RANK 2] all", "[RANK 2] in order"]
+
+
+def speak(path, **options):
+    logger = logging.getLogger("notebook_launcher.tests.ranks")
+    handler = logging.FileHandler(path)
+    logger.addHandler(handler)
+    try:
+        get_logger(logger.name).warning("hello from %s", os.environ["RANK"], **options)
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "speakers"),
+    [({}, {0}), ({"main_process_only": False}, {0, 1, 2}), ({"in_order": True}, [0, 1, 2])],
+)
+def test_ranks_speak_as_they_are_told(trio, tmp_path, options, speakers):
+    trio.run(speak, args=(str(tmp_path / "log"),), kwargs=options)
+    lines = (tmp_path / "log").read_text().splitlines()
+    expected = [f"[RANK {rank}] hello from {rank}" for rank in speakers]
+    assert lines == expected or (isinstance(speakers, set) and sorted(lines) == expected)

@@ -1,0 +1,419 @@
+"""Running out of memory: what counts as that, what is freed, and how ranks try again together."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from notebook_launcher import Session, notebook_launch
+from notebook_launcher.training.accelerator import Accelerator
+from notebook_launcher.training.memory import (
+    clear_device_cache,
+    find_executable_batch_size,
+    release_memory,
+    should_reduce_batch_size,
+)
+
+TOO_MUCH = 2**60
+"""Bytes that no machine has: asking for them fails at once."""
+
+
+def exhaust() -> None:
+    torch.empty(TOO_MUCH, dtype=torch.uint8)
+
+
+# What counts
+
+
+@pytest.mark.parametrize("allocate", [exhaust, lambda: np.empty(TOO_MUCH, dtype=np.uint8), lambda: bytearray(TOO_MUCH)])
+def test_the_machine_s_lack_of_memory_is_recognised(allocate):
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        allocate()
+    assert should_reduce_batch_size(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 8 GB)"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("two", "out of memory"),
+    ],
+    ids=repr,
+)
+def test_a_gpu_s_lack_of_memory_is_recognised(error):
+    assert should_reduce_batch_size(error)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shape"), ValueError("out of memory"), KeyboardInterrupt()], ids=repr)
+def test_another_error_is_none(error):
+    assert not should_reduce_batch_size(error)
+
+
+# What is freed
+
+
+class Knot:
+    """Frees itself only when cycles are collected."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_clearing_can_collect_cycles():
+    gc.disable()
+    try:
+        seen = weakref.ref(Knot())
+        clear_device_cache()
+        assert seen() is not None
+        clear_device_cache(garbage_collection=True)
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_release_memory_gives_a_none_for_each():
+    model: Any = Knot()
+    loader: Any = Knot()
+    seen = weakref.ref(model)
+    model, loader = release_memory(model, loader)
+    assert model is loader is None
+    assert release_memory() == []
+    gc.collect()
+    assert seen() is None
+
+
+def test_a_failed_attempt_leaves_nothing_in_memory():
+    attempts: list[Any] = []
+
+    @find_executable_batch_size(starting_batch_size=2)
+    def train(size):
+        batch = torch.ones(size)
+        assert [seen() for seen in attempts] == [None] * len(attempts)
+        attempts.append(weakref.ref(batch))
+        if size > 1:
+            exhaust()
+
+    train()
+    assert len(attempts) == 2
+
+
+# Alone
+
+
+def fits_up_to(limit: int, *, memory: list[int]) -> Any:
+    def train(batch_size, *args, **kwargs):
+        memory.append(batch_size)
+        if batch_size > limit:
+            exhaust()
+        return batch_size, args, kwargs
+
+    return train
+
+
+def test_the_size_falls_as_with_accelerate_until_it_fits():
+    from accelerate.utils import find_executable_batch_size as theirs
+
+    sizes: list[list[int]] = [[], []]
+    for finder, memory in zip((find_executable_batch_size, theirs), sizes, strict=True):
+        finder(fits_up_to(20, memory=memory))()
+    assert sizes[0] == sizes[1]
+    assert (sizes[0][0], sizes[0][-1]) == (128, 19)
+
+
+def test_arguments_follow_the_size_and_the_next_call_starts_where_this_one_ended():
+    sizes: list[int] = []
+    train = find_executable_batch_size(starting_batch_size=10)(fits_up_to(8, memory=sizes))
+    assert train("a", b=1) == (8, ("a",), {"b": 1})
+    assert train() == (8, (), {})
+    assert sizes == [10, 9, 8, 8]
+    assert train.__name__ == "train"
+
+
+def test_the_reduction_can_be_chosen():
+    sizes: list[int] = []
+    halves = iter([8, 4, 2])
+    find_executable_batch_size(fits_up_to(2, memory=sizes), 16, lambda: next(halves))()
+    assert sizes == [16, 8, 4, 2]
+
+
+@pytest.mark.parametrize("start", [0, 4])
+def test_when_nothing_fits_it_says_so(start):
+    sizes: list[int] = []
+    train = find_executable_batch_size(fits_up_to(0, memory=sizes), starting_batch_size=start)
+    with pytest.raises(RuntimeError, match=r"No executable batch size found, reached zero\."):
+        train()
+    assert sizes == list(range(start, 0, -1))
+
+
+def test_a_reduction_that_does_not_reduce_is_refused():
+    train = find_executable_batch_size(fits_up_to(0, memory=[]), 4, lambda: 4)
+    with pytest.raises(ValueError, match=r"returned 4 after a batch size of 4 had not fitted\. It must return"):
+        train()
+
+
+def test_another_error_is_raised_as_it_is():
+    @find_executable_batch_size
+    def train(_size):
+        int("boom")
+
+    with pytest.raises(ValueError, match="boom") as caught:
+        train()
+    assert caught.traceback[-1].name == "train"
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "message"),
+    [
+        (
+            lambda size, lr: None,
+            (128, 0.1),
+            r"with the batch size and 2 more arguments \(too many.*call <lambda>\(lr\)",
+        ),
+        (lambda: None, (), r"define <lambda>\(batch_size, \.\.\.\)"),
+        (lambda size, lr: None, (), r"missing a required argument: 'lr'"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_a_type_error(function, args, message):
+    with pytest.raises(TypeError, match=message):
+        find_executable_batch_size(function)(*args)
+
+
+@pytest.mark.parametrize(
+    ("steps", "reduce", "expected"),
+    [
+        (2, None, [(12, 2), (8, 3), (6, 4), (4, 6)]),
+        (1, None, [(12, 1), (6, 2), (4, 3)]),
+        (1, [5, 4], [(12, 1), (5, 3), (4, 3)]),
+    ],
+)
+def test_an_accelerator_keeps_the_global_batch(steps, reduce, expected):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
+    found = []
+    reductions = iter(reduce or [])
+
+    @find_executable_batch_size(
+        starting_batch_size=12,
+        reduce_batch_size_fn=(lambda: next(reductions)) if reduce else None,
+        accelerator=accelerator,
+    )
+    def train(size):
+        found.append((size, accelerator.gradient_accumulation_steps))
+        if size > 4:
+            exhaust()
+
+    train()
+    assert found == expected
+    train()
+    assert found == [*expected, expected[-1]]
+
+
+# Ranks. Every rank trains a DDP model in small buckets, and the culprit runs out of memory in its third step:
+# somewhere the others wait for it, or have waited already.
+
+
+def training(where: str, culprits: set[int], kept: list[Any]) -> Any:
+    def train(size):
+        rank = dist.get_rank()
+        shortage = size > 3 and rank in culprits
+        torch.manual_seed(0)
+        layers: Any = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(4)])
+        model = DistributedDataParallel(layers, bucket_cap_mb=0.001)
+        if where == "model kept":
+            kept.append(model)
+        if where == "in backward" and shortage:
+            layers[1].weight.register_hook(lambda _: exhaust())
+        for step in range(4):
+            if shortage and step == 2 and where in ("in forward", "model kept"):
+                exhaust()
+            if step == 2 and where == "before a barrier":
+                if shortage:
+                    exhaust()
+                dist.barrier()
+            model(torch.full((size, 16), float(rank))).sum().backward()
+        if shortage and where == "at the end":
+            exhaust()
+        return size, layers[0].weight.grad.sum().item()
+
+    return train
+
+
+def search(where: str, culprits: set[int]) -> Any:
+    sizes: list[int] = []
+    kept: list[Any] = []
+    train = training(where, culprits, kept)
+
+    @find_executable_batch_size(starting_batch_size=4)
+    def recorded(size):
+        sizes.append(size)
+        return train(size)
+
+    result = recorded()
+    undisturbed = training("nowhere", set(), [])(3)
+    return sizes, result == undisturbed, result[0]
+
+
+@pytest.mark.parametrize("where", ["in forward", "in backward", "before a barrier", "at the end", "model kept"])
+@pytest.mark.parametrize("culprits", [{0}, {0, 1}], ids=repr)
+def test_ranks_try_again_together(where, culprits):
+    results = notebook_launch(search, 2, args=(where, culprits), output="none", timeout=30)
+    assert list(results) == [([4, 3], True, 3)] * 2
+
+
+@pytest.mark.parametrize("where", ["in forward", "in backward", "at the end"])
+@pytest.mark.parametrize("culprits", [{1}, {0, 2}], ids=repr)
+def test_three_ranks_try_again_together(where, culprits):
+    results = notebook_launch(search, 3, args=(where, culprits), output="none", timeout=30)
+    assert list(results) == [([4, 3], True, 3)] * 3
+
+
+def test_ranks_that_need_several_attempts_end_with_one_size():
+    def work():
+        sizes = []
+
+        @find_executable_batch_size(starting_batch_size=16)
+        def train(size):
+            sizes.append(size)
+            if size > (12, 10)[dist.get_rank()]:
+                exhaust()
+            dist.barrier()
+            return size
+
+        return train(), train(), sizes
+
+    assert list(notebook_launch(work, 2, output="none", timeout=30)) == [(10, 10, [16, 14, 12, 10, 10])] * 2
+
+
+def test_the_size_of_rank_0_counts():
+    def work():
+        train = find_executable_batch_size(fits_up_to(5, memory=[]), 16, lambda: 5 - dist.get_rank())
+        return train()[0]
+
+    assert list(notebook_launch(work, 2, output="none", timeout=30)) == [5, 5]
+
+
+def test_another_error_of_a_rank_ends_the_run():
+    def work():
+        @find_executable_batch_size(starting_batch_size=16)
+        def train(_size):
+            if dist.get_rank() == 1:
+                int("boom")
+            dist.barrier()
+
+        train()
+
+    with pytest.raises(ValueError, match="boom") as caught:
+        notebook_launch(work, 2, output="none", timeout=30)
+    assert caught.value.rank == 1  # type: ignore[attr-defined]
+
+
+def test_a_rank_that_fails_lets_those_that_have_finished_return():
+    def work():
+        @find_executable_batch_size
+        def train(size):
+            if dist.get_rank() == 1:
+                int("boom")
+            return size
+
+        try:
+            return train()
+        except ValueError as error:
+            return str(error)[:7]
+
+    assert list(notebook_launch(work, 2, output="none", timeout=30)) == [128, "invalid"]
+
+
+def test_when_nothing_fits_all_ranks_say_so():
+    def work():
+        with pytest.raises(RuntimeError, match="reached zero"):
+            find_executable_batch_size(fits_up_to(0, memory=[]), 2)()
+
+    notebook_launch(work, 2, output="none", timeout=30)
+
+
+def test_a_model_made_outside_is_refused_afterwards():
+    def work():
+        model = DistributedDataParallel(torch.nn.Linear(1, 1))
+
+        @find_executable_batch_size(starting_batch_size=2)
+        def train(size):
+            if size > 1:
+                exhaust()
+            with pytest.raises(RuntimeError, match="Make and prepare the model inside the function"):
+                model(torch.ones(1, 1))
+
+        train()
+
+    notebook_launch(work, 2, output="none", timeout=30)
+
+
+def test_a_group_that_is_held_elsewhere_is_told():
+    def work():
+        held = dist.group.WORLD
+
+        @find_executable_batch_size(starting_batch_size=2)
+        def train(size):
+            if size > 1:
+                exhaust()
+            return held is dist.group.WORLD
+
+        with pytest.warns(UserWarning, match="still refers to the process group"):
+            return train()
+
+    assert list(notebook_launch(work, 2, output="none", timeout=30)) == [False, False]
+
+
+def test_an_accelerator_s_models_do_not_stand_in_the_way():
+    def work():
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1)
+
+        @find_executable_batch_size(starting_batch_size=4, accelerator=accelerator)
+        def train(size):
+            accelerator.free_memory()
+            torch.manual_seed(0)
+            model = torch.nn.Linear(1, 1, bias=False)
+            samples: Any = torch.arange(16.0)[:, None]
+            data: Any = torch.utils.data.DataLoader(samples, batch_size=size)
+            model, optimizer, data = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.01), data)
+            for batch in data:
+                with accelerator.accumulate(model):
+                    if size > 2 and accelerator.process_index == 1:
+                        exhaust()
+                    accelerator.backward(model(batch).mean())
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return size, accelerator.gradient_accumulation_steps, next(model.parameters()).item()
+
+        shrunk = train()
+        undisturbed = find_executable_batch_size(train.__wrapped__, 2, accelerator=accelerator)()
+        return shrunk, undisturbed
+
+    for shrunk, undisturbed in notebook_launch(work, 2, output="none", timeout=30):
+        assert shrunk == undisturbed
+        assert shrunk[:2] == (2, 2)
+
+
+def test_a_session_goes_on_afterwards():
+    def work():
+        return search("in forward", {1})
+
+    def add():
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return os.getpid(), total.item()
+
+    with Session(2, output="none") as session:
+        before = session.run(add)
+        assert list(session.run(work)) == [([4, 3], True, 3)] * 2
+        assert list(session.run(add)) == list(before)
