@@ -348,7 +348,8 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(ranks):
                 optimizer.step()
                 optimizer.zero_grad()
         unchanged = all(torch.equal(one, other) for one, other in zip(before, weights(model), strict=True))
-        return accelerator.optimizer_step_was_skipped, unchanged, accelerator.scaler.get_scale()
+        scaler: Any = accelerator.scaler
+        return accelerator.optimizer_step_was_skipped, unchanged, scaler.get_scale()
 
     assert ranks.run(2, train) == [(True, True, 32768.0)] * 2
 

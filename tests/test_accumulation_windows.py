@@ -349,3 +349,32 @@ def test_the_documented_toy_model():
     assert report, str(report)
     assert len(report.rows) == 9
     assert str(report).count("2.04000") == 3 * 9 + 1
+
+
+def test_two_open_windows_are_saved_and_restored(tmp_path):
+    def start() -> tuple[Training, Any, Any]:
+        training = Training(steps=4)
+        critic = make_model(seed=1)
+        return training, *training.accelerator.prepare(critic, torch.optim.SGD(critic.parameters(), lr=0.1))
+
+    def micro_batch(training: Training, critic: Any, optimizer: Any, row: int) -> None:
+        training.micro_batch(row)
+        for _ in range(2):  # so that its window is another number of micro-batches in
+            with training.accelerator.accumulate(critic):
+                training.accelerator.backward(mse(critic(training.inputs[[row]]), training.targets[[row]]))
+                optimizer.step()
+                optimizer.zero_grad()
+
+    through, resumed = start(), start()
+    for row in range(5):
+        micro_batch(*through, row)
+        if row == 4:
+            through[0].accelerator.save_state(tmp_path / "state")
+    resumed[0].accelerator.load_state(tmp_path / "state")
+    resumed[0].optimizer.zero_grad()  # drops nothing that was loaded
+    for row in range(5, 8):
+        micro_batch(*through, row)
+        micro_batch(*resumed, row)
+    for one, other in zip(through[:2], resumed[:2], strict=True):
+        models = (part.model if isinstance(part, Training) else part for part in (one, other))
+        torch.testing.assert_close(*(model.state_dict() for model in models), rtol=0, atol=0)

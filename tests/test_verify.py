@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 from notebook_launcher import VerificationReport
 from notebook_launcher.verification import VerificationRow
@@ -32,7 +33,7 @@ def test_the_command_wants_a_verb():
 
 
 def test_a_weight_that_differs_is_marked():
-    row = {"num_processes": 2, "gradient_accumulation_steps": 2, "micro_batch": 2, "whole": 2.04}
+    row: dict[str, Any] = {"num_processes": 2, "gradient_accumulation_steps": 2, "micro_batch": 2, "whole": 2.04}
     good = VerificationRow(accumulated=(2.04, 2.04), by_hand=(2.04, 2.04), **row)
     bad = VerificationRow(accumulated=(2.04, 1.53), by_hand=(2.04, 2.04), **row)
     assert VerificationReport((good,))

@@ -63,7 +63,7 @@ HOMES = {
     "windows": ("GradientState",),
 }
 
-__all__ = sorted(name for names in HOMES.values() for name in names)
+__all__ = sorted(name for names in HOMES.values() for name in names)  # noqa: PLE0605 - named once, above
 
 
 def __getattr__(name: str) -> Any:

@@ -45,7 +45,6 @@ class Accumulation:
         self._blocks: dict[tuple[int, ...], Block] = {}
         self._warned: set[str] = set()
         self._seed: tuple[float, torch.Tensor] | None = None
-        self._given_reference: float | None = None
 
     def block(self, targets: tuple[Any, ...]) -> Block:
         """Return the context in which one micro-batch of these models is computed."""
@@ -182,9 +181,9 @@ class Accumulation:
         # in multiples of the first, which all ranks agree on once.
         if self.scaler is None:
             return 1.0
-        if self._given_reference is None:
-            self._given_reference = self._total(max(weight, 1.0)) / self._world
-        return self._given_reference
+        if self.state.given_reference is None:
+            self.state.given_reference = self._total(max(weight, 1.0)) / self._world
+        return self.state.given_reference
 
     def _total(self, weight: float) -> float:
         if self._world == 1:

@@ -81,6 +81,8 @@ class Updates:
         state = self._accumulation.state
         if self._rules.zero_grad_drops_window:
             return state.sync_gradients
+        if state.awaits_window:
+            return False
         owned = self._accumulation.members.of_optimizer(prepared.optimizer)
         for key, window in state.open_windows:
             if key and not any(id(member) in key or id(_tensor(member)) in key for member in owned):

@@ -93,10 +93,12 @@ class GradientState:
         """The window whose block was entered last, and has not been left."""
         self.block: Any = None
         """That block."""
+        self.given_reference: float | None = None
+        """What weights given by hand are measured in, under a gradient scaler."""
         self._rules = rules
         self._windows: dict[frozenset[int], Window] = {}
         self._last: Window | None = None
-        self._loaded: dict[str, Any] | None = None
+        self._loaded: dict[int, dict[str, Any]] = {}
 
     @property
     def active_dataloader(self) -> Any | None:
@@ -150,10 +152,9 @@ class GradientState:
         key = frozenset() if self._rules.shared_window else key
         window = self._windows.get(key)
         if window is None:
-            window = self._windows[key] = Window()
-            if self._loaded is not None:
-                _restore(window, self._loaded)
-                self._loaded = None
+            window = Window()
+            _restore(window, self._loaded.pop(len(self._windows), {}))
+            self._windows[key] = window
         return window
 
     def enter(self, window: Window) -> bool:
@@ -217,22 +218,28 @@ class GradientState:
         self.sync_gradients = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the open window, if there is one; with several, the first."""
-        for window in self._windows.values():
-            if window.num_batches:
-                names = ("num_batches", "num_backwards", "divisor", "kind", "reference", "weight", "world_weight")
-                return {name: getattr(window, name) for name in names}
-        return {}
+        """Return the open windows, each with its number in the order in which they came to be."""
+        opened = [
+            {"number": number, **{name: getattr(window, name) for name in _KEPT}}
+            for number, window in enumerate(self._windows.values())
+            if window.num_batches
+        ]
+        return {"windows": opened, "given_reference": self.given_reference} if opened else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with a window that was open when the state was taken."""
-        for window in self._windows.values():
+        """Go on with windows that were open when the state was taken; one that is not known yet, at its first use."""
+        self.given_reference = state.get("given_reference", self.given_reference)
+        self._loaded = {window["number"]: window for window in state.get("windows", [])}
+        for number, window in enumerate(self._windows.values()):
             window.reset()
             window.token = None
-        self._loaded = dict(state) or None
-        if self._loaded and len(self._windows) == 1:
-            _restore(next(iter(self._windows.values())), self._loaded)
-            self._loaded = None
+            window.versions = []
+            _restore(window, self._loaded.pop(number, {}))
+
+    @property
+    def awaits_window(self) -> bool:
+        """Whether a window was loaded whose models have not been used since."""
+        return bool(self._loaded)
 
     def __repr__(self) -> str:
         return (
@@ -241,7 +248,10 @@ class GradientState:
         )
 
 
+_KEPT = ("num_batches", "num_backwards", "divisor", "kind", "reference", "weight", "world_weight")
+
+
 def _restore(window: Window, state: dict[str, Any]) -> None:
-    for name, value in state.items():
-        setattr(window, name, value)
-    window.token = None
+    for name in _KEPT:
+        if name in state:
+            setattr(window, name, state[name])

@@ -130,7 +130,8 @@ class _Save:
         if self.window is not None:
             mine[names.window(self.rank)] = self.window
         # Last, since hooks and states of the user's objects may draw numbers.
-        step = self.parts.gradient_state.state_dict().get("num_batches", 0)
+        windows = self.parts.gradient_state.state_dict().get("windows", [])
+        step = windows[0]["num_batches"] if windows else 0
         mine[names.random_states(self.rank)] = {"step": step, **capture_rng_states()}
         for at, state in enumerate(self.weights if self.leads else ()):
             name = names.model(at, safe=self.safe)

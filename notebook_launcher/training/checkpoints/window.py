@@ -44,8 +44,10 @@ def merge_windows(windows: Sequence[dict[str, Any]], *, num_processes: int, nomi
     shares = len(windows) if nominal_divisor else num_processes
     dtypes = {name: gradient.dtype for window in windows for name, gradient in window["gradients"].items()}
     state = dict(windows[0]["state"])
-    if "weight" in state:
-        state["weight"] = sum(window["state"]["weight"] for window in windows) / num_processes
+    state["windows"] = [
+        {**one, "weight": sum(window["state"]["windows"][at]["weight"] for window in windows) / num_processes}
+        for at, one in enumerate(state["windows"])
+    ]
     return {"state": state, "gradients": {name: (sums[name] / shares).to(dtypes[name]) for name in sums}}
 
 

@@ -75,9 +75,8 @@ class Order:
     @classmethod
     def capture(cls, owners: Sequence[Any], *, with_defaults: bool = True) -> Order:
         """Return the states at this moment."""
-        states = capture_rng_states() if with_defaults else {}
         generators = (None if owner.generator is None else owner.generator.get_state() for owner in owners)
-        return cls(tuple(generators), {name: states[name] for name in DEFAULT_GENERATORS if name in states})
+        return cls(tuple(generators), _default_states() if with_defaults else {})
 
     def restore_generators(self, owners: Sequence[Any]) -> None:
         """Set the generators of samplers and data sets; one that is missing is made."""
@@ -95,7 +94,7 @@ class Order:
         Afterwards the default generators are as they were before. Those of samplers and data sets are not,
         since they go on from there.
         """
-        here = capture_rng_states()
+        here = _default_states()
         aside = [
             (owner, owner.generator)
             for owner, state in zip(owners, self.generators, strict=False)
@@ -111,6 +110,11 @@ class Order:
             for owner, generator in aside:
                 owner.generator = generator
             restore_rng_states(here)
+
+
+def _default_states() -> dict[str, Any]:
+    states = capture_rng_states()
+    return {name: states[name] for name in DEFAULT_GENERATORS if name in states}
 
 
 def generator_owners(candidates: Iterable[Any]) -> list[Any]:

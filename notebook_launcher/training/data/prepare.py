@@ -48,6 +48,7 @@ def prepare_data_loader(
     use_stateful_dataloader: bool = False,  # noqa: FBT001, FBT002
     *,
     uneven: str = "weigh",
+    check_ranks: bool = True,
     stack: LoaderStack | None = None,
 ) -> DataLoaderShard | DataLoaderDispatcher:
     """Return a loader that gives this rank its share of what `dataloader` would give.
@@ -71,6 +72,8 @@ def prepare_data_loader(
         use_stateful_dataloader: Accepted; prepared loaders always know their position.
         uneven: With `even_batches=False`, what a rank does that has run out of batches before others:
             `"weigh"`, `"stop"`, `"error"` or `"leave"` (see `DataLoaderConfiguration.uneven`).
+        check_ranks: Whether ranks that read for themselves compare before each epoch what they are about to walk
+            through. If so, all of them must begin each loop.
         stack: Where the loader stands while it is iterated.
 
     Raises:
@@ -101,6 +104,7 @@ def prepare_data_loader(
         return DataLoaderDispatcher(dataloader.dataset, split_batches, **arguments, **_data(dataloader, indices))
     if num_processes == 1:
         return DataLoaderShard(dataloader.dataset, **arguments, **_data(dataloader, indices))
+    arguments["check_ranks"] = check_ranks
     arguments["rng_types"] = ["generator"] if rng_types is None else list(rng_types)
     arguments["synchronized_generator"] = _shared_generator(dataloader, indices)
     share = (num_processes, process_index, split_batches)

@@ -42,6 +42,8 @@ class DataLoaderShard(PreparedLoader):
         skip_batches: How many batches are left out at the start of each epoch.
         use_stateful_dataloader: Accepted; these loaders always know their position.
         iteration: The first epoch's number.
+        check_ranks: Whether ranks compare before each epoch what they are about to walk through. If so, all of
+            them must begin each loop.
         stack: Where the loader stands while it is iterated.
         progress: That of a loader whose rest this is; None: one's own.
         kwargs: As `DataLoader`'s.
@@ -59,12 +61,14 @@ class DataLoaderShard(PreparedLoader):
         _non_blocking: bool = False,  # noqa: FBT001, FBT002
         iteration: int = 0,
         *,
+        check_ranks: bool = True,
         stack: LoaderStack | None = None,
         progress: Progress | None = None,
         **kwargs: Any,
     ) -> None:
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
+        self.check_ranks = check_ranks
         self.use_stateful_dataloader = use_stateful_dataloader
         self._stream: StreamWithReceipts | None = None
         super().__init__(
@@ -109,8 +113,7 @@ class DataLoaderShard(PreparedLoader):
 
     def _prepare_epoch(self, start: Position) -> None:
         shard = self.shard
-        together = shard is not None and 1 < shard.num_processes == world_size()
-        if together:
+        if self.check_ranks and shard is not None and 1 < shard.num_processes == world_size():
             sampler = self.get_sampler()
             seedable = sampler if isinstance(sampler, SeedableRandomSampler) else None
             plan = agree(self._plan(start, 0 if seedable is None else seedable.initial_seed))
@@ -193,6 +196,7 @@ class DataLoaderShard(PreparedLoader):
             self._drop_last,
             self._non_blocking,
             self.iteration,
+            check_ranks=self.check_ranks,
             stack=self.stack,
             progress=self._progress,
             **self._loader_arguments(),

@@ -1,0 +1,138 @@
+"""Checkpoints taken in the middle of an epoch: the data go on where they were, in the same order."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from notebook_launcher import Session
+from notebook_launcher.training.accelerator import Accelerator
+from notebook_launcher.training.plugins import DataLoaderConfiguration
+from notebook_launcher.training.random import set_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Numbers that come one after the other."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(float(self.length)).view(-1, 1))
+
+
+class Training:
+    """Two epochs over 23 or 24 numbers in batches of two, with dropout, in windows of three micro-batches."""
+
+    def __init__(self, seed: int, kind: str = "shuffled") -> None:
+        options = {"dispatched": {"dispatch_batches": True}, "seedable": {"use_seedable_sampler": True}}.get(kind, {})
+        config = DataLoaderConfiguration(**options)  # type: ignore[arg-type]
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, dataloader_config=config)
+        set_seed(seed)
+        # What rank 0 reads for all divides evenly: it fills a last round with what it happened to read first.
+        length = 24 if kind in ("dispatched", "stream") else 23
+        data: Any = Stream(length) if kind == "stream" else torch.arange(float(length)).view(-1, 1)
+        workers = 2 if kind == "workers" else 0
+        loader = DataLoader(data, batch_size=2, shuffle=kind != "stream", num_workers=workers)
+        model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.4), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        self.loader, self.model, self.optimizer = self.accelerator.prepare(loader, model, optimizer)
+        self.seen: list[list[float]] = []
+        self.epoch = 0
+
+    def train(self, *, stop_after: int | None = None) -> None:
+        """Go on to the end of the second epoch, or stop in the middle after so many batches of it."""
+        while self.epoch < 2:
+            for batch in self.loader:
+                with self.accelerator.accumulate(self.model):
+                    self.accelerator.backward(self.model(batch + random.random()).square().mean())
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+                self.seen.append(batch.flatten().tolist())
+                if len(self.seen) == stop_after:
+                    return
+            self.epoch += 1
+
+    def everything(self) -> str:
+        """All of it on this rank, down to the last bit."""
+        weights = [tensor.tolist() for tensor in self.accelerator.unwrap_model(self.model).state_dict().values()]
+        moments = [tensor.tolist() for one in self.optimizer.state_dict()["state"].values() for tensor in one.values()]
+        return repr((self.seen, weights, moments, random.random(), torch.rand(2).tolist()))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Session]:
+    with Session(2, output="none") as session:
+        session.run(warm_up)  # ranks start with the first run
+        yield session
+
+
+def warm_up() -> None:
+    """Do nothing."""
+
+
+def interrupt_and_go_on(folder: Any, kind: str, stop_after: int) -> tuple[str, str]:
+    """Train once through, and once with a checkpoint in between; return both outcomes."""
+    through = Training(1, kind)
+    through.train()
+    expected = through.everything()
+    first = Training(1, kind)
+    first.train(stop_after=stop_after)
+    first.accelerator.save_state(folder)
+    second = Training(2, kind)
+    second.accelerator.load_state(folder)
+    second.seen, second.epoch = first.seen, first.epoch
+    second.train()
+    return expected, second.everything()
+
+
+KINDS = ["shuffled", "seedable", "dispatched", "stream", "workers"]
+
+
+@pytest.mark.parametrize("stop_after", [1, 5])
+@pytest.mark.parametrize("kind", KINDS[:-1])  # torch's workers leave a signal handler behind
+def test_an_epoch_goes_on_as_if_it_had_not_been_interrupted(tmp_path, kind, stop_after):
+    expected, found = interrupt_and_go_on(tmp_path / "a", kind, stop_after)
+    assert found == expected
+
+
+@pytest.mark.parametrize("stop_after", [2, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_it_does_on_every_rank(ranks, tmp_path, kind, stop_after):
+    for expected, found in ranks.run(interrupt_and_go_on, args=(tmp_path / "a", kind, stop_after)):
+        assert found == expected
+
+
+def test_another_number_of_ranks_has_the_rest_of_the_data(ranks, tmp_path):
+    def begin() -> list[list[float]]:
+        training = Training(1)
+        training.train(stop_after=3)
+        training.accelerator.save_state(tmp_path / "a")
+        return training.seen
+
+    first = [number for seen in ranks.run(begin) for batch in seen for number in batch]
+    alone = Training(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        alone.accelerator.load_state(tmp_path / "a")
+    rest = [number for batch in alone.loader for number in batch.flatten().tolist()]
+    assert sorted(first + rest) == [float(number) for number in range(23)]
+
+
+def test_other_loaders_start_at_their_beginning_and_it_is_said(tmp_path):
+    training = Training(1)
+    training.train(stop_after=3)
+    training.accelerator.save_state(tmp_path / "a")
+    other = Training(2)
+    other.accelerator.prepare(DataLoader(Stream(4)))
+    with pytest.warns(UserWarning, match="holds the positions of 1 loaders, and 2 are prepared here: they start at"):
+        other.accelerator.load_state(tmp_path / "a")
+    assert sum(1 for _ in other.loader) == 12

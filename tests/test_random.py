@@ -1,0 +1,180 @@
+"""Random number generators: seeding, the same state on all ranks, states kept and restored."""
+
+# ruff: noqa: NPY002 - the legacy generator is the one that is seeded
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from notebook_launcher import Session
+from notebook_launcher.training import random as seeding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Session]:
+    with Session(2, output="none") as session:
+        session.run(set_up)  # ranks start with the first run
+        yield session
+
+
+def set_up() -> None:
+    """Do nothing."""
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.random_sample()), torch.rand(()).item()
+
+
+def test_the_same_seed_gives_the_same_numbers_everywhere():
+    seeding.set_seed(7)
+    first = draw()
+    draw()
+    seeding.set_seed(7)
+    assert draw() == first
+    seeding.set_seed(8)
+    assert draw() != first
+
+
+def test_seeds_agree_with_pythons_numpys_and_torchs_own():
+    seeding.set_seed(7)
+    drawn = draw()
+    assert drawn == (
+        random.Random(7).random(),
+        np.random.RandomState(7).random(),
+        torch.rand((), generator=torch.Generator().manual_seed(7)).item(),
+    )
+
+
+@pytest.mark.parametrize("seed", [-1, 2**40, np.int64(3), True])
+def test_a_seed_may_be_any_whole_number_that_torch_takes(seed):
+    seeding.set_seed(seed)
+    assert torch.initial_seed() == int(seed) % 2**64
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "words"),
+    [
+        (1.5, TypeError, r"set_seed\(1.5\): a seed must be a whole number, not float"),
+        ("7", TypeError, r"set_seed\('7'\): .* not str"),
+        (None, TypeError, r"not NoneType"),
+        (2**64, ValueError, r"from -2\*\*63 to 2\*\*64 - 1"),
+    ],
+)
+def test_a_seed_that_cannot_be_one_changes_no_generator(seed, error, words):
+    seeding.set_seed(1)
+    expected = draw()
+    seeding.set_seed(1)
+    with pytest.raises(error, match=words):
+        seeding.set_seed(seed)
+    assert draw() == expected
+
+
+def test_deterministic_asks_torch_and_cublas_for_deterministic_algorithms():
+    program = (
+        "import os, torch\n"
+        "from notebook_launcher.training.random import set_seed\n"
+        "set_seed(1, deterministic=True)\n"
+        "print(torch.are_deterministic_algorithms_enabled(), os.environ['CUBLAS_WORKSPACE_CONFIG'])\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "CUBLAS_WORKSPACE_CONFIG"}
+    answer = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.split() == ["True", ":4096:8"]
+
+
+def test_device_specific_seeds_differ_by_rank(ranks):
+    def seeds() -> tuple[int, int]:
+        seeding.set_seed(40)
+        common = torch.initial_seed()
+        seeding.set_seed(40, device_specific=True)
+        return common, torch.initial_seed()
+
+    assert list(ranks.run(seeds)) == [(40, 40), (40, 41)]
+
+
+def test_without_a_group_the_rank_is_read_from_the_environment(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    seeding.set_seed(40, device_specific=True)
+    assert torch.initial_seed() == 43
+
+
+@pytest.mark.parametrize("rng_type", ["torch", "generator"])
+def test_synchronised_ranks_draw_what_rank_0_would_have_drawn(ranks, rng_type):
+    def synchronise() -> tuple[float, float]:
+        rank = torch.distributed.get_rank()
+        torch.manual_seed(rank)
+        generator = torch.Generator().manual_seed(rank)
+        seeding.synchronize_rng_states([rng_type], generator=generator)
+        return torch.rand(()).item(), torch.rand((), generator=generator).item()
+
+    (torch_0, generator_0), (torch_1, generator_1) = ranks.run(synchronise)
+    assert (torch_0 == torch_1) is (rng_type == "torch")
+    assert (generator_0 == generator_1) is (rng_type == "generator")
+    assert torch_0 == torch.rand((), generator=torch.Generator().manual_seed(0)).item() == generator_0
+
+
+@pytest.mark.parametrize(
+    ("rng_type", "words"),
+    [("tpu", r"rng_type='tpu' is unknown. It can be 'torch', 'cuda', 'generator'"), ("generator", "pass generator=")],
+)
+def test_generators_that_do_not_exist_are_not_synchronised(rng_type, words):
+    with pytest.raises(ValueError, match=words):
+        seeding.synchronize_rng_states([rng_type])
+
+
+def test_captured_states_survive_a_file_and_bring_back_the_numbers():
+    random.gauss(0, 1)  # leaves half a pair behind, in Python's generator
+    np.random.standard_normal()  # and in NumPy's
+    file = io.BytesIO()
+    torch.save(seeding.capture_rng_states(), file)
+    expected = draw(), random.gauss(0, 1), np.random.standard_normal()
+    draw()
+    file.seek(0)
+    seeding.restore_rng_states(torch.load(file, weights_only=True))
+    assert (draw(), random.gauss(0, 1), np.random.standard_normal()) == expected
+
+
+def test_states_in_accelerates_form_are_restored():
+    theirs: dict[str, Any] = {
+        "random_state": random.getstate(),
+        "numpy_random_seed": np.random.get_state(),
+        "torch_manual_seed": torch.get_rng_state(),
+    }
+    expected = draw()
+    seeding.restore_rng_states(theirs)
+    assert draw() == expected
+
+
+def test_a_derived_state_depends_on_the_state_and_the_rank_alone():
+    seeding.set_seed(3)
+    states = seeding.capture_rng_states()
+
+    def first_numbers(rank: int) -> tuple[float, float, float]:
+        seeding.restore_rng_states(seeding.derive_rng_states(states, rank))
+        return draw()
+
+    expected = draw()
+    numbers = [first_numbers(rank) for rank in (1, 2, 1)]
+    assert numbers[0] == numbers[2]
+    assert len({expected, *numbers}) == 3
+
+
+def test_deriving_a_state_moves_no_generator():
+    states = seeding.capture_rng_states()
+    seeding.derive_rng_states(states, 1)
+    numbers = draw()
+    seeding.restore_rng_states(states)
+    assert draw() == numbers
