@@ -371,7 +371,8 @@ def test_two_optimizers_under_one_scaler(ranks):
                 for optimizer in (first, second):
                     optimizer.step()
                     optimizer.zero_grad()
-        return accelerator.scaler.get_scale(), weights(generator), weights(critic)
+        used: Any = accelerator.scaler
+        return used.get_scale(), weights(generator), weights(critic)
 
     results = ranks.run(2, train)
     assert results[0][0] == 1024.0

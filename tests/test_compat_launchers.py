@@ -83,7 +83,7 @@ def shared_states():
     assert compat.GradientState().num_steps == first.gradient_state.num_steps == 5
     accelerator.sync_gradients = False
     assert not compat.GradientState().sync_gradients
-    loader = accelerator.prepare(torch.utils.data.DataLoader(list(range(6)), batch_size=1))
+    loader = accelerator.prepare(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(6))))
     for _ in loader:
         assert compat.GradientState().active_dataloader is loader
     assert compat.GradientState().active_dataloader is None
