@@ -239,3 +239,29 @@ def test_such_a_loop_stops_between_two_items(session: Session) -> None:
     while not all(rank.done for rank in run.ranks):
         run.wait(0.01)
     assert run.stop() == "ask"
+
+
+def test_a_prepared_loader_tells_how_far_it_is() -> None:
+    def train() -> None:
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.ones(12, 1)), batch_size=2)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        for (inputs,) in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(inputs).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+
+    run = launch(train, 2, output="none")
+    run.result()
+    assert [(rank.done, rank.total) for rank in run.ranks] == [(3, 3), (3, 3)]
+    for phases in run.phases.values():
+        assert (phases.windows, phases.micro_batches, phases.samples) == (2, 3, 12)
+        assert phases.counts == {"data": 3, "forward": 3, "backward": 3, "sync": 2, "step": 2}

@@ -296,8 +296,8 @@ class Block:
     def __enter__(self) -> None:
         accumulation = self._accumulation
         state, window = accumulation.state, self._window
-        if accumulation.clock is not None:
-            accumulation.clock.mark("data")
+        if accumulation.clock is not None and state.stack.active is None:
+            accumulation.clock.mark("data")  # a prepared loader marks its waits itself
         context.step_boundary()
         self._outer, self.outer_block = state.current, state.block
         num_before = window.num_batches

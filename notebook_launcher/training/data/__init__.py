@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
 from notebook_launcher.training.data.iterable import IterableDatasetShard
-from notebook_launcher.training.data.loader import DataLoaderStateMixin
 from notebook_launcher.training.data.metrics import gather_for_metrics
+from notebook_launcher.training.data.mixin import DataLoaderStateMixin
 from notebook_launcher.training.data.prepare import prepare_data_loader
 from notebook_launcher.training.data.resuming import SkipDataLoader, skip_first_batches
 from notebook_launcher.training.data.rounds import LoaderStack, Round

@@ -217,7 +217,7 @@ class DataLoaderDispatcher(PreparedLoader):
             uneven=self.uneven,
             stack=self.stack,
             progress=self._progress,
-            **self._loader_arguments(),
+            **self._arguments(),
         )
 
 

@@ -8,76 +8,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from notebook_launcher.training.data.position import Order, Position, Progress, generator_owners
-from notebook_launcher.training.data.rounds import LoaderStack, Round
-from notebook_launcher.training.data.samplers import SeedableRandomSampler, get_sampler, sampler_chain, set_epochs
+from notebook_launcher import context
+from notebook_launcher.training.data.arguments import data_arguments, fetching_arguments
+from notebook_launcher.training.data.mixin import DataLoaderStateMixin
+from notebook_launcher.training.data.position import Order, Position, Progress, generator_owners, pack, unpack
+from notebook_launcher.training.data.rounds import LoaderStack
+from notebook_launcher.training.data.samplers import (
+    SeedableRandomSampler,
+    get_sampler,
+    length_of,
+    sampler_chain,
+    set_epochs,
+)
 from notebook_launcher.training.data.skipping import SkipBatchSampler
 from notebook_launcher.training.data.transfer import Delivery, copied_ahead
 from notebook_launcher.training.data.walking import WalkedSampler
 from notebook_launcher.training.operations import send_to_device
+from notebook_launcher.training.phases import make_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["DataLoaderStateMixin", "PreparedLoader", "loader_arguments"]
-
-
-FETCHING = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-)
-
-
-def loader_arguments(dataloader: Any) -> dict[str, Any]:
-    """Return the arguments of a `DataLoader` that say how it fetches, and not what."""
-    arguments = {name: getattr(dataloader, name) for name in FETCHING}
-    if dataloader.pin_memory_device:
-        arguments["pin_memory_device"] = dataloader.pin_memory_device
-    # Batches come in order whatever `in_order` says: their rounds are known by it, and so is the position.
-    return arguments
-
-
-class DataLoaderStateMixin:
-    """What a loader says of itself while it is iterated.
-
-    Attributes:
-        end_of_dataloader: Whether the batch at hand is the last; False outside a loop.
-        remainder: How many samples of the last round are no repetition; -1 if that is unknown before it
-            comes, or with `drop_last`.
-        current_round: What all ranks have in the batch at hand; None if unknown.
-        iteration_token: Something that every loop has its own of; None outside a loop.
-        stack: Where the loader stands while it is iterated.
-    """
-
-    end_of_dataloader: bool = False
-    remainder: int = -1
-    current_round: Round | None = None
-    iteration_token: object | None = None
-    stack: LoaderStack
-
-    def reset(self) -> None:
-        """Forget the batch at hand."""
-        self.end_of_dataloader = False
-        self.remainder = -1
-        self.current_round = None
-        self.iteration_token = None
-
-    def begin(self) -> None:
-        """Become the active loader."""
-        self.reset()
-        self.iteration_token = object()
-        self.stack.begin(self)
-
-    def end(self) -> None:
-        """Be no longer active."""
-        self.stack.end(self)
+__all__ = ["PreparedLoader"]
 
 
 class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
@@ -122,20 +74,17 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
 
     def _make_base(self) -> DataLoader[Any]:
         """Return the loader that fetches."""
-        arguments = loader_arguments(self)
         if isinstance(self.dataset, IterableDataset):
-            return self._make_stream(arguments)
+            return self._make_stream(fetching_arguments(self))
         indices = sampler_chain(self)[0]
         if self.skip_batches:
             indices = SkipBatchSampler(indices, self.skip_batches * self._fetched_per_round)
-        self._walked = WalkedSampler(indices, self._owners())
-        if self.batch_sampler is None:
-            return DataLoader(self.dataset, batch_size=None, sampler=self._walked, **arguments)
-        return DataLoader(self.dataset, batch_sampler=self._walked, **arguments)
+        self._walked = WalkedSampler(indices)
+        return DataLoader(self.dataset, **data_arguments(self, self._walked), **fetching_arguments(self))
 
     def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
         """Return the loader that fetches from an iterable data set."""
-        return DataLoader(self.dataset, batch_size=self.batch_size, drop_last=self.drop_last, **arguments)
+        return DataLoader(self.dataset, **data_arguments(self, None), **arguments)
 
     def _walk(self, start: Position, order: Order | None) -> Iterator[Delivery]:
         """Yield the batches of a map-style data set."""
@@ -151,14 +100,10 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             drawn, samples, is_last = walk.taken.popleft()
             yield Delivery(batch, drawn, is_last, Position(start.epoch, samples))
 
-    def _loader_arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         """Return what makes a loader of the same data."""
-        arguments = loader_arguments(self)
-        if isinstance(self.dataset, IterableDataset):
-            return {**arguments, "batch_size": self.batch_size, "drop_last": self.drop_last}
-        if self.batch_sampler is None:
-            return {**arguments, "batch_size": None, "sampler": self.sampler}
-        return {**arguments, "batch_sampler": self.batch_sampler}
+        indices = None if isinstance(self.dataset, IterableDataset) else sampler_chain(self)[0]
+        return {**data_arguments(self, indices), **fetching_arguments(self)}
 
     def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
         """Yield this rank's batches from `start` on."""
@@ -223,13 +168,14 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
 
     def begin(self) -> None:
         """Become the active loader."""
-        super().begin()
-        total = self.total_batch_size
+        total, remainder = self.total_batch_size, -1
         if total and not self._drop_last:
             try:
-                self.remainder = self.total_dataset_length % total
+                remainder = self.total_dataset_length % total
             except (TypeError, NotImplementedError):
-                self.remainder = -1
+                remainder = -1
+        super().begin()
+        self.remainder = remainder
 
     def __len__(self) -> int:
         if self._walked is not None:
@@ -249,7 +195,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             deliveries, move = self._moving(self._deliveries(start, order))
             # DataLoader looks at the name of every attribute that is set, which takes 0.4 us.
             said = vars(self)
-            for batch, drawn, is_last, position in deliveries:
+            for batch, drawn, is_last, position in self._told(deliveries, start):
                 said["current_round"], said["end_of_dataloader"], said["iteration_token"] = drawn, is_last, token
                 progress.position = position
                 yield batch if move is None else move(batch)
@@ -258,6 +204,20 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             if self.iteration_token is token:
                 self.reset()
             self.end()
+
+    def _told(self, deliveries: Iterator[Delivery], start: Position) -> Iterator[Delivery]:
+        """Tell a launcher, if there is one, how far the loop is and how long it waits for data."""
+        clock = make_clock()
+        if clock is None or len(self.stack.loaders) > 1:
+            yield from deliveries
+            return
+        total = length_of(self)
+        clock.mark(None)
+        for done, delivery in enumerate(deliveries, 1):
+            clock.mark("data")
+            yield delivery
+            context.progress(done, total, f"epoch {start.epoch}")
+            clock.mark(None)
 
     def _moving(self, deliveries: Iterator[Delivery]) -> tuple[Iterator[Delivery], Callable[[Any], Any] | None]:
         """Return where batches come from, and what is left to be done to each to have it on the device."""
@@ -287,15 +247,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         position = progress.begin_at or progress.position or Position(self.iteration)
         order = progress.order if position else Order.capture(self._owners(), with_defaults=False)
         sampler = self.get_sampler()
-        return {
-            "epoch": position.epoch,
-            "samples": position.samples,
-            "streams": list(position.streams),
-            "stream": position.stream,
-            "generators": None if order is None else list(order.generators),
-            "defaults": {} if order is None else order.defaults,
-            "seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
-        }
+        return pack(position, order, sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop begin right after the batch that was at hand when the state was taken.
@@ -305,23 +257,13 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         Raises:
             ValueError: The state is not one of `state_dict`.
         """
-        try:
-            epoch, samples = int(state_dict["epoch"]), int(state_dict["samples"])
-            streams, stream = tuple(state_dict["streams"]), int(state_dict["stream"])
-            generators, defaults, seed = state_dict["generators"], state_dict["defaults"], state_dict["seed"]
-        except KeyError as error:
-            raise ValueError(
-                f"load_state_dict got a state without {error}. It takes what state_dict() of a prepared loader "
-                f"returned, and this has {sorted(state_dict)}."
-            ) from None
-        position = Position(epoch, samples, streams, stream)
-        order = None if generators is None else Order(tuple(generators), defaults)
+        position, order, seed = unpack(state_dict)
         sampler = self.get_sampler()
         if seed is not None and isinstance(sampler, SeedableRandomSampler):
             sampler.initial_seed = seed
         if order is not None and not position:
             order.restore_generators(self._owners())
-        self.set_epoch(epoch)
+        self.set_epoch(position.epoch)
         progress, self._loaded = self._progress, True
         progress.position, progress.order, progress.begin_at = position, order, position or None
 

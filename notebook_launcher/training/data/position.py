@@ -14,7 +14,7 @@ from notebook_launcher.training.random import capture_rng_states, restore_rng_st
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Order", "Position", "Progress", "generator_owners"]
+__all__ = ["Order", "Position", "Progress", "generator_owners", "pack", "unpack"]
 
 DEFAULT_GENERATORS = ("random_state", "numpy_random_seed", "torch_manual_seed")
 """Of `capture_rng_states`: what samplers without a generator of their own draw from."""
@@ -110,6 +110,32 @@ class Order:
             for owner, generator in aside:
                 owner.generator = generator
             restore_rng_states(here)
+
+
+def pack(position: Position, order: Order | None, seed: int | None) -> dict[str, Any]:
+    """Return it all in plain types and tensors."""
+    return {
+        "epoch": position.epoch,
+        "samples": position.samples,
+        "streams": list(position.streams),
+        "stream": position.stream,
+        "generators": None if order is None else list(order.generators),
+        "defaults": {} if order is None else order.defaults,
+        "seed": seed,
+    }
+
+
+def unpack(state: dict[str, Any]) -> tuple[Position, Order | None, int | None]:
+    """Return what `pack` was given; raises ValueError for another dictionary."""
+    try:
+        position = Position(state["epoch"], state["samples"], tuple(state["streams"]), state["stream"])
+        generators, defaults, seed = state["generators"], state["defaults"], state["seed"]
+    except KeyError as error:
+        raise ValueError(
+            f"load_state_dict got a state without {error}. It takes what state_dict() of a prepared loader "
+            f"returned, and this has {sorted(state)}."
+        ) from None
+    return position, None if generators is None else Order(tuple(generators), defaults), seed
 
 
 def _default_states() -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
+from notebook_launcher.training.data.arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
 from notebook_launcher.training.data.iterable import IterableDatasetShard
-from notebook_launcher.training.data.loader import loader_arguments
 from notebook_launcher.training.data.samplers import (
     SeedableRandomSampler,
     get_sampler,
@@ -96,25 +96,39 @@ def prepare_data_loader(
         "stack": stack,
         "_drop_last": dataloader.drop_last or bool(getattr(indices, "drop_last", False)),
         "_non_blocking": non_blocking,
-        **loader_arguments(dataloader),
+        **fetching_arguments(dataloader),
     }
     policy: dict[str, Any] = {"even_batches": even_batches, "uneven": uneven}
     if dispatch_batches:
         arguments.update(policy, num_processes=num_processes, slice_fn=slice_fn_for_dispatch)
-        return DataLoaderDispatcher(dataloader.dataset, split_batches, **arguments, **_data(dataloader, indices))
+        return DataLoaderDispatcher(
+            dataloader.dataset, split_batches, **arguments, **data_arguments(dataloader, indices)
+        )
     if num_processes == 1:
-        return DataLoaderShard(dataloader.dataset, **arguments, **_data(dataloader, indices))
-    arguments["check_ranks"] = check_ranks
-    arguments["rng_types"] = ["generator"] if rng_types is None else list(rng_types)
-    arguments["synchronized_generator"] = _shared_generator(dataloader, indices)
-    share = (num_processes, process_index, split_batches)
+        return DataLoaderShard(dataloader.dataset, **arguments, **data_arguments(dataloader, indices))
+    arguments.update(
+        check_ranks=check_ranks,
+        rng_types=["generator"] if rng_types is None else list(rng_types),
+        synchronized_generator=_shared_generator(dataloader, indices),
+    )
+    return _shard(dataloader, indices, (num_processes, process_index, split_batches), policy, arguments)
+
+
+def _shard(
+    dataloader: DataLoader[Any],
+    indices: Any,
+    share: tuple[int, int, bool],
+    policy: dict[str, Any],
+    arguments: dict[str, Any],
+) -> DataLoaderShard:
+    """Return the loader of a rank that reads for itself."""
     if indices is not None:
         shard = BatchSamplerShard(indices, *share, **policy)
-        return DataLoaderShard(dataloader.dataset, **arguments, **_data(dataloader, shard))
-    size = dataloader.batch_size
-    stream = IterableDatasetShard(dataloader.dataset, size, dataloader.drop_last, *share, **policy)
-    data: dict[str, Any] = {"batch_size": None if size is None else stream.per_rank, "drop_last": dataloader.drop_last}
-    return DataLoaderShard(stream, **arguments, **data)
+        return DataLoaderShard(dataloader.dataset, **arguments, **data_arguments(dataloader, shard))
+    size, drop_last = dataloader.batch_size, dataloader.drop_last
+    stream = IterableDatasetShard(dataloader.dataset, size, drop_last, *share, **policy)
+    size = None if size is None else stream.per_rank
+    return DataLoaderShard(stream, **arguments, batch_size=size, drop_last=drop_last)
 
 
 def _check_split(dataloader: DataLoader[Any], num_processes: int) -> None:
@@ -155,15 +169,6 @@ def _indices(dataloader: DataLoader[Any], data_seed: int | Literal[False] | None
         indices = copy.copy(indices)
     indices.sampler = seedable
     return indices
-
-
-def _data(dataloader: DataLoader[Any], indices: Any) -> dict[str, Any]:
-    """Return the arguments of a `DataLoader` that say what it fetches."""
-    if indices is None:
-        return {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
-    if dataloader.batch_sampler is None:
-        return {"batch_size": None, "sampler": indices}
-    return {"batch_sampler": indices}
 
 
 def _shared_generator(dataloader: DataLoader[Any], indices: Any) -> torch.Generator | None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from notebook_launcher.training.data.arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
-from notebook_launcher.training.data.loader import loader_arguments
 from notebook_launcher.training.data.samplers import sampler_chain
 from notebook_launcher.training.data.shard import DataLoaderShard
 from notebook_launcher.training.data.skipping import SkipBatchSampler
@@ -45,16 +45,8 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
     num_batches = whole_number("num_batches", num_batches, minimum=0)
     if isinstance(dataloader, (DataLoaderShard, DataLoaderDispatcher)):
         return dataloader.without_first(num_batches)
-    arguments = loader_arguments(dataloader)
+    arguments = fetching_arguments(dataloader)
     if isinstance(dataloader.dataset, IterableDataset):
-        return SkipDataLoader(
-            dataloader.dataset,
-            num_batches,
-            batch_size=dataloader.batch_size,
-            drop_last=dataloader.drop_last,
-            **arguments,
-        )
+        return SkipDataLoader(dataloader.dataset, num_batches, **data_arguments(dataloader, None), **arguments)
     rest = SkipBatchSampler(sampler_chain(dataloader)[0], num_batches)
-    if dataloader.batch_sampler is None:
-        return DataLoader(dataloader.dataset, batch_size=None, sampler=rest, **arguments)
-    return DataLoader(dataloader.dataset, batch_sampler=rest, **arguments)
+    return DataLoader(dataloader.dataset, **data_arguments(dataloader, rest), **arguments)

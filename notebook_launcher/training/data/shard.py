@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 from notebook_launcher.training.data.agreement import Plan, agree
+from notebook_launcher.training.data.arguments import data_arguments
 from notebook_launcher.training.data.iterable import IterableDatasetShard
 from notebook_launcher.training.data.loader import PreparedLoader
 from notebook_launcher.training.data.lookahead import look_ahead
@@ -121,7 +122,7 @@ class DataLoaderShard(PreparedLoader):
                 seedable.initial_seed = plan.seed
         if isinstance(shard, BatchSamplerShard):
             shard.check()
-        types = [str(kind) for kind in self.rng_types or ()]
+        types = [str(getattr(kind, "value", kind)) for kind in self.rng_types or ()]
         if self.synchronized_generator is None:
             types = [kind for kind in types if kind != "generator"]
         synchronize_rng_states(types, self.synchronized_generator)
@@ -145,7 +146,7 @@ class DataLoaderShard(PreparedLoader):
         arguments["collate_fn"] = CollateWithReceipt(self.collate_fn, batched=self.batch_size is not None)
         if self.worker_init_fn is not None:
             arguments["worker_init_fn"] = StartWorker(self.worker_init_fn)
-        return DataLoader(self._stream, batch_size=self.batch_size, drop_last=self.drop_last, **arguments)
+        return DataLoader(self._stream, **data_arguments(self, None), **arguments)
 
     def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
         return self._walk(start, order) if self._stream is None else self._read(self._stream, start, order)
@@ -199,5 +200,5 @@ class DataLoaderShard(PreparedLoader):
             check_ranks=self.check_ranks,
             stack=self.stack,
             progress=self._progress,
-            **self._loader_arguments(),
+            **self._arguments(),
         )

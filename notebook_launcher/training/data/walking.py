@@ -9,11 +9,12 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.data.position import Order
+from notebook_launcher.training.data.position import Order, generator_owners
+from notebook_launcher.training.data.samplers import links_of
 from notebook_launcher.training.data.shares import Share, shares_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from notebook_launcher.training.data.rounds import Round
 
@@ -23,13 +24,12 @@ __all__ = ["Walk", "WalkedSampler"]
 class Walk:
     """One walk through a batch sampler, one batch ahead of the loader, so that the last is known as such."""
 
-    def __init__(self, batch_sampler: Any, owners: Sequence[Any], skip: int, order: Order | None) -> None:
+    def __init__(self, batch_sampler: Any, skip: int, order: Order | None) -> None:
         self.order = order
         """What made the order; None until the first batch is drawn."""
         self.taken: collections.deque[tuple[Round, int, bool]] = collections.deque()
         """Of the batches that are being loaded: the round, the samples with it, and whether it is the last."""
         self._batch_sampler = batch_sampler
-        self._owners = owners
         self._skip = skip
         self._shares: Iterator[Share] | None = None
         self._ahead: Share | None = None
@@ -50,11 +50,12 @@ class Walk:
 
     def _start(self) -> None:
         self._shares = shares_of(self._batch_sampler, self._skip)
+        owners = generator_owners(links_of(self._batch_sampler))
         if self.order is not None:
-            with self.order.replayed(self._owners):
+            with self.order.replayed(owners):
                 self._step()
         else:
-            self.order = Order.capture(self._owners)
+            self.order = Order.capture(owners)
             self._step()
 
     def _step(self) -> None:
@@ -68,9 +69,8 @@ class Walk:
 class WalkedSampler:
     """What the fetching loader takes for its batch sampler: every iteration is a new `Walk`."""
 
-    def __init__(self, batch_sampler: Any, owners: Sequence[Any]) -> None:
+    def __init__(self, batch_sampler: Any) -> None:
         self._batch_sampler = batch_sampler
-        self._owners = owners
         self._skip = 0
         self._order: Order | None = None
         self._newest: Walk | None = None
@@ -88,7 +88,7 @@ class WalkedSampler:
 
     def __iter__(self) -> Walk:
         # A loader with workers asks twice, and uses the second.
-        self._newest = Walk(self._batch_sampler, self._owners, self._skip, self._order)
+        self._newest = Walk(self._batch_sampler, self._skip, self._order)
         return self._newest
 
     def __len__(self) -> int:

@@ -1,0 +1,45 @@
+"""The arguments that make a loader like another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["data_arguments", "fetching_arguments"]
+
+FETCHING = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
+
+def fetching_arguments(dataloader: Any) -> dict[str, Any]:
+    """Return the arguments of a `DataLoader` that say how it fetches.
+
+    `in_order` is not among them: the round of a batch is known by its place, and so is the position.
+    """
+    arguments = {name: getattr(dataloader, name) for name in FETCHING}
+    if dataloader.pin_memory_device:
+        arguments["pin_memory_device"] = dataloader.pin_memory_device
+    return arguments
+
+
+def data_arguments(dataloader: Any, indices: Any) -> dict[str, Any]:
+    """Return the arguments of a `DataLoader` that say what it fetches, beside the data set.
+
+    Args:
+        dataloader: Whose way of batching is kept.
+        indices: Where indices come from: a batch sampler, or a sampler where items are no batches; None for an
+            iterable data set.
+    """
+    if indices is None:
+        return {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
+    if dataloader.batch_sampler is None:
+        return {"batch_size": None, "sampler": indices}
+    return {"batch_sampler": indices}

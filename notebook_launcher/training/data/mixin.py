@@ -1,0 +1,46 @@
+"""What a loader says of itself while it is iterated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from notebook_launcher.training.data.rounds import LoaderStack, Round
+
+__all__ = ["DataLoaderStateMixin"]
+
+
+class DataLoaderStateMixin:
+    """What a loader says of itself while it is iterated.
+
+    Attributes:
+        end_of_dataloader: Whether the batch at hand is the last; False outside a loop.
+        remainder: How many samples of the last round are no repetition; -1 if that is unknown before it
+            comes, or with `drop_last`.
+        current_round: What all ranks have in the batch at hand; None if unknown.
+        iteration_token: Something that every loop has its own of; None outside a loop.
+        stack: Where the loader stands while it is iterated.
+    """
+
+    end_of_dataloader: bool = False
+    remainder: int = -1
+    current_round: Round | None = None
+    iteration_token: object | None = None
+    stack: LoaderStack
+
+    def reset(self) -> None:
+        """Forget the batch at hand."""
+        self.end_of_dataloader = False
+        self.remainder = -1
+        self.current_round = None
+        self.iteration_token = None
+
+    def begin(self) -> None:
+        """Become the active loader."""
+        self.reset()
+        self.iteration_token = object()
+        self.stack.begin(self)
+
+    def end(self) -> None:
+        """Be no longer active."""
+        self.stack.end(self)
