@@ -427,3 +427,30 @@ def test_an_accelerator_says_where_code_and_launch_differ(capsys):
     notebook_launch(differ, 2, mixed_precision="bf16", gradient_accumulation_steps=2)
     said = [line for line in capsys.readouterr().out.splitlines() if "in the code" in line]
     assert said == ["Accelerator(): mixed_precision='no' in the code, 'bf16' in the launch. The code wins."]
+
+
+@pytest.mark.parametrize("sync_each_batch", [None, False])
+def test_a_sharded_model_accumulates_as_a_whole_one(ranks, sync_each_batch):
+    def train(sharded):
+        from torch.distributed.fsdp import fully_shard
+
+        from notebook_launcher import Accelerator, GradientAccumulationPlugin
+
+        plugin = GradientAccumulationPlugin(num_steps=2, sync_each_batch=sync_each_batch)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
+        model = make_model()
+        if sharded:
+            fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (accelerator.num_processes,)))
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        assert isinstance(model, torch.nn.parallel.DistributedDataParallel) != sharded
+        for number in range(3):
+            inputs, targets = make_data(4, seed=2 * number + accelerator.process_index)
+            with accelerator.accumulate(model):
+                accelerator.backward(mse(model(inputs), targets), weight=number + 1)
+                optimizer.step()
+                optimizer.zero_grad()
+        inner = accelerator.unwrap_model(model)
+        return [(p.full_tensor() if sharded else p).detach().clone() for p in inner.parameters()]
+
+    whole, sharded = (ranks.run(2, train, sharded)[0] for sharded in (False, True))
+    torch.testing.assert_close(whole, sharded)

@@ -211,6 +211,16 @@ def test_without_batches():
     assert (loader.total_batch_size, loader.full_rows, len(loader)) == (None, None, 2)
 
 
+def test_a_stream_of_batches():
+    class Batches(Stream):
+        def __iter__(self):
+            return iter([torch.zeros(3), torch.zeros(2), torch.zeros(5)])
+
+    loader = prepare_data_loader(plain(Batches(0), batch_size=None), num_processes=2, process_index=1)
+    seen = [(len(batch), loader.current_round, loader.end_of_dataloader) for batch in loader]
+    assert seen == [(2, Round((3, 2), (3, 2), (3, 2)), False), (3, Round((5, 3), (5, 0), (5, 3)), True)]
+
+
 def test_a_batch_sampler_as_sampler():
     sampler = BatchSampler(SequentialSampler(range(22)), batch_size=4, drop_last=False)
     users = plain(Rows(22), sampler=sampler, batch_size=None, collate_fn=default_collate)

@@ -171,17 +171,45 @@ def test_a_rank_that_has_run_out_repeats_its_last_batch(ranks):
     assert ranks.run(2, last) == [([4], (1, 0)), ([2, 3], (1, 0))]
 
 
-@pytest.mark.parametrize("dispatch", [False, True])
-def test_uneven_batches_may_be_an_error_on_every_rank(ranks, dispatch):
-    def fail() -> str:
-        options = {"even_batches": False, "uneven": "error", "dispatch_batches": dispatch}
-        with pytest.raises(ValueError, match='uneven="error"') as caught:
-            list(prepare(range(9), options, batch_size=2))
-        return str(caught.value)
+class Sized(Stream):
+    def __len__(self) -> int:
+        return self.length
 
-    first, second = ranks.run(2, fail)
-    assert first == second
-    assert ("rank 0 3, rank 1 2" in first) == (not dispatch)
+
+@pytest.mark.parametrize(
+    ("data", "dispatch", "split", "message"),
+    [
+        (range(9), False, False, "rank 0 3, rank 1 2"),
+        (range(9), False, True, "rank 0 5, rank 1 4"),
+        (range(9), True, False, "5 batches, 2 for each round"),
+        (range(9), True, True, "5 batches, 1 for each round"),
+        (Sized(9), False, False, "1 of 4 samples are left for the last round"),
+        (Sized(9), True, False, "5 batches, 2 for each round"),
+    ],
+)
+def test_uneven_batches_may_be_an_error_before_the_loop(ranks, data, dispatch, split, message):
+    def fail() -> int:
+        options = {"even_batches": False, "uneven": "error", "dispatch_batches": dispatch, "split_batches": split}
+        seen = 0
+        with pytest.raises(ValueError, match=rf'{message}\), .* uneven="error"'):
+            for _ in prepare(data, options, batch_size=2):
+                seen += 1
+        return seen
+
+    assert ranks.run(2, fail) == [0, 0]
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_the_error_comes_at_the_end_of_data_of_unknown_length(ranks, dispatch):
+    def fail() -> int:
+        options = {"even_batches": False, "uneven": "error", "dispatch_batches": dispatch}
+        seen = 0
+        with pytest.raises(ValueError, match='uneven="error"'):
+            for _ in prepare(Stream(9), options, batch_size=2):
+                seen += 1
+        return seen
+
+    assert ranks.run(2, fail) == [2, 2]
 
 
 @pytest.mark.parametrize(
