@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,6 +42,7 @@ def train(loader_kind: str, num_samples: int, batch_size: int, steps: int, confi
 
     drop_last = config.pop("drop_last", False)
     shuffle = config.pop("shuffle", False)
+    plain_loop = config.pop("plain_loop", False)
     accelerator = Accelerator(
         cpu=True, gradient_accumulation_steps=steps, dataloader_config=DataLoaderConfiguration(**config)
     )
@@ -51,7 +53,7 @@ def train(loader_kind: str, num_samples: int, batch_size: int, steps: int, confi
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     updates, seen = [], []
     for inputs, targets in loader:
-        with accelerator.accumulate(model):
+        with contextlib.nullcontext() if plain_loop else accelerator.accumulate(model):
             accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
             if loader.current_round.weights[accelerator.process_index]:
                 seen.append((inputs, targets))
@@ -98,6 +100,12 @@ def test_map_style_data(ranks, num_ranks, num_samples, batch_size, steps, even):
 def test_iterable_data_without_a_length(ranks, num_ranks, num_samples, batch_size, steps, dispatch):
     results = ranks.run(num_ranks, train, "stream", num_samples, batch_size, steps, {"dispatch_batches": dispatch})
     assert set(check(results, num_ranks)) == set(range(num_samples))
+
+
+@pytest.mark.parametrize("num_samples", [7, 8, 11])
+def test_a_loop_without_accumulate(ranks, num_samples):
+    config = {"even_batches": False, "plain_loop": True}
+    assert sorted(check(ranks.run(3, train, "map", num_samples, 2, 1, config), 3)) == list(range(num_samples))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
