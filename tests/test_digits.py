@@ -10,7 +10,11 @@ GLOBAL_MICRO_BATCHES = 4
 
 
 def train(epochs: int) -> tuple[float, float]:
-    """Return the mean loss of the last epoch and the accuracy on test data."""
+    """Return the mean loss of the last epoch and the accuracy on test data.
+
+    In float64: a thousand updates amplify the rounding of float32, in which 4 ranks add up in another order, to some
+    per cent of so small a loss.
+    """
     import numpy as np
     import torch
     from sklearn.datasets import load_digits
@@ -21,12 +25,12 @@ def train(epochs: int) -> tuple[float, float]:
     set_seed(0)
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.data))
-    inputs = torch.from_numpy(digits.data[order]).float() / 16
+    inputs = torch.from_numpy(digits.data[order]) / 16
     labels = torch.from_numpy(digits.target[order])
     config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=3, even_batches=False)
     accelerator = Accelerator(cpu=True, dataloader_config=config)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     loader = DataLoader(TensorDataset(inputs[:1437], labels[:1437]), batch_size=16, shuffle=True)
     test_loader = DataLoader(TensorDataset(inputs[1437:], labels[1437:]), batch_size=50)
     model, optimizer, loader, test_loader = accelerator.prepare(model, optimizer, loader, test_loader)
@@ -55,9 +59,9 @@ def test_digits_on_any_number_of_ranks():
     outcomes = {}
     for num_ranks in (1, 2, 4):
         steps = GLOBAL_MICRO_BATCHES // num_ranks
-        results = notebook_launch(train, num_ranks, args=(8,), gradient_accumulation_steps=steps, output="none")
+        results = notebook_launch(train, num_ranks, args=(12,), gradient_accumulation_steps=steps, output="none")
         assert len(set(results)) == 1, "ranks disagree on gathered metrics"
         outcomes[num_ranks] = results[0]
     losses = [loss for loss, _ in outcomes.values()]
     assert min(accuracy for _, accuracy in outcomes.values()) >= 0.97, outcomes
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-3), outcomes
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6), outcomes

@@ -439,6 +439,7 @@ class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethod
             use_stateful_dataloader=config.use_stateful_dataloader,
             uneven=config.uneven or ("weigh" if self._rules.weigh_uneven else "leave"),
             stack=self.gradient_state.stack,
+            check_ranks=self._rules.guards,
         )
         self._dataloaders.append(prepared)
         self._remember(data_loader, prepared)

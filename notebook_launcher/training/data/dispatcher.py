@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training.data import wire
+from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.loader import PreparedLoader
 from notebook_launcher.training.data.lookahead import look_ahead
 from notebook_launcher.training.data.portions import Portions
@@ -124,6 +125,14 @@ class DataLoaderDispatcher(PreparedLoader):
             )
         return num_batches // self._fetched_per_round - self._has_small_tail()
 
+    def _check(self) -> None:
+        """Raise ValueError if `uneven="error"` and it is known that the last round is not for all ranks."""
+        num_batches = length_of(self.base_dataloader)
+        if self.even_batches or self.uneven != "error" or self._drop_last or num_batches is None:
+            return
+        if num_batches % self._fetched_per_round or self._has_small_tail():
+            raise uneven_error(f"{num_batches} batches, {self._fetched_per_round} for each round")
+
     def _has_small_tail(self) -> bool:
         """Whether the last batch is known to be too small to be split among all ranks."""
         num_samples = length_of(self.dataset if self._walked is None else self.get_sampler())
@@ -186,6 +195,8 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _batches(self, start: Position, order: Order | None) -> Iterator[tuple[Any, int]]:
         """Yield what rank 0 reads, and the samples of the epoch with it."""
+        if not start:
+            self._check()
         if self._walked is not None:
             for delivery in self._walk(start, order):
                 yield delivery.batch, delivery.position.samples

@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset
 
 from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.rounds import Round
+from notebook_launcher.training.data.samplers import length_of
 from notebook_launcher.training.operations import find_batch_size
 
 if TYPE_CHECKING:
@@ -95,6 +96,14 @@ class IterableDatasetShard(IterableDataset[Any]):
         complete = left and not self.drop_last and not (self._stops() and left <= self.per_round - self.per_rank)
         return (rounds + bool(complete)) * self.per_rank
 
+    def check(self) -> None:
+        """Raise ValueError if `uneven="error"` and it is known that the last round is not for all ranks."""
+        length = length_of(self.dataset)
+        if length is not None and self._refuses() and not self.drop_last:
+            left = length % self.per_round
+            if 0 < left <= self.per_round - self.per_rank:
+                raise uneven_error(f"{left} of {self.per_round} samples are left for the last round")
+
     def __iter__(self) -> Iterator[Any]:
         for part in self.rounds():
             yield from part.elements
@@ -134,7 +143,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         else:
             if self._stops() and not real[-1]:
                 return
-            if self.uneven == "error" and not real[-1]:
+            if self._refuses() and not real[-1]:
                 raise uneven_error(f"{len(current)} of {self.per_round} samples are left for the last round")
             parts = [part or real[0] for part in real]
             weighed = real
@@ -151,6 +160,9 @@ class IterableDatasetShard(IterableDataset[Any]):
         if self.batch_size is None:
             return tuple(sum(find_batch_size(batch) or 1 for batch in part) for part in parts)
         return tuple(map(len, parts))
+
+    def _refuses(self) -> bool:
+        return not self.even_batches and self.uneven == "error"
 
     def _stops(self) -> bool:
         return not self.even_batches and self.uneven == "stop"

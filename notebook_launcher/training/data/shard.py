@@ -120,7 +120,8 @@ class DataLoaderShard(PreparedLoader):
             plan = agree(self._plan(start, 0 if seedable is None else seedable.initial_seed))
             if seedable is not None:
                 seedable.initial_seed = plan.seed
-        if isinstance(shard, BatchSamplerShard):
+        if isinstance(shard, BatchSamplerShard) or (shard is not None and self.num_workers <= 1):
+            # Of a stream that workers cut, the length says nothing about the ends.
             shard.check()
         types = [str(getattr(kind, "value", kind)) for kind in self.rng_types or ()]
         if self.synchronized_generator is None:
