@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 HERE = Path(__file__).resolve().parent
 PR_SET_CHILD_SUBREAPER = 36
@@ -117,15 +117,7 @@ class Contender:
 
     def settle(self) -> None:
         """Wait until nothing of the contender uses processor time, such as work put off until it is idle."""
-        end, last, since = time.monotonic() + SETTLE_LIMIT, -1.0, time.monotonic()
-        while time.monotonic() < end and time.monotonic() - since < SETTLED:
-            time.sleep(0.1)
-            used = 0.0
-            for one in self.family().values():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    used += sum(one.cpu_times()[:2])
-            if used > last + 0.03:
-                last, since = used, time.monotonic()
+        settle(lambda: self.family().values())
 
     def kill_and_time(self, limit: float) -> float | None:
         """Kill the contender's process and return the seconds until its descendants are gone; None: `limit` passed."""
@@ -158,6 +150,19 @@ class Contender:
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
+
+
+def settle(processes: Callable[[], Iterable[psutil.Process]]) -> None:
+    """Wait until these processes, which are asked for again and again, use no processor time."""
+    end, last, since = time.monotonic() + SETTLE_LIMIT, -1.0, time.monotonic()
+    while time.monotonic() < end and time.monotonic() - since < SETTLED:
+        time.sleep(0.1)
+        used = 0.0
+        for one in processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                used += sum(one.cpu_times()[:2])
+        if used > last + 0.03:
+            last, since = used, time.monotonic()
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ class TorchSpawn(TorchFork):
     start_method = "spawn"
 
 
-def _enter_group(rank: int, num_ranks: int, port: int, fn: Any, args: Any, back: Any) -> None:  # noqa: PLR0917
+def _enter_group(rank: int, num_ranks: int, port: int, fn: Any, args: Any, back: Any) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)

@@ -262,6 +262,6 @@ def test_a_prepared_loader_tells_how_far_it_is() -> None:
     run = launch(train, 2, output="none")
     run.result()
     assert [(rank.done, rank.total) for rank in run.ranks] == [(3, 3), (3, 3)]
-    for phases in run.phases.values():
-        assert (phases.windows, phases.micro_batches, phases.samples) == (2, 3, 12)
-        assert phases.counts == {"data": 3, "forward": 3, "backward": 3, "sync": 2, "step": 2}
+    for told in run.phases.values():
+        assert (told.windows, told.micro_batches, told.samples) == (2, 3, 12)
+        assert told.counts == {"data": 3, "forward": 3, "backward": 3, "sync": 2, "step": 2}

@@ -1,0 +1,161 @@
+"""Measure what an Accelerator adds to each micro-batch: `python benchmarks/step_overhead.py`.
+
+A model so small that nothing but the loop's own work is seen, in one process and on two ranks, as plain
+processes and in a launch, which listens to the phases of each step.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from _links import LINKS, connected
+from _measurements import Measurements, say
+from _overhead_rank import BATCH_SIZE, STEPS, WINDOWS, measure_all
+from _process import FailedError, settle
+from _program import LABELS, parse, publish
+from _ranks import reports
+from _report import median, table
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Iterator
+
+REPEATS, QUICK_REPEATS = {"list": 100, "loader": 16}, {"list": 20, "loader": 4}
+LIMIT = 20.0
+"""Microseconds that an Accelerator may add."""
+PLACES = {"plain": "Plain processes", "launch": "In a launch"}
+SOURCES = {"list": "", "loader": ", with its loader"}
+QUIET = 120.0
+
+
+def main() -> None:
+    """Measure, print and write the report."""
+    options = parse(__doc__)
+    publish("step_overhead", "What a micro-batch costs besides its model", options, measure_everything(options))
+
+
+def measure_everything(options: argparse.Namespace) -> Iterator[str]:
+    """Measure both places, then give the promises."""
+    repeats = QUICK_REPEATS if options.quick else REPEATS
+    if options.repeats:
+        repeats = dict.fromkeys(STEPS, options.repeats)
+    found = Measurements(0, None)
+    yield introduction(repeats)
+    for place, label in PLACES.items():
+        for num_ranks in (1, 2):
+            say(f"{label.lower()}, {_processes(num_ranks)}")
+            with found.guarded(place, num_ranks):
+                for row in run(place, num_ranks, options.only, repeats):
+                    keep(found, row, place, num_ranks)
+        yield place_table(found, place, options.only)
+    yield promise_table(found)
+
+
+def introduction(repeats: dict[str, int]) -> str:
+    """Return what the tables are about."""
+    return (
+        f"A linear model of 8 inputs, SGD and batches of {BATCH_SIZE}. Everybody takes {repeats['list']} turns of "
+        f"{STEPS['list']} micro-batches; *with its loader*, {repeats['loader']} turns of {STEPS['loader']} batches "
+        "from the contender's own loader, its start included. Microseconds per micro-batch: medians of the turns. "
+        "*Adds*: the median (quartiles) of the differences to the loop by hand in the same round, which on two ranks "
+        "has the same all-reduce; *busy*: the same of the processor time of the thread that trains, in which there is "
+        "no waiting for the other rank.\n"
+    )
+
+
+def keep(found: Measurements, row: dict[str, Any], place: str, num_ranks: int) -> None:
+    """Keep a row that a rank gave."""
+    if "failed" in row:
+        found.reasons[place, num_ranks, row["name"]] = row["failed"]
+        say(f"  {row['name']}: {row['failed']}")
+        return
+    for what in ("wall", "busy"):
+        found.samples[place, num_ranks, row["window"], row["source"], row["name"], what] = row[what]
+
+
+def run(place: str, num_ranks: int, names: list[str], repeats: dict[str, int]) -> Iterable[dict[str, Any]]:
+    """Give the rows that `measure` gave on rank 0."""
+    if place == "plain":
+        with connected(LINKS["node"]) as network:
+            spec = {"names": names, "repeats": repeats}
+            yield from reports(network, "_overhead_rank.py", spec, limit=QUIET, world_size=num_ranks)
+        return
+    from notebook_launcher import notebook_launch, prewarm
+
+    try:
+        prewarm()
+        # Work that the launcher puts off until it is idle.
+        settle(lambda: psutil.Process().children(recursive=True))
+        options: dict[str, Any] = {"output": "none", "threads_per_process": 1}
+        yield from notebook_launch(measure_all, num_ranks, args=(names, repeats), **options)[0]
+    except Exception as error:
+        raise FailedError(f"{type(error).__name__}: {error}") from error
+
+
+def place_table(found: Measurements, place: str, names: list[str]) -> str:
+    """Return the table of the plain processes or of the launches."""
+    rows, notes = [], []
+    for num_ranks in (1, 2):
+        notes += [
+            f"{_processes(num_ranks)}{', ' + LABELS[key[2]] if len(key) > 2 else ''}: {reason}\n\n"
+            for key, reason in found.reasons.items()
+            if key[:2] == (place, num_ranks)
+        ]
+        for source, words in SOURCES.items():
+            for window in WINDOWS:
+                key = (place, num_ranks, window, source)
+                cells = [_cell(found.samples.get((*key, name, "wall"))) for name in names]
+                for name in names:
+                    if name != "hand":
+                        cells += [_spread(added(found, key, name, what)) for what in ("wall", "busy")]
+                rows.append([f"{_processes(num_ranks)}, windows of {window}{words}", *cells])
+    head = ["", *(LABELS[name] for name in names)]
+    for name in names:
+        if name != "hand":
+            head += [f"{LABELS[name]} adds", "busy"]
+    return f"## {PLACES[place]}\n\n{''.join(notes)}{table(head, rows)}"
+
+
+def added(found: Measurements, key: tuple[Any, ...], name: str, what: str) -> list[float] | None:
+    """Return how much longer a contender's turns took than those by hand in the same rounds."""
+    mine, by_hand = found.samples.get((*key, name, what)), found.samples.get((*key, "hand", what))
+    if mine is None or by_hand is None:
+        return None
+    return [one - other for one, other in zip(mine, by_hand, strict=True)]
+
+
+def promise_table(found: Measurements) -> str:
+    """Return the figures that an Accelerator is held to, and whether they held."""
+    rows = []
+    for place, label in PLACES.items():
+        for num_ranks in (1, 2):
+            for window in WINDOWS:
+                # On two ranks the waiting varies by more than what is looked for.
+                what = "wall" if num_ranks == 1 else "busy"
+                values = added(found, (place, num_ranks, window, "list"), "ours", what)
+                text = f"{label.lower()}, {_processes(num_ranks)}, windows of {window}: adds <= 20 us"
+                text += " of processor time" if what == "busy" else ""
+                held = "-" if values is None else ("yes" if median(values) <= LIMIT else "**no**")
+                rows.append([text, "not measured" if values is None else f"{median(values):.1f} us", held])
+    return "## Promises\n\nMedians.\n\n" + table(["promise", "measured", "held"], rows)
+
+
+def _processes(num_ranks: int) -> str:
+    return "1 process" if num_ranks == 1 else f"{num_ranks} ranks"
+
+
+def _cell(values: list[float] | None) -> str:
+    return "-" if values is None else f"{median(values):.1f}"
+
+
+def _spread(values: list[float] | None) -> str:
+    if values is None:
+        return "-"
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.1f} ({low:.0f}-{high:.0f})"
+
+
+if __name__ == "__main__":
+    main()
