@@ -20,6 +20,7 @@ _OWN = {
     "GradientState": "state",
     "PartialState": "state",
     "debug_launcher": "launchers",
+    "get_logger": "logging",
     "notebook_launcher": "launchers",
 }
 

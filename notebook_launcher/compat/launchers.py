@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.errors import LaunchError
+from notebook_launcher.errors import CaptureError, ConfigError, LaunchError
 from notebook_launcher.kernel.launch import notebook_launch
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_p
 
 def _launch(function: Callable[..., Any], args: tuple[Any, ...], num_processes: int, **options: Any) -> None:
     try:
-        notebook_launch(function, num_processes, args=args, **options)
+        _start(function, args, num_processes, options)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -81,6 +81,19 @@ def _launch(function: Callable[..., Any], args: tuple[Any, ...], num_processes: 
         if isinstance(error, LaunchError) and not failures:
             raise  # nothing was started
         raise _child_failed(function, error, failures) from error
+
+
+def _start(function: Callable[..., Any], args: tuple[Any, ...], num_processes: int, options: dict[str, Any]) -> None:
+    try:
+        notebook_launch(function, num_processes, args=args, **options)
+    except CaptureError as error:
+        if error.failures:
+            raise
+        # A queue, a lock or a socket, for instance: it can only be inherited, as Accelerate's forks inherit all.
+        try:
+            notebook_launch(function, num_processes, args=args, start_method="fork", **options)
+        except ConfigError:  # this kernel cannot be forked
+            raise error from None
 
 
 def _child_failed(function: Callable[..., Any], error: BaseException, failures: Any) -> Exception:

@@ -65,6 +65,15 @@ class AcceleratorState(_AcceleratorState):
                 "Accelerator from notebook_launcher, where each has its own."
             )
 
+    def __getattr__(self, name: str) -> Any:
+        if not self._shared_state:
+            raise AttributeError(
+                f"`AcceleratorState` object has no attribute `{name}`. "
+                "This happens if `AcceleratorState._reset_state()` was called while an Accelerator was still in use. "
+                "Make a new Accelerator, and prepare with that."
+            )
+        return super().__getattr__(name)
+
     @property
     def initialized(self) -> bool:
         """Whether an Accelerator, or an instance, was made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import difflib
 import gc
 import os
@@ -14,7 +15,12 @@ from torch.utils.data import DataLoader
 
 from notebook_launcher.training import memory, models, phases, precision, settings
 from notebook_launcher.training.accumulation import Accumulation
-from notebook_launcher.training.data import prepare_data_loader, skip_first_batches
+from notebook_launcher.training.data import (
+    DataLoaderDispatcher,
+    DataLoaderShard,
+    prepare_data_loader,
+    skip_first_batches,
+)
 from notebook_launcher.training.joining import join_uneven_inputs
 from notebook_launcher.training.members import Members
 from notebook_launcher.training.optimizer import AcceleratedOptimizer
@@ -33,6 +39,7 @@ from notebook_launcher.training.rules import EXACT, Rules
 from notebook_launcher.training.scheduler import AcceleratedScheduler
 from notebook_launcher.training.state import AcceleratorState
 from notebook_launcher.training.surface.collectives import CollectiveMethods
+from notebook_launcher.training.surface.parallelism import ParallelismMethods
 from notebook_launcher.training.surface.processes import ProcessMethods
 from notebook_launcher.training.surface.records import RecordMethods
 from notebook_launcher.training.surface.saving import SavingMethods
@@ -68,7 +75,7 @@ ELSEWHERE = {
 """Accelerate's arguments that have no counterpart, and what they are for."""
 
 
-class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethods):
+class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethods, ParallelismMethods):
     """Data-parallel training with exact gradient accumulation, by Hugging Face Accelerate's names.
 
         accelerator = Accelerator(gradient_accumulation_steps=4)
@@ -178,6 +185,7 @@ class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethod
         self._accumulation.clock = phases.make_clock()
         self._accumulation.scaler = self._make_scaler()
         self._updates = Updates(self._accumulation, self._rules, world=self.num_processes, max_grad_norm=max_grad_norm)
+        self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
         self._dataloaders: list[Any] = []
         self._custom_objects: list[Any] = []
@@ -298,10 +306,6 @@ class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethod
     def _leaves(self) -> list[torch.Tensor]:
         return [leaf.tensor for leaf in self._members.leaves]
 
-    @property
-    def _optimizers(self) -> list[AcceleratedOptimizer]:
-        return self._updates.optimizers
-
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Make objects fit for training on all ranks.
 
@@ -351,8 +355,10 @@ class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethod
         original = model
         place = self.device_placement if device_placement is None else device_placement
         computes_in = self.mixed_precision if self.native_amp else "no"
-        precision.compute_in(model, self.device.type, computes_in)
-        ready_made = isinstance(model, torch.nn.parallel.DistributedDataParallel) or models.is_sharded(model)
+        synced = models.synced_part(model)
+        replicated = isinstance(synced, torch.nn.parallel.DistributedDataParallel)
+        precision.compute_in(synced.module if replicated else model, self.device.type, computes_in)
+        ready_made = replicated or models.is_sharded(model)
         if place and not ready_made and getattr(model, "hf_device_map", None) is None:
             model = model.to(self.device)
         trains = any(parameter.requires_grad for parameter in model.parameters())
@@ -378,16 +384,21 @@ class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethod
     def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> AcceleratedOptimizer:  # noqa: FBT001
         """Make an optimizer step only where a window ends."""
         del device_placement  # its state follows its parameters
+        if isinstance(optimizer, AcceleratedOptimizer) and self._known(optimizer) is None:
+            optimizer = optimizer.optimizer  # prepared by another Accelerator, whose windows are not these
         known: AcceleratedOptimizer | None = self._known(optimizer)
         if known is not None:
             return known
         prepared = AcceleratedOptimizer(optimizer, self._updates)
-        self._updates.optimizers.append(prepared)
+        self._optimizers.append(prepared)
+        self._updates.add(prepared)
         self._remember(optimizer, prepared)
         return prepared
 
     def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
         """Make a scheduler advance once for each update of its optimizer."""
+        if isinstance(scheduler, AcceleratedScheduler) and self._known(scheduler) is None:
+            scheduler = scheduler.scheduler
         known: AcceleratedScheduler | None = self._known(scheduler)
         if known is not None:
             return known
@@ -421,14 +432,39 @@ class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethod
         known = self._known(data_loader)
         if known is not None:
             return known
+        place = self.device_placement if device_placement is None else device_placement
+        prepared = self._adopt_data_loader(data_loader, place)
+        if prepared is None:
+            prepared = self._share_out(data_loader, place, slice_fn_for_dispatch)
+        self._dataloaders.append(prepared)
+        self._remember(data_loader, prepared)
+        return prepared
+
+    def _adopt_data_loader(self, data_loader: Any, place: bool) -> Any:  # noqa: FBT001
+        """Return a loader that was shared out before, for another Accelerator; None for any other."""
+        if not isinstance(data_loader, (DataLoaderShard, DataLoaderDispatcher)):
+            return None
+        if data_loader.num_processes == 1 < self.num_processes:
+            return None  # from a process that was alone: it has everything
+        if data_loader.num_processes != self.num_processes:
+            raise ValueError(
+                f"prepare() got a loader that was prepared for {data_loader.num_processes} processes, and here are "
+                f"{self.num_processes}: a share of a share would miss samples. Prepare the original DataLoader."
+            )
+        adopted = copy.copy(data_loader)
+        adopted.stack = self.gradient_state.stack
+        adopted.device = self.device if place else data_loader.device
+        return adopted
+
+    def _share_out(self, data_loader: Any, place: bool, slice_fn_for_dispatch: Callable[..., Any] | None) -> Any:  # noqa: FBT001
         config = self.dataloader_config
-        prepared = prepare_data_loader(
+        return prepare_data_loader(
             data_loader,
             self.device,
             num_processes=self.num_processes,
             process_index=self.process_index,
             split_batches=config.split_batches,
-            put_on_device=self.device_placement if device_placement is None else device_placement,
+            put_on_device=place,
             rng_types=list(self.rng_types),
             dispatch_batches=config.dispatch_batches,
             even_batches=config.even_batches,
@@ -441,14 +477,12 @@ class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethod
             stack=self.gradient_state.stack,
             check_ranks=self._rules.guards,
         )
-        self._dataloaders.append(prepared)
-        self._remember(data_loader, prepared)
-        return prepared
 
     def _known(self, one: Any) -> Any:
         """Return what `one` was prepared to before, or `one` if it is prepared itself."""
         found = self._prepared.get(id(one))
-        return None if found is None else found[1]
+        # In an Accelerator that was pickled, an id can be another object's.
+        return found[1] if found is not None and found[0] is one else None
 
     def _remember(self, original: Any, prepared: Any) -> None:
         # The originals are held so that their ids stay theirs.
@@ -478,6 +512,7 @@ class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethod
     @contextlib.contextmanager
     def trigger_sync_in_backward(self, model: Any) -> Any:
         """Let the next backward synchronise all that was gathered, though its forward ran under `no_sync`."""
+        model = models.synced_part(model)
         if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
             yield
             return
@@ -577,6 +612,7 @@ class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethod
         self._members.clear()
         self._accumulation.clear()
         self._updates.clear()
+        self._optimizers.clear()
         self._schedulers.clear()
         self._dataloaders.clear()
         self._prepared.clear()
@@ -604,7 +640,7 @@ class Accelerator(ProcessMethods, CollectiveMethods, SavingMethods, RecordMethod
 
 
 def _is_scheduler(one: Any) -> bool:
-    return isinstance(one, torch.optim.lr_scheduler.LRScheduler)
+    return isinstance(one, (torch.optim.lr_scheduler.LRScheduler, AcceleratedScheduler))
 
 
 def _path(directory: str | os.PathLike[str] | None) -> str | None:

@@ -9,6 +9,7 @@ correction, and its numbers are those of `loss / num_steps`.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +52,7 @@ class Accumulation:
         key = tuple(map(id, targets)) or (-1, len(self.members.models), len(self.members.leaves))
         block = self._blocks.get(key)
         if block is None:
-            window_key = frozenset(map(id, targets))
+            window_key = frozenset(id(models.synced_part(target)) for target in targets)
             block = self._blocks[key] = Block(self, targets, self.members.find(targets), window_key, self._rules)
         return block if block.free else block.copy()
 
@@ -76,8 +77,7 @@ class Accumulation:
             factor, ends = self._scale_alone(weight, reduction), True
         else:
             factor, ends = self._scale_in(window, weight, reduction), state.sync_gradients
-        if self._rules.guards:
-            self._note_forwards()
+        watched = self._watched() if self._rules.guards else []
         pending = self._sum_weights(window) if ends and window is not None else None
         try:
             self._run(loss, factor, kwargs, watch=ends)
@@ -85,14 +85,17 @@ class Accumulation:
             if window is not None:
                 window.broken = True
             raise
+        for model, before in watched:
+            if model.grad_versions(all_of_them=before is not None) != before:
+                self._note(model)
         self._sync_leaves()
         if ends and window is not None:
             self._correct(window, pending)
         if clock is not None:
-            clock.mark("sync" if ends and self._world > 1 else "backward")
+            clock.mark_backward(synced=ends and self._world > 1)
 
     def _run(self, loss: torch.Tensor, factor: float, kwargs: dict[str, Any], *, watch: bool) -> None:
-        if self.clock is not None and watch and self._world > 1 and loss.requires_grad:
+        if watch and self._world > 1 and self.clock is not None and self.clock.watch_sync() and loss.requires_grad:
             loss.register_hook(self._mark_computed)  # type: ignore[no-untyped-call]
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
@@ -106,7 +109,7 @@ class Accumulation:
 
     def _mark_computed(self, _: torch.Tensor) -> None:
         # Callbacks run in the order in which they were queued, and DDP queues its wait for the ranks later.
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: self.clock.mark("backward"))  # noqa: SLF001
+        torch.autograd.Variable._execution_engine.queue_callback(self.clock.mark_computed)  # noqa: SLF001
 
     def _gradient(self, loss: torch.Tensor, factor: float) -> torch.Tensor:
         seed = self._seed
@@ -227,23 +230,35 @@ class Accumulation:
             if wanted:
                 models.synchronise(wanted)
 
-    def _note_forwards(self) -> None:
-        """Note which models' gradients this backward synchronises."""
-        for model in self.members.models:
-            if not isinstance(model, SyncedModel) or not model.forwards:
-                continue
-            seen = model.forwards
-            if seen == FORWARD_SYNCED and not model.require_backward_grad_sync:
-                self.warn_once(
-                    "backward alone",
-                    f"{type(model.module).__name__}: no_sync() was around the backward only. DDP decides at the "
-                    "forward, so the gradients were synchronised all the same. Put forward and backward inside, or "
-                    "write `with accelerator.accumulate(model):` around both.",
-                )
-            values = model.__dict__
-            values["forwards"] = 0
-            values["synced"] = bool(seen & FORWARD_SYNCED)
-            values["ran_alone"] = bool(seen & FORWARD_ALONE)
+    def _watched(self) -> list[tuple[SyncedModel, list[int] | None]]:
+        """Return the models that this backward may reach, each with the versions of its gradients.
+
+        Two networks in one loop are told apart by them. With one there is nothing to tell apart, and no need to
+        look at every gradient: None stands for it if it has none yet.
+        """
+        synced_models = self.members.synced_models
+        alone = len(synced_models) == 1
+        return [
+            (model, None if alone and model.forwards else model.grad_versions())
+            for model in synced_models
+            if model.forwards or model.synced
+        ]
+
+    def _note(self, model: SyncedModel) -> None:
+        """Note whether a model's gradients, which a backward has just written to, are the same on all ranks."""
+        seen, values = model.forwards, model.__dict__
+        if seen == FORWARD_SYNCED and not model.require_backward_grad_sync:
+            self.warn_once(
+                "backward alone",
+                f"{type(model.module).__name__}: no_sync() was around the backward only. DDP decides at the "
+                "forward, so the gradients were synchronised all the same. Put forward and backward inside, or "
+                "write `with accelerator.accumulate(model):` around both.",
+            )
+        values["forwards"] = 0
+        values["synced"] = bool(seen & FORWARD_SYNCED)
+        values["ran_alone"] = bool(seen & FORWARD_ALONE)
+        # DDP reduces once for each forward; what a second backward adds stays the rank's own.
+        values["ran_twice"] = not seen
 
     def _check_again(self, window: Window) -> None:
         if self._rules.guards and window.backwards_in_block >= max(1, len(self.state.block.members)):
@@ -269,7 +284,8 @@ class Block:
         key: frozenset[int],
         rules: Rules,
     ) -> None:
-        self._accumulation = accumulation
+        # Weakly: it keeps its blocks, and a cycle would keep the models until the garbage collector comes.
+        self._accumulation = weakref.ref(accumulation)
         self._targets = targets  # so that their ids stay theirs
         self.members = members
         self.free = True
@@ -285,6 +301,12 @@ class Block:
         self._before: list[bool] | None = None
         self.outer_block: Any = None
 
+    def _owner(self) -> Accumulation:
+        owner = self._accumulation()
+        if owner is None:
+            raise RuntimeError("accumulate(): its Accelerator is gone. Keep it in a variable for as long as you train.")
+        return owner
+
     def copy(self) -> Block:
         """Return a block for the same models, to be entered inside this one."""
         twin = object.__new__(Block)
@@ -294,7 +316,7 @@ class Block:
         return twin
 
     def __enter__(self) -> None:
-        accumulation = self._accumulation
+        accumulation = self._owner()
         state, window = accumulation.state, self._window
         if accumulation.clock is not None and state.stack.active is None:
             accumulation.clock.mark("data")  # a prepared loader marks its waits itself
@@ -314,7 +336,7 @@ class Block:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        accumulation = self._accumulation
+        accumulation = self._owner()
         state, window = accumulation.state, self._window
         if self._before is not None:
             for member, before in zip(self._synced, self._before, strict=True):
@@ -332,7 +354,7 @@ class Block:
         for member in self.members:
             for parameter in member.parameters():
                 parameter.grad = None
-        self._accumulation.warn_once(
+        self._owner().warn_once(
             "abandoned",
             f"a window of {self._window.divisor} micro-batches was left after {num_batches}, by a break or an "
             "exception: its gradients were dropped, so that they do not mix with the next window's.",
@@ -341,7 +363,7 @@ class Block:
     def _check_untouched(self) -> None:
         for probe, version in zip(self._probes, self._window.versions, strict=False):
             if probe is not None and probe._version != version:  # noqa: SLF001
-                self._accumulation.warn_once(
+                self._owner().warn_once(
                     "touched",
                     "the weights changed inside a window, before its update: was an optimizer stepped that prepare() "
                     "did not return? Write `model, optimizer = accelerator.prepare(model, optimizer)`: a prepared "
@@ -356,7 +378,8 @@ def _set_sync(member: Any, asked: bool) -> bool:  # noqa: FBT001
         return before
     if isinstance(member, SyncedModel):
         before = member.require_backward_grad_sync
-        member.__dict__["require_backward_grad_sync"] = False
+        # With `static_graph`, torch wants the very first iteration to be one that synchronises.
+        member.__dict__["require_backward_grad_sync"] = before and member.static_graph and not member.recorded
         return before
     if asked:
         member.set_requires_gradient_sync(False)

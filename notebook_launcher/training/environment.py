@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["Place", "flag", "read_place"]
+__all__ = ["Place", "clear_environment", "flag", "patch_environment", "read_place"]
 
 MEETING_POINT = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -62,6 +64,34 @@ def read_place(environ: Mapping[str, str]) -> Place | None:
 def flag(environ: Mapping[str, str], name: str) -> bool:
     """Return whether a variable is on: 1, true, yes, on, t or y."""
     return environ.get(name, "").strip().lower() in {"1", "true", "yes", "on", "t", "y"}
+
+
+@contextlib.contextmanager
+def patch_environment(**variables: object) -> Iterator[None]:
+    """Set environment variables in a `with` block, named in lower case if you like; then they are as before."""
+    values = {name.upper(): str(value) for name, value in variables.items()}
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def clear_environment() -> Iterator[None]:
+    """Run a `with` block without any environment variable; then they are as before."""
+    before = dict(os.environ)
+    os.environ.clear()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.algorithms.join import Join
+from torch.distributed.algorithms.join import Join, Joinable
+
+from notebook_launcher.training.plugins import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,9 +21,23 @@ def join_uneven_inputs(accelerator: Any, joinables: list[Any], even_batches: boo
     if accelerator.num_processes == 1:
         yield
         return
+    alone = next((type(one).__name__ for one in joinables if not isinstance(one, Joinable)), None)
+    if alone is not None:
+        warn_user(
+            f"join_uneven_inputs has no effect: it is only supported for multi-GPU and multi-CPU training with "
+            f"DistributedDataParallel, and got a {alone}. Pass the models that prepare() returned."
+        )
+        yield
+        return
     even = accelerator.even_batches if even_batches is None else even_batches
     all_samplers: list[Any] = [getattr(loader, "batch_sampler", None) for loader in accelerator._dataloaders]  # noqa: SLF001
     samplers = [sampler for sampler in all_samplers if hasattr(sampler, "even_batches")]
+    if even_batches is not None and len(samplers) < len(all_samplers):
+        warn_user(
+            f"join_uneven_inputs(even_batches={even_batches}) is only supported for map-style datasets read by each "
+            f"rank, and {len(all_samplers) - len(samplers)} of the {len(all_samplers)} prepared loaders is none: it "
+            "stays as it is."
+        )
     before = [(sampler, sampler.even_batches, getattr(sampler, "uneven", None)) for sampler in samplers]
     for sampler in samplers:
         if even_batches is not None:

@@ -31,6 +31,9 @@ class MultiProcessAdapter(Adapter):
     variable `RANK`, and otherwise it is 0. No Accelerator is needed.
     """
 
+    calling_line = 1
+    """Which `stacklevel` means the line that logs; as in `logging`."""
+
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__(logger, {})
         self._said: set[str] = set()
@@ -44,8 +47,8 @@ class MultiProcessAdapter(Adapter):
         main_process_only, in_order = kwargs.pop("main_process_only", True), kwargs.pop("in_order", False)
         if not self.isEnabledFor(level):
             return
-        # One frame more than `logging` counts: this one.
-        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+        # `logging` counts this frame too.
+        kwargs["stacklevel"] = kwargs.get("stacklevel", self.calling_line) - self.calling_line + 2
         rank, num_processes = _place()
         msg, changed = self.process(msg, kwargs)
         if not (in_order and num_processes > 1):
@@ -62,7 +65,8 @@ class MultiProcessAdapter(Adapter):
         said = f"{msg!r} {args!r} {kwargs!r}"
         if said not in self._said:
             self._said.add(said)
-            self.log(logging.WARNING, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
+            stacklevel = kwargs.pop("stacklevel", self.calling_line) + 1
+            self.log(logging.WARNING, msg, *args, stacklevel=stacklevel, **kwargs)
 
 
 def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAdapter:

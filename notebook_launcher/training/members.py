@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from notebook_launcher.training.models import LeafTensor, SyncedModel
+from notebook_launcher.training.models import LeafTensor, SyncedModel, synced_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,19 +23,21 @@ class Members:
         self.models: list[Any] = []
         """As prepared."""
         self.leaves: list[LeafTensor] = []
+        self.synced_models: list[SyncedModel] = []
+        """Those that DDP synchronises, without what compiled them."""
         self._owners: dict[int, list[Member]] = {}
 
     def find(self, targets: Iterable[Any]) -> list[Member]:
         """Return what the arguments of `accumulate` stand for; none stand for everything."""
         targets = tuple(targets)
         if not targets:
-            return [*self.models, *self.leaves]
+            return self.everybody
         found: list[Member] = []
         for target in targets:
             if isinstance(target, torch.Tensor):
                 found += [leaf for leaf in self.leaves if leaf.tensor is target]
             elif isinstance(target, torch.nn.Module):
-                found.append(target)
+                found.append(synced_part(target))
             else:
                 raise TypeError(
                     f"accumulate({type(target).__name__}): it takes the models, or the leaf tensors, that prepare() "
@@ -48,15 +50,17 @@ class Members:
         key = id(optimizer)
         if key not in self._owners:
             mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            everybody: list[Member] = [*self.models, *self.leaves]
             self._owners[key] = [
-                member for member in everybody if any(id(parameter) in mine for parameter in member.parameters())
+                member for member in self.everybody if any(id(parameter) in mine for parameter in member.parameters())
             ]
         return self._owners[key]
 
     def add_model(self, model: Any) -> None:
         """Take in a prepared model."""
         self.models.append(model)
+        synced = synced_part(model)
+        if isinstance(synced, SyncedModel):
+            self.synced_models.append(synced)
         self._owners.clear()
 
     def add_leaf(self, tensor: torch.Tensor) -> LeafTensor:
@@ -73,10 +77,11 @@ class Members:
     def clear(self) -> None:
         """Let go of everything."""
         self.models.clear()
+        self.synced_models.clear()
         self.leaves.clear()
         self._owners.clear()
 
     @property
-    def synced_models(self) -> list[SyncedModel]:
-        """The models that DDP synchronises."""
-        return [model for model in self.models if isinstance(model, SyncedModel)]
+    def everybody(self) -> list[Member]:
+        """The models, without what compiled them, and the leaf tensors."""
+        return [*map(synced_part, self.models), *self.leaves]

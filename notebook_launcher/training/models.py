@@ -11,12 +11,21 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from notebook_launcher.training.plugins import DDPCommunicationHookType as Hook
 from notebook_launcher.training.plugins import DistributedDataParallelKwargs
-from notebook_launcher.training.precision import compute_in, strip_precision
+from notebook_launcher.training.precision import strip_precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LeafTensor", "SyncedModel", "is_sharded", "synchronise", "unwrap_model", "wrap"]
+__all__ = [
+    "LeafTensor",
+    "SyncedModel",
+    "extract_model_from_parallel",
+    "is_sharded",
+    "synced_part",
+    "synchronise",
+    "unwrap_model",
+    "wrap",
+]
 
 DEFAULTS = DistributedDataParallelKwargs()
 FORWARD_ALONE = 1
@@ -37,14 +46,33 @@ class SyncedModel(DistributedDataParallel):
     """Whether the gradients that the parameters hold are the same on all ranks."""
     ran_alone: bool = False
     """Whether the last forward that a backward answered was one that does not synchronise."""
+    ran_twice: bool = False
+    """Whether a second backward went through a forward whose gradients had been synchronised."""
+    recorded: bool = False
+    """Whether there was a forward whose backward synchronises, which `static_graph` records the graph from."""
+    trains_alone: bool = False
+    """Whether each rank is meant to step with its own gradients (`LocalSGD`)."""
+
+    trained: tuple[torch.Tensor, ...] = ()
+    """The parameters that get gradients."""
+
+    def grad_versions(self, *, all_of_them: bool = True) -> list[int] | None:
+        """Return how often each gradient was written to, -1 where there is none; None if there is none at all.
+
+        Args:
+            all_of_them: False: an empty list stands for them.
+        """
+        versions = [-1 if one.grad is None else one.grad._version for one in self.trained] if all_of_them else []  # noqa: SLF001
+        return versions if any(one.grad is not None for one in self.trained) else None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model."""
         if torch.is_grad_enabled():
             # Past Module.__setattr__, which takes 1 us to find out that an int is no parameter.
-            self.__dict__["forwards"] = self.forwards | (
-                FORWARD_SYNCED if self.require_backward_grad_sync else FORWARD_ALONE
-            )
+            if self.require_backward_grad_sync:
+                self.__dict__["forwards"], self.__dict__["recorded"] = self.forwards | FORWARD_SYNCED, True
+            else:
+                self.__dict__["forwards"] = self.forwards | FORWARD_ALONE
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
 
@@ -76,10 +104,21 @@ def wrap(
              "static_graph")  # fmt: skip
     # Only what differs from torch's defaults: newer versions warn of `broadcast_buffers`, whatever its value.
     given = {name: value for name in names if (value := getattr(kwargs, name)) != getattr(DEFAULTS, name)}
+    if "power_sgd" in kwargs.comm_hook and device.type == "cpu":
+        # Its later reductions start from threads, in an order that differs between ranks; gloo takes them for
+        # one another and fails or waits for ever (torch 2.13). One bucket has no order.
+        given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb, _one_bucket(model))
     devices = [device.index] if device.type == "cuda" else None
     synced = SyncedModel(model, device_ids=devices, process_group=process_group, **given)
+    synced.trained = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
     _register_hook(synced, kwargs)
     return synced
+
+
+def _one_bucket(model: torch.nn.Module) -> int:
+    """Return the size of a bucket that holds all gradients, in MiB."""
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return (size >> 20) + 1
 
 
 def _register_hook(model: SyncedModel, kwargs: DistributedDataParallelKwargs) -> None:
@@ -108,6 +147,12 @@ def _register_hook(model: SyncedModel, kwargs: DistributedDataParallelKwargs) ->
     model.register_comm_hook(state, reduce)
 
 
+def synced_part(model: Any) -> Any:
+    """Return the DistributedDataParallel that a compiled model was compiled from; any other model as it is."""
+    inner = model._modules.get("_orig_mod") if isinstance(model, torch.nn.Module) else None  # noqa: SLF001
+    return inner if isinstance(inner, DistributedDataParallel) else model
+
+
 def is_sharded(model: Any) -> bool:
     """Return whether `fully_shard` (FSDP2) was applied to the model."""
     return hasattr(model, "set_requires_gradient_sync")
@@ -131,15 +176,24 @@ def unwrap_model(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile:
             break
     if not keep_fp32_wrapper:
         strip_precision(model)
-    if compiled is not None and keep_torch_compile:
-        return compiled
+    if compiled is None or not keep_torch_compile:
+        return model
+    # What was compiled may be a wrapper around the model, by whose names nobody wants to save it.
+    return compiled if compiled._orig_mod is model else type(compiled)(model, compiled.dynamo_ctx)  # noqa: SLF001
+
+
+def extract_model_from_parallel(
+    model: Any,
+    keep_fp32_wrapper: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
+    keep_torch_compile: bool = True,  # noqa: FBT001, FBT002
+    recursive: bool = False,  # noqa: FBT001, FBT002
+) -> Any:
+    """Return `unwrap_model(...)`; with `recursive`, wrapped submodules are replaced by what they wrap too."""
+    model = unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
+    if recursive:
+        for name, child in model.named_children():
+            setattr(model, name, extract_model_from_parallel(child, keep_fp32_wrapper, keep_torch_compile, True))
     return model
-
-
-def place(model: torch.nn.Module, device: torch.device, precision: str) -> torch.nn.Module:
-    """Move the model to its device, and make its forward compute in `precision`."""
-    compute_in(model, device.type, precision)
-    return model.to(device)
 
 
 def synchronise(leaves: list[LeafTensor]) -> None:
@@ -171,6 +225,7 @@ def synchronise(leaves: list[LeafTensor]) -> None:
 @contextlib.contextmanager
 def without_sync(model: Any) -> Iterator[None]:
     """Let gradients accumulate in each rank by itself, forward and backward."""
+    model = synced_part(model)
     if isinstance(model, (DistributedDataParallel, LeafTensor)):
         before, model.require_backward_grad_sync = model.require_backward_grad_sync, False
         try:

@@ -7,7 +7,7 @@ and only the newest are kept, so what a run is told is bounded and its shares ar
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher import context, messages
 
@@ -19,6 +19,8 @@ __all__ = ["PHASES", "Phase", "PhaseClock", "make_clock"]
 Phase = Literal["data", "forward", "backward", "sync", "step"]
 
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "sync", "step")
+WATCH_INTERVAL = 0.1
+"""Seconds between two windows in which the wait for the ranks is measured."""
 SEND_INTERVAL = 0.2
 """Seconds between two records: an eye follows no more."""
 MAX_SPANS = 64
@@ -34,6 +36,9 @@ class PhaseClock:
         self._send = send
         self._since = 0.0
         self._sent_at = _now()
+        self._watching = False
+        self._watched_at = self._began = self._computed = 0.0
+        self._sync_share = 0.0
         # A ring: the newest span lies at _num_spans - 1, modulo its size.
         self._spans: list[tuple[str, float, float]] = [("", 0.0, 0.0)] * MAX_SPANS
         self._num_spans = self._num_sent = 0
@@ -50,7 +55,9 @@ class PhaseClock:
 
         The first mark after the clock was made, or flushed, only begins to measure.
         """
-        now = _now()
+        self._mark_at(phase, _now())
+
+    def _mark_at(self, phase: Phase | None, now: float) -> None:
         since = self._since
         self._since = now
         if phase is not None and since:
@@ -61,6 +68,39 @@ class PhaseClock:
             self._num_spans += 1
         if now - self._sent_at > SEND_INTERVAL:
             self._report(now)
+
+    def watch_sync(self) -> bool:
+        """Return whether the backward that begins is to call `mark_computed`.
+
+        Its hook in the graph costs about 30 µs, so that is asked for a few times a second; the share of
+        the others' time that is spent on waiting for the ranks is taken to be the same.
+        """
+        now = _now()
+        self._watching = now - self._watched_at > WATCH_INTERVAL
+        if self._watching:
+            self._watched_at = now
+            self._began = now
+        return self._watching
+
+    def mark_computed(self) -> None:
+        """Say that a watched backward has computed all gradients and now waits for the ranks."""
+        self._computed = _now()
+
+    def mark_backward(self, *, synced: bool) -> None:
+        """Say that a backward has ended.
+
+        Args:
+            synced: Whether it waited for the ranks: then its time is that of two phases.
+        """
+        if not synced or not self._since:
+            self.mark("backward")
+            return
+        now, since = _now(), self._since
+        if self._watching and self._began < self._computed:
+            self._sync_share = (now - self._computed) / max(now - since, 1e-9)
+        self._watching = False
+        self._mark_at("backward", since + (now - since) * (1.0 - self._sync_share))
+        self._mark_at("sync", now)
 
     def end_window(self, samples: float, micro_batches: int = 1) -> None:
         """Say that a window has ended.
@@ -80,6 +120,10 @@ class PhaseClock:
         """Send what has not been sent and stop measuring until the next mark; a rank does so when its function ends."""
         self._since = 0.0
         self._report(_now())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An Accelerator that is pickled finds the clock of the rank that it comes to.
+        return make_clock, ()
 
     def _report(self, now: float) -> None:
         self._sent_at = now

@@ -24,9 +24,11 @@ __all__ = [
     "GradientAccumulationPlugin",
     "InitProcessGroupKwargs",
     "KwargsHandler",
+    "LoggerType",
     "PrecisionType",
     "ProfileKwargs",
     "ProjectConfiguration",
+    "RNGType",
 ]
 
 UNEVEN = ("weigh", "stop", "error", "leave")
@@ -45,11 +47,25 @@ class TextEnum(str, enum.Enum):
 
 
 class DistributedType(TextEnum):
-    """How processes work together."""
+    """How processes work together: `NO`, `MULTI_CPU` or `MULTI_GPU`.
+
+    The others are never what a state says. They are Accelerate's, for code that asks whether it runs on one.
+    """
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_MLU = "MULTI_MLU"
+    MULTI_SDAA = "MULTI_SDAA"
+    MULTI_MUSA = "MULTI_MUSA"
+    MULTI_XPU = "MULTI_XPU"
+    MULTI_HPU = "MULTI_HPU"
+    MULTI_NEURON = "MULTI_NEURON"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+    XLA = "XLA"
+    MEGATRON_LM = "MEGATRON_LM"
 
 
 class PrecisionType(TextEnum):
@@ -58,6 +74,22 @@ class PrecisionType(TextEnum):
     NO = "no"
     FP16 = "fp16"
     BF16 = "bf16"
+
+
+class RNGType(TextEnum):
+    """A random number generator that ranks can share (`synchronize_rng_states`)."""
+
+    TORCH = "torch"
+    CUDA = "cuda"
+    GENERATOR = "generator"
+
+
+class LoggerType(TextEnum):
+    """A tracker for `log_with`: the built-in ones, and all that are known."""
+
+    ALL = "all"
+    JSONL = "jsonl"
+    TENSORBOARD = "tensorboard"
 
 
 class DDPCommunicationHookType(TextEnum):
@@ -148,9 +180,14 @@ class ProjectConfiguration:
 class KwargsHandler:
     """Base of the records that carry arguments to torch."""
 
-    def to_kwargs(self) -> dict[str, Any]:
-        """Return all fields by name."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Return the arguments that differ from their defaults."""
+        defaults = type(self)().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
 
 
 @dataclasses.dataclass
@@ -178,6 +215,10 @@ class DistributedDataParallelKwargs(KwargsHandler):
     """`"fp16"` or `"bf16"` around a PowerSGD hook."""
     comm_state_option: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments of `PowerSGDState`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments of `DistributedDataParallel` by name."""
+        return {name: value for name, value in super().to_dict().items() if not name.startswith("comm_")}
 
     def __post_init__(self) -> None:
         self.comm_hook = DDPCommunicationHookType(self.comm_hook)

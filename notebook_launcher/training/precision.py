@@ -37,15 +37,19 @@ class MixedForward:
 
 def compute_in(model: torch.nn.Module, device_type: str, precision: str) -> None:
     """Make `model.forward` compute in `precision`; its weights stay as they are."""
-    if precision == "no" or isinstance(model.forward, MixedForward):
-        return
-    model.forward = MixedForward(model.forward, device_type, DTYPES[precision])
+    strip_precision(model)  # that of an Accelerator that prepared it before
+    if precision != "no":
+        model.forward = MixedForward(model.forward, device_type, DTYPES[precision])
 
 
 def strip_precision(model: torch.nn.Module) -> None:
     """Undo `compute_in`."""
-    if isinstance(model.__dict__.get("forward"), MixedForward):
-        del model.__dict__["forward"]
+    mixed = model.__dict__.get("forward")
+    if not isinstance(mixed, MixedForward):
+        return
+    del model.__dict__["forward"]
+    if model.forward != mixed.forward:
+        model.forward = mixed.forward  # the model's own, as compiled models have it
 
 
 @contextlib.contextmanager

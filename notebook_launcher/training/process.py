@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.environment import Place, flag, read_place
+from notebook_launcher.training.operations.checking import debug_mode
 from notebook_launcher.training.plugins import DistributedType, warn_user
 from notebook_launcher.training.splitting import split
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import timedelta
 
-__all__ = ["ProcessState"]
+__all__ = ["ProcessState", "wait_for_everyone"]
 
 
 class ProcessState:
@@ -49,12 +50,9 @@ class ProcessState:
     distributed_type: DistributedType
     backend: str | None
     """The group's backend; None without one."""
-    debug: bool
-    """Whether operations compare shapes first (`ACCELERATE_DEBUG_MODE`)."""
 
     def __init__(self, *, cpu: bool = False, backend: str | None = None, timeout: timedelta | None = None) -> None:
         self._use_gpu = not (cpu or flag(os.environ, "ACCELERATE_USE_CPU")) and torch.cuda.is_available()
-        self.debug = flag(os.environ, "ACCELERATE_DEBUG_MODE")
         place = None
         if dist.is_available():
             place = _adopt(backend, timeout) if dist.is_initialized() else read_place(os.environ)
@@ -94,6 +92,20 @@ class ProcessState:
         else:
             self.device = torch.device("cuda", self.local_process_index % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
+
+    @property
+    def debug(self) -> bool:
+        """Whether operations compare shapes first: the variable `ACCELERATE_DEBUG_MODE`, which it sets too."""
+        return debug_mode()
+
+    @debug.setter
+    def debug(self, debug: bool) -> None:
+        os.environ["ACCELERATE_DEBUG_MODE"] = str(bool(debug)).lower()
+
+    @property
+    def default_device(self) -> torch.device:
+        """What a process computes on unless it is told otherwise: a GPU if there is one."""
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     @property
     def initialized(self) -> bool:
@@ -231,6 +243,11 @@ class ProcessState:
         """Leave `group`, or the default group and all others; nothing happens if none is up."""
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group(group)
+
+
+def wait_for_everyone() -> None:
+    """Wait until every process has come here; see `ProcessState.wait_for_everyone`."""
+    ProcessState().wait_for_everyone()
 
 
 def _adopt(backend: str | None, timeout: timedelta | None) -> Place:

@@ -66,6 +66,10 @@ class AcceleratedScheduler:
         """Load the wrapped scheduler's state."""
         self.scheduler.load_state_dict(state_dict)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Elsewhere there is no window to wait for.
+        return {**self.__dict__, "gradient_state": None}
+
     def __getattr__(self, name: str) -> Any:
         if name == "scheduler":
             raise AttributeError(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ class Updates:
     """The updates of an Accelerator's prepared optimizers."""
 
     def __init__(self, accumulation: Accumulation, rules: Rules, *, world: int, max_grad_norm: float | None) -> None:
-        self.optimizers: list[AcceleratedOptimizer] = []
+        self._optimizers: list[weakref.ref[AcceleratedOptimizer]] = []
         self.max_grad_norm = max_grad_norm
         self.last_grad_norm: torch.Tensor | None = None
         """The total norm before the last clipping."""
@@ -31,6 +32,24 @@ class Updates:
         self._world = world
         self._unscaled: set[int] = set()
         self._stepped: set[int] = set()
+
+    def add(self, prepared: AcceleratedOptimizer) -> None:
+        """Take in an optimizer; it holds this, and so is not held, or both would wait for the garbage collector."""
+        self._optimizers.append(weakref.ref(prepared))
+
+    @property
+    def optimizers(self) -> list[AcceleratedOptimizer]:
+        """The optimizers that are in use."""
+        return [prepared for prepared in (ref() for ref in self._optimizers) if prepared is not None]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_optimizers": self.optimizers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _optimizers=[])
+        for prepared in state["_optimizers"]:  # each leaves its Updates out, so that it pickles by itself
+            prepared._updates = self  # noqa: SLF001 - ours
+            self.add(prepared)
 
     def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
         """Step where the window ends; return what the optimizer gave, and whether the step was skipped."""
@@ -133,6 +152,8 @@ class Updates:
         for member in self._accumulation.members.of_optimizer(prepared.optimizer):
             if not isinstance(member, (SyncedModel, LeafTensor)) or member.synced:
                 continue
+            if isinstance(member, SyncedModel) and member.trains_alone:
+                continue
             if isinstance(member, SyncedModel) and member.forwards & FORWARD_SYNCED:
                 continue  # somebody called loss.backward() themselves
             if any(parameter.grad is not None for parameter in member.parameters()):
@@ -140,7 +161,7 @@ class Updates:
 
     def clear(self) -> None:
         """Let go of the optimizers."""
-        self.optimizers.clear()
+        self._optimizers.clear()
         self._unscaled.clear()
         self._stepped.clear()
 
@@ -158,6 +179,11 @@ def _not_synced(member: SyncedModel | LeafTensor) -> str:
     message = f"step(): the gradients of {what} were not synchronised, so each rank would go its own way. "
     if isinstance(member, LeafTensor):
         return message + "Call accelerator.backward(loss) outside of no_sync(), not loss.backward()."
+    if member.ran_twice:
+        return message + (
+            "A second backward() went through a forward whose gradients had been synchronised; DDP does that once for "
+            "each forward. Add the losses up and write one backward(loss_a + loss_b)."
+        )
     if member.ran_alone or member.forwards:
         return message + (
             "Its forward ran under no_sync(): DDP decides at the forward, whatever the backward is under. Put forward "

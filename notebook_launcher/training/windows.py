@@ -143,6 +143,11 @@ class GradientState:
         return bool(self.plugin.sync_each_batch)
 
     @property
+    def is_xla_gradients_synced(self) -> bool:
+        """False: nothing runs on XLA here."""
+        return False
+
+    @property
     def plugin_kwargs(self) -> dict[str, Any]:
         """The settings by name."""
         return {**vars(self.plugin), "num_steps": self.num_steps}

@@ -125,6 +125,9 @@ _KINDS = {
     "accelerate.accelerator.Accelerator": _ALONE,
     "accelerate.state.AcceleratorState": _ALONE,
     "accelerate.state.PartialState": _ALONE,
+    "notebook_launcher.training.accelerator.Accelerator": _ALONE,
+    "notebook_launcher.training.process.ProcessState": _ALONE,
+    "notebook_launcher.training.windows.GradientState": _ALONE,
     "builtins.traceback": _STACK,
     "builtins.frame": _STACK,
 }

@@ -31,12 +31,17 @@ PLAIN = (
 """Types beside torch's own choice whose construction runs nothing; NumPy's are added if it is there."""
 
 
-def read_object(path: Path, map_location: Any = "cpu", **load_kwargs: Any) -> Any:
+TRUST = 'load_kwargs={"weights_only": False} to load_state'
+"""What a caller of `load_state` passes, in order to load anything."""
+
+
+def read_object(path: Path, map_location: Any = "cpu", *, trust: str = TRUST, **load_kwargs: Any) -> Any:
     """Return what a file holds, of plain types: numbers, text, containers, tensors and NumPy arrays.
 
     Args:
         path: Written by `torch.save`.
         map_location: Where tensors go.
+        trust: What to pass to whom, in order to load anything.
         load_kwargs: For `torch.load`; `weights_only=False` lets the file construct anything, which can run
             any code.
 
@@ -56,8 +61,8 @@ def read_object(path: Path, map_location: Any = "cpu", **load_kwargs: Any) -> An
         if options["weights_only"] and found:
             raise CheckpointError(
                 f"{path} holds {', '.join(found)}, which is not loaded unasked: constructing it can run any code. "
-                'If you trust the folder, pass load_kwargs={"weights_only": False} to load_state; or let state_dict() '
-                "return plain numbers, text, lists, dicts and tensors."
+                f"If you trust the folder, pass {trust}; or let state_dict() return plain numbers, text, lists, dicts "
+                "and tensors."
             ) from error
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 

@@ -6,6 +6,7 @@ from notebook_launcher.training.operations.checking import DistributedOperationE
 from notebook_launcher.training.operations.collectives import (
     broadcast,
     broadcast_object_list,
+    copy_tensor_to_devices,
     gather,
     gather_object,
     reduce,
@@ -32,6 +33,7 @@ __all__ = [
     "broadcast_object_list",
     "concatenate",
     "convert_to_fp32",
+    "copy_tensor_to_devices",
     "find_batch_size",
     "find_device",
     "find_tensors",

@@ -13,8 +13,17 @@ import torch.distributed as dist
 
 from notebook_launcher.training.operations.checking import require_alike
 from notebook_launcher.training.operations.nested import map_tensors
+from notebook_launcher.training.operations.tensors import TensorInformation
 
-__all__ = ["broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "world_size"]
+__all__ = [
+    "broadcast",
+    "broadcast_object_list",
+    "copy_tensor_to_devices",
+    "gather",
+    "gather_object",
+    "reduce",
+    "world_size",
+]
 
 REDUCTIONS = ("sum", "mean", "max", "none")
 
@@ -136,6 +145,36 @@ def _broadcast_one(tensor: torch.Tensor, from_process: int) -> torch.Tensor:
         return wire
     with torch.no_grad():
         return tensor.copy_(wire)
+
+
+def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Give all processes the tensor that one has; the others need not know its shape.
+
+    Args:
+        tensor: On one process the tensor, on the others None.
+
+    Returns:
+        The tensor, on each process on a device of the same kind.
+
+    Raises:
+        ValueError: No process has one, or several have.
+    """
+    if world_size() == 1:
+        return tensor
+    mine = None if tensor is None else (TensorInformation(tensor.shape, tensor.dtype), tensor.device.type)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    owners = [rank for rank, one in enumerate(everyone) if one is not None]
+    if len(owners) != 1:
+        raise ValueError(
+            f"copy_tensor_to_devices got a tensor on {f'processes {owners}' if owners else 'no process'}. Pass it on "
+            "one process, and None on the others."
+        )
+    if tensor is None:
+        information, device = everyone[owners[0]]
+        tensor = torch.empty(information.shape, dtype=information.dtype, device=device)
+    copied: torch.Tensor = broadcast(tensor, from_process=owners[0])
+    return copied
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:

@@ -22,7 +22,8 @@ class ProcessMethods:
     """Everything that `ProcessState` knows and does."""
 
     state: AcceleratorState
-    _trigger: torch.Tensor | None = None
+    flag_tensor: torch.Tensor | None = None
+    """This rank's flag, where `set_trigger` has raised it; see `check_trigger`."""
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -127,10 +128,10 @@ class ProcessMethods:
 
     def set_trigger(self) -> None:
         """Raise this rank's flag; see `check_trigger`."""
-        self._trigger = torch.ones(1, device=self.device)
+        self.flag_tensor = torch.ones(1, device=self.device)
 
     def check_trigger(self) -> bool:
         """Return whether any rank has raised its flag, and lower all; every rank must call it."""
-        flag = torch.zeros(1, device=self.device) if self._trigger is None else self._trigger
-        self._trigger = None
+        flag = torch.zeros(1, device=self.device) if self.flag_tensor is None else self.flag_tensor
+        self.flag_tensor = None
         return bool(operations.reduce(flag, reduction="sum").item() > 0)

@@ -20,6 +20,7 @@ __all__ = ["SavingMethods"]
 class SavingMethods:
     """Saving and loading of models and of whole training states."""
 
+    state: Any
     project_configuration: Any
     _custom_objects: list[Any]
     _save_hooks: collections.OrderedDict[int, Callable[..., Any]]
@@ -41,6 +42,11 @@ class SavingMethods:
     def save_iteration(self) -> int:
         """The number of the next automatically named checkpoint."""
         return int(self.project_configuration.iteration)
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this rank is the one of its machine that writes models, where code does so by itself."""
+        return bool(self.state.is_local_main_process)
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:  # noqa: FBT001, FBT002
         """Write an object to a file, once, and whole or not at all."""
@@ -122,7 +128,7 @@ class SavingMethods:
 
     def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
         """Return a prepared model's weights, by the names that the model itself gives them."""
-        state: dict[str, Any] = (unwrap_model(model) if unwrap else model).state_dict()
+        state: dict[str, Any] = (unwrap_model(model, keep_torch_compile=False) if unwrap else model).state_dict()
         return state
 
 

@@ -1,0 +1,87 @@
+"""Local SGD: every rank updates by itself, and the weights are averaged now and then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training import operations
+from notebook_launcher.training.models import SyncedModel, is_sharded
+from notebook_launcher.training.plugins import whole_number
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+__all__ = ["LocalSGD"]
+
+
+class LocalSGD:
+    """Train without synchronising gradients; average the parameters every so many steps, and at the end.
+
+        with LocalSGD(accelerator, model, local_sgd_steps=8) as local_sgd:
+            for inputs, targets in loader:
+                ...
+                optimizer.step()
+                local_sgd.step()
+
+    It is another algorithm than data parallelism, with less traffic (Stich, "Local SGD Converges Fast and
+    Communicates Little", ICLR 2019). Buffers, such as those of a batch norm, stay each rank's own. On one process
+    nothing happens.
+    """
+
+    def __init__(self, accelerator: Any, model: Any, local_sgd_steps: int, enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
+        """Nothing happens yet; `with` begins.
+
+        Args:
+            accelerator: The one that prepared the model.
+            model: As `prepare` returned it.
+            local_sgd_steps: How many calls of `step` lie between two averages. All ranks must make as many.
+            enabled: False: ordinary data parallelism.
+
+        Raises:
+            ValueError: The steps are less than one, or every rank has a part of the model only.
+        """
+        self.local_sgd_steps = whole_number("local_sgd_steps", local_sgd_steps)
+        self.enabled = enabled and accelerator.num_processes > 1
+        self.num_steps = 0
+        self._accelerator = accelerator
+        self._model = model
+        self._alone: AbstractContextManager[None] | None = None
+        if self.enabled and is_sharded(model):
+            raise ValueError(
+                f"LocalSGD: fully_shard was applied to this {type(model).__name__}, so that no rank has all weights "
+                "to train by itself. Prepare the model without fully_shard, or pass enabled=False."
+            )
+
+    def __enter__(self) -> LocalSGD:
+        if self.enabled:
+            self._alone = self._accelerator.no_sync(self._model)
+            self._alone.__enter__()
+            self._allow_unsynced(True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._alone is None:
+            return
+        self._allow_unsynced(False)
+        alone, self._alone = self._alone, None
+        alone.__exit__(kind, error, trace)
+        if kind is None:  # after an error the others may never come to average
+            self._average()
+
+    def step(self) -> None:
+        """Count one step; every `local_sgd_steps` of them the parameters become their mean over all ranks."""
+        self.num_steps += 1
+        if self.enabled and self.num_steps % self.local_sgd_steps == 0:
+            self._average()
+
+    def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - the one thing there is to say
+        if isinstance(self._model, SyncedModel):
+            self._model.trains_alone = allowed
+
+    def _average(self) -> None:
+        for parameter in self._model.parameters():
+            # Into the same memory, which optimizers and DDP refer to; by `data`, since autograd has no part in it.
+            parameter.data.copy_(operations.reduce(parameter.data, reduction="mean"))
