@@ -33,61 +33,50 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run import Run
     from notebook_launcher.kernel.session import Session
-    from notebook_launcher.training.accelerator import Accelerator
-    from notebook_launcher.training.checkpoints import CheckpointError, load_model, save_model
-    from notebook_launcher.training.data import prepare_data_loader, skip_first_batches
-    from notebook_launcher.training.logging import get_logger
-    from notebook_launcher.training.memory import clear_device_cache, find_executable_batch_size, release_memory
-    from notebook_launcher.training.operations import (
-        broadcast,
-        broadcast_object_list,
-        gather,
-        gather_object,
-        pad_across_processes,
-        reduce,
-        send_to_device,
-    )
-    from notebook_launcher.training.plugins import (
-        AutocastKwargs,
-        DataLoaderConfiguration,
-        DistributedDataParallelKwargs,
-        DistributedType,
-        GradientAccumulationPlugin,
-        GradScalerKwargs,
-        InitProcessGroupKwargs,
-        ProfileKwargs,
-        ProjectConfiguration,
-    )
-    from notebook_launcher.training.process import ProcessState
-    from notebook_launcher.training.process import ProcessState as PartialState
-    from notebook_launcher.training.random import set_seed, synchronize_rng_states
-    from notebook_launcher.training.tracking import GeneralTracker
-    from notebook_launcher.training.verify import AccumulationReport
+    from notebook_launcher.training.accelerator import Accelerator as Accelerator
+    from notebook_launcher.training.checkpoints import CheckpointError as CheckpointError
+    from notebook_launcher.training.checkpoints import load_model as load_model
+    from notebook_launcher.training.checkpoints import save_model as save_model
+    from notebook_launcher.training.data import prepare_data_loader as prepare_data_loader
+    from notebook_launcher.training.data import skip_first_batches as skip_first_batches
+    from notebook_launcher.training.logging import get_logger as get_logger
+    from notebook_launcher.training.memory import clear_device_cache as clear_device_cache
+    from notebook_launcher.training.memory import find_executable_batch_size as find_executable_batch_size
+    from notebook_launcher.training.memory import release_memory as release_memory
+    from notebook_launcher.training.operations import broadcast as broadcast
+    from notebook_launcher.training.operations import broadcast_object_list as broadcast_object_list
+    from notebook_launcher.training.operations import gather as gather
+    from notebook_launcher.training.operations import gather_object as gather_object
+    from notebook_launcher.training.operations import pad_across_processes as pad_across_processes
+    from notebook_launcher.training.operations import reduce as reduce
+    from notebook_launcher.training.operations import send_to_device as send_to_device
+    from notebook_launcher.training.plugins import AutocastKwargs as AutocastKwargs
+    from notebook_launcher.training.plugins import DataLoaderConfiguration as DataLoaderConfiguration
+    from notebook_launcher.training.plugins import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from notebook_launcher.training.plugins import DistributedType as DistributedType
+    from notebook_launcher.training.plugins import GradientAccumulationPlugin as GradientAccumulationPlugin
+    from notebook_launcher.training.plugins import GradScalerKwargs as GradScalerKwargs
+    from notebook_launcher.training.plugins import InitProcessGroupKwargs as InitProcessGroupKwargs
+    from notebook_launcher.training.plugins import ProfileKwargs as ProfileKwargs
+    from notebook_launcher.training.plugins import ProjectConfiguration as ProjectConfiguration
+    from notebook_launcher.training.process import ProcessState as ProcessState
+    from notebook_launcher.training.random import set_seed as set_seed
+    from notebook_launcher.training.random import synchronize_rng_states as synchronize_rng_states
+    from notebook_launcher.training.tracking import GeneralTracker as GeneralTracker
+    from notebook_launcher.training.verify import AccumulationReport as AccumulationReport
     from notebook_launcher.verification import VerificationReport, verify_accumulation
 
+    PartialState = ProcessState
+
+# `import *` brings what a kernel needs. What belongs to training is imported by its name: it imports torch.
 __all__ = [
-    "Accelerator",
-    "AccumulationReport",
-    "AutocastKwargs",
     "CallOrderError",
     "CaptureError",
-    "CheckpointError",
     "ConfigError",
-    "DataLoaderConfiguration",
-    "DistributedDataParallelKwargs",
-    "DistributedType",
-    "GeneralTracker",
-    "GradScalerKwargs",
-    "GradientAccumulationPlugin",
-    "InitProcessGroupKwargs",
     "InternalError",
     "LaunchConfig",
     "LaunchError",
     "MissingResultError",
-    "PartialState",
-    "ProcessState",
-    "ProfileKwargs",
-    "ProjectConfiguration",
     "RankFailedError",
     "ResourceError",
     "Results",
@@ -97,27 +86,10 @@ __all__ = [
     "RunTimeoutError",
     "Session",
     "VerificationReport",
-    "broadcast",
-    "broadcast_object_list",
-    "clear_device_cache",
-    "find_executable_batch_size",
-    "gather",
-    "gather_object",
-    "get_logger",
     "launch",
-    "load_model",
     "notebook_launch",
-    "pad_across_processes",
-    "prepare_data_loader",
     "prewarm",
-    "reduce",
-    "release_memory",
     "report",
-    "save_model",
-    "send_to_device",
-    "set_seed",
-    "skip_first_batches",
-    "synchronize_rng_states",
     "track",
     "verify_accumulation",
 ]
@@ -181,7 +153,7 @@ _RENAMED = {"PartialState": "ProcessState"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES and name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     module = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}")
@@ -189,4 +161,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted({*__all__, *_HOMES, "__version__"})
