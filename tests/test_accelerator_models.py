@@ -228,3 +228,18 @@ def test_handlers_give_what_differs_from_the_defaults():
     assert GradScalerKwargs(init_scale=4.0).to_kwargs() == {"init_scale": 4.0}
     assert DistributedDataParallelKwargs(bucket_cap_mb=1, comm_hook="fp16").to_kwargs() == {"bucket_cap_mb": 1}
     assert isinstance(GradScalerKwargs(), KwargsHandler)
+
+
+def test_optimizer_and_scheduler_come_home_and_go_on(ranks):
+    def make():
+        accelerator = Accelerator(cpu=True)
+        optimizer = torch.optim.SGD(make_model().parameters(), lr=1.0)
+        optimizer, scheduler = accelerator.prepare(optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+        optimizer.step()
+        scheduler.step()
+        return optimizer, scheduler
+
+    optimizer, scheduler = ranks.run(2, make)[1]
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] == 0.25

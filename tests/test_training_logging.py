@@ -121,3 +121,18 @@ def test_ranks_speak_as_they_are_told(trio, tmp_path, options, speakers):
     lines = (tmp_path / "log").read_text().splitlines()
     expected = [f"[RANK {rank}] hello from {rank}" for rank in speakers]
     assert lines == expected or (isinstance(speakers, set) and sorted(lines) == expected)
+
+
+@pytest.mark.parametrize(("stacklevel", "named"), [({}, "speaker"), ({"stacklevel": 2}, "speaker"),
+                                                   ({"stacklevel": 3}, "caller")])  # fmt: skip
+def test_in_compat_a_stacklevel_counts_the_logger_too(name, caplog, stacklevel, named):
+    from notebook_launcher import compat
+
+    def speaker():
+        compat.get_logger(name).warning("here", **stacklevel)
+
+    def caller():
+        speaker()
+
+    caller()
+    assert caplog.records[0].funcName == named

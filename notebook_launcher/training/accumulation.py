@@ -237,12 +237,9 @@ class Accumulation:
         look at every gradient: None stands for it if it has none yet.
         """
         synced_models = self.members.synced_models
-        alone = len(synced_models) == 1
-        return [
-            (model, None if alone and model.forwards else model.grad_versions())
-            for model in synced_models
-            if model.forwards or model.synced
-        ]
+        if len(synced_models) == 1 and synced_models[0].forwards:
+            return [(synced_models[0], None)]
+        return [(model, model.grad_versions()) for model in synced_models if model.forwards or model.synced]
 
     def _note(self, model: SyncedModel) -> None:
         """Note whether a model's gradients, which a backward has just written to, are the same on all ranks."""

@@ -62,8 +62,14 @@ class SyncedModel(DistributedDataParallel):
         Args:
             all_of_them: False: an empty list stands for them.
         """
-        versions = [-1 if one.grad is None else one.grad._version for one in self.trained] if all_of_them else []  # noqa: SLF001
-        return versions if any(one.grad is not None for one in self.trained) else None
+        for one in self.trained:
+            if one.grad is not None:
+                break
+        else:
+            return None
+        if not all_of_them:
+            return []
+        return [-1 if one.grad is None else one.grad._version for one in self.trained]  # noqa: SLF001
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model."""
