@@ -136,12 +136,8 @@ def join(first: dict[str, Any], rest: dict[str, Any]) -> list[list[int]]:
     return [*before, broken + mended, *after]
 
 
-# Not streams that each of several ranks reads in workers of its own: one run in about 20 waits for a worker for
-# ever, which is a limit that the front page names.
-SEVERAL = [kind for kind in KINDS if not (kind.startswith("stream") and "workers" in kind)]
-
-
-@pytest.mark.parametrize(("num_processes", "kind"), [*((1, kind) for kind in KINDS), *((2, kind) for kind in SEVERAL)])
+@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_bit_for_bit(ranks, num_processes, kind):
     through = ranks.run(num_processes, go_on, kind, 1, None, None)
     for stop_at in (3, 9):

@@ -23,7 +23,7 @@ from typing import Any
 
 from notebook_launcher import context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
-from notebook_launcher.processes import boot, frontend, inherited, rendezvous, seeding
+from notebook_launcher.processes import boot, forking, frontend, inherited, rendezvous, seeding
 from notebook_launcher.processes.modules import LocalModules
 from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
 from notebook_launcher.processes.report import describe
@@ -106,6 +106,7 @@ class _Rank:
         faulthandler.register(messages.DUMP_SIGNAL, file=stacks, all_threads=True)
         seeding.seed(self._setup.seed + self._number, use_gpu=self._setup.use_gpu)
         seeding.set_threads(self._setup.threads_per_process)
+        forking.settle_before_forks()
         self._channel.send(messages.RankReady(rank=self._number), [stacks])
         while (received := self._channel.receive()) is not None:
             match received:

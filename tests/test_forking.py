@@ -1,0 +1,87 @@
+"""Threads come to rest before a rank forks, where the interpreter's fork copies a lock that is held."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+import time
+
+import pytest
+
+from notebook_launcher import notebook_launch
+from notebook_launcher.processes import forking
+
+
+@pytest.mark.parametrize(
+    ("version", "defect"),
+    [
+        ((3, 10, 14), True),
+        ((3, 10, 15), False),
+        ((3, 11, 2), True),
+        ((3, 11, 9), True),
+        ((3, 11, 10), False),
+        ((3, 12, 0), False),
+        ((3, 13, 1), False),
+    ],
+)
+def test_which_pythons_have_the_defect(version, defect):
+    assert forking.has_the_defect(version) is defect
+
+
+def test_it_waits_for_a_thread_that_is_about_to_rest():
+    finished: list[bool] = []
+
+    def work() -> None:
+        started.set()
+        hashlib.sha256(bytes(2_000_000))  # about 5 ms, without the interpreter's lock
+        finished.append(True)
+        go_home.wait()
+
+    started, go_home = threading.Event(), threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        started.wait()
+        forking.let_threads_settle()
+        assert finished
+    finally:
+        go_home.set()
+        thread.join()
+
+
+def test_it_does_not_wait_for_a_thread_that_never_rests():
+    def work() -> None:
+        while not stop.is_set():
+            hashlib.sha256(bytes(2_000_000))
+
+    stop = threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        before = time.monotonic()
+        forking.let_threads_settle()
+        assert forking.PATIENCE_S <= time.monotonic() - before < 100 * forking.PATIENCE_S
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.skipif(not forking.has_the_defect(sys.version_info[:3]), reason="this Python's fork is safe")
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_ranks_look_before_they_fork(start_method):
+    def fork_under_a_profile() -> list[str]:
+        import os
+        import sys
+
+        called = []
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        sys.setprofile(None)
+        os.waitpid(child, 0)
+        return called
+
+    (called,) = notebook_launch(fork_under_a_profile, 1, start_method=start_method, output="none")
+    assert called.count("let_threads_settle") == 1
