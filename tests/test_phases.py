@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import Session, context, launch, messages
-from notebook_launcher.kernel.live import MAX_SPANS, LiveRecords, RankPhases
+from notebook_launcher.history.records import RankPhases
+from notebook_launcher.kernel.live import MAX_SPANS, LiveRecords
 from notebook_launcher.training import phases
 from notebook_launcher.training.phases import PHASES, PhaseClock, make_clock
 
@@ -265,3 +266,30 @@ def test_a_prepared_loader_tells_how_far_it_is() -> None:
     for told in run.phases.values():
         assert (told.windows, told.micro_batches, told.samples) == (2, 3, 12)
         assert told.counts == {"data": 3, "forward": 3, "backward": 3, "sync": 2, "step": 2}
+
+
+@pytest.mark.parametrize(("around", "num_syncs"), [("nothing", 4), ("backward", 4), ("both", 2)])
+def test_a_loop_without_windows_tells_which_backwards_waited_for_the_ranks(
+    session: Session, around: str, num_syncs: int
+) -> None:
+    def train() -> None:
+        import contextlib
+
+        import torch
+
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator(cpu=True)
+        model = accelerator.prepare(torch.nn.Linear(1, 1))
+        for _ in range(2):
+            for alone in (True, False):
+                no_sync = accelerator.no_sync if alone else lambda _: contextlib.nullcontext()
+                with no_sync(model) if around == "both" else contextlib.nullcontext():
+                    loss = model(torch.ones(2, 1)).mean()
+                    with no_sync(model) if around == "backward" else contextlib.nullcontext():
+                        accelerator.backward(loss)
+
+    run = session.launch(train)
+    run.result()
+    for told in run.phases.values():
+        assert told.counts["sync"] == num_syncs

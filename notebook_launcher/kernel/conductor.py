@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import os
 import queue
+import re
+import secrets
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -50,6 +52,8 @@ class Conductor:
         self.ranks = ranks
         self.name = name
         self.launched = time.monotonic()
+        self.started = time.time()
+        self.id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(self.started))}-{_slug(name)}-{secrets.token_hex(2)}"
         self.output = RunOutput(config, ranks.plan.num_processes)
         self.live = LiveRecords(self.launched)
         self.attempt: Attempt | None = None
@@ -63,7 +67,7 @@ class Conductor:
         self._parcel = parcel
         self._in_cell = in_cell
         self._commands: queue.SimpleQueue[Answer | Stop | concurrent.futures.Future[Stacks]] = queue.SimpleQueue()
-        self._restarts = 0
+        self.restarts = 0
         self._stacks: Stacks | None = None
         self.output.headline(f"{name}: {ranks.plan.summary}")
         if stale := travel.stale_modules(parcel):
@@ -117,20 +121,20 @@ class Conductor:
                 self.ranks.start(self._call)
                 continue
             failed = any(end.failed for end in attempt.ends.values()) or attempt.supervisor_lost is not None
-            if not failed or self._restarts >= limit or self.asked_to_stop or attempt.timed_out:
+            if not failed or self.restarts >= limit or self.asked_to_stop or attempt.timed_out:
                 return attempt
-            self._restarts += 1
+            self.restarts += 1
             verdict = self._judge(attempt)
             self.output.notice(
-                f"{self.name}: attempt {self._restarts} {brief(verdict.error, verdict.results.seconds)}; "
-                f"starting again ({self._restarts} of {limit} restarts)"
+                f"{self.name}: attempt {self.restarts} {brief(verdict.error, verdict.results.seconds)}; "
+                f"starting again ({self.restarts} of {limit} restarts)"
             )
             self.ranks.start(self._call)
 
     def _attempt_once(self) -> Attempt:
         tree = self.ranks.tree
         assert tree is not None
-        call = self.ranks.next_call(restart_count=self._restarts, can_ask=self._in_cell)
+        call = self.ranks.next_call(restart_count=self.restarts, can_ask=self._in_cell)
         timeout = self.ranks.plan.config.timeout
         deadline = None if timeout is None else self.launched + timeout
         attempt = self.attempt = Attempt(tree, call, self._parcel, deadline=deadline)
@@ -263,7 +267,7 @@ class Conductor:
             self.ranks.plan,
             launched=self.launched,
             ended=time.monotonic(),
-            restarts=self._restarts,
+            restarts=self.restarts,
             asked_to_stop=self.asked_to_stop,
             stacks=self._stacks,
             last_lines=self.output.last_lines,
@@ -279,3 +283,8 @@ class Conductor:
             text = brief(error, seconds)
         self.output.headline(f"{self.name}: {text}")
         self.output.close()
+
+
+def _slug(name: str) -> str:
+    """Return a name as a part of a file name."""
+    return re.sub(r"\W+", "-", name, flags=re.ASCII).strip("-")[:40] or "run"

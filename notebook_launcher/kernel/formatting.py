@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from notebook_launcher.messages import ExceptionReport, Frame
 
-__all__ = ["format_report", "format_seconds", "frame_place", "one_line"]
+__all__ = ["format_report", "format_seconds", "frame_place", "one_line", "one_line_of"]
 
 BECAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -39,6 +39,12 @@ def _last_line(report: ExceptionReport) -> str:
 def one_line(report: ExceptionReport, limit: int = 200) -> str:
     """Return `ValueError: boom`."""
     line = " ".join(_last_line(report).split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def one_line_of(error: BaseException, limit: int = 200) -> str:
+    """Return `ValueError: boom` for an exception of this process."""
+    line = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 

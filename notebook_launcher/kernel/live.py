@@ -2,76 +2,54 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict, deque
 
 from notebook_launcher import messages
+from notebook_launcher.history.records import MetricPoint, PhaseSpan, RankPhases
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["LiveRecords", "MetricPoint", "PhaseSpan", "RankPhases"]
+__all__ = ["LiveRecords"]
 
 MAX_METRICS = 1_000_000
 """Points of `report(...)` that are kept; beyond, the oldest go."""
 MAX_SPANS = 1024
 """Spans that are kept of each rank, the newest: at least the last 3 s."""
+RATE_SECONDS = 5.0
+"""A rate is that of the last seconds."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MetricPoint:
-    """One call of `report(...)`."""
+class _Pace:
+    """How fast a count grows."""
 
-    rank: int
-    step: int
-    time: float
-    """Seconds since the launch."""
-    values: dict[str, float]
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, float]] = deque()
 
+    def note(self, time: float, count: float) -> None:
+        if self._marks and count < self._marks[-1][1]:
+            self._marks.clear()  # Another loop began.
+        self._marks.append((time, count))
+        while len(self._marks) > 2 and time - self._marks[1][0] > RATE_SECONDS:
+            self._marks.popleft()
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseSpan:
-    """One stretch of a rank's time."""
-
-    phase: str
-    """"data", "forward", "backward", "sync" or "step"."""
-    start: float
-    """Seconds since the launch."""
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankPhases:
-    """What a rank has spent its time on up to its last record; these come five times a second."""
-
-    windows: int = 0
-    micro_batches: int = 0
-    samples: float = 0.0
-    """What the micro-batches counted for, those of all ranks together."""
-    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """By phase."""
-    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """By phase: how many spans there were."""
-    spans: tuple[PhaseSpan, ...] = ()
-    """The newest 1,024 of them, the oldest first; where spans are short, some between are left out."""
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Each phase's part of all the time that was measured, 0 to 1."""
-        total = sum(self.seconds.values())
-        return {phase: seconds / total if total else 0.0 for phase, seconds in self.seconds.items()}
+    def rate(self) -> float | None:
+        marks = list(self._marks)
+        seconds = marks[-1][0] - marks[0][0] if marks else 0.0
+        return (marks[-1][1] - marks[0][1]) / seconds if seconds > 0 else None
 
 
 class LiveRecords:
     """The records of one run, folded in by its thread and read by any."""
 
     def __init__(self, launched: float) -> None:
-        self.metrics: list[MetricPoint] = []
         self.progress: dict[int, messages.Progress] = {}
         self.phases: dict[int, RankPhases] = {}
+        self.last_values: dict[int, dict[str, float]] = {}
+        self.last_steps: dict[int, int] = {}
+        # The metrics that are kept, and how many came before them: one value, so that readers see both as they fit.
+        self._kept: tuple[list[MetricPoint], int] = ([], 0)
         self._launched = launched
         self._num_reported: Counter[int] = Counter()
+        self._items: defaultdict[int, _Pace] = defaultdict(_Pace)
+        self._samples: defaultdict[int, _Pace] = defaultdict(_Pace)
 
     def fold(self, rank: int, record: messages.Metrics | messages.Progress | messages.Phases) -> None:
         """Take in what a rank tells."""
@@ -80,16 +58,42 @@ class LiveRecords:
                 self._keep(rank, record)
             case messages.Progress():
                 self.progress[rank] = record
+                self._items[rank].note(record.time, record.done)
             case messages.Phases():
                 self.phases[rank] = self._sum(self.phases.get(rank, RankPhases()), record)
+                self._samples[rank].note(record.time, self.phases[rank].samples)
+
+    @property
+    def metrics(self) -> list[MetricPoint]:
+        """All that are kept."""
+        return self._kept[0]
+
+    def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
+        """Return the metrics after a position, as far as they are kept, and the next position."""
+        metrics, num_dropped = self._kept
+        start = max(0, position - num_dropped)
+        new = metrics[start:]
+        return new, num_dropped + start + len(new)
+
+    def items_per_second(self, rank: int) -> float | None:
+        """Return how fast the rank's loop goes."""
+        return self._items[rank].rate() if rank in self._items else None
+
+    def samples_per_second(self, rank: int) -> float | None:
+        """Return how many samples of all ranks the rank's Accelerator counts each second."""
+        return self._samples[rank].rate() if rank in self._samples else None
 
     def _keep(self, rank: int, record: messages.Metrics) -> None:
         step = self._num_reported[rank] if record.step is None else record.step
         self._num_reported[rank] += 1
         seconds = record.time - self._launched
-        self.metrics.append(MetricPoint(rank=rank, step=step, time=seconds, values=record.values))
-        if len(self.metrics) > MAX_METRICS:
-            del self.metrics[: MAX_METRICS // 10]
+        metrics, num_dropped = self._kept
+        metrics.append(MetricPoint(rank=rank, step=step, time=seconds, values=record.values))
+        self.last_steps[rank] = step
+        self.last_values.setdefault(rank, {}).update(record.values)
+        if len(metrics) > MAX_METRICS:
+            num = MAX_METRICS // 10
+            self._kept = (metrics[num:], num_dropped + num)
 
     def _sum(self, sums: RankPhases, record: messages.Phases) -> RankPhases:
         new = (

@@ -34,9 +34,13 @@ class RunOutput:
         """Return all that a rank has written."""
         return self._console.logs[rank].text()
 
-    def last_lines(self, rank: int) -> tuple[str, ...]:
+    def text_since(self, rank: int, position: int) -> tuple[str, int]:
+        """Return what a rank has written after a position, and the next position."""
+        return self._console.logs[rank].since(position)
+
+    def last_lines(self, rank: int, num_lines: int = LAST_LINES) -> tuple[str, ...]:
         """Return the end of what a rank has written."""
-        return self._console.logs[rank].tail(LAST_LINES)
+        return self._console.logs[rank].tail(num_lines)
 
     def feed(self, output: Output) -> None:
         """Take in what a rank wrote."""

@@ -41,6 +41,15 @@ class RankLog:
         with self._lock:
             return self._read(0).decode("utf-8", "replace")
 
+    def since(self, position: int) -> tuple[str, int]:
+        """Return what was written after a position, in bytes, and the next position."""
+        with self._lock:
+            end = self._in_file + len(self._memory)
+            if position >= end:
+                return "", end
+            data = self._read(position) if position < self._in_file else bytes(self._memory[position - self._in_file :])
+        return data.decode("utf-8", "replace"), end
+
     def tail(self, num_lines: int) -> tuple[str, ...]:
         """Return the last lines; of a line that was overwritten (a progress bar), its last state."""
         with self._lock:

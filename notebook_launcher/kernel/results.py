@@ -106,6 +106,14 @@ class Results(Sequence[Any]):
         """Return the value of one rank; the same as `results[rank]`."""
         return self[rank]
 
+    def short(self, rank: int) -> str:
+        """Return one short line for the value of a rank; empty if it has none."""
+        return short_form(self._values[rank]) if rank in self._values else ""
+
+    def summary_of(self, rank: int) -> RankSummary | None:
+        """Return how a rank ended, if that is known."""
+        return next((summary for summary in self._ranks if summary.rank == rank), None)
+
     def __len__(self) -> int:
         return self._num_processes
 
@@ -167,9 +175,7 @@ class Results(Sequence[Any]):
         )
 
     def _short(self, rank: int) -> str:
-        if rank not in self._values:
-            return self._why_missing(rank)
-        return short_form(self._values[rank])
+        return self.short(rank) or self._why_missing(rank)
 
 
 def short_form(value: Any) -> str:

@@ -8,44 +8,29 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import dataclasses
 import os
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import checks, probe
+from notebook_launcher.kernel import checks, probe, snapshots
 from notebook_launcher.kernel.conductor import TOO_LATE, Conductor, Stop
 from notebook_launcher.kernel.formatting import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.local import Event
-    from notebook_launcher.kernel.live import MetricPoint, RankPhases
+    from notebook_launcher.history.records import MetricPoint, RankPhases, RankSnapshot, RunSnapshot, RunState
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.stacks import Stacks
 
-__all__ = ["RankSnapshot", "Run"]
-
-State = Literal["starting", "running", "stopping", "done", "failed", "stopped"]
+__all__ = ["Run"]
 
 AWAKE_EVERY = 0.25
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankSnapshot:
-    """What is known of a rank at one moment."""
-
-    rank: int
-    pid: int | None
-    """None before the process is born and after it has ended."""
-    state: Literal["starting", "running", "asking", "returned", "failed", "stopped"]
-    done: int | None = None
-    """How many items its loop has done: `track(...)`, or a prepared loader."""
-    total: int | None = None
 
 
 class Run:
@@ -83,15 +68,24 @@ class Run:
         return f"<Run of {conductor.name} on {num} rank{'s' * (num > 1)}: {self.state}, {format_seconds(seconds)}>"
 
     @property
-    def state(self) -> State:
+    def id(self) -> str:
+        """The run's name among all runs: the time, the function, four random digits."""
+        return self._conductor.id
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self._conductor.name
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options, as they were given."""
+        return self._conductor.ranks.plan.config
+
+    @property
+    def state(self) -> RunState:
         """`"starting"`, `"running"`, `"stopping"`, then `"done"`, `"failed"` or `"stopped"`."""
-        conductor = self._conductor
-        if conductor.verdict is not None:
-            return conductor.verdict.state
-        attempt = conductor.attempt
-        if conductor.asked_to_stop:
-            return "stopping"
-        return "running" if attempt is not None and attempt.started else "starting"
+        return snapshots.state_of(self._conductor)
 
     @property
     def seed(self) -> int:
@@ -101,29 +95,21 @@ class Run:
     @property
     def ranks(self) -> tuple[RankSnapshot, ...]:
         """What each rank is doing."""
-        return tuple(self._snapshot(rank) for rank in range(self._conductor.ranks.plan.num_processes))
+        num = self._conductor.ranks.plan.num_processes
+        return tuple(snapshots.take_rank_snapshot(self._conductor, rank) for rank in range(num))
 
-    def _snapshot(self, rank: int) -> RankSnapshot:
-        conductor = self._conductor
-        attempt, tree, progress = conductor.attempt, conductor.ranks.tree, conductor.live.progress.get(rank)
-        state: Any = "starting"
-        if attempt is not None and rank in attempt.ends:
-            end = attempt.ends[rank]
-            state = "returned" if end.returned is not None else "stopped" if end.after_stop else "failed"
-        elif attempt is not None and rank in attempt.started:
-            state = "asking" if rank in conductor.asking else "running"
-        return RankSnapshot(
-            rank=rank,
-            pid=tree.pids.get(rank) if tree is not None else None,
-            state=state,
-            done=progress.done if progress else None,
-            total=progress.total if progress else None,
-        )
+    def snapshot(self) -> RunSnapshot:
+        """Return everything that is known of the run now, as plain data."""
+        return snapshots.take_snapshot(self._conductor)
 
     @property
     def metrics(self) -> tuple[MetricPoint, ...]:
         """Everything that the ranks have reported so far, in the order of arrival."""
         return tuple(self._conductor.live.metrics)
+
+    def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
+        """Return what was reported after a position, and the next position; begin with 0."""
+        return self._conductor.live.metrics_since(position)
 
     @property
     def phases(self) -> dict[int, RankPhases]:
@@ -133,6 +119,10 @@ class Run:
     def logs(self, rank: int) -> str:
         """Return all that a rank has written to its standard output and error so far."""
         return self._conductor.output.text_of(self._check_rank(rank))
+
+    def logs_since(self, rank: int, position: int) -> tuple[str, int]:
+        """Return what a rank has written after a position, and the next position; begin with 0."""
+        return self._conductor.output.text_since(self._check_rank(rank), position)
 
     def _check_rank(self, rank: int) -> int:
         num = self._conductor.ranks.plan.num_processes

@@ -1,0 +1,109 @@
+"""Metrics as curves of bounded size: a run of any length takes a fixed amount of memory and ink."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from notebook_launcher.history.records import MetricPoint
+
+__all__ = ["MAX_CURVES", "MAX_POINTS", "Curve", "Curves"]
+
+MAX_POINTS = 2000
+"""Points of a curve: more than a plot has pixels."""
+MAX_CURVES = 1024
+"""Curves of a run, one for each metric and rank; metrics that come later are counted and left out."""
+
+
+class Curve:
+    """Values by step, thinned out as they grow so that every peak stays.
+
+    Of each `stride` points the lowest and the highest are kept, and one that is not finite, if there is one.
+    """
+
+    def __init__(self) -> None:
+        self.stride = 1
+        self.count = 0
+        """How many points there were."""
+        self.last: tuple[int, float] | None = None
+        self._points: list[tuple[int, float]] = []
+        self._pending: list[tuple[int, float]] = []
+
+    def add(self, step: int, value: float) -> None:
+        """Add one point."""
+        self.count += 1
+        self.last = (step, value)
+        if self.stride == 1:
+            self._points.append(self.last)
+        else:
+            self._pending.append(self.last)
+            if len(self._pending) == self.stride:
+                self._points += _extremes(self._pending)
+                self._pending.clear()
+        if len(self._points) > MAX_POINTS:
+            self._thin()
+
+    def _thin(self) -> None:
+        # Two points stand for a bucket, so four of them for one of twice the size.
+        width = 4
+        points, self._points = self._points, []
+        for start in range(0, len(points), width):
+            self._points += _extremes(points[start : start + width])
+        self.stride = width if self.stride == 1 else 2 * self.stride
+
+    def points(self) -> list[tuple[int, float]]:
+        """Return (step, value) in the order of arrival, the newest included: at most `MAX_POINTS` and a few."""
+        return self._points + (_extremes(self._pending) if self._pending else [])
+
+
+class Curves:
+    """The curves of a run: `curves[name][rank]`."""
+
+    def __init__(self) -> None:
+        self._curves: dict[str, dict[int, Curve]] = {}
+        self._num_curves = 0
+        self.num_left_out = 0
+        """Values that belong to metrics beyond `MAX_CURVES`."""
+
+    def fold(self, points: Iterable[MetricPoint]) -> None:
+        """Take in what ranks reported."""
+        for point in points:
+            for name, value in point.values.items():
+                self._add(name, point.rank, point.step, value)
+
+    def _add(self, name: str, rank: int, step: int, value: float) -> None:
+        curve = self._curves.get(name, {}).get(rank)
+        if curve is None:
+            if self._num_curves >= MAX_CURVES:
+                self.num_left_out += 1
+                return
+            self._num_curves += 1
+            curve = self._curves.setdefault(name, {}).setdefault(rank, Curve())
+        curve.add(step, value)
+
+    def __getitem__(self, name: str) -> dict[int, Curve]:
+        return self._curves[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._curves
+
+    def __len__(self) -> int:
+        return len(self._curves)
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics, in the order in which they appeared."""
+        return list(self._curves)
+
+
+def _extremes(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the lowest and the highest point, and the first that is not finite, in their order."""
+    finite = [at for at, (_, value) in enumerate(points) if math.isfinite(value)]
+    kept = {at for at in range(len(points)) if at not in finite}
+    kept = {min(kept)} if kept else kept
+    if finite:
+        kept |= {min(finite, key=lambda at: points[at][1]), max(finite, key=lambda at: points[at][1])}
+    return [points[at] for at in sorted(kept)]

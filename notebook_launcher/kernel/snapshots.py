@@ -1,0 +1,127 @@
+"""Freezes what a run's thread knows into the records that views read."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from notebook_launcher.history.records import FailureRecord, RankSnapshot, RunSnapshot
+from notebook_launcher.kernel.formatting import one_line_of
+
+if TYPE_CHECKING:
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.history.records import RankState, RunState
+    from notebook_launcher.kernel.conductor import Conductor
+    from notebook_launcher.messages import Failure
+
+__all__ = ["config_as_json", "state_of", "take_rank_snapshot", "take_snapshot"]
+
+PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+
+
+def state_of(conductor: Conductor) -> RunState:
+    """Return `"starting"`, `"running"`, `"stopping"`, `"done"`, `"failed"` or `"stopped"`."""
+    if conductor.verdict is not None:
+        return conductor.verdict.state
+    attempt = conductor.attempt
+    if conductor.asked_to_stop:
+        return "stopping"
+    return "running" if attempt is not None and attempt.started else "starting"
+
+
+def take_snapshot(conductor: Conductor) -> RunSnapshot:
+    """Return what is known of the run now; from any thread."""
+    verdict, plan = conductor.verdict, conductor.ranks.plan
+    results = verdict.results if verdict is not None else None
+    return RunSnapshot(
+        id=conductor.id,
+        name=conductor.name,
+        state=state_of(conductor),
+        started=conductor.started,
+        seconds=results.seconds if results is not None else time.monotonic() - conductor.launched,
+        num_processes=plan.num_processes,
+        summary=plan.summary,
+        seed=plan.seed,
+        config=config_as_json(plan.config),
+        restarts=results.restarts if results is not None else conductor.restarts,
+        stopped_by=results.stopped_by if results is not None else None,
+        timed_out=results.timed_out if results is not None else False,
+        error=one_line_of(verdict.error) if verdict is not None and verdict.error is not None else "",
+        ranks=tuple(take_rank_snapshot(conductor, rank) for rank in range(plan.num_processes)),
+        failures=tuple(_failure(failure) for failure in results.failures) if results is not None else (),
+        phases=dict(conductor.live.phases),
+    )
+
+
+def take_rank_snapshot(conductor: Conductor, rank: int) -> RankSnapshot:
+    """Return what is known of one rank now; from any thread."""
+    live, tree, verdict = conductor.live, conductor.ranks.tree, conductor.verdict
+    progress, phases = live.progress.get(rank), live.phases.get(rank)
+    step = live.last_steps.get(rank)
+    is_over = verdict is not None
+    # The ranks of a session outlive the run.
+    pid = tree.pids.get(rank) if tree is not None and not is_over else None
+    results = verdict.results if verdict is not None else None
+    summary = results.summary_of(rank) if results is not None else None
+    lines = conductor.output.last_lines(rank, 1)
+    return RankSnapshot(
+        rank=rank,
+        pid=pid,
+        state=_rank_state(conductor, rank),
+        reason=next((failure.summary for failure in results.failures if failure.rank == rank), "") if results else "",
+        done=progress.done if progress else None,
+        total=progress.total if progress else None,
+        description=progress.description if progress else "",
+        rate=live.items_per_second(rank),
+        step=step if step is not None else phases.windows if phases else None,
+        samples_per_second=live.samples_per_second(rank),
+        memory=_resident(pid) if pid is not None else None,
+        peak_memory=summary.peak_memory if summary else None,
+        last_line=lines[0] if lines else "",
+        metrics=dict(live.last_values.get(rank, {})),
+        seconds=summary.seconds if summary else None,
+        returned=results.short(rank) if results is not None else "",
+    )
+
+
+def _rank_state(conductor: Conductor, rank: int) -> RankState:
+    attempt = conductor.attempt
+    if attempt is not None and rank in attempt.ends:
+        end = attempt.ends[rank]
+        return "returned" if end.returned is not None else "stopped" if end.after_stop else "failed"
+    if attempt is None or rank not in attempt.started:
+        return "starting"
+    return "asking" if rank in conductor.asking else "running"
+
+
+def _resident(pid: int) -> int | None:
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * PAGE_SIZE
+    return None
+
+
+def _failure(failure: Failure) -> FailureRecord:
+    return FailureRecord(
+        rank=failure.rank,
+        summary=failure.summary,
+        traceback=failure.traceback,
+        victim=failure.victim,
+        last_lines=failure.last_lines,
+    )
+
+
+def config_as_json(config: LaunchConfig) -> dict[str, Any]:
+    """Return the fields as JSON has them."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {name: _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(cast("tuple[int, ...]", value)) if isinstance(value, tuple) else value
