@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         RunStoppedError,
         RunTimeoutError,
     )
+    from notebook_launcher.history.listing import open_run, runs
+    from notebook_launcher.history.recorded import RecordedRun
     from notebook_launcher.kernel.launch import launch, notebook_launch, prewarm
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run import Run
@@ -78,6 +80,7 @@ __all__ = [
     "LaunchError",
     "MissingResultError",
     "RankFailedError",
+    "RecordedRun",
     "ResourceError",
     "Results",
     "ReturnValueError",
@@ -88,8 +91,10 @@ __all__ = [
     "VerificationReport",
     "launch",
     "notebook_launch",
+    "open_run",
     "prewarm",
     "report",
+    "runs",
     "track",
     "verify_accumulation",
 ]
@@ -119,6 +124,7 @@ _HOMES = {
     "ProcessState": "training.process",
     "ProfileKwargs": "training.plugins",
     "ProjectConfiguration": "training.plugins",
+    "RecordedRun": "history.recorded",
     "Results": "kernel.results",
     "Run": "kernel.run",
     "Session": "kernel.session",
@@ -133,12 +139,14 @@ _HOMES = {
     "launch": "kernel.launch",
     "load_model": "training.checkpoints",
     "notebook_launch": "kernel.launch",
+    "open_run": "history.listing",
     "pad_across_processes": "training.operations",
     "prepare_data_loader": "training.data",
     "prewarm": "kernel.launch",
     "reduce": "training.operations",
     "release_memory": "training.memory",
     "report": "context",
+    "runs": "history.listing",
     "save_model": "training.checkpoints",
     "send_to_device": "training.operations",
     "set_seed": "training.random",

@@ -6,12 +6,17 @@ import dataclasses
 import difflib
 import math
 import operator
+import os
 import types
+import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["LaunchConfig"]
 
@@ -20,6 +25,7 @@ PRECISIONS = ("no", "fp16", "bf16")
 COMM_HOOKS = ("no", "fp16", "bf16", "power_sgd", "batched_power_sgd")
 START_METHODS = ("forkserver", "fork", "spawn")
 OUTPUTS = ("all", "rank0", "none")
+MONITORS = (True, False, "auto")
 
 MAX_SEED = 2**32 - 1
 """NumPy's legacy generator takes no larger seed."""
@@ -63,6 +69,13 @@ class LaunchConfig:
     """Whose rich output (figures, HTML, tables) the cell shows: `"all"`, `"rank0"` or `"none"`."""
     threads_per_process: int | None = None
     """Intra-op threads of each rank; None: the cores, shared out evenly."""
+    runs_folder: str | os.PathLike[str] | None = "auto"
+    """Where the run leaves a folder with its options, metrics, logs and summary, for `runs()` and `open_run()`.
+    `"auto"`: what the environment variable `NOTEBOOK_LAUNCHER_RUNS` names, else
+    `$XDG_STATE_HOME/notebook-launcher/runs`, else `~/.local/state/notebook-launcher/runs`. None: nowhere."""
+    monitor: bool | str = "auto"
+    """`"auto"`: a run of more than a second shows its live monitor where a front end draws widgets, and a line of
+    progress elsewhere; neither with `output="none"`. True: the monitor, whatever `output` says. False: neither."""
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -78,6 +91,7 @@ class LaunchConfig:
         _one_of("start_method", self.start_method, START_METHODS)
         _one_of("output", self.output, OUTPUTS)
         _one_of("display", self.display, OUTPUTS)
+        _check_monitor(self.monitor)
         steps = _integer("gradient_accumulation_steps", self.gradient_accumulation_steps, minimum=1)
         put("gradient_accumulation_steps", steps)
         put("max_restarts", _integer("max_restarts", self.max_restarts, minimum=0))
@@ -89,6 +103,7 @@ class LaunchConfig:
             put("max_grad_norm", _positive("max_grad_norm", self.max_grad_norm, none="no clipping"))
         if self.timeout is not None:
             put("timeout", _positive("timeout", self.timeout, unit=" seconds", none="no limit"))
+        put("runs_folder", _folder("runs_folder", self.runs_folder))
         put("env", _environment(self.env))
 
     @classmethod
@@ -102,6 +117,37 @@ class LaunchConfig:
             if name not in known:
                 raise ConfigError(_unknown_option(name, known))
         return dataclasses.replace(config or cls(), **options)
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike[str] | None = None) -> LaunchConfig:
+        """Read Accelerate's settings file, by default the one that `accelerate config` writes.
+
+        A `UserWarning` names what the file asks for and a launch from here does not do.
+
+        Raises:
+            ConfigError: It cannot be read, or describes what cannot be launched from a notebook: several
+                machines, a TPU, DeepSpeed, FSDP, Megatron-LM.
+        """
+        from notebook_launcher import accelerate_yaml
+
+        settings = accelerate_yaml.read(path)
+        if settings.ignored:
+            warnings.warn(f"{settings.path}: ignored: {', '.join(settings.ignored)}.", stacklevel=2)
+        return settings.config
+
+    def to_yaml(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write a settings file that `accelerate launch` accepts, by default Accelerate's own; return its path.
+
+        Keys of a file that is there are kept. Options that Accelerate has no key for go into a comment,
+        which `from_yaml` reads. On CPUs `accelerate launch` starts several processes only through mpirun.
+
+        Raises:
+            ConfigError: The file describes another kind of launch or cannot be written, or Accelerate cannot
+                do what these options say.
+        """
+        from notebook_launcher import accelerate_yaml
+
+        return accelerate_yaml.write(self, path)
 
     def training_settings(self) -> TrainingSettings:
         """Return the fields that an `Accelerator()` made in a rank adopts."""
@@ -180,6 +226,13 @@ def _one_of(name: str, value: object, choices: tuple[str, ...], *, or_none: bool
     raise ConfigError(msg)
 
 
+def _check_monitor(value: object) -> None:
+    # 1 == True, but a number says nothing here.
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in MONITORS):
+        msg = f"monitor={value!r} is unknown. It can be True, False or 'auto'."
+        raise ConfigError(msg)
+
+
 def _devices(value: object) -> tuple[int, ...] | str | None:
     if value is None or value == "cpu":
         return value
@@ -194,6 +247,19 @@ def _devices(value: object) -> tuple[int, ...] | str | None:
         msg = f"devices={value!r} names a GPU twice. Name each once; num_processes says how many ranks there are."
         raise ConfigError(msg)
     return indices
+
+
+def _folder(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    path = value.__fspath__() if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        msg = f"{name}={value!r} is a {type(value).__name__}; it must be a path, 'auto', or None to leave no folder."
+        raise ConfigError(msg)
+    if not path or "\0" in path:
+        msg = f"{name}={value!r} is no path. Pass a folder, 'auto', or None to leave none."
+        raise ConfigError(msg)
+    return path
 
 
 def _environment(value: object) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ torchrun and in a test.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import operator
@@ -21,7 +22,18 @@ if TYPE_CHECKING:
     from notebook_launcher.settings import TrainingSettings
     from notebook_launcher.training.phases import PhaseClock
 
-__all__ = ["current", "enter", "progress", "report", "report_values", "step_boundary", "stop_requested", "track"]
+__all__ = [
+    "activity",
+    "current",
+    "enter",
+    "forget_call",
+    "progress",
+    "report",
+    "report_values",
+    "step_boundary",
+    "stop_requested",
+    "track",
+]
 
 T = TypeVar("T")
 
@@ -32,8 +44,17 @@ PROGRESS_INTERVAL = 0.1
 # must cost nanoseconds.
 BOARD_SIZE = 4096
 STOP_FLAG = 0
+SAVES_ASKED = 1
+"""How many checkpoints the kernel has asked for, modulo 256."""
+CAN_SAVE = 2
+"""Whether an Accelerator answers to that."""
+SAVE_CHOICE = slice(8, 24)
+"""Rank 0's answer, two 64-bit integers: which request, and after which update all ranks save."""
 COOPERATIVE = 64
-"""Where rank r says that it looks at the board: byte COOPERATIVE + r."""
+MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // 2
+"""Rank r says that it looks at the board in byte COOPERATIVE + r, and what it does in byte ACTIVITY + r."""
+ACTIVITY = COOPERATIVE + MAX_RANKS
+COMPUTING, WAITING, SAVING = range(3)
 
 
 class RunStopped(KeyboardInterrupt):
@@ -56,6 +77,15 @@ class RankContext:
     """What the rank spends its time on, once somebody measures it."""
     last_progress: float = -math.inf
     """When `progress` last sent a record."""
+    saver: object = None
+    """What saves when the run asks for a checkpoint: that of the first Accelerator to make an update."""
+
+    def set_activity(self, activity: int) -> int:
+        """Say what the rank does now, COMPUTING, WAITING or SAVING; return what it was."""
+        at = ACTIVITY + self.rank
+        before: int = self.board[at]
+        self.board[at] = activity
+        return before
 
 
 class _Current:
@@ -66,6 +96,12 @@ class _Current:
 def enter(context: RankContext | None) -> None:
     """Say which rank this process is."""
     _Current.context = context
+
+
+def forget_call() -> None:
+    """Let the next call's Accelerator be the one that answers."""
+    if _Current.context is not None:
+        _Current.context.saver = None
 
 
 def current() -> RankContext | None:
@@ -99,8 +135,10 @@ def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None
 
 
 def _number(name: str, value: Any) -> float:
+    # A loss that is not detached: torch warns where it becomes a float.
+    detach = getattr(value, "detach", None)
     try:
-        return float(value)
+        return float(detach() if callable(detach) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         msg = f"report({name}={value!r}): a metric must be one number; take .item() or .mean() of it."
         raise TypeError(msg) from error
@@ -168,6 +206,20 @@ def _length(iterable: Any) -> int | None:
         return len(iterable)
     except (TypeError, NotImplementedError):
         return None
+
+
+@contextlib.contextmanager
+def activity(kind: int) -> Iterator[None]:
+    """Say that this rank is WAITING for others, or SAVING, while the block runs."""
+    context = _Current.context
+    if context is None or context.pid != os.getpid():
+        yield
+        return
+    before = context.set_activity(kind)
+    try:
+        yield
+    finally:
+        context.set_activity(before)
 
 
 def stop_requested() -> bool:

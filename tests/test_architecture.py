@@ -73,7 +73,7 @@ RULES = [
     ),
     Rule(
         who=tuple(f"{PACKAGE}.{name}" for name in FOUNDATIONS),
-        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("errors", "messages", "settings"))),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("accelerate_yaml", "errors", "messages", "settings"))),
         reason="both sides read these before anything heavy is there",
     ),
     Rule(

@@ -130,6 +130,8 @@ def test_ask_says_that_standard_input_has_ended(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     with pytest.raises(EOFError, match=r"no answer to 'name\? ': standard input has ended\. Pass the value"):
         cell.ask("name? ")
+    with pytest.raises(EOFError, match=r"has ended\. Switch breakpoints off with env="):
+        cell.ask("(rank 1 pdb) ")
 
 
 def test_broken_versions_of_ipykernel_are_named(kernel):

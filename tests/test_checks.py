@@ -93,7 +93,7 @@ def test_a_rank_cannot_launch() -> None:
         pid=0,
         settings=LaunchConfig().training_settings(),
         send=lambda _record: None,
-        board=bytearray(128),
+        board=bytearray(context.BOARD_SIZE),
         rendezvous=None,
     )
     context.enter(rank)

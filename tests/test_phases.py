@@ -269,9 +269,7 @@ def test_a_prepared_loader_tells_how_far_it_is() -> None:
 
 
 @pytest.mark.parametrize(("around", "num_syncs"), [("nothing", 4), ("backward", 4), ("both", 2)])
-def test_a_loop_without_windows_tells_which_backwards_waited_for_the_ranks(
-    session: Session, around: str, num_syncs: int
-) -> None:
+def test_a_loop_without_windows_tells_which_backwards_waited_for_the_ranks(around: str, num_syncs: int) -> None:
     def train() -> None:
         import contextlib
 
@@ -289,7 +287,7 @@ def test_a_loop_without_windows_tells_which_backwards_waited_for_the_ranks(
                     with no_sync(model) if around == "backward" else contextlib.nullcontext():
                         accelerator.backward(loss)
 
-    run = session.launch(train)
+    run = launch(train, 2, output="none")
     run.result()
     for told in run.phases.values():
         assert told.counts["sync"] == num_syncs

@@ -172,13 +172,14 @@ def test_progress_of_a_loader_without_a_length_and_steps_in_tensors(kernel: Kern
         kernel,
         """
 def loop():
-    import torch
+    import torch, warnings
     from torch.utils.data import DataLoader, IterableDataset
+    warnings.simplefilter("error")
     class Endless(IterableDataset):
         def __iter__(self):
             return iter(range(3))
     items = list(track(DataLoader(Endless(), batch_size=None)))
-    report(step=torch.tensor(3), loss=1.0)
+    report(step=torch.tensor(3), loss=torch.ones(1, requires_grad=True))
     try:
         report(step=1.5)
     except TypeError as error:

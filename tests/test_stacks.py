@@ -190,6 +190,7 @@ def test_a_rank_that_runs_nothing_and_one_that_did_not_answer():
     assert Stacks([idle, RankStack(1, ())]).verdict == (
         "rank 0 runs nothing: its function has ended; rank 1 did not answer"
     )
+    assert str(Stacks()) == "no rank is up yet"
 
 
 def test_ranks_in_the_same_place_share_a_sentence():

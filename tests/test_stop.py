@@ -107,6 +107,20 @@ def test_stop_climbs_as_far_as_it_must(kernel: Kernel, name: str, rung: str) -> 
     assert outcome.stdout.endswith(f"{rung} {rung} stopped True RunStoppedError\n")
 
 
+def test_a_function_may_catch_the_interrupt_and_return(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        cell = kernel.start(
+            "def saving():\n    try: cooperative()\n    except KeyboardInterrupt: return 'saved'\n"
+            "try: notebook_launch(saving, 2)\n"
+            "except KeyboardInterrupt as interrupt: print(list(interrupt.results))"
+        )
+        kernel.wait(cell, until=is_up)
+        kernel.interrupt()
+        outcome = kernel.wait(cell)
+    assert "saving: stopped after " in outcome.stdout
+    assert outcome.stdout.endswith("s; every rank had returned\n['saved', 'saved']\n")
+
+
 def test_a_second_interrupt_kills_at_once(kernel: Kernel) -> None:
     with unchanged(kernel):
         cell = kernel.start("notebook_launch(ignoring, 2)")

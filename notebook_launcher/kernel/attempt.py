@@ -79,12 +79,13 @@ class Attempt:
         self._deadline = deadline
         self._paused_at: float | None = None
         self._fail_at: float | None = None
+        self._asked_at: float | None = None
         self._num_processes = tree.setup.num_processes
         self._doomed: set[int] = set()
 
     def begin(self) -> None:
         """Send the call; ranks that are not up yet find it waiting."""
-        self.tree.board[context.STOP_FLAG] = 0
+        self.tree.board[:] = bytes(context.BOARD_SIZE)
         for rank in range(self._num_processes):
             self.tree.send(rank, self._call, [] if self._parcel is None else [self._parcel])
 
@@ -136,13 +137,14 @@ class Attempt:
                 pass
 
     def _end(self, end: RankEnd) -> None:
-        end.after_stop = self.ladder is not None and end.time >= self.ladder.started
+        stopping = self._asked_at if self.ladder is None or self._asked_at is not None else self.ladder.started
+        end.after_stop = stopping is not None and end.time >= stopping
         if end.rank in self.ends:
             self.ends[end.rank].close()
         self.ends[end.rank] = end
-        if self.ladder is not None:
+        if stopping is not None:
             self.tree.send(end.rank, messages.LeaveGroup())
-        if not end.failed or self.ladder is not None:
+        if not end.failed or stopping is not None:
             return
         grace = VICTIM_GRACE if end.raised is not None and is_victim_like(end.raised.report) else SURE_GRACE
         fail_at = time.monotonic() + grace
@@ -160,10 +162,33 @@ class Attempt:
         now = time.monotonic()
         if self.ladder is None:
             self.tree.board[context.STOP_FLAG] = 1
-            self._climb_onto(Ladder.start(now, USER_BUDGETS, can_ask=self._can_ask()))
+            self._climb_onto(Ladder.start(now, USER_BUDGETS, can_ask=self._asked_at is None and self._can_ask()))
         if at_once:
             self.ladder.climb(now, to_top=True)  # type: ignore[union-attr]
             self._send_signal()
+
+    def ask_to_stop(self) -> bool:
+        """Ask the ranks to stop at their next step boundary, however far that is; return whether one looks."""
+        if not self._can_ask():
+            return False
+        self.tree.board[context.STOP_FLAG] = 1
+        self._asked_at = time.monotonic()
+        return True
+
+    def ask_to_save(self) -> bool:
+        """Ask the ranks for a checkpoint; return whether one answers to that."""
+        board = self.tree.board
+        board[context.SAVES_ASKED] = (board[context.SAVES_ASKED] + 1) % 256
+        return self.can_save
+
+    @property
+    def can_save(self) -> bool:
+        """Whether an Accelerator answers to `ask_to_save`."""
+        return bool(self.tree.board[context.CAN_SAVE])
+
+    def activity_of(self, rank: int) -> int:
+        """Return what a rank says that it does: COMPUTING, WAITING or SAVING."""
+        return int(self.tree.board[context.ACTIVITY + rank])
 
     def _can_ask(self) -> bool:
         first = context.COOPERATIVE
@@ -233,4 +258,6 @@ class Attempt:
     @property
     def rung(self) -> Rung | None:
         """How far the stop had to go; None if nothing was stopped."""
-        return None if self.ladder is None else self.ladder.rung
+        if self.ladder is None:
+            return None if self._asked_at is None else Rung.ASK
+        return self.ladder.rung

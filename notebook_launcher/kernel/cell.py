@@ -9,6 +9,8 @@ behind `kernel.iopub_socket` belong to ipykernel's own thread, so no lock is nee
 from __future__ import annotations
 
 import base64
+import contextlib
+import contextvars
 import getpass
 import shutil
 import sys
@@ -18,18 +20,41 @@ import warnings
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from notebook_launcher.kernel.folding import Stream
 
-__all__ = ["CellSink", "Sink", "StreamSink", "ask", "make_sink"]
+__all__ = ["CellSink", "Sink", "StreamSink", "answering", "ask", "current_message", "make_sink"]
 
 CLOSE_BUDGET = 5.0
 BROKEN_IPYKERNELS = ("7.0.0", "7.0.1")
 
 
+_ANSWERED: contextvars.ContextVar[Any] = contextvars.ContextVar("answered", default=None)
+
+
+def current_message() -> Any:
+    """Return the message that the calling thread answers, of the running cell for instance; None without a kernel."""
+    shell = _shell()
+    return None if shell is None else shell.kernel.get_parent("shell")
+
+
+@contextlib.contextmanager
+def answering(message: Any) -> Iterator[None]:
+    """Let what is launched inside write into the cell of `message`, wherever this is called from."""
+    token = _ANSWERED.set(message)
+    try:
+        yield
+    finally:
+        _ANSWERED.reset(token)
+
+
 class Sink(Protocol):
     """Takes output, from any thread."""
+
+    @property
+    def has_audience(self) -> bool:
+        """Whether there may be a front end that draws widgets, and somebody who looks at it."""
 
     def text(self, stream: Stream, text: str) -> None:
         """Append text."""
@@ -53,15 +78,27 @@ class Sink(Protocol):
     def clear_output(self, *, wait: bool = False) -> None:
         """Clear what is there, at once or when the next output comes."""
 
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function that publishes, in the thread that does so, after all that was given before."""
+
+    def flush(self) -> None:
+        """Wait until all is sent."""
+
     def close(self) -> None:
         """Remove the live area; later output is still taken."""
 
 
 def make_sink() -> Sink:
     """Return the place where output of the calling code belongs; call it in the thread that launches."""
+    shell = _shell()
+    return StreamSink() if shell is None else CellSink(shell)
+
+
+def _shell() -> Any:
+    """Return the kernel's shell; None outside a kernel."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return CellSink(shell) if getattr(shell, "kernel", None) is not None else StreamSink()
+    return None if getattr(shell, "kernel", None) is None else shell
 
 
 class CellSink:
@@ -73,7 +110,7 @@ class CellSink:
     def __init__(self, shell: Any) -> None:
         _warn_of_broken_ipykernel()
         self._kernel = shell.kernel
-        self._parent = self._kernel.get_parent("shell")
+        self._parent = _ANSWERED.get() or self._kernel.get_parent("shell")
         self._loop = self._kernel.iopub_socket.io_thread.io_loop
         self._streams = {name: _redirected(getattr(sys, name)) for name in ("stdout", "stderr")}
         self._publisher = None if _is_zmq(shell.display_pub) else shell.display_pub
@@ -82,6 +119,17 @@ class CellSink:
         self._status_text = ""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # What the cell has printed so far comes first.
+
+    @property
+    def has_audience(self) -> bool:
+        """Whether there may be a front end that draws widgets, and somebody who looks at it.
+
+        Programs that run notebooks (nbclient, papermill, nbconvert) say with each cell that nobody can be asked
+        for input; front ends say the opposite.
+        """
+        content = self._parent.get("content", {}) if self._parent else {"allow_stdin": False}
+        captured = self._publisher is not None or any(self._streams.values())
+        return bool(content.get("allow_stdin", True)) and not captured
 
     def text(self, stream: Stream, text: str) -> None:
         """Append text to the cell's output."""
@@ -135,6 +183,14 @@ class CellSink:
     def close(self) -> None:
         """Remove the live area, and wait until all is sent; later output is still taken."""
         self.status("")
+        self.flush()
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function that publishes, in ipykernel's own thread."""
+        self._loop.add_callback(function, *args)
+
+    def flush(self) -> None:
+        """Wait until all is sent."""
         sent = threading.Event()
         self._loop.add_callback(sent.set)
         sent.wait(CLOSE_BUDGET)
@@ -142,7 +198,7 @@ class CellSink:
     def _send(self, kind: str, content: dict[str, Any]) -> None:
         # In ipykernel's own thread: it opens a socket for each other thread that publishes, and closes it
         # only seconds after that thread has ended.
-        self._loop.add_callback(self._publish, kind, content)
+        self.call(self._publish, kind, content)
 
     def _publish(self, kind: str, content: dict[str, Any]) -> None:
         kernel = self._kernel
@@ -152,6 +208,8 @@ class CellSink:
 
 class StreamSink:
     """A terminal, a log file, or whatever `sys.stdout` is."""
+
+    has_audience = False
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -188,6 +246,13 @@ class StreamSink:
     def clear_output(self, *, wait: bool = False) -> None:
         """Do nothing: what is written stays."""
 
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function, here."""
+        function(*args)
+
+    def flush(self) -> None:
+        """Do nothing: every text is flushed when it is written."""
+
     def close(self) -> None:
         """Remove the live line."""
         self.status("")
@@ -214,9 +279,12 @@ def ask(prompt: str, *, password: bool = False) -> str:
             if isinstance(error, EOFError)
             else "this front end cannot ask for input (nbclient, papermill and nbconvert never can)"
         )
-        raise EOFError(
-            f"no answer to {prompt!r}: {reason}. Pass the value to the function as an argument instead."
-        ) from error
+        hint = (
+            'Switch breakpoints off with env={"PYTHONBREAKPOINT": "0"}.'
+            if prompt.endswith(" pdb) ")
+            else "Pass the value to the function as an argument instead."
+        )
+        raise EOFError(f"no answer to {prompt!r}: {reason}. {hint}") from error
 
 
 def _write(file: TextIO, text: str) -> None:

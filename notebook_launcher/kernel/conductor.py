@@ -11,16 +11,18 @@ import re
 import secrets
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from notebook_launcher import messages, travel
 from notebook_launcher.engines.local import FromRank, Output
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel.attempt import Attempt
+from notebook_launcher.history.recorder import Recorder
 from notebook_launcher.kernel.formatting import format_seconds
 from notebook_launcher.kernel.live import LiveRecords
 from notebook_launcher.kernel.output import RunOutput
 from notebook_launcher.kernel.questions import Answer, Question, Questions
+from notebook_launcher.kernel.snapshots import ConductorReader
 from notebook_launcher.kernel.stacks import Stacks
 from notebook_launcher.kernel.verdict import Verdict, brief, fault_of_ours, judge
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
 
-__all__ = ["EXIT_BUDGET", "TOO_LATE", "Conductor", "Stop"]
+__all__ = ["EXIT_BUDGET", "TOO_LATE", "Command", "Conductor", "Save", "Stop"]
 
 EXIT_BUDGET = 5.0
 """Seconds that ranks get to run their exit handlers after a success."""
@@ -41,7 +43,20 @@ TOO_LATE = "the run has just ended: its ranks are gone"
 class Stop:
     """The wish to stop the run."""
 
-    at_once: bool
+    at_once: bool = False
+    after_step: bool = False
+    """Only ask: the ranks stop at their next step boundary, however far that is."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Save:
+    """The wish for a checkpoint."""
+
+    answered: concurrent.futures.Future[bool]
+    """Whether an Accelerator answers to it."""
+
+
+Command = Union[Answer, Stop, Save, "concurrent.futures.Future[Stacks]"]
 
 
 class Conductor:
@@ -66,17 +81,18 @@ class Conductor:
         self._call = call
         self._parcel = parcel
         self._in_cell = in_cell
-        self._commands: queue.SimpleQueue[Answer | Stop | concurrent.futures.Future[Stacks]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.restarts = 0
         self._stacks: Stacks | None = None
         self.output.headline(f"{name}: {ranks.plan.summary}")
+        self._recorder = Recorder(ConductorReader(self), config.runs_folder, self.launched, self._say)
         if stale := travel.stale_modules(parcel):
             forked = config.start_method == "fork"
             version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"
             self.output.notice(f"{', '.join(stale)} changed since the kernel imported it: {version}")
         threading.Thread(target=self._conduct, name=f"notebook-launcher {name}", daemon=True).start()
 
-    def command(self, command: Answer | Stop | concurrent.futures.Future[Stacks]) -> None:
+    def command(self, command: Command) -> None:
         """Ask for something; from any thread. What comes too late is refused."""
         if isinstance(command, Stop):
             self.asked_to_stop = True
@@ -101,6 +117,7 @@ class Conductor:
             self._call = self._parcel = None
             self.verdict = verdict
             self._refuse_commands()
+            self._recorder.finish()
             if verdict.error is None:
                 self.future.set_result(verdict.results)
             else:
@@ -149,6 +166,7 @@ class Conductor:
             self._obey(attempt)
             attempt.act(self._look_at_stacks)
             self.output.publish()
+            self._recorder.tick(time.monotonic())
         self._settle(attempt)
         return attempt
 
@@ -166,7 +184,8 @@ class Conductor:
     def _patience(self, attempt: Attempt) -> float | None:
         now = time.monotonic()
         deadline = attempt.next_deadline()
-        waits = [self.output.next_due(now), None if deadline is None else max(0.0, deadline - now)]
+        due = None if deadline is None else max(0.0, deadline - now)
+        waits = [self.output.next_due(now), self._recorder.next_due(now), due]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _settle(self, attempt: Attempt) -> None:
@@ -210,12 +229,14 @@ class Conductor:
         match event:
             case Output():
                 self.output.feed(event)
+                self._recorder.note()
             case FromRank(rank, messages.Display() | messages.ClearOutput() as record, _):
                 self.output.show(rank, record)
             case FromRank(rank, messages.InputRequest() as record, _):
                 self._ask(rank, record, attempt)
             case FromRank(rank, messages.Metrics() | messages.Progress() | messages.Phases() as record, _):
                 self.live.fold(rank, record)
+                self._recorder.note()
             case FromRank(_, messages.Notice() as record, _):
                 self.output.notice(record.text)
             case FromRank(rank, messages.Unreadable() as record, _):
@@ -232,6 +253,10 @@ class Conductor:
     def _obey(self, attempt: Attempt) -> None:
         while not self._commands.empty():
             match self._commands.get():
+                case Stop(after_step=True) if attempt.ladder is None and attempt.ask_to_stop():
+                    pass
+                case Save(answered):
+                    answered.set_result(attempt.ask_to_save())
                 case Stop(at_once):
                     if attempt.ladder is None and not at_once:
                         self._show_who_waits()
@@ -258,8 +283,9 @@ class Conductor:
     def _refuse_commands(self) -> None:
         while not self._commands.empty():
             command = self._commands.get()
-            if isinstance(command, concurrent.futures.Future):
-                command.set_exception(CallOrderError(TOO_LATE))
+            future = command.answered if isinstance(command, Save) else command
+            if isinstance(future, concurrent.futures.Future):
+                future.set_exception(CallOrderError(TOO_LATE))
 
     def _judge(self, attempt: Attempt) -> Verdict:
         return judge(
@@ -273,12 +299,16 @@ class Conductor:
             last_lines=self.output.last_lines,
         )
 
+    def _say(self, text: str) -> None:
+        self.output.notice(text, "stderr")
+        self.output.publish(force=True)
+
     def _say_end(self, error: BaseException | None) -> None:
         seconds = time.monotonic() - self.launched
-        if error is None:
+        if self.asked_to_stop:
+            text = f"stopped after {format_seconds(seconds)}" + ("; every rank had returned" if error is None else "")
+        elif error is None:
             text = f"done in {format_seconds(seconds)}"
-        elif self.asked_to_stop:
-            text = f"stopped after {format_seconds(seconds)}"
         else:
             text = brief(error, seconds)
         self.output.headline(f"{self.name}: {text}")

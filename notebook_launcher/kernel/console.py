@@ -69,6 +69,7 @@ class Console:
         self._sources: dict[tuple[int, Stream], _Source] = {}
         self._backlog = Backlog(label_size=len(label([0])) if self._is_labelled else 0)
         self._status = ""
+        self._progress = ""
         self._is_pending = False
         self._pending_since: float | None = None
         self._last_take = float("-inf")
@@ -85,6 +86,12 @@ class Console:
         self._backlog.push(Block(None, stream, text.removesuffix("\n") + "\n"))
         self._is_pending = True
 
+    def progress(self, text: str) -> None:
+        """Set the launcher's own line of the live area, which stands first; an empty text removes it."""
+        if text != self._progress:
+            self._progress = text
+            self._is_pending = True
+
     def finish(self, rank: int | None = None) -> None:
         """End the unfinished lines of one rank, or of all; of all makes the next `take` due at once."""
         for (owner, stream), source in self._sources.items():
@@ -94,6 +101,7 @@ class Console:
                 self._push(owner, stream, source.screen.close())
         self._is_pending = self._is_pending or bool(self._backlog or self._status)
         if rank is None:
+            self._progress = ""
             self._last_take = self._pending_since = float("-inf")
 
     def next_due(self, now: float) -> float | None:
@@ -156,7 +164,8 @@ class Console:
             for row in source.screen.live():
                 shown = row if len(row) <= STATUS_WIDTH else f"{row[:STATUS_WIDTH]} ..."
                 rows.setdefault(shown, []).append(rank)
-        lines = [(label(ranks) if self._is_labelled else "") + row for row, ranks in rows.items()]
+        lines = [self._progress[:STATUS_WIDTH]] if self._progress else []
+        lines += [(label(ranks) if self._is_labelled else "") + row for row, ranks in rows.items()]
         if len(lines) > STATUS_ROWS:
             lines[STATUS_ROWS - 1 :] = [f"... and {len(lines) - STATUS_ROWS + 1} more"]
         return "\n".join(lines)

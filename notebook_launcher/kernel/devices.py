@@ -28,6 +28,8 @@ class GPU:
     """Bytes."""
     free_memory: int
     """Bytes."""
+    capability: tuple[int, int] | None = None
+    """CUDA compute capability, such as (9, 0); None: unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,7 +112,15 @@ def _nvml_gpu(nvml: ctypes.CDLL, index: int) -> tuple[GPU, str]:
     nvml.nvmlDeviceGetName(handle, name, 96)
     nvml.nvmlDeviceGetUUID(handle, uuid, 96)
     nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    gpu = GPU(index=index, name=name.value.decode(), total_memory=memory.total, free_memory=memory.free)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    is_known = nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
+    gpu = GPU(
+        index=index,
+        name=name.value.decode(),
+        total_memory=memory.total,
+        free_memory=memory.free,
+        capability=(major.value, minor.value) if is_known else None,
+    )
     return gpu, uuid.value.decode()
 
 

@@ -29,6 +29,13 @@ class RunOutput:
         self._sink = cell.make_sink()
         self._display = config.display
         self._has_headlines = config.output != "none"
+        self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
+        """Whether a line of progress is wanted: where no view can be expected to show it."""
+
+    @property
+    def sink(self) -> cell.Sink:
+        """Where the output goes."""
+        return self._sink
 
     def text_of(self, rank: int) -> str:
         """Return all that a rank has written."""
@@ -54,6 +61,10 @@ class RunOutput:
         """Say how the run begins or ends, unless nothing at all is to be shown."""
         if self._has_headlines:
             self._console.notice(text)
+
+    def progress(self, text: str) -> None:
+        """Show how far the run is, in one line that is updated in place."""
+        self._console.progress(text if self.shows_progress else "")
 
     def show(self, rank: int, record: messages.Display | messages.ClearOutput) -> None:
         """Show rich output, if it is that of a rank whose is shown."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.config import MAX_SEED
-from notebook_launcher.context import BOARD_SIZE, COOPERATIVE
+from notebook_launcher.context import MAX_RANKS
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel import devices
 
@@ -81,9 +81,9 @@ class Plan:
         )
 
 
-def make_plan(config: LaunchConfig) -> Plan:
-    """Settle the options; raises `ConfigError` if they ask for more than the machine has."""
-    machine = devices.look()
+def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
+    """Settle the options; raises `ConfigError` if they ask for more than the machine (by default this one) has."""
+    machine = machine or devices.look()
     gpus = _choose_gpus(config, machine)
     num_processes = config.num_processes or _default_num_processes(machine, len(gpus))
     _check_number(num_processes, machine)
@@ -130,7 +130,7 @@ def _default_num_processes(machine: Machine, num_gpus: int) -> int:
 
 
 def _check_number(num_processes: int, machine: Machine) -> None:
-    limit = min(max(MIN_RANK_LIMIT, MAX_RANKS_PER_CORE * machine.num_cores), BOARD_SIZE - COOPERATIVE)
+    limit = min(max(MIN_RANK_LIMIT, MAX_RANKS_PER_CORE * machine.num_cores), MAX_RANKS)
     if num_processes > limit:
         msg = (
             f"num_processes={num_processes} is too many for this machine: it has {machine.num_cores} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import signal
@@ -55,12 +56,19 @@ class Questions:
             signal.pthread_kill(thread, signal.SIGINT)
         self._queue.put(None)
 
-    def answer_all(self, reply: Callable[[Answer], None], stop: Callable[[bool], object]) -> bool:
+    def answer_all(
+        self,
+        reply: Callable[[Answer], None],
+        stop: Callable[[bool], object],
+        idle: Callable[[], float | None] = lambda: None,
+    ) -> bool:
         """Answer until the run is over.
 
         Args:
             reply: Takes the answers.
             stop: Called at each interrupt, with whether there was one before.
+            idle: Called at once, and again after as many seconds as it returned, or after a question; None: after
+                a question alone.
 
         Returns:
             Whether there was an interrupt.
@@ -68,7 +76,7 @@ class Questions:
         interrupted = False
         while True:
             try:
-                question = self._queue.get()
+                question = self._next(idle)
                 if question is None:
                     break
                 self._answer(question, reply)
@@ -78,6 +86,11 @@ class Questions:
                 stop(interrupted)
                 interrupted = True
         return interrupted
+
+    def _next(self, idle: Callable[[], float | None]) -> Question | None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._queue.get(timeout=idle())
 
     def _answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
         request = question.request

@@ -53,8 +53,12 @@ class RankLog:
     def tail(self, num_lines: int) -> tuple[str, ...]:
         """Return the last lines; of a line that was overwritten (a progress bar), its last state."""
         with self._lock:
-            start, data = self._in_file, bytes(self._memory)
-            while start and data.count(b"\n") <= num_lines:
+            # A view asks several times a second: only the end is copied and decoded.
+            cut = len(self._memory)
+            for _ in range(num_lines + 1):
+                cut = max(0, self._memory.rfind(b"\n", 0, cut))
+            start, data = self._in_file, bytes(self._memory[cut:])
+            while not cut and start and data.count(b"\n") <= num_lines:
                 start = max(0, start - BLOCK)
                 data = self._read(start)
         lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")

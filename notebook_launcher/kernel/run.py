@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import travel
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, probe, snapshots
-from notebook_launcher.kernel.conductor import TOO_LATE, Conductor, Stop
+from notebook_launcher.kernel.conductor import TOO_LATE, Conductor, Save, Stop
 from notebook_launcher.kernel.formatting import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.local import Event
@@ -150,6 +150,10 @@ class Run:
 
     # Waiting and stopping.
 
+    def add_done_callback(self, callback: Callable[[Run], object]) -> None:
+        """Call `callback(run)` once the run is over, in the run's own thread; at once if it is over already."""
+        self._future.add_done_callback(lambda _: callback(self))
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run is over, at most `timeout` seconds; return whether it is."""
         return bool(concurrent.futures.wait([self._future], timeout).done)
@@ -173,12 +177,15 @@ class Run:
             raise TimeoutError(msg)
         return self._future.exception()
 
-    def stop(self, *, wait: bool = True, at_once: bool = False) -> str | None:
+    def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
         """Stop the run: ask, interrupt, SIGTERM, SIGKILL, together within 3 seconds. Idempotent.
 
         Args:
             wait: Whether to wait until the run is over.
             at_once: Kill the ranks without asking.
+            after_step: Only ask, and give the ranks as long as their present step takes. Where no rank looks
+                (none calls `report`, `track` or an Accelerator), this is a stop like any other. Another
+                `stop()` does not wait for the step.
 
         Returns:
             The rung that it took, "ask", "interrupt", "terminate" or "kill"; None if the run was over
@@ -186,11 +193,37 @@ class Run:
         """
         if self._conductor.verdict is not None:
             return self._conductor.verdict.results.stopped_by
-        self._conductor.command(Stop(at_once))
+        self._conductor.command(Stop(at_once, after_step))
         if not wait:
             return None
         self.wait()
         return self._conductor.verdict.results.stopped_by if self._conductor.verdict is not None else None
+
+    def save(self) -> None:
+        """Ask for a checkpoint: all ranks write it after the same update, and the training goes on.
+
+        The first Accelerator that made an update writes it, with `save_state`, when its loop asks for the next
+        batch: to the next folder if `ProjectConfiguration(automatic_checkpoint_naming=True)`, else to
+        `checkpoints/update_<number>` in its project folder, or in the working directory. A line says so.
+
+        Raises:
+            CallOrderError: The run is over, or no Accelerator has made an update in it yet.
+        """
+        if self._conductor.verdict is not None:
+            msg = f"the run is over ({self.state}): there is nothing left to save"
+            raise CallOrderError(msg)
+        wanted = Save(concurrent.futures.Future())
+        self._conductor.command(wanted)
+        either: list[concurrent.futures.Future[Any]] = [wanted.answered, self._future]
+        concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
+        if not wanted.answered.done():
+            raise CallOrderError(TOO_LATE)
+        if not wanted.answered.result():
+            msg = (
+                "no Accelerator has made an update in this run yet, so nobody can save it. Prepare the model and the "
+                "optimizer with Accelerator().prepare(...), or save in the function itself."
+            )
+            raise CallOrderError(msg)
 
     def __await__(self) -> Generator[Any, None, Results]:
         return self._wait_async().__await__()

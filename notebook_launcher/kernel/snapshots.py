@@ -5,23 +5,50 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from notebook_launcher import context
 from notebook_launcher.history.records import FailureRecord, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.formatting import one_line_of
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.history.records import RankState, RunState
+    from notebook_launcher.history.records import MetricPoint, RankState, RunState
     from notebook_launcher.kernel.conductor import Conductor
     from notebook_launcher.messages import Failure
 
-__all__ = ["config_as_json", "state_of", "take_rank_snapshot", "take_snapshot"]
+__all__ = ["ConductorReader", "config_as_json", "state_of", "take_rank_snapshot", "take_snapshot"]
 
+ACTIVITIES: dict[int, RankState] = {
+    context.COMPUTING: "running",
+    context.WAITING: "waiting",
+    context.SAVING: "saving",
+}
+SECRET = re.compile("key|token|secret|passw", re.IGNORECASE)
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConductorReader:
+    """What a run's thread knows, as views read it."""
+
+    conductor: Conductor
+
+    def snapshot(self) -> RunSnapshot:
+        """Return what is known now."""
+        return take_snapshot(self.conductor)
+
+    def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
+        """Return the metrics after a position, and the next position."""
+        return self.conductor.live.metrics_since(position)
+
+    def logs_since(self, rank: int, position: int) -> tuple[str, int]:
+        """Return what a rank has written after a position, and the next position."""
+        return self.conductor.output.text_since(rank, position)
 
 
 def state_of(conductor: Conductor) -> RunState:
@@ -96,7 +123,11 @@ def _rank_state(conductor: Conductor, rank: int) -> RankState:
         return "returned" if end.returned is not None else "stopped" if end.after_stop else "failed"
     if attempt is None or rank not in attempt.started:
         return "starting"
-    return "asking" if rank in conductor.asking else "running"
+    if rank in conductor.asking:
+        return "asking"
+    with contextlib.suppress(ValueError):  # The board was closed while the run ended.
+        return ACTIVITIES[attempt.activity_of(rank)]
+    return "running"
 
 
 def _resident(pid: int) -> int | None:
@@ -116,9 +147,13 @@ def _failure(failure: Failure) -> FailureRecord:
 
 
 def config_as_json(config: LaunchConfig) -> dict[str, Any]:
-    """Return the fields as JSON has them."""
+    """Return the fields as JSON has them, without the variables of `env` that look like secrets.
+
+    What is returned ends up in files and saved notebooks.
+    """
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return {name: _plain(value) for name, value in fields.items()}
+    env = {name: value for name, value in config.env.items() if not SECRET.search(name)}
+    return {**{name: _plain(value) for name, value in fields.items()}, "env": env}
 
 
 def _plain(value: object) -> object:

@@ -156,6 +156,8 @@ class Stacks(tuple[RankStack, ...]):
     @property
     def verdict(self) -> str:
         """One sentence: which ranks wait in which collective, and where the others are instead."""
+        if not self:
+            return "no rank is up yet"
         groups: dict[tuple[str, str], list[int]] = {}
         num_calls = len({stack.waiting_in for stack in self} - {None})
         for stack in sorted(self, key=lambda stack: stack.waiting_in is None):

@@ -137,7 +137,7 @@ def _error(
             error.args = (f"{error}\n{stacks}",)
         return error
     if failures and asked_to_stop:
-        listed = ", ".join(str(failure.rank) for failure in failures)
+        listed = ", ".join(map(str, sorted(failure.rank for failure in failures)))
         return RunStoppedError(f"the run was stopped before rank{'s' * (len(failures) > 1)} {listed} returned")
     return None
 

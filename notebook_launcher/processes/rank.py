@@ -128,6 +128,7 @@ class _Rank:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(call.restart_count)
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
         stage = _Stage()
+        context.forget_call()
         # Anew for each call: an earlier one may have ignored the signal.
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._look_for_edits()

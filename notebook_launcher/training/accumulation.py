@@ -19,6 +19,7 @@ from notebook_launcher import context
 from notebook_launcher.training import models
 from notebook_launcher.training.models import FORWARD_ALONE, FORWARD_SYNCED, LeafTensor, SyncedModel
 from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.savepoint import Savepoint
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,6 +40,7 @@ class Accumulation:
         self.scaler: torch.amp.GradScaler | None = None
         self.clock: Any = None
         """A `PhaseClock`, if a launcher listens."""
+        self.savepoint = Savepoint()
         self.device = torch.device("cpu")
         self._rules = rules
         self._rank = rank
@@ -77,10 +79,11 @@ class Accumulation:
             factor, ends = self._scale_alone(weight, reduction), True
         else:
             factor, ends = self._scale_in(window, weight, reduction), state.sync_gradients
+        syncs = self._world > 1 and (ends if window is not None else self.members.next_backward_syncs)
         watched = self._watched() if self._rules.guards else []
         pending = self._sum_weights(window) if ends and window is not None else None
         try:
-            self._run(loss, factor, kwargs, watch=ends)
+            self._run(loss, factor, kwargs, watch=syncs)
         except BaseException:
             if window is not None:
                 window.broken = True
@@ -92,10 +95,12 @@ class Accumulation:
         if ends and window is not None:
             self._correct(window, pending)
         if clock is not None:
-            clock.mark_backward(synced=ends and self._world > 1)
+            clock.mark_backward(synced=syncs)
+        if ends:
+            self.savepoint.count_update()
 
     def _run(self, loss: torch.Tensor, factor: float, kwargs: dict[str, Any], *, watch: bool) -> None:
-        if watch and self._world > 1 and self.clock is not None and self.clock.watch_sync() and loss.requires_grad:
+        if watch and self.clock is not None and self.clock.watch_sync() and loss.requires_grad:
             loss.register_hook(self._mark_computed)  # type: ignore[no-untyped-call]
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
@@ -318,6 +323,8 @@ class Block:
         if accumulation.clock is not None and state.stack.active is None:
             accumulation.clock.mark("data")  # a prepared loader marks its waits itself
         context.step_boundary()
+        if window.num_batches == 0:
+            accumulation.savepoint.save_if_due()
         self._outer, self.outer_block = state.current, state.block
         num_before = window.num_batches
         if state.enter(window):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from notebook_launcher.training.models import LeafTensor, SyncedModel, synced_part
+from notebook_launcher.training.models import FORWARD_SYNCED, LeafTensor, SyncedModel, synced_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,6 +80,17 @@ class Members:
         self.synced_models.clear()
         self.leaves.clear()
         self._owners.clear()
+
+    @property
+    def next_backward_syncs(self) -> bool:
+        """Whether a backward that no `accumulate` decides for waits for the ranks."""
+        # DDP decides at the forward; of other members all that is known is what they are set to.
+        return any(
+            member.forwards & FORWARD_SYNCED
+            if isinstance(member, SyncedModel)
+            else getattr(member, "require_backward_grad_sync", True)
+            for member in self.everybody
+        )
 
     @property
     def everybody(self) -> list[Member]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from notebook_launcher import context
 from notebook_launcher.training.environment import Place, flag, read_place
 from notebook_launcher.training.operations.checking import debug_mode
 from notebook_launcher.training.plugins import DistributedType, warn_user
@@ -139,6 +140,10 @@ class ProcessState:
     def _barrier(self, *, wait: bool) -> None:
         if self.num_processes == 1:
             return
+        with context.activity(context.WAITING if wait else context.COMPUTING):
+            self._call_barrier(wait=wait)
+
+    def _call_barrier(self, *, wait: bool) -> None:
         device_ids = [self.device.index] if self.backend == "nccl" and self.device.type == "cuda" else None
         dist.barrier(device_ids=device_ids, async_op=not wait)
 

@@ -195,10 +195,13 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             deliveries, move = self._moving(self._deliveries(start, order))
             # DataLoader looks at the name of every attribute that is set, which takes 0.4 us.
             said = vars(self)
+            on_next = self.stack.on_next if len(self.stack.loaders) == 1 else None
             for batch, drawn, is_last, position in self._told(deliveries, start):
                 said["current_round"], said["end_of_dataloader"], said["iteration_token"] = drawn, is_last, token
                 progress.position = position
                 yield batch if move is None else move(batch)
+                if on_next is not None:
+                    on_next()
             progress.count_epoch(start.epoch)
         finally:
             if self.iteration_token is token:

@@ -31,6 +31,8 @@ class LoaderStack:
         """`on_begin` is called whenever an iteration begins."""
         self._loaders: list[weakref.ref[Any]] = []
         self._on_begin = on_begin
+        self.on_next: Callable[[], None] | None = None
+        """Called when a loop that stands in no other asks for its next batch."""
 
     def begin(self, loader: Any) -> None:
         """Make `loader` the active one."""

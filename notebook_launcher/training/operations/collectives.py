@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from notebook_launcher import context
 from notebook_launcher.training.operations.checking import require_alike
 from notebook_launcher.training.operations.nested import map_tensors
 from notebook_launcher.training.operations.tensors import TensorInformation
@@ -37,6 +38,7 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+@context.activity(context.WAITING)
 def gather(tensor: Any) -> Any:
     """Concatenate each tensor of all processes along dimension 0, in rank order.
 
@@ -89,6 +91,7 @@ def _gather_packed(wires: list[torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
+@context.activity(context.WAITING)
 def gather_object(object: Any) -> Any:  # noqa: A002 - Accelerate's name
     """Join the lists of all processes, in rank order.
 
@@ -114,6 +117,7 @@ def gather_object(object: Any) -> Any:  # noqa: A002 - Accelerate's name
     return [item for items in everyone for item in items]
 
 
+@context.activity(context.WAITING)
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Give all processes the tensors of one.
 
@@ -147,6 +151,7 @@ def _broadcast_one(tensor: torch.Tensor, from_process: int) -> torch.Tensor:
         return tensor.copy_(wire)
 
 
+@context.activity(context.WAITING)
 def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor | None:
     """Give all processes the tensor that one has; the others need not know its shape.
 
@@ -177,6 +182,7 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor |
     return copied
 
 
+@context.activity(context.WAITING)
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Replace the items of `object_list`, in place, by those of process `from_process`, and return it.
 
@@ -187,6 +193,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     return object_list
 
 
+@context.activity(context.WAITING)
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     """Combine each tensor over all processes, element by element.
 

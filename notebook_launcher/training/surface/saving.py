@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.hooks import RemovableHandle
 
+from notebook_launcher import context
 from notebook_launcher.training import checkpoints
 from notebook_launcher.training.models import unwrap_model
 
@@ -68,9 +69,8 @@ class SavingMethods:
             max_shard_size: A file is not larger, unless one tensor is; bytes, or a text such as `"200MB"`.
             safe_serialization: safetensors; False: `torch.save`.
         """
-        checkpoints.save_model(
-            unwrap_model(model), save_directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization
-        )
+        with context.activity(context.SAVING):
+            checkpoints.save_model(unwrap_model(model), save_directory, max_shard_size, safe_serialization)
 
     def save_state(
         self,
@@ -90,7 +90,8 @@ class SavingMethods:
         Returns:
             The folder.
         """
-        return checkpoints.save_state(self, output_dir, safe_serialization, **save_model_func_kwargs)
+        with context.activity(context.SAVING):
+            return checkpoints.save_state(self, output_dir, safe_serialization, **save_model_func_kwargs)
 
     def load_state(
         self,

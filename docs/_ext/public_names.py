@@ -1,0 +1,90 @@
+"""The public names: where each is described, and lists of those that a package has."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from sphinx.util.docutils import SphinxDirective
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from docutils import nodes
+    from sphinx.application import Sphinx
+
+PACKAGES = ("notebook_launcher", "notebook_launcher.training", "notebook_launcher.compat", "notebook_launcher.widgets")
+"""An object is described under the first of these that has it."""
+
+
+def names_in(package: str) -> list[str]:
+    """Return the public names of a package; those of the first are found when they are asked for, not listed."""
+    module = importlib.import_module(package)
+    names = dir(module) if package == PACKAGES[0] else module.__all__
+    return sorted(name for name in names if not name.startswith("__"))
+
+
+def _definitions(package: str) -> Iterator[tuple[str, str]]:
+    module = importlib.import_module(package)
+    for name in names_in(package):
+        value = getattr(module, name)
+        yield f"{value.__module__}.{value.__qualname__}", name
+
+
+@functools.cache
+def homes() -> dict[str, str]:
+    """Return the public names, by where each object is defined."""
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        for definition, name in _definitions(package):
+            known = found.get(definition, "").rpartition(".")[0]
+            if not known or (known == package and definition.endswith(f".{name}")):  # not the other name it has
+                found[definition] = f"{package}.{name}"
+    return found
+
+
+def public_name_of(target: str) -> str | None:
+    """Return the public name of what is defined as `target`, `notebook_launcher.config.LaunchConfig` for instance."""
+    if target in homes():
+        return homes()[target]
+    owner, _, member = target.rpartition(".")
+    return f"{homes()[owner]}.{member}" if owner in homes() else None
+
+
+class SharedNames(SphinxDirective):
+    """`shared-names:: PACKAGE` lists the names of a package that are described under another one's."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return the list."""
+        package = self.arguments[0]
+        publics = [homes()[definition] for definition, _ in _definitions(package)]
+        lines = [f"- {{py:obj}}`{public}`" for public in publics if not public.startswith(f"{package}.")]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+class EveryName(SphinxDirective):
+    """`every-name:: PACKAGE` describes all names of a package."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return what autodoc says of each."""
+        package = self.arguments[0]
+        module = importlib.import_module(package)
+        lines = ["```{eval-rst}"]
+        for name in module.__all__:
+            value = getattr(module, name)
+            kind = "class" if inspect.isclass(value) else "function" if inspect.isroutine(value) else "data"
+            lines += [f".. auto{kind}:: {package}.{name}", ""]
+        return self.parse_text_to_nodes("\n".join([*lines, "```"])) if module.__all__ else []
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register with Sphinx."""
+    app.add_directive("every-name", EveryName)
+    app.add_directive("shared-names", SharedNames)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

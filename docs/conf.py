@@ -1,0 +1,58 @@
+"""How the documentation is built: `make docs`, without a network; every warning is an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+sys.path[:0] = [str(DOCS / "_ext"), str(DOCS.parent)]
+
+import notebook_launcher  # noqa: E402 - the checkout's own
+
+project = "notebook-launcher"
+author = "the authors of notebook-launcher"
+copyright = "the authors of notebook-launcher"
+release = version = notebook_launcher.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "docstrings",
+    "message_list",
+    "public_names",
+]
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
+nitpicky = True
+
+# `docs/notebooks` is a link to the notebooks, which are committed without outputs and shown as they are.
+# `make docs EXECUTE=force` runs them first, in real kernels, and shows what they put out.
+nb_execution_mode = os.environ.get("EXECUTE") or "off"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent), os.environ.get("PYTHONPATH")]))
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_default_options = {"members": True, "inherited-members": False, "show-inheritance": True}
+maximum_signature_line_length = 100
+python_use_unqualified_type_names = True
+add_module_names = False
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = False
+default_role = "public"  # in docstrings: a link where the reference has the name, and code elsewhere
+suppress_warnings = ["ref.python"]  # a short name in an annotation that compat has too: the first is meant
+
+html_theme = "furo"
+html_title = f"notebook-launcher {version}"
+html_copy_source = False
+html_show_sphinx = False

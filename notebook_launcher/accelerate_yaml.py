@@ -1,0 +1,259 @@
+"""Accelerate's settings file, `default_config.yaml`: what `accelerate config` writes and `accelerate launch` reads.
+
+`accelerate launch` refuses a file with a key that it does not know (accelerate 1.15,
+`ClusterConfig.from_yaml_file`), and it has none for most of our options. They travel in a comment:
+
+    # notebook-launcher: {"backend": "gloo", "gradient_accumulation_steps": 4}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.config import PRECISIONS, LaunchConfig
+from notebook_launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["AccelerateSettings", "default_path", "read", "write"]
+
+MARK = "# notebook-launcher: "
+SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU")
+INSTEAD = {
+    "DEEPSPEED": "it shards the optimizer with DeepSpeed, which ranks of a notebook do not run",
+    "FSDP": "it shards the model with FSDP, which cannot be set from here",
+    "MEGATRON_LM": "it splits the model with Megatron-LM, which ranks of a notebook do not run",
+    "XLA": "it is for a TPU",
+    "TPU": "it is for a TPU",
+}
+OWN_KEYS = ("distributed_type", "gpu_ids", "mixed_precision", "num_processes", "use_cpu")
+"""What a save replaces; all other keys stay as they are."""
+HARMLESS_KEYS = (
+    "compute_environment",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+    "main_training_function",
+    "num_machines",
+    "rdzv_backend",
+    "same_network",
+)
+"""What has no meaning where one kernel starts all ranks and binds its own port."""
+NEW_FILE = {"compute_environment": "LOCAL_MACHINE", "debug": False, "machine_rank": 0, "num_machines": 1}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AccelerateSettings:
+    """A settings file, read."""
+
+    path: Path
+    config: LaunchConfig
+    ignored: tuple[str, ...]
+    """`key: value` of what asks for something that a launch from here does not do; a save keeps it."""
+
+
+def default_path() -> Path:
+    """Return where Accelerate keeps its settings, by the same variables; the file need not exist."""
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = Path(os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))).expanduser()
+    yaml_file, json_file = (home / "accelerate" / f"default_config.{ending}" for ending in ("yaml", "json"))
+    return json_file if json_file.is_file() and not yaml_file.is_file() else yaml_file
+
+
+def read(path: str | os.PathLike[str] | None = None) -> AccelerateSettings:
+    """Read a settings file, by default Accelerate's own.
+
+    Raises:
+        ConfigError: There is no such file, it is no settings file, or it describes what cannot be
+            launched from a notebook: several machines, a TPU, DeepSpeed, FSDP, Megatron-LM.
+    """
+    file = default_path() if path is None else Path(path).expanduser()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        hint = " Run `accelerate config`, or save one from here." if isinstance(error, FileNotFoundError) else ""
+        msg = f"{file} cannot be read: {getattr(error, 'strerror', None) or error}.{hint}"
+        raise ConfigError(msg) from error
+    values = _mapping(file, text)
+    _check_kind(file, values)
+    options = {**_options(file, values), **_extras(file, text, values)}
+    try:
+        config = LaunchConfig.build(None, options)
+    except ConfigError as error:
+        msg = f"{file}: {error}"
+        raise ConfigError(msg) from None
+    return AccelerateSettings(path=file, config=config, ignored=_ignored(values))
+
+
+def write(config: LaunchConfig, path: str | os.PathLike[str] | None = None) -> Path:
+    """Write a settings file that `accelerate launch` accepts, by default Accelerate's own; return its path.
+
+    Of a file that is there, keys that we do not set are kept. A number of processes that `config` leaves
+    open is written as it would be chosen on this machine, since `accelerate launch` needs one.
+
+    Raises:
+        ConfigError: The file that is there describes another kind of launch, it cannot be written, or
+            `config` is nothing that Accelerate can do.
+    """
+    import yaml
+
+    file = default_path() if path is None else Path(path).expanduser()
+    if file.suffix == ".json":
+        msg = f"{file}: our own options travel in a comment, which JSON has not. Choose a name that ends in .yaml."
+        raise ConfigError(msg)
+    kept: Mapping[str, Any] = NEW_FILE
+    if file.exists():
+        read(file)  # A file that describes another kind of launch is not overwritten.
+        kept = _mapping(file, file.read_text(encoding="utf-8"))
+    values, extras = _values(config)
+    text = yaml.safe_dump({**{key: kept[key] for key in kept if key != "fp16"}, **values})
+    if extras:
+        text = f"{MARK}{json.dumps(extras, sort_keys=True)}\n{text}"
+    try:
+        _replace(file, text)
+    except OSError as error:
+        msg = f"{file} cannot be written: {error.strerror}."
+        raise ConfigError(msg) from error
+    return file
+
+
+def _mapping(file: Path, text: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        msg = f"{file} is not YAML: {' '.join(str(error).split())}"
+        raise ConfigError(msg) from error
+    if not isinstance(values, dict) or "distributed_type" not in values:
+        msg = f"{file} has no distributed_type, so it is no settings file of Accelerate's. `accelerate config` writes one."
+        raise ConfigError(msg)
+    return values
+
+
+def _check_kind(file: Path, values: Mapping[str, Any]) -> None:
+    kind = str(values["distributed_type"])
+    machines, where = values.get("num_machines", 1), values.get("compute_environment", "LOCAL_MACHINE")
+    why = ""
+    if where != "LOCAL_MACHINE":
+        why = f"compute_environment: {where}, and a notebook launches on its own machine"
+    elif machines not in (None, 1):
+        why = f"num_machines: {machines}, and a notebook launches on one machine"
+    elif kind not in SUPPORTED:
+        why = f"distributed_type: {kind}, and {INSTEAD.get(kind, 'ranks run on CPUs or NVIDIA GPUs')}"
+    elif values.get("mixed_precision") == "fp8":
+        why = f"mixed_precision: fp8, and it can be {', '.join(PRECISIONS)}"
+    if why:
+        msg = f"{file} cannot be launched from here: it says {why}. Use `accelerate launch` for it, or another file."
+        raise ConfigError(msg)
+
+
+def _options(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that Accelerate has keys for."""
+    num, precision = values.get("num_processes", -1), values.get("mixed_precision")
+    if values["distributed_type"] == "NO":
+        num = values.get("num_processes", 1)
+    if precision is None and values.get("fp16"):
+        precision = "fp16"  # as files of older versions say it
+    uses_cpu = values.get("use_cpu") or values["distributed_type"] == "MULTI_CPU"
+    return {
+        "num_processes": None if num in (None, -1) else num,
+        # YAML reads a bare `no` as false.
+        "mixed_precision": precision or "no",
+        "devices": "cpu" if uses_cpu else _devices(file, values.get("gpu_ids")),
+    }
+
+
+def _devices(file: Path, gpu_ids: Any) -> tuple[int, ...] | None:
+    if gpu_ids in (None, "all"):
+        return None
+    try:
+        return tuple(int(item) for item in str(gpu_ids).split(","))
+    except ValueError:
+        msg = f"{file}: gpu_ids: {gpu_ids!r} must be 'all' or indices such as '0,1'."
+        raise ConfigError(msg) from None
+
+
+def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of our comment line; what was changed in the keys since then wins over it."""
+    line = next((line for line in text.splitlines() if line.startswith(MARK)), None)
+    if line is None:
+        return {}
+    try:
+        extras = json.loads(line.removeprefix(MARK))
+    except ValueError as error:
+        msg = f"{file}: the line {line!r} is not JSON: {error}. Correct it, or remove it."
+        raise ConfigError(msg) from error
+    if not isinstance(extras, dict):
+        msg = f"{file}: the line {line!r} must hold options by name. Correct it, or remove it."
+        raise ConfigError(msg)
+    written = extras.pop("written", {})
+    if any(values.get(key) != value for key, value in written.items()):
+        for key in ("devices", "num_processes"):
+            extras.pop(key, None)
+    return extras
+
+
+def _ignored(values: Mapping[str, Any]) -> tuple[str, ...]:
+    silent = (*OWN_KEYS, *HARMLESS_KEYS, "fp16")
+    asked = {key: value for key, value in values.items() if key not in silent and value not in (None, "no", "NO")}
+    return tuple(f"{key}: {value}" for key, value in asked.items() if value)
+
+
+def _values(config: LaunchConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what goes into Accelerate's keys, and what goes into our comment."""
+    from notebook_launcher.kernel.plan import make_plan
+
+    plan = make_plan(config)
+    num = plan.num_processes
+    if isinstance(config.devices, tuple) and num > len(config.devices):
+        msg = (
+            f"num_processes={num} with devices={list(config.devices)}: Accelerate cannot let processes share a GPU, "
+            "so there is nothing to write. Choose a GPU for each process."
+        )
+        raise ConfigError(msg)
+    values = {
+        "distributed_type": "NO" if num == 1 else "MULTI_GPU" if plan.use_gpu else "MULTI_CPU",
+        "gpu_ids": ",".join(map(str, config.devices)) if isinstance(config.devices, tuple) else "all",
+        "mixed_precision": config.mixed_precision,
+        "num_processes": num,
+        "use_cpu": not plan.use_gpu,
+    }
+    extras = {name: value for name, value in _changed(config).items() if name not in ("devices", *values)}
+    left_open = [name for name in ("num_processes", "devices") if getattr(config, name) is None]
+    if plan.use_gpu and "devices" in left_open:
+        left_open.remove("devices")  # gpu_ids: all says it
+    if left_open:
+        written = {key: values[key] for key in ("num_processes", "use_cpu")}
+        extras |= {**dict.fromkeys(left_open), "written": written}
+    return values, extras
+
+
+def _changed(config: LaunchConfig) -> dict[str, Any]:
+    """Return the options that differ from their defaults, as JSON has them."""
+    changed, defaults = {}, LaunchConfig()
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value != getattr(defaults, field.name):
+            changed[field.name] = dict(value) if field.name == "env" else value
+    return changed
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as new:
+            new.write(text)
+        os.chmod(name, file.stat().st_mode if file.exists() else 0o644)
+        os.replace(name, file)
+    except BaseException:
+        os.unlink(name)
+        raise

@@ -1,0 +1,77 @@
+"""The curves of one run: a plot for each metric, a line for each rank or their mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from notebook_launcher.drawing.averages import mean_of, series_of
+from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots, legend_of
+from notebook_launcher.drawing.svg import Picture, document, text
+from notebook_launcher.drawing.text import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from notebook_launcher.history.curves import Curves
+
+__all__ = ["MAX_LINES", "curves_picture", "curves_svg"]
+
+MAX_LINES = 6
+"""Lines of a plot that can be told apart; more ranks are drawn as their mean."""
+MEAN = "mean of the ranks; the band spans from the lowest to the highest"
+
+
+def curves_svg(
+    curves: Curves,
+    names: Iterable[str] | None = None,
+    *,
+    width: float = 720.0,
+    log: bool = False,
+    smoothing: float = 0.0,
+    average: bool = False,
+) -> str:
+    """Return metrics as one `<svg>`: small multiples with a legend.
+
+    A value that is NaN or infinite is a gap with a mark at the edge of its plot. At most 24 metrics are drawn; a
+    line says how many are not.
+
+    Args:
+        curves: The metrics of a run.
+        names: Which metrics, in this order; None: all, in the order in which they appeared. One that nobody
+            reported gets an empty plot.
+        width: In pixels; a page that is narrower scales the picture down.
+        log: Whether values are drawn on a logarithmic scale, which leaves out those that are not positive.
+        smoothing: The weight of the past in an exponential moving average, 0 to less than 1; what was reported
+            stays visible behind it.
+        average: Whether to draw the mean of the ranks instead of each rank. With more than six ranks of a metric
+            the mean is drawn in any case.
+    """
+    options = PlotOptions(width=width, log=log, smoothing=smoothing)
+    picture = curves_picture(curves, names, options, average=average)
+    return document(picture, f"Curves of {plural(len(curves), 'metric')} by step")
+
+
+def curves_picture(
+    curves: Curves, names: Iterable[str] | None, options: PlotOptions, *, average: bool = False
+) -> Picture:
+    """Return the picture that `curves_svg` puts into a document."""
+    chosen = list(curves.names if names is None else names)
+    if not chosen:
+        return Picture(options.width, 20, text(0, 14, "No metrics were reported."))
+    most = max((len(curves[name]) for name in chosen if name in curves), default=0)
+    fold = average or most > MAX_LINES
+    plots = [_plot(curves, name, fold=fold) for name in chosen]
+    every = [series for plot in plots for series in plot.series]
+    legend = legend_of(every)
+    if fold:
+        legend = [(0, MEAN)] if any(series.band for series in every) else []
+    return draw_plots(plots, options, legend=legend)
+
+
+def _plot(curves: Curves, name: str, *, fold: bool) -> Plot:
+    ranks = curves[name] if name in curves else {}
+    if not fold:
+        lines = tuple(series_of(f"rank {rank}", curve, rank) for rank, curve in sorted(ranks.items()))
+        return Plot(title=name, series=lines)
+    note = f"{len(ranks)} ranks" if len(ranks) > 1 else "".join(f"rank {rank} only" for rank in ranks)
+    return Plot(title=name, series=(mean_of("mean", ranks.values(), 0),) if ranks else (), note=note)

@@ -1,0 +1,154 @@
+"""From points to ink: lines that break at what cannot be drawn, thinned to what the eye can tell apart."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from notebook_launcher.drawing.colours import line_style
+from notebook_launcher.drawing.svg import marker, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from notebook_launcher.drawing.averages import Series
+    from notebook_launcher.drawing.scales import Scale
+
+__all__ = ["band_path", "draw_series", "oddities"]
+
+Pixel = tuple[float, float]
+
+FEW = 16
+"""A line with so few points shows each of them."""
+NUM_MARKERS = 5
+"""Markers along a line with more points."""
+NEAR = 8.0
+"""Pixels within which two marks of values that are not finite become one."""
+
+
+def draw_series(series: Series, shown: Sequence[tuple[int, float]], x: Scale, y: Scale, columns: int) -> str:
+    """Return a line, its band, and what is drawn behind it.
+
+    Args:
+        series: Where the raw points and the band come from.
+        shown: The points of the line itself, which may be smoothed.
+        x: Of the steps.
+        y: Of the values.
+        columns: Into how many columns the plot is divided; of each, the lowest and the highest point are drawn.
+    """
+    style = line_style(series.style)
+    drawn = [thin(segment, x, columns) for segment in _segments(shown, x, y)]
+    body = band_path(series.band, x, y, columns, style.colour)
+    line = f'fill="none" stroke="{style.colour}" stroke-linejoin="round" stroke-linecap="round"'
+    if shown is not series.points:
+        raw = [thin(segment, x, columns) for segment in _segments(series.points, x, y)]
+        body += f'<path d="{_path(raw)}" {line} stroke-width="1" stroke-opacity="0.35"/>'
+    dash = f' stroke-dasharray="{style.dash}"' if style.dash else ""
+    body += f'<path d="{_path(drawn)}" {line} stroke-width="1.6"{dash}/>' if drawn else ""
+    return body + marker(style, _marked([pixel for segment in drawn for pixel in segment], series.style), 2.6)
+
+
+def _segments(points: Iterable[tuple[int, float]], x: Scale, y: Scale) -> list[list[Pixel]]:
+    """Return unbroken lines: one ends at a value that cannot be drawn, and where the steps begin anew."""
+    segments: list[list[Pixel]] = [[]]
+    last = -math.inf
+    for step, value in points:
+        drawable = math.isfinite(value) and (value > 0 or not y.log)
+        if not drawable or step < last:
+            segments.append([])
+        if drawable:
+            segments[-1].append((x(step), y(value)))
+        last = step
+    return [segment for segment in segments if segment]
+
+
+def thin(segment: Sequence[Pixel], x: Scale, columns: int) -> list[Pixel]:
+    """Return at most two points for each column, its highest and its lowest, and both ends."""
+    if len(segment) <= columns:
+        return list(segment)
+    width = max((x.end - x.start) / columns, 1e-9)
+    kept: list[Pixel] = [segment[0]]
+    column: list[Pixel] = []
+    for pixel in segment:
+        if column and int(pixel[0] / width) != int(column[0][0] / width):
+            kept += _extremes(column)
+            column = []
+        column.append(pixel)
+    return [*kept, *_extremes(column), segment[-1]]
+
+
+def _extremes(column: Sequence[Pixel]) -> list[Pixel]:
+    low, high = min(column, key=lambda pixel: pixel[1]), max(column, key=lambda pixel: pixel[1])
+    return [low] if low == high else sorted((low, high), key=column.index)
+
+
+def _path(segments: Iterable[Sequence[Pixel]]) -> str:
+    parts = []
+    for segment in segments:
+        coordinates = " ".join(f"{number(x)} {number(y)}" for x, y in segment)
+        parts.append(f"M{coordinates}" if len(segment) > 1 else f"M{coordinates}h0")  # Round caps make it a dot.
+    return "".join(parts)
+
+
+def _marked(pixels: Sequence[Pixel], style: int) -> list[Pixel]:
+    if len(pixels) <= FEW:
+        return list(pixels)
+    # Lines that lie on each other show their markers side by side.
+    shift = (style * 0.37) % 1.0
+    return [pixels[int((place + shift) / NUM_MARKERS * len(pixels))] for place in range(NUM_MARKERS)]
+
+
+def band_path(band: Sequence[tuple[int, float, float]], x: Scale, y: Scale, columns: int, colour: str) -> str:
+    """Return the range around a line as one shape; empty if there is none."""
+    drawable = [(step, low, high) for step, low, high in band if not y.log or low > 0]
+    if len(drawable) < 2:
+        return ""
+    stride = max(1, math.ceil(len(drawable) / columns))
+    stretches = [drawable[at : at + stride] for at in range(0, len(drawable), stride)]
+    tops = [(x(stretch[0][0]), y(max(high for _, _, high in stretch))) for stretch in stretches]
+    lows = [(x(stretch[0][0]), y(min(low for _, low, _ in stretch))) for stretch in stretches]
+    return f'<path d="{_path([[*tops, *reversed(lows)]])}z" fill="{colour}" fill-opacity="0.18"/>'
+
+
+def oddities(every: Iterable[Series], x: Scale, y: Scale) -> tuple[str, str]:
+    """Return marks where a value could not be drawn, and a note with the first step of each kind.
+
+    NaN is a cross at the bottom, an infinite value a triangle at its edge.
+    """
+    marks: list[str] = []
+    first: dict[str, int] = {}
+    for series in every:
+        colour = line_style(series.style).colour
+        last = dict.fromkeys(_KINDS, -math.inf)
+        for step, value in series.points:
+            kind = _kind(value, y)
+            if not kind:
+                continue
+            first[kind] = min(first.get(kind, step), step)
+            if kind in last and x(step) - last[kind] > NEAR:
+                last[kind] = x(step)
+                marks.append(_mark(kind, x(step), y, colour))
+    note = ", ".join(f"{symbol} from step {step:,}" for symbol, step in first.items())
+    return "".join(marks), note
+
+
+_KINDS = ("× NaN", "▲ ∞", "▼ -∞")  # noqa: RUF001 - the sign that is drawn
+
+
+def _kind(value: float, y: Scale) -> str:
+    if math.isnan(value):
+        return _KINDS[0]
+    if math.isinf(value):
+        return _KINDS[1] if value > 0 else _KINDS[2]
+    return "≤ 0 left out" if y.log and value <= 0 else ""
+
+
+def _mark(kind: str, x: float, y: Scale, colour: str) -> str:
+    bottom, top = number(y.start - 8), number(y.end + 2)
+    if kind == _KINDS[0]:
+        shape = f'd="M{number(x - 3)} {bottom}l6 6m0 -6l-6 6" stroke="{colour}" stroke-width="1.6"'
+    elif kind == _KINDS[1]:
+        shape = f'd="M{number(x)} {top}l4 7h-8z" fill="{colour}"'
+    else:
+        shape = f'd="M{number(x)} {number(y.start - 2)}l4 -7h-8z" fill="{colour}"'
+    return f'<path class="nonfinite" {shape}><title>{kind}</title></path>'

@@ -1,0 +1,203 @@
+"""Small multiples: one plot a metric, all with the same look, under one legend."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from notebook_launcher.drawing.averages import smooth
+from notebook_launcher.drawing.colours import line_style
+from notebook_launcher.drawing.lines import draw_series, oddities
+from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
+from notebook_launcher.drawing.svg import SIZE, SMALL, Picture, marker, number, stack, text
+from notebook_launcher.drawing.text import one_line, shorten, text_width
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from notebook_launcher.drawing.averages import Series
+
+__all__ = ["MAX_PLOTS", "Plot", "PlotOptions", "draw_plots"]
+
+MAX_PLOTS = 24
+MAX_POINTS = 30_000
+"""Points in a picture, shared out among its lines: about 300 kB."""
+PLOT_WIDTH = 290.0
+"""The narrowest that a plot gets where there are several."""
+GAP, HEAD, FOOT = 24.0, 24.0, 20.0
+ROW = 18.0
+"""Pixels between two rows of a legend."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """What one metric's plot shows."""
+
+    title: str
+    series: tuple[Series, ...]
+    note: str = ""
+    """Beside the title."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlotOptions:
+    """How all plots of a picture are drawn."""
+
+    width: float = 720.0
+    log: bool = False
+    smoothing: float = 0.0
+
+
+def draw_plots(plots: Sequence[Plot], options: PlotOptions, *, legend: Sequence[tuple[int, str]]) -> Picture:
+    """Return the first `MAX_PLOTS` plots in rows, the legend above, and below it what was left out.
+
+    Args:
+        plots: In the order in which they are drawn.
+        options: How.
+        legend: (style, label) of each kind of line.
+    """
+    shown, left_out = plots[:MAX_PLOTS], plots[MAX_PLOTS:]
+    parts = [_legend(legend, options.width)] if legend else []
+    parts += list(_rows(shown, options))
+    if left_out:
+        names = ", ".join(one_line(plot.title, 40) for plot in left_out[:20])
+        words = f"{len(left_out)} more not drawn: {names}"
+        parts.append(Picture(options.width, 14, text(0, 11, words, width=options.width)))
+    return stack(parts, gap=16)
+
+
+def _legend(entries: Sequence[tuple[int, str]], width: float) -> Picture:
+    parts: list[str] = []
+    x, row = 0.0, 0
+    for style, label in entries:
+        words = shorten(one_line(label, 80), width - 34, SMALL)
+        room = 30 + text_width(words, SMALL)
+        if x and x + room > width:
+            x, row = 0.0, row + 1
+        y = row * ROW + 8
+        look = line_style(style)
+        dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
+        parts.append(
+            f'<path d="M{number(x)} {number(y)}h24" stroke="{look.colour}" stroke-width="1.8"{dash}/>'
+            + marker(look, [(x + 12, y)])
+            + text(x + 30, y + 4, words)
+        )
+        x += room + 18
+    return Picture(width, (row + 1) * ROW - 2, "".join(parts))
+
+
+def _rows(plots: Sequence[Plot], options: PlotOptions) -> Iterator[Picture]:
+    if not plots:
+        return
+    num_columns = max(1, min(len(plots), int((options.width + GAP) // (PLOT_WIDTH + GAP))))
+    width = (options.width - GAP * (num_columns - 1)) / num_columns
+    height = 200.0 if len(plots) == 1 else 124.0
+    num_lines = sum(1 + bool(options.smoothing) for plot in plots for _ in plot.series)
+    points = int(min(width, max(40, MAX_POINTS / 2 / max(num_lines, 1))))
+    frames = [_Frame(plot, options, height) for plot in plots]
+    margin = max(frame.margin for frame in frames)  # One for all: what lies below each other is aligned.
+    steps = _common_steps(plots)
+    for start in range(0, len(frames), num_columns):
+        row = frames[start : start + num_columns]
+        body = "".join(
+            f'<g transform="translate({number(place * (width + GAP))} 0)">{frame.draw(width, margin, steps, points)}</g>'
+            for place, frame in enumerate(row)
+        )
+        yield Picture(options.width, HEAD + height + FOOT, body)
+
+
+def _common_steps(plots: Sequence[Plot]) -> tuple[int, int] | None:
+    every = [step for plot in plots for series in plot.series for step, _ in series.points]
+    return (min(every), max(every)) if every else None
+
+
+class _Frame:
+    """One plot: title, axes, lines."""
+
+    def __init__(self, plot: Plot, options: PlotOptions, height: float) -> None:
+        self._plot, self._options = plot, options
+        values = [value for series in plot.series for _, value in series.points]
+        values += [value for series in plot.series for _, *ends in series.band for value in ends]
+        self._bottom = HEAD + height
+        self._y = make_scale(values, self._bottom, HEAD, log=options.log)
+        ticks = self._y.ticks(4) if self._y else []
+        self._ticks = list(zip(ticks, tick_labels(ticks), strict=True))
+        self.margin = max([30.0, *(text_width(label, SMALL) + 8 for _, label in self._ticks)])
+
+    def draw(self, width: float, margin: float, common: tuple[int, int] | None, points: int) -> str:
+        x = self._steps(margin, width, common)
+        if x is None or self._y is None:
+            return self._title(width, self._why_empty()) + self._empty(width, margin)
+        marks, note = oddities(self._plot.series, x, self._y)
+        note = ", ".join(part for part in (self._plot.note, note) if part)
+        lines = "".join(draw_series(series, self._smooth(series), x, self._y, points) for series in self._plot.series)
+        return self._title(width, note) + self._axes(x, width) + lines + marks
+
+    def _smooth(self, series: Series) -> Sequence[tuple[int, float]]:
+        return smooth(series.points, self._options.smoothing) if self._options.smoothing else series.points
+
+    def _steps(self, margin: float, width: float, common: tuple[int, int] | None) -> Scale | None:
+        own = _common_steps([self._plot])
+        if own is None or common is None:
+            return None
+        # The same steps for all plots, so that a metric which came late is seen to; but one that counts in another
+        # unit (epochs) would be squeezed into a corner.
+        low, high = common if own[1] - own[0] >= 0.25 * (common[1] - common[0]) else own
+        return make_scale((low, high), margin, width - 6, margin=0.0)
+
+    def _title(self, width: float, note: str) -> str:
+        room = text_width(note, SMALL) + 12 if note else 0.0
+        note = shorten(note, 0.6 * width, SMALL)
+        title = text(0, 13, one_line(self._plot.title), bold=True, size=SIZE, width=width - min(room, 0.6 * width + 12))
+        return title + (text(width - 4, 13, note, anchor="end") if note else "")
+
+    def _why_empty(self) -> str:
+        values = [value for series in self._plot.series for _, value in series.points]
+        if not values:
+            return "no values"
+        return "no positive value" if self._options.log and any(map(math.isfinite, values)) else "no finite value"
+
+    def _empty(self, width: float, margin: float) -> str:
+        box = f'width="{number(width - margin - 6)}" height="{number(self._bottom - HEAD)}"'
+        return (
+            f'<rect x="{number(margin)}" y="{number(HEAD)}" {box} stroke="currentColor" '
+            'stroke-opacity="0.3" stroke-dasharray="3 4"/>'
+        )
+
+    def _axes(self, x: Scale, width: float) -> str:
+        assert self._y is not None
+        right, bottom = number(width - 6), number(self._bottom)
+        grid = "".join(f"M{number(x.start)} {number(self._y(tick))}H{right}" for tick, _ in self._ticks)
+        labels = "".join(text(x.start - 6, self._y(tick) + 4, label, anchor="end") for tick, label in self._ticks)
+        return (
+            f'<path d="{grid}" stroke="currentColor" stroke-opacity="0.22"/>'
+            f'<path d="M{number(x.start)} {bottom}H{right}{self._tick_marks(x)}" '
+            f'stroke="currentColor" stroke-opacity="0.7"/>{labels}{self._step_labels(x, width)}'
+        )
+
+    def _tick_marks(self, x: Scale) -> str:
+        return "".join(f"M{number(x(tick))} {number(self._bottom)}v4" for tick in _whole_ticks(x))
+
+    def _step_labels(self, x: Scale, width: float) -> str:
+        right = width - 6
+        body = text(right, self._bottom + 16, "step", anchor="end")
+        free = -math.inf
+        limit = right - text_width("step", SMALL) - 6
+        ticks = _whole_ticks(x)
+        for tick, label in zip(ticks, tick_labels(ticks), strict=True):
+            half = text_width(label, SMALL) / 2
+            if x(tick) - half > free and x(tick) + half < limit:
+                body += text(x(tick), self._bottom + 16, label, anchor="middle")
+                free = x(tick) + half + 8
+        return body
+
+
+def _whole_ticks(x: Scale) -> list[float]:
+    ticks = x.ticks(max(2, int((x.end - x.start) / 60)))
+    return [tick for tick in ticks if float(tick).is_integer()] or [math.floor(x.low)]
+
+
+def legend_of(every: Iterable[Series]) -> list[tuple[int, str]]:
+    """Return (style, label) of these lines, each once, by style."""
+    return sorted({(series.style, series.label) for series in every})

@@ -1,0 +1,119 @@
+"""The few pieces of SVG that the pictures are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from notebook_launcher.drawing.colours import INK, LineStyle
+from notebook_launcher.drawing.text import escape, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["SMALL", "Picture", "document", "marker", "number", "stack", "text"]
+
+SIZE, SMALL = 12.0, 11.0
+"""Font sizes in pixels: titles, and all else."""
+FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','DejaVu Sans',sans-serif"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Picture:
+    """A part of a page: SVG elements that fill [0, width] x [0, height], in pixels."""
+
+    width: float
+    height: float
+    body: str
+
+
+def stack(pictures: Iterable[Picture], *, gap: float = 18.0) -> Picture:
+    """Put pictures below each other."""
+    parts: list[str] = []
+    top = width = 0.0
+    for picture in pictures:
+        top += gap if parts else 0.0
+        parts.append(f'<g transform="translate(0 {number(top)})">{picture.body}</g>')
+        top, width = top + picture.height, max(width, picture.width)
+    return Picture(width, top, "".join(parts))
+
+
+def document(picture: Picture, title: str) -> str:
+    """Return a whole `<svg>`, which shrinks with the page and can stand in a file of its own."""
+    width, height = number(picture.width), number(picture.height)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'role="img" aria-label="{escape(title)}" color="{INK}" fill="none" font-family="{FONT}" '
+        f'font-size="{number(SMALL)}" style="max-width:100%;height:auto">'
+        f"<title>{escape(title)}</title>{picture.body}</svg>"
+    )
+
+
+def number(value: float) -> str:
+    """Return a coordinate with a tenth of a pixel."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def text(
+    x: float,
+    y: float,
+    words: str,
+    *,
+    anchor: str = "start",
+    bold: bool = False,
+    size: float = SMALL,
+    width: float | None = None,
+    fill: str = "currentColor",
+) -> str:
+    """Return one line of text on the base line `y`; what is wider than `width` is cut and stands in its tooltip."""
+    shown = words if width is None else shorten(words, width, size * (1.06 if bold else 1.0))
+    title = f"<title>{escape(words)}</title>" if shown != words else ""
+    attributes = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    attributes += ' font-weight="600"' if bold else ""
+    attributes += "" if size == SMALL else f' font-size="{number(size)}"'
+    return f'<text x="{number(x)}" y="{number(y)}" fill="{fill}"{attributes}>{title}{escape(shown)}</text>'
+
+
+def marker(style: LineStyle, at: Sequence[tuple[float, float]], radius: float = 3.2) -> str:
+    """Return the marker of a line at each of these places, as one path."""
+    path = "".join(_SHAPES[style.marker](x, y, radius) for x, y in at)
+    stroke = f' stroke="{style.colour}" stroke-width="2"' if style.marker in ("cross", "bar") else ""
+    return f'<path d="{path}" fill="{style.colour}"{stroke}/>' if at else ""
+
+
+def _circle(x: float, y: float, r: float) -> str:
+    d = number(2 * r)
+    return f"M{number(x - r)} {number(y)}a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0 -{d} 0z"
+
+
+def _square(x: float, y: float, r: float) -> str:
+    s = number(1.8 * r)
+    return f"M{number(x - 0.9 * r)} {number(y - 0.9 * r)}h{s}v{s}h-{s}z"
+
+
+def _triangle(x: float, y: float, r: float) -> str:
+    return f"M{number(x)} {number(y - 1.25 * r)}l{number(1.2 * r)} {number(2.1 * r)}h-{number(2.4 * r)}z"
+
+
+def _diamond(x: float, y: float, r: float) -> str:
+    s = number(1.35 * r)
+    return f"M{number(x)} {number(y - 1.35 * r)}l{s} {s}l-{s} {s}l-{s} -{s}z"
+
+
+def _cross(x: float, y: float, r: float) -> str:
+    s, d = 0.9 * r, number(1.8 * r)
+    return f"M{number(x - s)} {number(y - s)}l{d} {d}m0 -{d}l-{d} {d}"
+
+
+def _bar(x: float, y: float, r: float) -> str:
+    return f"M{number(x)} {number(y - 1.3 * r)}v{number(2.6 * r)}"
+
+
+_SHAPES = {
+    "circle": _circle,
+    "square": _square,
+    "triangle": _triangle,
+    "diamond": _diamond,
+    "cross": _cross,
+    "bar": _bar,
+}

@@ -1,0 +1,97 @@
+"""Text from anywhere, made safe for a page and short enough for its place."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+import unicodedata
+
+__all__ = ["clean", "escape", "format_number", "format_seconds", "one_line", "plural", "shorten", "text_width"]
+
+MAX_TEXT = 50_000
+"""Characters of one text that a page takes in; a traceback has about 2,000."""
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+# What XML 1.0 cannot hold, the C1 controls, and the marks that turn the direction of the text around them.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]",
+)
+_NARROW = frozenset("iIjl.,:;'|![]()/ ftr·")
+_WIDE = frozenset("mwMW%@")
+
+
+def clean(text: object, limit: int = MAX_TEXT) -> str:
+    """Return the text without colour codes; other control characters and lone surrogates become `\ufffd`."""
+    raw = str(text)
+    kept = _UNPRINTABLE.sub("\ufffd", _ANSI.sub("", raw[:limit].replace("\r\n", "\n")))
+    return kept if len(raw) <= limit else f"{kept}\n... {len(raw) - limit:,} more characters"
+
+
+def one_line(text: object, limit: int = 200) -> str:
+    """Return the text in one line of at most `limit` characters."""
+    line = " ".join(clean(text, 4 * limit).split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def escape(text: object) -> str:
+    """Return the text for HTML and SVG, inside elements and inside quoted attributes."""
+    return html.escape(clean(text))
+
+
+def shorten(text: str, width: float, size: float) -> str:
+    """Return as much of the text as fits into `width` pixels at this font size, with an ellipsis if it is cut."""
+    if text_width(text, size) <= width:
+        return text
+    room = width - size
+    for at, character in enumerate(text):
+        room -= text_width(character, size)
+        if room < 0:
+            return text[:at].rstrip() + "…"
+    return text
+
+
+def text_width(text: str, size: float) -> float:
+    """Return about how many pixels wide a text is, in DejaVu Sans: the widest of the fonts that a page may choose."""
+    return size * sum(_ems(character) for character in text)
+
+
+def _ems(character: str) -> float:
+    if character in _NARROW:
+        return 0.4
+    if character in _WIDE:
+        return 0.98
+    if unicodedata.combining(character):
+        return 0.0
+    if unicodedata.east_asian_width(character) in "WF":
+        return 1.1
+    return 0.7 if character.isupper() else 0.64
+
+
+def format_number(value: float | None) -> str:
+    """Return a number in at most four digits: `0.1234`, `12.35`, `1.2e-05`, `NaN`; empty for None."""
+    if value is None:
+        return ""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"  # noqa: RUF001 - the sign for it
+    if float(value).is_integer() and abs(value) < 1e6:
+        return f"{value:.0f}"
+    return f"{value:.4g}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return `35 ms`, `4.2 s`, `3 min 20 s` or `1 h 02 min`; empty for None."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 rank` or `2 ranks`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

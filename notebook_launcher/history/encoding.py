@@ -1,0 +1,128 @@
+"""Snapshots and metrics as JSON, and back.
+
+JSON has no NaN and no infinity: such a number is the string "NaN", "Infinity" or "-Infinity". What a later
+version adds is ignored, and what an earlier one lacks has its default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from notebook_launcher.history.records import (
+    FailureRecord,
+    MetricPoint,
+    PhaseSpan,
+    RankPhases,
+    RankSnapshot,
+    RunSnapshot,
+)
+
+__all__ = ["MAX_SPANS", "decode_point", "decode_snapshot", "encode", "encode_point", "encode_snapshot"]
+
+MAX_SPANS = 4096
+"""Spans of all ranks together that are written: 160 kB, and 5 ms of work."""
+
+T = TypeVar("T")
+
+# json.dumps makes an encoder for each call that is not plain, which takes three times as long as its work.
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), check_circular=False)
+
+
+def encode(data: Any) -> str:
+    """Return plain data as JSON, whatever its numbers are; what is not plain is given as its `str`."""
+    try:
+        return _ENCODER.encode(data)
+    except (TypeError, ValueError):
+        return _ENCODER.encode(_plain(data))
+
+
+def encode_point(point: MetricPoint) -> str:
+    """Return one line, without its end."""
+    return encode({"rank": point.rank, "step": point.step, "time": round(point.time, 6), "values": point.values})
+
+
+def decode_point(line: str | bytes) -> MetricPoint | None:
+    """Return the point of a line; None if it holds none."""
+    try:
+        data = json.loads(line)
+        values = {str(name): _number(value) for name, value in data["values"].items()}
+        return MetricPoint(rank=int(data["rank"]), step=int(data["step"]), time=float(data["time"]), values=values)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def encode_snapshot(snapshot: RunSnapshot) -> dict[str, Any]:
+    """Return a snapshot as plain data; of the spans, as many of the newest as there is room for."""
+    num_spans = MAX_SPANS // max(1, len(snapshot.phases))
+    return {
+        **_fields(snapshot),
+        "ranks": [_fields(rank) for rank in snapshot.ranks],
+        "failures": [_fields(failure) for failure in snapshot.failures],
+        "phases": {
+            str(rank): {**_fields(phases), "spans": [_encode_span(span) for span in phases.spans[-num_spans:]]}
+            for rank, phases in snapshot.phases.items()
+        },
+    }
+
+
+def decode_snapshot(data: Mapping[str, Any]) -> RunSnapshot:
+    """Return the snapshot.
+
+    Raises:
+        TypeError: A field is missing or of another kind, so that this is no snapshot.
+        ValueError: As TypeError.
+        AttributeError: As TypeError.
+    """
+    return dataclasses.replace(
+        _build(RunSnapshot, data),
+        ranks=tuple(_decode_rank(rank) for rank in data.get("ranks", ())),
+        failures=tuple(
+            dataclasses.replace(_build(FailureRecord, item), last_lines=tuple(item.get("last_lines", ())))
+            for item in data.get("failures", ())
+        ),
+        phases={int(rank): _decode_phases(item) for rank, item in data.get("phases", {}).items()},
+    )
+
+
+def _encode_span(span: PhaseSpan) -> tuple[str, float, float]:
+    return span.phase, round(span.start, 6), round(span.seconds, 6)
+
+
+def _decode_rank(data: Mapping[str, Any]) -> RankSnapshot:
+    metrics = {name: _number(value) for name, value in data.get("metrics", {}).items()}
+    return dataclasses.replace(_build(RankSnapshot, data), metrics=metrics)
+
+
+def _decode_phases(data: Mapping[str, Any]) -> RankPhases:
+    spans = tuple(PhaseSpan(phase=span[0], start=span[1], seconds=span[2]) for span in data.get("spans", ()))
+    return dataclasses.replace(_build(RankPhases, data), spans=spans)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+def _build(kind: type[T], data: Mapping[str, Any]) -> T:
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in data.items() if name in known})
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _plain(data: Any) -> Any:
+    match data:
+        case float() if not math.isfinite(data):
+            return "NaN" if math.isnan(data) else "Infinity" if data > 0 else "-Infinity"
+        case Mapping():
+            return {str(key): _plain(value) for key, value in data.items()}
+        case list() | tuple():
+            return [_plain(item) for item in data]
+        case None | bool() | int() | float() | str():
+            return data
+    return str(data)

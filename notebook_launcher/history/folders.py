@@ -1,0 +1,144 @@
+"""Where runs leave their folders, what is in them, and which of them go to make room."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from notebook_launcher.history import owners
+
+__all__ = [
+    "CONFIG",
+    "MAX_BYTES",
+    "MAX_RUNS",
+    "METRICS",
+    "PART",
+    "SUMMARY",
+    "VARIABLE",
+    "find_home",
+    "is_live",
+    "list_ids",
+    "log_name",
+    "prune",
+    "read_json",
+]
+
+VARIABLE = "NOTEBOOK_LAUNCHER_RUNS"
+"""Environment variable that names the folder of all runs."""
+MAX_RUNS = 500
+"""Folders that are kept; a new run takes the place of the oldest."""
+MAX_BYTES = 1_000_000_000
+"""What they may hold together. One holds at most about 130 MB (`files.py`)."""
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+PART = "summary.json.part"
+"""A summary that is being written; it is renamed when it is whole."""
+
+YOUNG = 60.0
+"""Seconds for which a folder without a summary may still be about to get one."""
+
+_ID = re.compile(r"\d{8}-\d{6}-[\w-]+-[0-9a-f]{4}", re.ASCII)
+_OURS = re.compile(r"config\.json|metrics\.jsonl|summary\.json(\.part)?|rank-\d+\.log", re.ASCII)
+
+
+def log_name(rank: int) -> str:
+    """Return the name of the file with what a rank wrote."""
+    return f"rank-{rank}.log"
+
+
+def find_home(chosen: str | os.PathLike[str] | None = "auto") -> Path | None:
+    """Return the folder of all runs, which need not exist; None if runs are to leave nothing.
+
+    Args:
+        chosen: `LaunchConfig.runs_folder`. `"auto"`: what the environment variable `NOTEBOOK_LAUNCHER_RUNS`
+            names, else `$XDG_STATE_HOME/notebook-launcher/runs`, else `~/.local/state/notebook-launcher/runs`.
+
+    Raises:
+        RuntimeError: No home folder is known.
+    """
+    if chosen is None:
+        return None
+    if chosen != "auto":
+        return Path(chosen).expanduser().absolute()
+    if named := os.environ.get(VARIABLE):
+        return Path(named).expanduser().absolute()
+    # A relative path is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (state if state.is_absolute() else Path.home() / ".local/state") / "notebook-launcher/runs"
+
+
+def list_ids(home: Path) -> list[str]:
+    """Return the names of the folders of runs, the newest first; none if the home is not there."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return sorted((name for name in os.listdir(home) if _ID.fullmatch(name)), reverse=True)  # noqa: PTH208 - names
+    return []
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return what a file holds; None if it is not there, or not whole, or no object."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def is_live(folder: Path, summary: dict[str, Any] | None) -> bool:
+    """Tell whether a kernel still writes to a folder whose summary was just read."""
+    if summary is None:
+        return _age(folder) < YOUNG
+    if summary.get("state") in ("done", "failed", "stopped"):
+        return False
+    return owners.is_alive(summary.get("kernel"), age=_age(folder / SUMMARY))
+
+
+def prune(home: Path, *, max_runs: int = MAX_RUNS, max_bytes: int | None = None) -> None:
+    """Remove the oldest runs until the rest are few enough and, if `max_bytes` is given, small enough.
+
+    A run that goes on is left alone, and so is every file that is not a run's: only what `Recorder`
+    writes is removed.
+    """
+    ids = list_ids(home)
+    num, size = len(ids), 0
+    sizes: dict[str, int] = {}
+    if max_bytes is not None:
+        sizes = {name: _size(home / name) for name in ids}
+        size = sum(sizes.values())
+    for name in reversed(ids[1:]):
+        if num <= max_runs and (max_bytes is None or size <= max_bytes):
+            return
+        folder = home / name
+        if not is_live(folder, read_json(folder / SUMMARY)):
+            _remove(folder)
+            num -= 1
+            size -= sizes.get(name, 0)
+
+
+def _remove(folder: Path) -> None:
+    # Another kernel may be doing the same, and the user may have put something beside our files.
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if _OURS.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)  # noqa: PTH108
+        folder.rmdir()
+
+
+def _size(folder: Path) -> int:
+    with contextlib.suppress(OSError):
+        return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder))
+    return 0
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return float("inf")

@@ -1,0 +1,135 @@
+"""`runs()` lists what runs have left, `open_run(...)` opens one of them."""
+
+from __future__ import annotations
+
+import difflib
+import html
+import itertools
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from notebook_launcher.history import folders
+from notebook_launcher.history.recorded import RecordedRun
+from notebook_launcher.history.wording import format_metrics
+from notebook_launcher.kernel.formatting import format_seconds
+
+if TYPE_CHECKING:
+    from notebook_launcher.history.records import RunSnapshot
+
+__all__ = ["RunList", "open_run", "runs"]
+
+MAX_ROWS = 20
+"""Runs that the table shows, the newest."""
+COLUMNS = ("id", "function", "when", "state", "time", "ranks", "last metrics")
+
+
+class RunList(Sequence[RecordedRun]):
+    """Runs, the newest first; a notebook shows it as a table. A run is read when it is looked at."""
+
+    def __init__(self, home: Path, items: Sequence[RecordedRun]) -> None:
+        self._home = home
+        self._items = tuple(items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> RecordedRun: ...
+    @overload
+    def __getitem__(self, index: slice) -> RunList: ...
+    def __getitem__(self, index: int | slice) -> RecordedRun | RunList:
+        return RunList(self._home, self._items[index]) if isinstance(index, slice) else self._items[index]
+
+    def __repr__(self) -> str:
+        if not self._items:
+            return self._headline()
+        table = [COLUMNS, *(_cells(run) for run in self._items[:MAX_ROWS])]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        return "\n".join([self._headline(), *rows, *([self._rest()] if self._rest() else [])])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+        rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(run)) for run in self._items[:MAX_ROWS])
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>" if body else ""
+        return f"<table><caption>{html.escape(self._headline())}</caption>{table}</table>" + (
+            f"<p>{html.escape(self._rest())}</p>" if self._rest() else ""
+        )
+
+    def _headline(self) -> str:
+        return f"{len(self) or 'no'} run{'s' * (len(self) != 1)} in {self._home}"
+
+    def _rest(self) -> str:
+        left = len(self) - MAX_ROWS
+        return f"and {left} older: runs()[{MAX_ROWS}:]" if left > 0 else ""
+
+
+def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
+    """Return the runs that have left a folder, also those of other kernels and those that go on.
+
+    Args:
+        folder: Where they lie; `"auto"`: see `LaunchConfig.runs_folder`.
+    """
+    home = folders.find_home(folder)
+    assert home is not None
+    items = []
+    # The name tells the second; within one, the summary tells more.
+    for _, names in itertools.groupby(folders.list_ids(home), key=lambda name: name[: len("20261121-142501")]):
+        same = [RecordedRun(home / name) for name in names if (home / name).is_dir()]
+        items += same if len(same) < 2 else sorted(same, key=lambda run: run.snapshot().started, reverse=True)
+    return RunList(home, items)
+
+
+def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto") -> RecordedRun:
+    """Return a run that has left a folder.
+
+    Args:
+        run: Its id or the beginning of it, or the path of its folder.
+        folder: Where runs lie; `"auto"`: see `LaunchConfig.runs_folder`.
+
+    Raises:
+        LookupError: There is no such run, or the beginning fits several.
+    """
+    if isinstance(run, os.PathLike) or os.sep in run:
+        return RecordedRun(Path(run).expanduser().absolute())
+    home = folders.find_home(folder)
+    assert home is not None
+    ids = folders.list_ids(home)
+    found = [name for name in ids if name == run] or [name for name in ids if run and name.startswith(run)]
+    if len(found) == 1:
+        return RecordedRun(home / found[0])
+    raise LookupError(_why_not_one(run, home, ids, found))
+
+
+def _why_not_one(run: str, home: Path, ids: list[str], found: list[str]) -> str:
+    if found:
+        return f"{len(found)} runs in {home} begin with {run!r}: {_listed(found)}. Type more of the id."
+    if not ids:
+        return f"there is no run {run!r}: {home} holds none. runs(folder) looks elsewhere."
+    close = difflib.get_close_matches(run, ids, n=3, cutoff=0.3) or ids[:3]
+    return f"there is no run {run!r} in {home}. The closest are {_listed(close)}; runs() lists all {len(ids)}."
+
+
+def _listed(ids: list[str]) -> str:
+    return ", ".join(ids[:3]) + (", ..." if len(ids) > 3 else "")
+
+
+def _cells(run: RecordedRun) -> tuple[str, ...]:
+    snapshot = run.snapshot()
+    return (
+        snapshot.id,
+        snapshot.name,
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.started)),
+        snapshot.state,
+        format_seconds(snapshot.seconds),
+        str(snapshot.num_processes),
+        _last_metrics(snapshot),
+    )
+
+
+def _last_metrics(snapshot: RunSnapshot) -> str:
+    return next((format_metrics(rank.metrics) for rank in snapshot.ranks if rank.metrics), "")

@@ -1,0 +1,106 @@
+"""How far a run is: the progress of all its ranks as one, and as one line of text."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from notebook_launcher.history.records import RankSnapshot
+
+__all__ = ["MergedProgress", "merge_progress", "progress_line"]
+
+MAX_METRICS = 3
+"""Metrics in the line: it should fit into a terminal."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MergedProgress:
+    """How far the rank is that is furthest behind: nobody is done before it is."""
+
+    rank: int
+    done: int
+    total: int | None
+    rate: float | None
+    """Items per second, over the last seconds."""
+    description: str
+
+    @property
+    def share(self) -> float | None:
+        """How much is done, 0 to 1; None: nobody knows how much there is."""
+        return min(1.0, self.done / self.total) if self.total else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest takes at this rate; None: nobody can tell."""
+        if self.total is None or not self.rate:
+            return None
+        return max(0, self.total - self.done) / self.rate
+
+
+def merge_progress(ranks: Sequence[RankSnapshot]) -> MergedProgress | None:
+    """Return the progress of the rank that is furthest behind; None: no rank has told of any."""
+    counting = [rank for rank in ranks if rank.done is not None]
+    if not counting:
+        return None
+    have_totals = all(rank.total for rank in counting)
+
+    def position(rank: RankSnapshot) -> float:
+        assert rank.done is not None
+        return rank.done / rank.total if have_totals and rank.total else rank.done
+
+    slowest = min(counting, key=position)
+    assert slowest.done is not None
+    return MergedProgress(
+        rank=slowest.rank,
+        done=slowest.done,
+        total=slowest.total,
+        rate=slowest.rate,
+        description=slowest.description,
+    )
+
+
+def progress_line(name: str, ranks: Sequence[RankSnapshot]) -> str:
+    """Return `train: 35% 120/340, 12.1/s, 18 s left, loss 0.31`; empty if the ranks have told nothing yet."""
+    merged = merge_progress(ranks)
+    parts = _describe(merged) if merged is not None else []
+    slowest = next((rank for rank in ranks if merged is None or rank.rank == merged.rank), None)
+    if slowest is not None:
+        if merged is None and slowest.metrics and slowest.step is not None:
+            parts.append(f"step {slowest.step:,}")
+        parts += _values(slowest.metrics)
+    return _one_line(f"{name}: {', '.join(parts)}") if parts else ""
+
+
+def _describe(merged: MergedProgress) -> list[str]:
+    parts = [merged.description] if merged.description else []
+    if merged.share is None:
+        parts.append(f"{merged.done:,}")
+    else:
+        parts.append(f"{merged.share:.0%} {merged.done}/{merged.total}")
+    if merged.rate:
+        parts.append(f"{merged.rate:.3g}/s" if merged.rate < 1000 else f"{merged.rate:,.0f}/s")
+    if merged.seconds_left is not None and merged.done != merged.total:
+        parts.append(f"{_duration(merged.seconds_left)} left")
+    return parts
+
+
+def _values(metrics: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4g}" for name, value in list(metrics.items())[:MAX_METRICS]]
+
+
+def _duration(seconds: float) -> str:
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _one_line(text: str) -> str:
+    """Return the text without what would move a terminal's cursor: names come from the user."""
+    return "".join(char if char.isprintable() else " " for char in text)

@@ -1,0 +1,202 @@
+"""A run as its folder tells it: read at any time, by any kernel, also while the run goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.config import LaunchConfig
+from notebook_launcher.history import encoding, folders
+from notebook_launcher.history.curves import Curves
+from notebook_launcher.history.records import RankSnapshot, RunSnapshot
+from notebook_launcher.kernel.formatting import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from notebook_launcher.history.records import MetricPoint, RankPhases, RunState
+
+__all__ = ["RecordedRun"]
+
+TAIL = 20_000
+"""Bytes of each log that the picture of a run may show."""
+
+
+class RecordedRun:
+    """A run read from its folder; `open_run(...)` and `runs()` give it.
+
+    It has what a live `Run` tells, and can be given wherever a run is drawn. A run that goes on in another
+    kernel is read anew each time it is asked. Nothing is held open.
+
+    Args:
+        folder: The run's folder.
+
+    Raises:
+        LookupError: There is no such folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._snapshot: RunSnapshot | None = None
+        self._points: list[MetricPoint] = []
+        self._offset = 0
+        if not folder.is_dir():
+            msg = f"there is no folder {folder}: the run was removed, to make room or by hand"
+            raise LookupError(msg)
+
+    def __repr__(self) -> str:
+        run = self.snapshot()
+        text = f"{run.state}, {format_seconds(run.seconds)}"
+        return f"<RecordedRun {run.id} on {run.num_processes} rank{'s' * (run.num_processes != 1)}: {text}>"
+
+    def _repr_html_(self) -> str:
+        from notebook_launcher.drawing.page import static_html
+
+        snapshot = self.snapshot()
+        curves = Curves()
+        curves.fold(self.metrics)
+        logs = {rank: self._tail(rank) for rank in range(snapshot.num_processes)}
+        return static_html(snapshot, curves, logs={rank: text for rank, text in logs.items() if text})
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self._folder
+
+    @property
+    def id(self) -> str:
+        """The run's name among all runs: the time, the function, four random digits."""
+        return self._folder.name
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.snapshot().name
+
+    @property
+    def state(self) -> RunState:
+        """As a `Run` has it, or `"lost"`: its kernel ended before it did."""
+        return self.snapshot().state
+
+    @property
+    def seed(self) -> int:
+        """The base seed: pass it as `seed=` to repeat the run."""
+        return self.snapshot().seed
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options, as they were given, to launch with again.
+
+        What this version does not know is left out, and so are variables of `env` that hold secrets:
+        they are not written down.
+
+        Raises:
+            ConfigError: This version does not accept them.
+        """
+        known = {field.name for field in dataclasses.fields(LaunchConfig)}
+        options = folders.read_json(self._folder / folders.CONFIG)
+        if options is None:
+            options = dict(self.snapshot().config)
+        return LaunchConfig(**{name: value for name, value in options.items() if name in known})
+
+    @property
+    def ranks(self) -> tuple[RankSnapshot, ...]:
+        """What each rank was doing when the summary was written."""
+        return self.snapshot().ranks
+
+    @property
+    def phases(self) -> Mapping[int, RankPhases]:
+        """What each rank has spent its time on, as far as its Accelerator has told."""
+        return self.snapshot().phases
+
+    def snapshot(self) -> RunSnapshot:
+        """Return what the summary says; of a run that was lost, what was known some seconds before."""
+        if self._snapshot is None or not self._snapshot.is_over:
+            summary = folders.read_json(self._folder / folders.SUMMARY)
+            snapshot = _decode(summary, self._folder)
+            is_live = not snapshot.is_over and folders.is_live(self._folder, summary)
+            self._snapshot = snapshot if snapshot.is_over or is_live else _lost(snapshot)
+        return self._snapshot
+
+    @property
+    def metrics(self) -> tuple[MetricPoint, ...]:
+        """What the ranks have reported, in the order of arrival; of very many, not every one."""
+        return tuple(self.metrics_since(0)[0])
+
+    def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
+        """Return what was reported after a position, and the next position; begin with 0."""
+        data = _read(self._folder / folders.METRICS, self._offset)
+        # A line without an end is being written, or never will be.
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        points = map(encoding.decode_point, whole.splitlines())
+        self._points += [point for point in points if point is not None]
+        return self._points[position:], max(position, len(self._points))
+
+    def logs(self, rank: int) -> str:
+        """Return what a rank has written to its standard output and error; of very much, beginning and end."""
+        return self.logs_since(rank, 0)[0]
+
+    def logs_since(self, rank: int, position: int) -> tuple[str, int]:
+        """Return what a rank has written after a position, and the next position; begin with 0."""
+        num = self.snapshot().num_processes
+        if rank not in range(num):
+            msg = f"there is no rank {rank!r}: this run has {num}, 0 to {num - 1}"
+            raise LookupError(msg)
+        data = _read(self._folder / folders.log_name(rank), position)
+        return data.decode("utf-8", "replace"), position + len(data)
+
+    def _tail(self, rank: int) -> str:
+        path = self._folder / folders.log_name(rank)
+        try:
+            start = max(0, path.stat().st_size - TAIL)
+        except OSError:
+            return ""
+        text = _read(path, start).decode("utf-8", "replace")
+        return text.partition("\n")[2] if start else text
+
+
+def _read(path: Path, start: int) -> bytes:
+    """Return a file from a position; nothing if there is no file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def _decode(summary: dict[str, Any] | None, folder: Path) -> RunSnapshot:
+    if summary is not None:
+        try:
+            return dataclasses.replace(encoding.decode_snapshot(summary), id=folder.name)
+        except (TypeError, ValueError, AttributeError):
+            pass
+    # The kernel was killed before it wrote the first one, or somebody wrote into it.
+    day, clock, rest = folder.name.split("-", 2) if folder.name.count("-") > 2 else ("", "", folder.name)
+    try:
+        started = time.mktime(time.strptime(day + clock, "%Y%m%d%H%M%S"))
+    except ValueError:
+        started = folder.stat().st_mtime
+    return RunSnapshot(
+        id=folder.name,
+        name=rest.rpartition("-")[0] or rest,
+        state="starting",
+        started=started,
+        seconds=0.0,
+        num_processes=len(list(folder.glob(folders.log_name("*")))),
+        summary="",
+        seed=0,
+        error="its summary cannot be read",
+    )
+
+
+def _lost(snapshot: RunSnapshot) -> RunSnapshot:
+    ranks = tuple(
+        rank if rank.state in ("returned", "failed", "stopped") else dataclasses.replace(rank, state="unknown", pid=None)
+        for rank in snapshot.ranks
+    )
+    error = snapshot.error or "the kernel ended before the run did"
+    return dataclasses.replace(snapshot, state="lost", ranks=ranks, error=error)

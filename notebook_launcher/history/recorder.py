@@ -1,0 +1,152 @@
+"""Writes the folder of a run while it goes on; driven by the run's thread, it has none of its own.
+
+    config.json     the run's LaunchConfig
+    metrics.jsonl   one call of report(...) or accelerator.log(...) on each line
+    rank-0.log ...  what each rank wrote; no file for one that wrote nothing
+    summary.json    the run's snapshot, replaced as a whole: when the folder is made, every 5 s, at the end
+
+A run that is over within a second is written at its end, all at once. One that ended well so soon, and
+wrote and reported nothing, leaves nothing: a session's loop of such runs would push out all others.
+Nothing here fails a run: what cannot be written is said once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from notebook_launcher.history import folders, owners
+from notebook_launcher.history.encoding import encode, encode_snapshot
+from notebook_launcher.history.files import LogFile, MetricsFile, append
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from notebook_launcher.history.records import RunReader, RunSnapshot
+
+__all__ = ["FORMAT", "Recorder"]
+
+FORMAT = 1
+"""The layout of the folder; readers ignore what they do not know."""
+FIRST_AFTER = 1.0
+"""Seconds after the launch at which the folder is made."""
+WRITE_EVERY = 0.5
+SUMMARY_EVERY = 5.0
+HEAVY = 1_000_000
+"""Bytes of a run that let it look at the size of all folders: this costs a look at each of their files."""
+
+
+class Recorder:
+    """The folder of one run. Not thread-safe: the run's thread calls it.
+
+    Args:
+        reader: The run.
+        chosen: `LaunchConfig.runs_folder`.
+        launched: When the run began, by `time.monotonic()`.
+        say: Takes a line for the user.
+    """
+
+    def __init__(
+        self, reader: RunReader, chosen: str | os.PathLike[str] | None, launched: float, say: Callable[[str], None]
+    ) -> None:
+        self.folder: Path | None = None
+        self._home: Path | None = None
+        self._reader = reader
+        self._say = say
+        self._is_on = chosen is not None
+        self._has_new = False
+        self._write_at = self._summary_at = launched + FIRST_AFTER
+        self._position = 0
+        self._metrics: MetricsFile | None = None
+        self._logs: list[LogFile] = []
+        with self._forgiving():
+            # Now, as the working directory and the environment may be others in a second.
+            self._home = folders.find_home(chosen)
+
+    def note(self) -> None:
+        """Take notice that a rank wrote or reported something."""
+        self._has_new = True
+
+    def next_due(self, now: float) -> float | None:
+        """Return the seconds until `tick` has something to do; None: never."""
+        if not self._is_on:
+            return None
+        due = min(self._summary_at, self._write_at) if self._has_new else self._summary_at
+        return max(0.0, due - now)
+
+    def tick(self, now: float) -> None:
+        """Write what is due. `now` is that of `time.monotonic()`."""
+        if not self._is_on or now < min(self._write_at, self._summary_at):
+            return
+        with self._forgiving():
+            if now >= self._summary_at:
+                snapshot = self._reader.snapshot()
+                self._make_folder(snapshot)
+                self._write_summary(snapshot)
+                self._summary_at = now + SUMMARY_EVERY
+            if self._has_new and now >= self._write_at:
+                self._write_news()
+                self._has_new = False
+                self._write_at = now + WRITE_EVERY
+
+    def finish(self) -> None:
+        """Write the end of the run."""
+        if self._is_on:
+            with self._forgiving():
+                self._write_end(self._reader.snapshot())
+        elif self.folder is not None:
+            # It could not be written before; the little that tells how the run ended may fit by now.
+            with contextlib.suppress(Exception):
+                self._write_summary(self._reader.snapshot())
+
+    def _write_end(self, snapshot: RunSnapshot) -> None:
+        if self.folder is None and snapshot.state == "done" and not self._has_new:
+            return
+        home = self._make_folder(snapshot)
+        self._write_news()
+        for log in self._logs:
+            log.finish(self._reader)
+        self._write_summary(snapshot)
+        if self._metrics is not None and self._metrics.size + sum(log.size for log in self._logs) > HEAVY:
+            folders.prune(home, max_bytes=folders.MAX_BYTES)
+
+    def _make_folder(self, snapshot: RunSnapshot) -> Path:
+        assert self._home is not None
+        if self.folder is None:
+            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folders.prune(self._home, max_runs=folders.MAX_RUNS - 1)
+            folder = self._home / snapshot.id
+            folder.mkdir(mode=0o700)
+            self.folder = folder
+            self._metrics = MetricsFile(folder)
+            self._logs = [LogFile(folder, rank, snapshot.num_processes) for rank in range(snapshot.num_processes)]
+            append(folder / folders.CONFIG, encode(snapshot.config).encode("ascii"))
+        return self._home
+
+    def _write_news(self) -> None:
+        assert self._metrics is not None
+        points, self._position = self._reader.metrics_since(self._position)
+        self._metrics.write(points)
+        for log in self._logs:
+            log.write(self._reader)
+
+    def _write_summary(self, snapshot: RunSnapshot) -> None:
+        assert self.folder is not None
+        left_out = self._metrics.num_left_out if self._metrics is not None else 0
+        more = {"format": FORMAT, "kernel": owners.identify(), "metrics_left_out": left_out}
+        part = self.folder / folders.PART
+        part.unlink(missing_ok=True)
+        append(part, encode({**encode_snapshot(snapshot), **more}).encode("ascii"))
+        part.replace(self.folder / folders.SUMMARY)
+
+    @contextlib.contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - a disk that is full, or a fault of ours, must not fail the run
+            self._is_on = False
+            reason = error.strerror or error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            where = f" in {self.folder or self._home}" if self._home is not None else ""
+            self._say(f"the run is not recorded any further{where}: {reason}")

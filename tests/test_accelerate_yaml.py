@@ -1,0 +1,198 @@
+"""Accelerate's settings file: what it writes is read, and what we write it accepts."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from notebook_launcher import ConfigError, LaunchConfig, accelerate_yaml
+from notebook_launcher.kernel import devices
+from notebook_launcher.kernel.devices import GPU, Machine
+
+ASKED = """\
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: MULTI_GPU
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+gpu_ids: 0,2
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+"""
+"""What `accelerate config` of 1.15 writes for two of three GPUs."""
+
+
+def machine(num_gpus: int) -> Machine:
+    gpus = tuple(GPU(index=at, name="H200", total_memory=1, free_memory=1) for at in range(num_gpus))
+    return Machine(num_cores=8, gpus=gpus, torch_has_cuda=True, why_no_gpu="" if gpus else "no GPU found")
+
+
+@pytest.fixture(params=[0, 4], ids=["no GPU", "4 GPUs"])
+def num_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(devices, "look", lambda: machine(request.param))
+    return int(request.param)
+
+
+def accepted(path: Path) -> Any:
+    """Return what `accelerate launch` makes of a file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from accelerate.commands import launch
+
+    args = launch.launch_command_parser().parse_args(["--config_file", str(path), "script.py"])
+    with contextlib.redirect_stdout(io.StringIO()):
+        return launch._validate_launch_command(args)[0]
+
+
+def test_what_accelerate_config_asks_for_is_read(tmp_path):
+    (tmp_path / "asked.yaml").write_text(ASKED)
+    expected = LaunchConfig(num_processes=2, devices=[0, 2], mixed_precision="bf16")  # type: ignore[arg-type]
+    assert LaunchConfig.from_yaml(tmp_path / "asked.yaml") == expected
+
+
+@pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
+def test_what_write_basic_config_writes_is_read(tmp_path, precision):
+    from accelerate.utils import write_basic_config
+
+    path = tmp_path / "default_config.yaml"
+    assert write_basic_config(precision, str(path))
+    config = LaunchConfig.from_yaml(path)
+    assert (config.mixed_precision, config.num_processes) == (precision, 1)
+    assert config.to_yaml(path) == path
+    assert LaunchConfig.from_yaml(path) == config
+    assert accepted(path).mixed_precision == precision
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_processes": 1},
+        {"num_processes": 2, "devices": "cpu"},
+        {"num_processes": 3, "mixed_precision": "bf16", "gradient_accumulation_steps": 4, "seed": 7},
+        {"backend": None, "env": {"A": "b: c # d", "É": "\n"}, "timeout": 60, "max_restarts": 1, "output": "rank0"},
+    ],
+)
+def test_what_is_written_is_accepted_and_comes_back(tmp_path, num_gpus, options):
+    config = LaunchConfig(**options)
+    path = config.to_yaml(tmp_path / "new" / "config.yaml")
+    assert LaunchConfig.from_yaml(path) == config
+    args = accepted(path)
+    assert args.num_processes == options.get("num_processes", num_gpus or 4)
+    assert args.mixed_precision == config.mixed_precision
+    assert bool(args.use_cpu) is (not num_gpus or config.devices == "cpu")
+    assert args.multi_gpu is (not args.use_cpu and args.num_processes > 1)
+
+
+def test_chosen_gpus_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "look", lambda: machine(4))
+    config = LaunchConfig(devices=(1, 3))
+    path = config.to_yaml(tmp_path / "config.yaml")
+    assert accepted(path).gpu_ids == "1,3"
+    assert LaunchConfig.from_yaml(path) == config
+    with pytest.raises(ConfigError, match=r"num_processes=4 with devices=\[0\]: Accelerate cannot let processes share"):
+        LaunchConfig(num_processes=4, devices=(0,)).to_yaml(path)
+
+
+def test_a_change_of_the_keys_wins_over_the_comment(tmp_path, num_gpus):
+    path = LaunchConfig(gradient_accumulation_steps=4).to_yaml(tmp_path / "config.yaml")
+    assert '"gradient_accumulation_steps": 4' in path.read_text().splitlines()[0]
+    path.write_text(path.read_text().replace("num_processes: 4", "num_processes: 3"))
+    config = LaunchConfig.from_yaml(path)
+    assert (config.num_processes, config.gradient_accumulation_steps) == (3, 4)
+
+
+def test_keys_that_are_not_ours_are_kept_and_named(tmp_path):
+    path = tmp_path / "config.yaml"
+    kept = {"dynamo_config": {"dynamo_backend": "INDUCTOR"}, "debug": True, "main_process_port": 29501}
+    path.write_text(yaml.safe_dump({"distributed_type": "NO", "num_processes": 1, **kept}))
+    with pytest.warns(UserWarning, match=r"config.yaml: ignored: debug: True, dynamo_config: \{'dynamo_backend'"):
+        config = LaunchConfig.from_yaml(path)
+    LaunchConfig.build(config, {"num_processes": 2, "devices": "cpu"}).to_yaml(path)
+    written = yaml.safe_load(path.read_text())
+    assert {key: written[key] for key in kept} == kept
+    assert (written["num_processes"], written["distributed_type"]) == (2, "MULTI_CPU")
+    assert accepted(path).main_process_port == 29501
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("distributed_type: NO\nmixed_precision: no\nuse_cpu: true\n", {"num_processes": 1, "devices": "cpu"}),
+        ("distributed_type: NO\nfp16: true\n", {"num_processes": 1, "mixed_precision": "fp16"}),
+        ("distributed_type: MULTI_GPU\nnum_processes: -1\ngpu_ids: all\n", {}),
+        ("distributed_type: MULTI_CPU\nnum_processes: 2\n", {"num_processes": 2, "devices": "cpu"}),
+    ],
+)
+def test_older_and_shorter_files_are_read(tmp_path, text, config):
+    (tmp_path / "config.yaml").write_text(text)
+    assert LaunchConfig.from_yaml(tmp_path / "config.yaml") == LaunchConfig(**config)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("distributed_type: MULTI_GPU\nnum_machines: 2\n", r"it says num_machines: 2, and a notebook launches on one"),
+        ("distributed_type: XLA\n", r"distributed_type: XLA, and it is for a TPU. Use `accelerate launch`"),
+        ("distributed_type: DEEPSPEED\n", r"DEEPSPEED, and it shards the optimizer with DeepSpeed"),
+        ("distributed_type: FSDP\n", r"FSDP, and it shards the model with FSDP"),
+        ("distributed_type: MULTI_XPU\n", r"MULTI_XPU, and ranks run on CPUs or NVIDIA GPUs"),
+        ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n", r"AMAZON_SAGEMAKER, and a notebook"),
+        ("distributed_type: NO\nmixed_precision: fp8\n", r"mixed_precision: fp8, and it can be no, fp16, bf16"),
+        ("distributed_type: NO\nmixed_precision: bf61\n", r"config.yaml: mixed_precision='bf61' is unknown. Did you"),
+        ("distributed_type: MULTI_GPU\ngpu_ids: GPU-1\n", r"gpu_ids: 'GPU-1' must be 'all' or indices"),
+        ("num_processes: 2\n", r"has no distributed_type, so it is no settings file of Accelerate's"),
+        ("- 1\n", r"has no distributed_type"),
+        ("a: [1\n", r"config.yaml is not YAML: while parsing a flow sequence"),
+        ("# notebook-launcher: {seed}\ndistributed_type: NO\n", r"is not JSON: .* Correct it, or remove it"),
+        ("# notebook-launcher: 3\ndistributed_type: NO\n", r"must hold options by name"),
+        ('# notebook-launcher: {"sed": 1}\ndistributed_type: NO\n', r"unknown option sed=. Did you mean seed=\?"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(tmp_path, text, message):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        LaunchConfig.from_yaml(path)
+    with pytest.raises(ConfigError, match=message):
+        LaunchConfig().to_yaml(path)
+    assert path.read_text() == text
+
+
+def test_a_file_that_is_not_there_gets_a_hint(tmp_path):
+    with pytest.raises(ConfigError, match=r"none.yaml cannot be read: No such file or directory. Run `accelerate conf"):
+        LaunchConfig.from_yaml(tmp_path / "none.yaml")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"config.yaml cannot be written: "):
+        LaunchConfig().to_yaml(tmp_path / "file" / "config.yaml")
+    with pytest.raises(ConfigError, match=r"Choose a name that ends in .yaml"):
+        LaunchConfig().to_yaml(tmp_path / "config.json")
+
+
+def test_it_lies_where_accelerate_looks(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert accelerate_yaml.default_path() == tmp_path / "accelerate/default_config.yaml"
+    path = LaunchConfig(num_processes=1, seed=3).to_yaml()
+    assert path == tmp_path / "accelerate/default_config.yaml"
+    assert LaunchConfig.from_yaml() == LaunchConfig(num_processes=1, seed=3)
+    path.rename(path.with_suffix(".json"))
+    assert accelerate_yaml.default_path() == path.with_suffix(".json")
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert accelerate_yaml.default_path() == tmp_path / "cache/huggingface/accelerate/default_config.yaml"

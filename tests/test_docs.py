@@ -1,0 +1,128 @@
+"""The documentation: it builds without a warning, describes every public name, and its code runs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import subprocess
+import sys
+import textwrap
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import pages
+from tests.kernels import ROOT, Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DOCS = ROOT / "docs"
+HOW_TOS = sorted(page for page in (DOCS / "how-to").glob("*.md") if page.stem != "index")
+PACKAGES = ("notebook_launcher", "notebook_launcher.training", "notebook_launcher.compat", "notebook_launcher.widgets")
+EXAMPLE = re.compile(r"(?<=[^:]\n\n)((?:    .*\n|\n)+)", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sphinx", reason="pip install '.[docs]'")
+    target = tmp_path_factory.mktemp("docs")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", target / "doctrees", DOCS, target]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return target
+
+
+def public_names() -> Iterator[tuple[str, Any]]:
+    """Yield every public name with what it stands for."""
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        names = dir(module) if package == PACKAGES[0] else module.__all__
+        for name in names:
+            if not name.startswith("__"):
+                yield f"{package}.{name}", getattr(module, name)
+
+
+@pytest.mark.slow
+def test_every_public_name_is_in_the_reference(site):
+    packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    lines = zlib.decompress(packed).decode().splitlines()
+    described = {line.split(" ", 1)[0] for line in lines if " py:" in line}
+    objects = dict(public_names())
+    reachable = {id(value) for name, value in objects.items() if name in described}
+    assert [name for name, value in objects.items() if id(value) not in reachable] == []
+
+
+@pytest.mark.slow
+def test_pages_need_no_network(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(?:https?:)?//", text), page
+
+
+@pytest.mark.slow
+def test_the_messages_are_listed_from_the_code(site):
+    from notebook_launcher import messages
+
+    page = (site / "explanation/messages.html").read_text(encoding="utf-8")
+    sent = {name for name in messages.__all__ if " -> " in messages.__doc__ and re.search(rf"\b{name}\b", messages.__doc__)}
+    assert len(sent) > 15
+    assert [name for name in sorted(sent) if f">{name}<" not in page] == []
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """Yield the indented blocks of the public names' docstrings."""
+    for name, value in public_names():
+        docs = {name: inspect.getdoc(value)}
+        if inspect.isclass(value):
+            docs.update({f"{name}.{key}": inspect.getdoc(member) for key, member in vars(value).items()})
+        for where, doc in docs.items():
+            text = re.split(r"\n(?:Args|Returns|Raises|Yields):\n", f"{doc or ''}\n")[0]
+            yield from ((where, textwrap.dedent(code)) for code in EXAMPLE.findall(text) if code.strip())
+
+
+# How-to guides run their own code; a docstring's example takes these for granted.
+GIVEN = """
+import contextlib, sys, torch
+import notebook_launcher
+from notebook_launcher import *
+from notebook_launcher import Accelerator
+from notebook_launcher.training import LocalSGD
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader([(torch.ones(2), torch.ones(1))] * 4, batch_size=1)
+loss_function = torch.nn.functional.mse_loss
+accelerator = Accelerator()
+path = "data"
+def load(path): globals()["data"] = path
+def train(epochs=1): return epochs
+"""
+
+
+@pytest.mark.slow
+def test_examples_in_docstrings_run():
+    found = {code: where for where, code in examples()}
+    assert len(found) >= 4
+    with Kernel() as kernel:
+        assert kernel.execute(GIVEN, timeout=60).error is None
+        for code, where in found.items():
+            if code.lstrip().startswith("{"):
+                json.loads(code)
+                continue
+            outcome = kernel.execute(code, timeout=60)
+            assert outcome.error is None, f"{where}\n{outcome.traceback}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how_to", HOW_TOS, ids=lambda path: path.stem)
+def test_the_code_of_a_how_to_runs(how_to, tmp_path):
+    found = list(pages.blocks(how_to.read_text(encoding="utf-8")))
+    assert found
+    with Kernel(cwd=tmp_path) as kernel:
+        for block in found:
+            pages.run(block, kernel)

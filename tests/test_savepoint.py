@@ -1,0 +1,215 @@
+"""A running launch is asked for a checkpoint, or to stop after its step, and says what its ranks do."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+from notebook_launcher import Accelerator, launch, notebook_launch, report, track
+from notebook_launcher.errors import CallOrderError, RunStoppedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher import Run
+
+LENGTH, NUM_UPDATES = 24, 400
+
+
+def until(condition: Callable[[], object], run: Run) -> None:
+    """Look again and again, for as long as the run lasts."""
+    while not condition():
+        if run.wait(0.005):
+            run.result()
+            pytest.fail("the run was over before")
+
+
+def train(num_updates: int, *, checkpoint: str | None = None, loops: bool = True, names: bool = False) -> Any:
+    """Train, from a checkpoint if there is one; return the weights."""
+    from notebook_launcher import ProjectConfiguration
+
+    configuration = ProjectConfiguration(project_dir=".", automatic_checkpoint_naming=names)
+    accelerator = Accelerator(gradient_accumulation_steps=2, project_config=configuration)
+    torch.manual_seed(0)
+    data = torch.randn(LENGTH, 2)
+    loader = DataLoader(TensorDataset(data, data.sum(1, keepdim=True)), batch_size=1, shuffle=True)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100, 0.5)
+    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    done = 0
+    if checkpoint is not None:
+        accelerator.load_state(checkpoint)
+        done = int(checkpoint.rpartition("_")[2])
+    while True:
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward((model(inputs) - targets).square().mean())
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            done += accelerator.sync_gradients
+            report(done=done, rate=scheduler.get_last_lr()[0])
+            if done == num_updates:
+                return accelerator.unwrap_model(model).weight.detach()
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_a_training_goes_on_from_where_it_was_asked_to_save(tmp_path, monkeypatch, num_processes):
+    monkeypatch.chdir(tmp_path)
+    run = launch(train, num_processes, args=(NUM_UPDATES,), output="none")
+    until(lambda: len(run.metrics) > 10, run)
+    run.save()
+    whole = run.result()
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    assert re.fullmatch(r"update_\d+", folder.name)
+    rest = notebook_launch(train, num_processes, args=(NUM_UPDATES,), kwargs={"checkpoint": str(folder)}, output="none")
+    for rank in range(num_processes):
+        assert torch.equal(rest[rank], whole[rank])
+
+
+def test_each_request_is_answered_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    def are_there(number: int) -> bool:
+        return len(list(tmp_path.glob("checkpoints/update_*"))) == number
+
+    run = launch(train, 2, args=(NUM_UPDATES,), output="rank0")
+    for number in range(1, 4):
+        until(lambda: run.snapshot().ranks[0].step, run)
+        run.save()
+        until(functools.partial(are_there, number), run)
+    run.result()
+    said = re.findall(r"saved \S*/checkpoints/update_(\d+), after update \1\n", capsys.readouterr().out)
+    assert {f"update_{number}" for number in said} == {path.name for path in Path("checkpoints").iterdir()}
+    assert len(said) == 3
+
+
+def test_automatic_names_are_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = launch(train, 2, args=(NUM_UPDATES,), kwargs={"names": True}, output="none")
+    until(lambda: len(run.metrics) > 10, run)
+    run.save()
+    run.result()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_0"]
+
+
+def test_what_cannot_save_says_so():
+    def loop() -> None:
+        for _ in track(range(10**9)):
+            time.sleep(0.001)
+
+    run = launch(loop, 1, output="none")
+    until(lambda: run.snapshot().ranks[0].done, run)
+    with pytest.raises(CallOrderError, match=r"no Accelerator has made an update .* Accelerator\(\)\.prepare"):
+        run.save()
+    run.stop()
+    with pytest.raises(CallOrderError, match=r"the run is over \(stopped\): there is nothing left to save"):
+        run.save()
+
+
+def test_a_stop_after_the_step_waits_for_it(tmp_path):
+    marks = tmp_path / "marks"
+
+    def loop() -> None:
+        for number in track(range(10**9)):
+            os.write(1, b"begun\n")
+            while number == 3 and not marks.exists():
+                time.sleep(0.001)
+            os.write(1, b"ended\n")
+
+    run = launch(loop, 1, output="none")
+    until(lambda: run.logs(0).count("begun") == 4, run)
+    run.stop(after_step=True, wait=False)
+    assert run.state == "stopping"
+    assert not run.wait(0.7)  # Longer than any rung below SIGKILL gives.
+    marks.touch()
+    with pytest.raises(RunStoppedError):
+        run.result()
+    assert (run.logs(0).count("begun"), run.logs(0).count("ended")) == (4, 4)
+    assert run.stop() == "ask"
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_ranks_that_wait_for_each_other_stop_after_the_step(num_processes):
+    run = launch(train, num_processes, args=(10**9,), output="none")
+    until(lambda: len(run.metrics) > 10, run)
+    assert run.stop(after_step=True) == "ask"
+    assert {rank.state for rank in run.ranks} == {"stopped"}
+
+
+def test_another_stop_does_not_wait_for_the_step():
+    def loop() -> None:
+        for number in track(range(10**9)):
+            report(number=number)
+            if number == 3:
+                time.sleep(60)
+
+    run = launch(loop, 2, output="none")
+    until(lambda: sum(point.values["number"] == 3 for point in run.metrics) == 2, run)
+    run.stop(after_step=True, wait=False)
+    assert not run.wait(0.2)
+    assert run.stop() == "interrupt"
+
+
+def test_ranks_that_never_look_are_stopped_as_always():
+    def deaf() -> None:
+        print("here", flush=True)
+        time.sleep(60)
+
+    run = launch(deaf, 1, output="none")
+    until(lambda: "here" in run.logs(0), run)
+    assert run.stop(after_step=True) == "interrupt"
+
+
+def wait_for_the_last(mark: Path) -> None:
+    accelerator = Accelerator()
+    if accelerator.is_last_process:
+        while not mark.exists():
+            time.sleep(0.001)
+    accelerator.wait_for_everyone()
+
+
+def reduce_with_the_last(mark: Path) -> None:
+    accelerator = Accelerator()
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    if accelerator.is_last_process:
+        while not mark.exists():
+            time.sleep(0.001)
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+    optimizer.step()
+
+
+def save_slowly(mark: Path) -> None:
+    accelerator = Accelerator(project_dir=mark.parent)
+
+    def hook(*_: object) -> None:
+        while not mark.exists():
+            time.sleep(0.001)
+
+    accelerator.prepare(torch.nn.Linear(1, 1))
+    accelerator.register_save_state_pre_hook(hook)
+    accelerator.save_state(mark.parent / "state")
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("function", "state"),
+    [(wait_for_the_last, "waiting"), (reduce_with_the_last, "waiting"), (save_slowly, "saving")],
+)
+def test_a_rank_says_that_it_waits_or_saves(tmp_path, function, state):
+    mark = tmp_path / "mark"
+    run = launch(function, 2, args=(mark,), output="none")
+    until(lambda: run.ranks[0].state == state, run)
+    mark.touch()
+    run.result()
+    assert [rank.state for rank in run.ranks] == ["returned", "returned"]
