@@ -9,22 +9,19 @@ correction, and its numbers are those of `loss / num_steps`.
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from notebook_launcher import context
 from notebook_launcher.training import models
-from notebook_launcher.training.models import FORWARD_ALONE, FORWARD_SYNCED, LeafTensor, SyncedModel
+from notebook_launcher.training.blocks import Block
+from notebook_launcher.training.models import FORWARD_ALONE, FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.savepoint import Savepoint
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from notebook_launcher.training.members import Member, Members
+    from notebook_launcher.training.members import Members
     from notebook_launcher.training.rules import Rules
     from notebook_launcher.training.windows import GradientState, Window
 
@@ -270,133 +267,6 @@ class Accumulation:
                 "end of a window each one synchronises. Write backward(loss_a + loss_b), or a block for each "
                 "micro-batch.",
             )
-
-
-class Block:
-    """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch."""
-
-    __slots__ = ("_accumulation", "_before", "_outer", "_probes", "_rules", "_synced", "_targets", "_window", "free",
-                 "members", "outer_block")  # fmt: skip
-
-    def __init__(
-        self,
-        accumulation: Accumulation,
-        targets: tuple[Any, ...],
-        members: list[Member],
-        key: frozenset[int],
-        rules: Rules,
-    ) -> None:
-        # Weakly: it keeps its blocks, and a cycle would keep the models until the garbage collector comes.
-        self._accumulation = weakref.ref(accumulation)
-        self._targets = targets  # so that their ids stay theirs
-        self.members = members
-        self.free = True
-        self._rules = rules
-        self._window = accumulation.state.window_of(key)
-        self._synced: list[Any] = [member for member in members if isinstance(member, (SyncedModel, LeafTensor))]
-        self._synced += [member for member in members if models.is_sharded(member)]
-        self._probes = [
-            next((parameter for parameter in member.parameters() if parameter.requires_grad), None)
-            for member in members
-        ]
-        self._outer: Window | None = None
-        self._before: list[bool] | None = None
-        self.outer_block: Any = None
-
-    def _owner(self) -> Accumulation:
-        owner = self._accumulation()
-        if owner is None:
-            raise RuntimeError("accumulate(): its Accelerator is gone. Keep it in a variable for as long as you train.")
-        return owner
-
-    def copy(self) -> Block:
-        """Return a block for the same models, to be entered inside this one."""
-        twin = object.__new__(Block)
-        for name in Block.__slots__:
-            setattr(twin, name, getattr(self, name))
-        twin.free = True
-        return twin
-
-    def __enter__(self) -> None:
-        accumulation = self._owner()
-        state, window = accumulation.state, self._window
-        if accumulation.clock is not None and state.stack.active is None:
-            accumulation.clock.mark("data")  # a prepared loader marks its waits itself
-        context.step_boundary()
-        if window.num_batches == 0:
-            accumulation.savepoint.save_if_due()
-        self._outer, self.outer_block = state.current, state.block
-        num_before = window.num_batches
-        if state.enter(window):
-            self._drop(num_before)
-        elif num_before and self._rules.guards:
-            self._check_untouched()
-        state.block = self
-        self.free = False
-        self._before = None
-        if not state.sync_gradients and self._synced and not state.sync_each_batch:
-            self._before = [_set_sync(member, state.plugin.sync_each_batch is False) for member in self._synced]
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        accumulation = self._owner()
-        state, window = accumulation.state, self._window
-        if self._before is not None:
-            for member, before in zip(self._synced, self._before, strict=True):
-                _restore_sync(member, before=before)
-        window.versions = [-1 if probe is None else probe._version for probe in self._probes]  # noqa: SLF001
-        self.free = True
-        ends, weight, num_batches = state.sync_gradients, window.world_weight, window.num_batches
-        state.leave(window, self._outer, failed=kind is not None)
-        state.block, self.outer_block = self.outer_block, None
-        if ends and kind is None and accumulation.clock is not None:
-            accumulation.clock.end_window(weight, num_batches)
-
-    def _drop(self, num_batches: int) -> None:
-        """Drop the gradients of a window that was left before its end."""
-        for member in self.members:
-            for parameter in member.parameters():
-                parameter.grad = None
-        self._owner().warn_once(
-            "abandoned",
-            f"a window of {self._window.divisor} micro-batches was left after {num_batches}, by a break or an "
-            "exception: its gradients were dropped, so that they do not mix with the next window's.",
-        )
-
-    def _check_untouched(self) -> None:
-        for probe, version in zip(self._probes, self._window.versions, strict=False):
-            if probe is not None and probe._version != version:  # noqa: SLF001
-                self._owner().warn_once(
-                    "touched",
-                    "the weights changed inside a window, before its update: was an optimizer stepped that prepare() "
-                    "did not return? Write `model, optimizer = accelerator.prepare(model, optimizer)`: a prepared "
-                    "optimizer steps where the window ends.",
-                )
-
-
-def _set_sync(member: Any, asked: bool) -> bool:  # noqa: FBT001
-    """Let a member gather gradients by itself; a sharded one only if that was asked for: it takes memory."""
-    if isinstance(member, LeafTensor):
-        before, member.require_backward_grad_sync = member.require_backward_grad_sync, False
-        return before
-    if isinstance(member, SyncedModel):
-        before = member.require_backward_grad_sync
-        # With `static_graph`, torch wants the very first iteration to be one that synchronises.
-        member.__dict__["require_backward_grad_sync"] = before and member.static_graph and not member.recorded
-        return before
-    if asked:
-        member.set_requires_gradient_sync(False)
-    return True
-
-
-def _restore_sync(member: Any, *, before: bool) -> None:
-    if isinstance(member, LeafTensor):
-        member.require_backward_grad_sync = before
-    elif isinstance(member, SyncedModel):
-        member.__dict__["require_backward_grad_sync"] = before
-    else:
-        member.set_requires_gradient_sync(before)
 
 
 def _check_loss(loss: Any, reduction: str, weight: Any) -> None:

@@ -88,8 +88,11 @@ def check_accumulation(
         raise ValueError("check_accumulation(batches=...) gave no micro-batch on some rank. Pass a list of batches.")
     inner = unwrap_model(model)
     named = {name: parameter for name, parameter in inner.named_parameters() if parameter.requires_grad}
+    # As a prepared loader does it: a rank with fewer goes on with weight zero, so that all windows end together.
+    missing = max(operations.gather_object([len(window)])) - len(window)
+    weighted = [(batch, count(batch)) for batch in window] + [(window[-1], 0.0)] * missing
     with _set_aside(inner, named):
-        accumulated = _accumulate(accelerator, model, window, loss_function, count, named)
+        accumulated = _accumulate(accelerator, model, weighted, loss_function, named)
         full = _full_batch(accelerator, inner, everybody, loss_function)
     scale = max((float(grad.abs().max()) for grad in full.values()), default=0.0) or 1.0
     parameter, difference = max(
@@ -155,9 +158,8 @@ class _set_aside:  # noqa: N801 - a context
 def _accumulate(
     accelerator: Any,
     model: Any,
-    window: list[Any],
+    window: list[tuple[Any, float]],
     loss_function: Callable[[Any, Any], torch.Tensor],
-    count: Callable[[Any], float],
     named: dict[str, torch.nn.Parameter],
 ) -> dict[str, torch.Tensor]:
     """Return what a window of the Accelerator gathers; the number of steps is the window's meanwhile."""
@@ -165,9 +167,9 @@ def _accumulate(
     sync = accelerator.sync_gradients
     accelerator.gradient_accumulation_steps = len(window)
     try:
-        for batch in window:
+        for batch, weight in window:
             with accelerator.accumulate(model):
-                accelerator.backward(loss_function(model, batch), weight=count(batch))
+                accelerator.backward(loss_function(model, batch), weight=weight)
     finally:
         accelerator.gradient_accumulation_steps = steps
         accelerator.sync_gradients = sync
