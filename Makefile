@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint typecheck bench lab clean
+.PHONY: help demo test lint typecheck docs bench lab clean
 .DELETE_ON_ERROR:
 
 # The first of these that is Python 3.10 or newer; `make PYTHON=...` overrides.
@@ -37,6 +37,10 @@ typecheck: $(VENV)/installed-test  ## mypy alone
 	@rm -rf build/typed && mkdir -p build/typed/notebook_launcher
 	@ln -s $(addprefix ../../../,$(PACKAGE_FILES) widgets) build/typed/notebook_launcher/
 	@$(BIN)/mypy | sed -e 's|^build/typed/notebook_launcher/widgets|widgets|' -e 's|^build/typed/||'
+
+docs: $(VENV)/installed-docs  ## build the documentation; EXECUTE=force runs the tutorials for it (`make test` builds it too)
+	@EXECUTE=$(EXECUTE) $(BIN)/python -m sphinx -W --keep-going -q -d docs/_build/doctrees docs docs/_build/html
+	@echo "==> docs/_build/html/index.html"
 
 bench: $(VENV)/installed-bench  ## measure, side by side with other launchers
 	@for program in benchmarks/[!_]*.py; do echo "==> $$program"; $(BIN)/python "$$program"; done

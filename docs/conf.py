@@ -38,11 +38,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent), os.en
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
+autoclass_content = "both"  # some constructors say what they take
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"members": True, "inherited-members": False, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 maximum_signature_line_length = 100
 python_use_unqualified_type_names = True
 add_module_names = False

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,8 +131,10 @@ def _mapping(file: Path, text: str) -> dict[str, Any]:
         msg = f"{file} is not YAML: {' '.join(str(error).split())}"
         raise ConfigError(msg) from error
     if not isinstance(values, dict) or "distributed_type" not in values:
-        msg = f"{file} has no distributed_type, so it is no settings file of Accelerate's. `accelerate config` writes one."
+        msg = f"{file} has no distributed_type, so it is not Accelerate's. `accelerate config` writes one that is."
         raise ConfigError(msg)
+    if values["distributed_type"] is False:
+        values["distributed_type"] = "NO"  # YAML reads a bare NO as false
     return values
 
 
@@ -248,12 +249,9 @@ def _changed(config: LaunchConfig) -> dict[str, Any]:
 def _replace(file: Path, text: str) -> None:
     """Write a file whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    new = file.with_name(f".{file.name}-{os.getpid()}")
     try:
-        with open(descriptor, "w", encoding="utf-8") as new:
-            new.write(text)
-        os.chmod(name, file.stat().st_mode if file.exists() else 0o644)
-        os.replace(name, file)
-    except BaseException:
-        os.unlink(name)
-        raise
+        new.write_text(text, encoding="utf-8")
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)

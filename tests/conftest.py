@@ -1,7 +1,23 @@
-"""What every test gets: the leak police."""
+"""What every test gets: the leak police, and a place of its own for the folders of runs."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notebook_launcher.history.folders import VARIABLE
 from tests.police import leave_nothing_behind, marked_session
 
-__all__ = ["leave_nothing_behind", "marked_session"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["leave_nothing_behind", "marked_session", "runs_aside"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def runs_aside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let no run of the tests, nor of the kernels that they start, push out one of the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("runs")))
+        yield

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -14,6 +13,9 @@ import yaml
 from notebook_launcher import ConfigError, LaunchConfig, accelerate_yaml
 from notebook_launcher.kernel import devices
 from notebook_launcher.kernel.devices import GPU, Machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ASKED = """\
 compute_environment: LOCAL_MACHINE
@@ -156,7 +158,7 @@ def test_older_and_shorter_files_are_read(tmp_path, text, config):
         ("distributed_type: NO\nmixed_precision: fp8\n", r"mixed_precision: fp8, and it can be no, fp16, bf16"),
         ("distributed_type: NO\nmixed_precision: bf61\n", r"config.yaml: mixed_precision='bf61' is unknown. Did you"),
         ("distributed_type: MULTI_GPU\ngpu_ids: GPU-1\n", r"gpu_ids: 'GPU-1' must be 'all' or indices"),
-        ("num_processes: 2\n", r"has no distributed_type, so it is no settings file of Accelerate's"),
+        ("num_processes: 2\n", r"has no distributed_type, so it is not Accelerate's"),
         ("- 1\n", r"has no distributed_type"),
         ("a: [1\n", r"config.yaml is not YAML: while parsing a flow sequence"),
         ("# notebook-launcher: {seed}\ndistributed_type: NO\n", r"is not JSON: .* Correct it, or remove it"),

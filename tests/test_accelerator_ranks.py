@@ -411,10 +411,11 @@ def test_two_loaders_share_a_window(ranks):
         torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
 
 
-def test_check_accumulation_on_several_ranks(ranks):
+@pytest.mark.parametrize("sizes_by_rank", [[[1, 5], [3, 2]], [[1, 5, 2], [3]]])
+def test_check_accumulation_on_several_ranks(ranks, sizes_by_rank):
     def check():
         accelerator, model, _, _ = prepare(steps=4)
-        sizes = [[1, 5], [3, 2]][accelerator.process_index]
+        sizes = sizes_by_rank[accelerator.process_index]
         batches = [make_data(size, seed=size) for size in sizes]
         report = accelerator.check_accumulation(model, batches, lambda model, batch: mse(model(batch[0]), batch[1]))
         return report.ok, report.total_weight, str(report)

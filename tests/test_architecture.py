@@ -24,6 +24,9 @@ PACKAGE = "notebook_launcher"
 STANDARD_LIBRARY = sorted(sys.stdlib_module_names)
 FOUNDATIONS = ("cgroups", "channel", "config", "context", "errors", "messages", "settings", "sizes")
 
+NEIGHBOURS = ("accelerate_yaml", "errors", "messages", "settings")
+"""What a foundation may import; the first is reached only by `LaunchConfig.from_yaml` and `to_yaml`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -61,9 +64,15 @@ class Import:
 RULES = [
     Rule(
         who=(PACKAGE,),
-        exempt=(f"{PACKAGE}.widgets",),
+        exempt=(f"{PACKAGE}.widgets", f"{PACKAGE}.kernel.views"),
         never=(f"{PACKAGE}.widgets",),
-        reason="the engine knows no view",
+        reason="the engine knows no view, but for one module that shows a run's monitor",
+    ),
+    Rule(
+        who=(f"{PACKAGE}.kernel.views",),
+        never=(f"{PACKAGE}.widgets",),
+        deferred=False,
+        reason="a launch that is over within a second imports no view",
     ),
     Rule(who=(PACKAGE,), never=("widgets",), reason="the bare name makes a second copy of the widgets"),
     Rule(
@@ -73,8 +82,13 @@ RULES = [
     ),
     Rule(
         who=tuple(f"{PACKAGE}.{name}" for name in FOUNDATIONS),
-        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("accelerate_yaml", "errors", "messages", "settings"))),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in NEIGHBOURS)),
         reason="both sides read these before anything heavy is there",
+    ),
+    Rule(
+        who=(f"{PACKAGE}.drawing",),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("drawing", "history", "sizes"))),
+        reason="a picture is drawn from plain data, wherever that was read",
     ),
     Rule(
         who=(f"{PACKAGE}.processes",),
@@ -165,6 +179,7 @@ def test_imports_follow_the_layers(module):
         ("kernel.run", "from notebook_launcher import widgets"),
         ("kernel.run", "from ..widgets import panel"),
         ("kernel.run", "import widgets"),
+        ("kernel.views", "from notebook_launcher.widgets import auto"),
         ("kernel.run", "def f():\n    import torch.distributed as dist"),
         ("kernel.run", "def f():\n    from torch import distributed"),
         ("kernel.run", "from notebook_launcher.processes import rank"),
@@ -173,6 +188,8 @@ def test_imports_follow_the_layers(module):
         ("processes.rank", "from ..kernel.run import Run"),
         ("training.accelerator", "def f():\n    import notebook_launcher.kernel.run"),
         ("messages", "import numpy"),
+        ("drawing.curves", "import numpy"),
+        ("drawing.page", "from notebook_launcher.kernel.run import Run"),
         ("messages", "from notebook_launcher.kernel import run"),
         ("config", "try:\n    import yaml\nexcept ImportError:\n    pass"),
         ("widgets.panel", "import widgets.monitor"),
@@ -186,6 +203,7 @@ def test_a_forbidden_import_is_caught(module, source):
     ("module", "source"),
     [
         ("kernel.run", "def f():\n    import torch"),
+        ("kernel.views", "def f():\n    from notebook_launcher.widgets import auto"),
         ("kernel.run", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch.distributed"),
         ("processes.rank", "import torch.distributed"),
         ("widgets.panel", "from notebook_launcher.widgets import monitor"),

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +19,7 @@ from tests.kernels import ROOT, Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 DOCS = ROOT / "docs"
 HOW_TOS = sorted(page for page in (DOCS / "how-to").glob("*.md") if page.stem != "index")
@@ -31,7 +31,8 @@ EXAMPLE = re.compile(r"(?<=[^:]\n\n)((?:    .*\n|\n)+)", re.MULTILINE)
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("sphinx", reason="pip install '.[docs]'")
     target = tmp_path_factory.mktemp("docs")
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", target / "doctrees", DOCS, target]
+    options = ["-W", "--keep-going", "-q", "-d", str(target / "doctrees")]
+    command = [sys.executable, "-m", "sphinx", *options, str(DOCS), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -70,7 +71,9 @@ def test_the_messages_are_listed_from_the_code(site):
     from notebook_launcher import messages
 
     page = (site / "explanation/messages.html").read_text(encoding="utf-8")
-    sent = {name for name in messages.__all__ if " -> " in messages.__doc__ and re.search(rf"\b{name}\b", messages.__doc__)}
+    sent = {
+        name for name in messages.__all__ if " -> " in messages.__doc__ and re.search(rf"\b{name}\b", messages.__doc__)
+    }
     assert len(sent) > 15
     assert [name for name in sorted(sent) if f">{name}<" not in page] == []
 
@@ -101,6 +104,8 @@ accelerator = Accelerator()
 path = "data"
 def load(path): globals()["data"] = path
 def train(epochs=1): return epochs
+run = run_a = run_b = launch(train, 2, output="none")
+run.wait()
 """
 
 

@@ -1,7 +1,8 @@
 """Docstrings as this package writes them, made fit for Sphinx.
 
-An indented block after a paragraph is an example, and becomes a block of code. A name in backticks becomes a link
-where the reference has it. Names of other packages stay text: without a network nothing can be said of them.
+An indented block after a paragraph is an example, and becomes a block of code. A colon in a sentence is no type.
+A name in backticks becomes a link where the reference has it. Names of other packages stay text: without a network
+nothing can be said of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 SECTION = re.compile(r"^\w[\w ]*:$")
 LIST_ITEM = re.compile(r"^\s*([-*.]|\d+\.) ")
+COLON = "\N{MODIFIER LETTER COLON}"
 
 
 def mark_examples(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
@@ -37,6 +39,28 @@ def mark_examples(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, l
             in_block = True
         marked.append(line)
     lines[:] = marked
+
+
+def hide_colons(_app: Any, what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
+    """Hide from napoleon the colons in what an attribute is and in what is returned: it takes them for types."""
+    in_returns = what in ("attribute", "data", "property")
+    for number, line in enumerate(lines):
+        if line and not line.startswith(" "):
+            in_returns = line in ("Returns:", "Yields:") or (number == 0 and in_returns)
+        if in_returns and line not in ("Returns:", "Yields:"):
+            lines[number] = line.replace(":", COLON)
+
+
+def show_colons(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
+    """Undo that."""
+    lines[:] = [line.replace(COLON, ":") for line in lines]
+
+
+def tidy_signature(
+    _app: Any, _what: str, _name: str, _obj: Any, _options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Write defaults that a dataclass makes anew as Python could read them."""
+    return signature and signature.replace("<factory>", "..."), returns
 
 
 def code_role(
@@ -79,6 +103,9 @@ def _find(env: BuildEnvironment, wanted: str) -> str | None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
     app.add_role("public", code_role)
-    app.connect("autodoc-process-docstring", mark_examples, priority=100)  # before napoleon, which is at 500
+    app.connect("autodoc-process-docstring", mark_examples, priority=100)  # napoleon is at 500
+    app.connect("autodoc-process-docstring", hide_colons, priority=200)
+    app.connect("autodoc-process-docstring", show_colons, priority=900)
+    app.connect("autodoc-process-signature", tidy_signature)
     app.connect("missing-reference", link)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ ROUTE = re.compile(r"^    (\S[^\n]*? -> \S[^\n]*?)  +((?:[\w, ]|\n {10,})+)$", r
 
 def routes() -> Iterator[tuple[str, list[str]]]:
     """Yield each direction with the names of its records, as the module's docstring lists them."""
-    for route, names in ROUTE.findall(inspect.getdoc(messages) and messages.__doc__ or ""):
+    for route, names in ROUTE.findall(messages.__doc__ or ""):
         yield route, re.findall(r"\w+", names)
 
 

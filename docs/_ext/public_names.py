@@ -7,12 +7,12 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from docutils import nodes
     from sphinx.application import Sphinx
 
 PACKAGES = ("notebook_launcher", "notebook_launcher.training", "notebook_launcher.compat", "notebook_launcher.widgets")
@@ -83,8 +83,20 @@ class EveryName(SphinxDirective):
         return self.parse_text_to_nodes("\n".join([*lines, "```"])) if module.__all__ else []
 
 
+class DocstringAsItIs(SphinxDirective):
+    """`docstring-as-it-is:: MODULE` shows a module's docstring, one that is laid out by hand, as it is written."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return it as a block without colours."""
+        text = inspect.getdoc(importlib.import_module(self.arguments[0])) or ""
+        return [nodes.literal_block(text, text, language="text")]
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
+    app.add_directive("docstring-as-it-is", DocstringAsItIs)
     app.add_directive("every-name", EveryName)
     app.add_directive("shared-names", SharedNames)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

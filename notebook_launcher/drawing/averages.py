@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -47,14 +48,14 @@ def mean_of(label: str, curves: Iterable[Curve], style: int) -> Series:
     """Return the mean over ranks, and the lowest and highest of them as its band.
 
     Ranks that report at the same steps are averaged step by step. Otherwise each rank's values are averaged over
-    stretches of the steps, and interpolated within its first and last step. The mean is NaN where any rank is
-    NaN or infinite.
+    stretches of the steps, and interpolated within its first and last step. Where a rank is NaN or infinite, so is
+    the mean.
     """
     every = [points for curve in curves if (points := sorted(_points_of(curve), key=lambda point: point[0]))]
     if not every:
         return Series(label=label, points=(), style=style)
     steps = [step for step, _ in every[0]]
-    distinct = all(before < after for before, after in zip(steps, steps[1:], strict=False))
+    distinct = all(before < after for before, after in itertools.pairwise(steps))
     if distinct and all([step for step, _ in points] == steps for points in every):
         columns: list[list[float]] = [list(values) for values in zip(*([v for _, v in p] for p in every), strict=True)]
     else:
@@ -65,7 +66,7 @@ def mean_of(label: str, curves: Iterable[Curve], style: int) -> Series:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
+    return sum(values) / len(values)
 
 
 def _finite(steps: Sequence[int], columns: Sequence[Sequence[float]]) -> Iterable[tuple[int, list[float]]]:
@@ -91,7 +92,7 @@ def _rank_buckets(points: Sequence[Point], low: int, high: int, num: int) -> lis
         held.setdefault(min((step - low) * num // max(high - low, 1), num - 1), []).append(value)
     means = [(bucket, _mean(values)) for bucket, values in sorted(held.items())]
     filled = means[:1]
-    for (left, before), (right, after) in zip(means, means[1:], strict=False):
+    for (left, before), (right, after) in itertools.pairwise(means):
         # Where a neighbour is NaN, what lies between is as well.
         slope = (after - before) / (right - left)
         filled += [(bucket, before + slope * (bucket - left)) for bucket in range(left + 1, right)]

@@ -1,7 +1,7 @@
 """Colours for lines and phases that hold on white and on black, and for eyes that see fewer of them.
 
 Each has a contrast of at least 3:1 (WCAG 1.4.11) with white and with #111111, JupyterLab's dark page; under
-deuteranopia, protanopia and tritanopia (Machado et al. 2009) any two of the series differ by more than 24 in CIE76.
+deuteranopia, protanopia and tritanopia (Machado et al. 2009) any two of the series differ by more than 20 in CIE76.
 tests/test_drawing.py computes both. Shapes, letters and patterns say the same again.
 """
 
@@ -14,7 +14,7 @@ __all__ = ["BAD", "GOOD", "INK", "SERIES", "LineStyle", "line_style"]
 INK = "#797979"
 """Text and axes of a picture that cannot know its background: 4.3:1 on white and on #111111. JupyterLab shows
 SVG as an image, which inherits no colour from the page."""
-SERIES = ("#0a5ee6", "#dd780a", "#0aa573", "#d469d0", "#d70a36", "#6e6279")
+SERIES = ("#2b74ee", "#dd780a", "#0aa573", "#d469d0", "#d70a36", "#6e6279")
 GOOD, BAD = "#0a8f63", "#d70a36"
 
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2")

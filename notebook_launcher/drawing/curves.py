@@ -69,7 +69,7 @@ def curves_picture(
 
 
 def _plot(curves: Curves, name: str, *, fold: bool) -> Plot:
-    ranks = curves[name] if name in curves else {}
+    ranks = curves[name] if name in curves.names else {}
     if not fold:
         lines = tuple(series_of(f"rank {rank}", curve, rank) for rank, curve in sorted(ranks.items()))
         return Plot(title=name, series=lines)

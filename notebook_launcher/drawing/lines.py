@@ -26,7 +26,16 @@ NEAR = 8.0
 """Pixels within which two marks of values that are not finite become one."""
 
 
-def draw_series(series: Series, shown: Sequence[tuple[int, float]], x: Scale, y: Scale, columns: int) -> str:
+def draw_series(
+    series: Series,
+    shown: Sequence[tuple[int, float]],
+    x: Scale,
+    y: Scale,
+    columns: int,
+    *,
+    place: int = 0,
+    num: int = 1,
+) -> str:
     """Return a line, its band, and what is drawn behind it.
 
     Args:
@@ -35,6 +44,8 @@ def draw_series(series: Series, shown: Sequence[tuple[int, float]], x: Scale, y:
         x: Of the steps.
         y: Of the values.
         columns: Into how many columns the plot is divided; of each, the lowest and the highest point are drawn.
+        place: Which of the plot's lines it is, from 0.
+        num: How many lines the picture has. One alone needs no markers to be told from others.
     """
     style = line_style(series.style)
     drawn = [thin(segment, x, columns) for segment in _segments(shown, x, y)]
@@ -45,7 +56,8 @@ def draw_series(series: Series, shown: Sequence[tuple[int, float]], x: Scale, y:
         body += f'<path d="{_path(raw)}" {line} stroke-width="1" stroke-opacity="0.35"/>'
     dash = f' stroke-dasharray="{style.dash}"' if style.dash else ""
     body += f'<path d="{_path(drawn)}" {line} stroke-width="1.6"{dash}/>' if drawn else ""
-    return body + marker(style, _marked([pixel for segment in drawn for pixel in segment], series.style), 2.6)
+    pixels = [pixel for segment in drawn for pixel in segment]
+    return body + marker(style, _marked(pixels, place, num), 2.6)
 
 
 def _segments(points: Iterable[tuple[int, float]], x: Scale, y: Scale) -> list[list[Pixel]]:
@@ -90,12 +102,13 @@ def _path(segments: Iterable[Sequence[Pixel]]) -> str:
     return "".join(parts)
 
 
-def _marked(pixels: Sequence[Pixel], style: int) -> list[Pixel]:
+def _marked(pixels: Sequence[Pixel], place: int, num: int) -> list[Pixel]:
+    """Return where a line has its markers; those of lines that lie on each other stand side by side."""
     if len(pixels) <= FEW:
-        return list(pixels)
-    # Lines that lie on each other show their markers side by side.
-    shift = (style * 0.37) % 1.0
-    return [pixels[int((place + shift) / NUM_MARKERS * len(pixels))] for place in range(NUM_MARKERS)]
+        return list(pixels[min(place, len(pixels) - 1) % num :: num]) if pixels else []
+    if num == 1:
+        return []
+    return [pixels[int((at + place / num) / NUM_MARKERS * len(pixels))] for at in range(NUM_MARKERS)]
 
 
 def band_path(band: Sequence[tuple[int, float, float]], x: Scale, y: Scale, columns: int, colour: str) -> str:

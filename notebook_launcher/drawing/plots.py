@@ -25,7 +25,7 @@ MAX_POINTS = 30_000
 """Points in a picture, shared out among its lines: about 300 kB."""
 PLOT_WIDTH = 290.0
 """The narrowest that a plot gets where there are several."""
-GAP, HEAD, FOOT = 24.0, 24.0, 20.0
+GAP, HEAD, FOOT, EDGE = 22.0, 24.0, 20.0, 8.0
 ROW = 18.0
 """Pixels between two rows of a legend."""
 
@@ -59,7 +59,7 @@ def draw_plots(plots: Sequence[Plot], options: PlotOptions, *, legend: Sequence[
     """
     shown, left_out = plots[:MAX_PLOTS], plots[MAX_PLOTS:]
     parts = [_legend(legend, options.width)] if legend else []
-    parts += list(_rows(shown, options))
+    parts += list(_rows(shown, options, num_lines=len(legend)))
     if left_out:
         names = ", ".join(one_line(plot.title, 40) for plot in left_out[:20])
         words = f"{len(left_out)} more not drawn: {names}"
@@ -80,29 +80,30 @@ def _legend(entries: Sequence[tuple[int, str]], width: float) -> Picture:
         dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
         parts.append(
             f'<path d="M{number(x)} {number(y)}h24" stroke="{look.colour}" stroke-width="1.8"{dash}/>'
-            + marker(look, [(x + 12, y)])
+            + marker(look, [(x + 12, y)] if len(entries) > 1 else [])
             + text(x + 30, y + 4, words)
         )
         x += room + 18
     return Picture(width, (row + 1) * ROW - 2, "".join(parts))
 
 
-def _rows(plots: Sequence[Plot], options: PlotOptions) -> Iterator[Picture]:
+def _rows(plots: Sequence[Plot], options: PlotOptions, *, num_lines: int) -> Iterator[Picture]:
     if not plots:
         return
     num_columns = max(1, min(len(plots), int((options.width + GAP) // (PLOT_WIDTH + GAP))))
     width = (options.width - GAP * (num_columns - 1)) / num_columns
     height = 200.0 if len(plots) == 1 else 124.0
-    num_lines = sum(1 + bool(options.smoothing) for plot in plots for _ in plot.series)
-    points = int(min(width, max(40, MAX_POINTS / 2 / max(num_lines, 1))))
-    frames = [_Frame(plot, options, height) for plot in plots]
+    num_paths = sum(1 + bool(options.smoothing) + bool(series.band) for plot in plots for series in plot.series)
+    points = int(min(width, max(40, MAX_POINTS / 2 / max(num_paths, 1))))
+    frames = [_Frame(plot, options, height, num_lines=num_lines) for plot in plots]
     margin = max(frame.margin for frame in frames)  # One for all: what lies below each other is aligned.
     steps = _common_steps(plots)
+    lefts = [place * (width + GAP) for place in range(num_columns)]
     for start in range(0, len(frames), num_columns):
         row = frames[start : start + num_columns]
         body = "".join(
-            f'<g transform="translate({number(place * (width + GAP))} 0)">{frame.draw(width, margin, steps, points)}</g>'
-            for place, frame in enumerate(row)
+            f'<g transform="translate({number(left)} 0)">{frame.draw(width, margin, steps, points)}</g>'
+            for left, frame in zip(lefts, row, strict=False)
         )
         yield Picture(options.width, HEAD + height + FOOT, body)
 
@@ -115,15 +116,15 @@ def _common_steps(plots: Sequence[Plot]) -> tuple[int, int] | None:
 class _Frame:
     """One plot: title, axes, lines."""
 
-    def __init__(self, plot: Plot, options: PlotOptions, height: float) -> None:
-        self._plot, self._options = plot, options
+    def __init__(self, plot: Plot, options: PlotOptions, height: float, *, num_lines: int) -> None:
+        self._plot, self._options, self._num_lines = plot, options, max(num_lines, len(plot.series), 1)
         values = [value for series in plot.series for _, value in series.points]
         values += [value for series in plot.series for _, *ends in series.band for value in ends]
         self._bottom = HEAD + height
         self._y = make_scale(values, self._bottom, HEAD, log=options.log)
-        ticks = self._y.ticks(4) if self._y else []
+        ticks = self._y.ticks(5) if self._y else []
         self._ticks = list(zip(ticks, tick_labels(ticks), strict=True))
-        self.margin = max([30.0, *(text_width(label, SMALL) + 8 for _, label in self._ticks)])
+        self.margin = max([text_width("step", SMALL) + 12, *(text_width(label, SMALL) + 8 for _, label in self._ticks)])
 
     def draw(self, width: float, margin: float, common: tuple[int, int] | None, points: int) -> str:
         x = self._steps(margin, width, common)
@@ -131,8 +132,11 @@ class _Frame:
             return self._title(width, self._why_empty()) + self._empty(width, margin)
         marks, note = oddities(self._plot.series, x, self._y)
         note = ", ".join(part for part in (self._plot.note, note) if part)
-        lines = "".join(draw_series(series, self._smooth(series), x, self._y, points) for series in self._plot.series)
-        return self._title(width, note) + self._axes(x, width) + lines + marks
+        lines = "".join(
+            draw_series(series, self._smooth(series), x, self._y, points, place=place, num=self._num_lines)
+            for place, series in enumerate(self._plot.series)
+        )
+        return self._title(width, note) + self._axes(x) + lines + marks
 
     def _smooth(self, series: Series) -> Sequence[tuple[int, float]]:
         return smooth(series.points, self._options.smoothing) if self._options.smoothing else series.points
@@ -144,13 +148,13 @@ class _Frame:
         # The same steps for all plots, so that a metric which came late is seen to; but one that counts in another
         # unit (epochs) would be squeezed into a corner.
         low, high = common if own[1] - own[0] >= 0.25 * (common[1] - common[0]) else own
-        return make_scale((low, high), margin, width - 6, margin=0.0)
+        return make_scale((low, high), margin, width - EDGE, margin=0.0)
 
     def _title(self, width: float, note: str) -> str:
         room = text_width(note, SMALL) + 12 if note else 0.0
         note = shorten(note, 0.6 * width, SMALL)
         title = text(0, 13, one_line(self._plot.title), bold=True, size=SIZE, width=width - min(room, 0.6 * width + 12))
-        return title + (text(width - 4, 13, note, anchor="end") if note else "")
+        return title + (text(width - EDGE, 13, note, anchor="end") if note else "")
 
     def _why_empty(self) -> str:
         values = [value for series in self._plot.series for _, value in series.points]
@@ -159,37 +163,38 @@ class _Frame:
         return "no positive value" if self._options.log and any(map(math.isfinite, values)) else "no finite value"
 
     def _empty(self, width: float, margin: float) -> str:
-        box = f'width="{number(width - margin - 6)}" height="{number(self._bottom - HEAD)}"'
+        box = f'width="{number(width - margin - EDGE)}" height="{number(self._bottom - HEAD)}"'
         return (
             f'<rect x="{number(margin)}" y="{number(HEAD)}" {box} stroke="currentColor" '
             'stroke-opacity="0.3" stroke-dasharray="3 4"/>'
         )
 
-    def _axes(self, x: Scale, width: float) -> str:
+    def _axes(self, x: Scale) -> str:
         assert self._y is not None
-        right, bottom = number(width - 6), number(self._bottom)
+        right, bottom = number(x.end), number(self._bottom)
         grid = "".join(f"M{number(x.start)} {number(self._y(tick))}H{right}" for tick, _ in self._ticks)
         labels = "".join(text(x.start - 6, self._y(tick) + 4, label, anchor="end") for tick, label in self._ticks)
         return (
             f'<path d="{grid}" stroke="currentColor" stroke-opacity="0.22"/>'
             f'<path d="M{number(x.start)} {bottom}H{right}{self._tick_marks(x)}" '
-            f'stroke="currentColor" stroke-opacity="0.7"/>{labels}{self._step_labels(x, width)}'
+            f'stroke="currentColor" stroke-opacity="0.7"/>{labels}{self._step_labels(x)}'
         )
 
     def _tick_marks(self, x: Scale) -> str:
         return "".join(f"M{number(x(tick))} {number(self._bottom)}v4" for tick in _whole_ticks(x))
 
-    def _step_labels(self, x: Scale, width: float) -> str:
-        right = width - 6
-        body = text(right, self._bottom + 16, "step", anchor="end")
-        free = -math.inf
-        limit = right - text_width("step", SMALL) - 6
+    def _step_labels(self, x: Scale) -> str:
+        base = self._bottom + 16
+        body = text(x.start - 10, base, "step", anchor="end")
+        free = x.start - 6
         ticks = _whole_ticks(x)
         for tick, label in zip(ticks, tick_labels(ticks), strict=True):
             half = text_width(label, SMALL) / 2
-            if x(tick) - half > free and x(tick) + half < limit:
-                body += text(x(tick), self._bottom + 16, label, anchor="middle")
-                free = x(tick) + half + 8
+            # A label at an end of the axis stays within it.
+            middle = min(max(x(tick), x.start - 6 + half), x.end + EDGE - half)
+            if middle - half >= free:
+                body += text(middle, base, label, anchor="middle")
+                free = middle + half + 8
         return body
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
+        """Return the pixel of a value; one beyond an end lies at that end."""
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
@@ -70,7 +72,7 @@ def linear_ticks(low: float, high: float, count: int) -> list[float]:
         return [low]
     raw = (high - low) / max(count, 1)
     power = 10.0 ** math.floor(math.log10(raw))
-    spacing = next((factor * power for factor in (1, 2, 5) if factor * power >= 0.999 * raw), 10 * power)
+    spacing = power * next((factor for limit, factor in ((1.5, 1), (3.5, 2), (7.5, 5)) if raw < limit * power), 10)
     first = math.ceil(low / spacing - 1e-9)
     last = math.floor(high / spacing + 1e-9)
     return [_tidy(number * spacing, spacing) for number in range(first, min(last, first + 20) + 1)]
@@ -88,11 +90,11 @@ def log_ticks(low: float, high: float, count: int) -> list[float]:
     if len(powers) > count:
         spacing = math.ceil(len(powers) / count)
         return [10.0**power for power in powers if power % spacing == 0]
-    if len(powers) > 1:
+    if len(powers) > 2:
         return [10.0**power for power in powers]
     candidates = [factor * 10.0**power for power in range(first - 1, last + 2) for factor in (1, 2, 5)]
     inside = [value for value in candidates if low <= value <= high]
-    return inside if len(inside) > 1 else linear_ticks(low, high, count)
+    return inside if len(inside) > 2 else linear_ticks(low, high, count)
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
@@ -100,7 +102,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     largest = max((abs(tick) for tick in ticks), default=0.0)
     if len(ticks) > 1 and all(tick > 0 for tick in ticks) and largest / min(ticks) >= 100:
         return [_power(tick) for tick in ticks]
-    spacing = min((abs(b - a) for a, b in zip(ticks, ticks[1:], strict=False)), default=largest) or 1.0
+    spacing = min((abs(b - a) for a, b in itertools.pairwise(ticks)), default=largest) or 1.0
     if largest >= 1e15 or largest < 1e-3:
         digits = max(0, math.floor(math.log10(largest / spacing) + 1e-9)) if largest else 0
         return [_exponent(f"{tick:.{digits}e}") for tick in ticks]
@@ -108,7 +110,8 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
         ((unit, letter) for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if largest >= 10 * unit),
         (1.0, ""),
     )
-    decimals = min(max(0, -math.floor(math.log10(spacing / unit) + 1e-9)), 9)
+    close = 1e-4 * spacing / unit
+    decimals = next((d for d in range(9) if all(abs(round(tick / unit, d) - tick / unit) < close for tick in ticks)), 9)
     return ["0" if tick == 0 else f"{tick / unit:.{decimals}f}{letter}" for tick in ticks]
 
 

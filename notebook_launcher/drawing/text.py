@@ -73,20 +73,20 @@ def format_number(value: float | None) -> str:
     if value is None:
         return ""
     if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"  # noqa: RUF001 - the sign for it
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
     if float(value).is_integer() and abs(value) < 1e6:
         return f"{value:.0f}"
     return f"{value:.4g}"
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Return `35 ms`, `4.2 s`, `3 min 20 s` or `1 h 02 min`; empty for None."""
+    """Return `35 ms`, `4.20 s`, `3 min 20 s` or `1 h 02 min`; empty for None."""
     if seconds is None or not math.isfinite(seconds):
         return ""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 60:
-        return f"{seconds:.3g} s" if seconds < 10 else f"{seconds:.0f} s"
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 3600:
         return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.records import MetricPoint
 
-__all__ = ["MAX_CURVES", "MAX_POINTS", "Curve", "Curves"]
+__all__ = ["MAX_CURVES", "MAX_POINTS", "Curve", "Curves", "thin"]
 
 MAX_POINTS = 2000
 """Points of a curve: more than a plot has pixels."""
@@ -97,6 +97,16 @@ class Curves:
     def names(self) -> list[str]:
         """The metrics, in the order in which they appeared."""
         return list(self._curves)
+
+
+def thin(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
+    """Return at most `limit` of the points, 4 or more: the peaks of each stretch, and one value that is not finite."""
+    width = 1
+    kept = points
+    while len(kept) > limit:
+        width = max(2 * width, 2 * len(points) // limit)
+        kept = [point for start in range(0, len(points), width) for point in _extremes(points[start : start + width])]
+    return kept
 
 
 def _extremes(points: list[tuple[int, float]]) -> list[tuple[int, float]]:

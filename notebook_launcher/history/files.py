@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.records import MetricPoint, RunReader
 
-__all__ = ["MAX_LOG_BYTES", "MAX_METRICS_BYTES", "LogFile", "MetricsFile", "append"]
+__all__ = ["MAX_LOG_BYTES", "MAX_METRICS_BYTES", "LogFile", "MetricsFile", "append", "replace"]
 
 MAX_METRICS_BYTES = 64_000_000
 """About 700,000 points of one metric."""
@@ -120,7 +120,17 @@ class LogFile:
 
 def append(path: Path, data: bytes) -> None:
     """Write at the end of a file, which is made if it is not there; raises `OSError`."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    _write(path, data, os.O_APPEND)
+
+
+def replace(path: Path, data: bytes, part: Path) -> None:
+    """Write a file under another name and rename it, so that readers see the old or the new; raises `OSError`."""
+    _write(part, data, os.O_TRUNC)
+    part.replace(path)
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | mode, 0o600)
     try:
         view = memoryview(data)
         while view:

@@ -22,10 +22,13 @@ __all__ = [
     "VARIABLE",
     "find_home",
     "is_live",
+    "is_run",
     "list_ids",
     "log_name",
+    "name_in",
     "prune",
     "read_json",
+    "time_in",
 ]
 
 VARIABLE = "NOTEBOOK_LAUNCHER_RUNS"
@@ -44,7 +47,7 @@ PART = "summary.json.part"
 YOUNG = 60.0
 """Seconds for which a folder without a summary may still be about to get one."""
 
-_ID = re.compile(r"\d{8}-\d{6}-[\w-]+-[0-9a-f]{4}", re.ASCII)
+_ID = re.compile(r"(\d{8}-\d{6})-([\w-]+)-[0-9a-f]{6}", re.ASCII)
 _OURS = re.compile(r"config\.json|metrics\.jsonl|summary\.json(\.part)?|rank-\d+\.log", re.ASCII)
 
 
@@ -81,6 +84,24 @@ def list_ids(home: Path) -> list[str]:
     return []
 
 
+def name_in(run_id: str) -> str:
+    """Return the function's name, as far as an id tells it."""
+    match = _ID.fullmatch(run_id)
+    return match[2] if match else run_id
+
+
+def time_in(run_id: str) -> float:
+    """Return when a run was launched, in seconds since the epoch, as its id tells it; 0 if it does not."""
+    with contextlib.suppress(ValueError, OverflowError):
+        return time.mktime(time.strptime(run_id[: len("20261121-142501")], "%Y%m%d-%H%M%S"))
+    return 0.0
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether a folder is that of a run, going by its name or by what is in it."""
+    return bool(_ID.fullmatch(folder.name)) or (folder / SUMMARY).exists()
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return what a file holds; None if it is not there, or not whole, or no object."""
     try:
@@ -102,15 +123,12 @@ def is_live(folder: Path, summary: dict[str, Any] | None) -> bool:
 def prune(home: Path, *, max_runs: int = MAX_RUNS, max_bytes: int | None = None) -> None:
     """Remove the oldest runs until the rest are few enough and, if `max_bytes` is given, small enough.
 
-    A run that goes on is left alone, and so is every file that is not a run's: only what `Recorder`
-    writes is removed.
+    The newest is left alone, and so is a run that goes on, and every file that no run wrote. Raises `OSError`
+    if the home cannot be read.
     """
     ids = list_ids(home)
-    num, size = len(ids), 0
-    sizes: dict[str, int] = {}
-    if max_bytes is not None:
-        sizes = {name: _size(home / name) for name in ids}
-        size = sum(sizes.values())
+    sizes = {name: _size(home / name) for name in ids} if max_bytes is not None else {}
+    num, size = len(ids), sum(sizes.values())
     for name in reversed(ids[1:]):
         if num <= max_runs and (max_bytes is None or size <= max_bytes):
             return

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-import html
 import itertools
 import os
 import time
@@ -11,19 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from notebook_launcher.drawing import tables
+from notebook_launcher.drawing.text import escape, format_seconds, one_line, plural
 from notebook_launcher.history import folders
 from notebook_launcher.history.recorded import RecordedRun
 from notebook_launcher.history.wording import format_metrics
-from notebook_launcher.kernel.formatting import format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from notebook_launcher.history.records import RunSnapshot
 
 __all__ = ["RunList", "open_run", "runs"]
 
-MAX_ROWS = 20
+MAX_ROWS = 16
 """Runs that the table shows, the newest."""
-COLUMNS = ("id", "function", "when", "state", "time", "ranks", "last metrics")
 
 
 class RunList(Sequence[RecordedRun]):
@@ -44,28 +46,32 @@ class RunList(Sequence[RecordedRun]):
         return RunList(self._home, self._items[index]) if isinstance(index, slice) else self._items[index]
 
     def __repr__(self) -> str:
-        if not self._items:
-            return self._headline()
-        table = [COLUMNS, *(_cells(run) for run in self._items[:MAX_ROWS])]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
-        return "\n".join([self._headline(), *rows, *([self._rest()] if self._rest() else [])])
+        lines = tables.table_text(self._columns()) if len(self) else []
+        return "\n".join([self._headline(), *lines, *self._rest()])
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-        rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(run)) for run in self._items[:MAX_ROWS])
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>" if body else ""
-        return f"<table><caption>{html.escape(self._headline())}</caption>{table}</table>" + (
-            f"<p>{html.escape(self._rest())}</p>" if self._rest() else ""
-        )
+        head = self._headline()
+        table = tables.table_html(self._columns(), caption=head) if len(self) else f"<p>{escape(head)}</p>"
+        return "".join([table, *(f"<p>{escape(line)}</p>" for line in self._rest())])
+
+    def _columns(self) -> list[tables.Column]:
+        shown = [run.snapshot() for run in self._items[:MAX_ROWS]]
+        return [
+            tables.Column("id", [run.id for run in shown]),
+            tables.Column("function", [one_line(run.name, 40) for run in shown]),
+            tables.Column("when", [time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)) for run in shown]),
+            tables.Column("state", [run.state for run in shown], kind="state"),
+            tables.Column("time", [format_seconds(run.seconds) for run in shown], kind="number"),
+            tables.Column("ranks", [str(run.num_processes) for run in shown], kind="number"),
+            tables.Column("last metrics", [_last_metrics(run) for run in shown]),
+        ]
 
     def _headline(self) -> str:
-        return f"{len(self) or 'no'} run{'s' * (len(self) != 1)} in {self._home}"
+        return f"{plural(len(self), 'run') if len(self) else 'no runs'} in {self._home}"
 
-    def _rest(self) -> str:
+    def _rest(self) -> list[str]:
         left = len(self) - MAX_ROWS
-        return f"and {left} older: runs()[{MAX_ROWS}:]" if left > 0 else ""
+        return [f"and {left} older: runs()[{MAX_ROWS}:]"] if left > 0 else []
 
 
 def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
@@ -79,9 +85,16 @@ def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
     items = []
     # The name tells the second; within one, the summary tells more.
     for _, names in itertools.groupby(folders.list_ids(home), key=lambda name: name[: len("20261121-142501")]):
-        same = [RecordedRun(home / name) for name in names if (home / name).is_dir()]
+        same = list(_still_there(home, names))
         items += same if len(same) < 2 else sorted(same, key=lambda run: run.snapshot().started, reverse=True)
     return RunList(home, items)
+
+
+def _still_there(home: Path, names: Iterable[str]) -> Iterator[RecordedRun]:
+    for name in names:
+        # Another kernel may be making room.
+        with contextlib.suppress(LookupError):
+            yield RecordedRun(home / name)
 
 
 def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto") -> RecordedRun:
@@ -93,7 +106,11 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
 
     Raises:
         LookupError: There is no such run, or the beginning fits several.
+        TypeError: `run` is neither text nor a path.
     """
+    if not isinstance(run, str | os.PathLike):
+        msg = f"open_run({run!r}): pass a run's id, as runs() shows it, or the path of its folder"
+        raise TypeError(msg)
     if isinstance(run, os.PathLike) or os.sep in run:
         return RecordedRun(Path(run).expanduser().absolute())
     home = folders.find_home(folder)
@@ -116,19 +133,6 @@ def _why_not_one(run: str, home: Path, ids: list[str], found: list[str]) -> str:
 
 def _listed(ids: list[str]) -> str:
     return ", ".join(ids[:3]) + (", ..." if len(ids) > 3 else "")
-
-
-def _cells(run: RecordedRun) -> tuple[str, ...]:
-    snapshot = run.snapshot()
-    return (
-        snapshot.id,
-        snapshot.name,
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.started)),
-        snapshot.state,
-        format_seconds(snapshot.seconds),
-        str(snapshot.num_processes),
-        _last_metrics(snapshot),
-    )
 
 
 def _last_metrics(snapshot: RunSnapshot) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import LaunchConfig
+from notebook_launcher.drawing.text import format_seconds, plural
 from notebook_launcher.history import encoding, folders
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.records import RankSnapshot, RunSnapshot
-from notebook_launcher.kernel.formatting import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from notebook_launcher.history.records import MetricPoint, RankPhases, RunState
 
@@ -34,7 +33,7 @@ class RecordedRun:
         folder: The run's folder.
 
     Raises:
-        LookupError: There is no such folder.
+        LookupError: There is no such folder, or it holds no run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,11 +44,14 @@ class RecordedRun:
         if not folder.is_dir():
             msg = f"there is no folder {folder}: the run was removed, to make room or by hand"
             raise LookupError(msg)
+        if not folders.is_run(folder):
+            msg = f"{folder} holds no run: there is no {folders.SUMMARY} in it"
+            raise LookupError(msg)
 
     def __repr__(self) -> str:
         run = self.snapshot()
-        text = f"{run.state}, {format_seconds(run.seconds)}"
-        return f"<RecordedRun {run.id} on {run.num_processes} rank{'s' * (run.num_processes != 1)}: {text}>"
+        ranks = plural(run.num_processes, "rank")
+        return f"<RecordedRun {run.id} on {ranks}: {run.state}, {format_seconds(run.seconds)}>"
 
     def _repr_html_(self) -> str:
         from notebook_launcher.drawing.page import static_html
@@ -67,7 +69,7 @@ class RecordedRun:
 
     @property
     def id(self) -> str:
-        """The run's name among all runs: the time, the function, four random digits."""
+        """The run's name among all runs: the time, the function, six random digits."""
         return self._folder.name
 
     @property
@@ -171,20 +173,15 @@ def _read(path: Path, start: int) -> bytes:
 def _decode(summary: dict[str, Any] | None, folder: Path) -> RunSnapshot:
     if summary is not None:
         try:
-            return dataclasses.replace(encoding.decode_snapshot(summary), id=folder.name)
+            return encoding.decode_snapshot({**summary, "id": folder.name})
         except (TypeError, ValueError, AttributeError):
             pass
     # The kernel was killed before it wrote the first one, or somebody wrote into it.
-    day, clock, rest = folder.name.split("-", 2) if folder.name.count("-") > 2 else ("", "", folder.name)
-    try:
-        started = time.mktime(time.strptime(day + clock, "%Y%m%d%H%M%S"))
-    except ValueError:
-        started = folder.stat().st_mtime
     return RunSnapshot(
         id=folder.name,
-        name=rest.rpartition("-")[0] or rest,
+        name=folders.name_in(folder.name),
         state="starting",
-        started=started,
+        started=folders.time_in(folder.name),
         seconds=0.0,
         num_processes=len(list(folder.glob(folders.log_name("*")))),
         summary="",
@@ -194,9 +191,9 @@ def _decode(summary: dict[str, Any] | None, folder: Path) -> RunSnapshot:
 
 
 def _lost(snapshot: RunSnapshot) -> RunSnapshot:
+    ended = ("returned", "failed", "stopped")
     ranks = tuple(
-        rank if rank.state in ("returned", "failed", "stopped") else dataclasses.replace(rank, state="unknown", pid=None)
-        for rank in snapshot.ranks
+        rank if rank.state in ended else dataclasses.replace(rank, state="unknown", pid=None) for rank in snapshot.ranks
     )
     error = snapshot.error or "the kernel ended before the run did"
     return dataclasses.replace(snapshot, state="lost", ranks=ranks, error=error)

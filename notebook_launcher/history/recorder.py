@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.history import folders, owners
 from notebook_launcher.history.encoding import encode, encode_snapshot
-from notebook_launcher.history.files import LogFile, MetricsFile, append
+from notebook_launcher.history.files import LogFile, MetricsFile, append, replace
 
 if TYPE_CHECKING:
     import os
@@ -104,26 +104,30 @@ class Recorder:
     def _write_end(self, snapshot: RunSnapshot) -> None:
         if self.folder is None and snapshot.state == "done" and not self._has_new:
             return
-        home = self._make_folder(snapshot)
+        self._make_folder(snapshot)
         self._write_news()
         for log in self._logs:
             log.finish(self._reader)
         self._write_summary(snapshot)
-        if self._metrics is not None and self._metrics.size + sum(log.size for log in self._logs) > HEAVY:
-            folders.prune(home, max_bytes=folders.MAX_BYTES)
 
-    def _make_folder(self, snapshot: RunSnapshot) -> Path:
+    def make_room(self) -> None:
+        """Remove old runs; when the result is out, since it may take some milliseconds."""
+        if self.folder is None or self._home is None:
+            return
+        size = (self._metrics.size if self._metrics is not None else 0) + sum(log.size for log in self._logs)
+        with contextlib.suppress(OSError):
+            folders.prune(self._home, max_bytes=folders.MAX_BYTES if size > HEAVY else None)
+
+    def _make_folder(self, snapshot: RunSnapshot) -> None:
         assert self._home is not None
         if self.folder is None:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folders.prune(self._home, max_runs=folders.MAX_RUNS - 1)
             folder = self._home / snapshot.id
             folder.mkdir(mode=0o700)
             self.folder = folder
             self._metrics = MetricsFile(folder)
             self._logs = [LogFile(folder, rank, snapshot.num_processes) for rank in range(snapshot.num_processes)]
             append(folder / folders.CONFIG, encode(snapshot.config).encode("ascii"))
-        return self._home
 
     def _write_news(self) -> None:
         assert self._metrics is not None
@@ -136,10 +140,8 @@ class Recorder:
         assert self.folder is not None
         left_out = self._metrics.num_left_out if self._metrics is not None else 0
         more = {"format": FORMAT, "kernel": owners.identify(), "metrics_left_out": left_out}
-        part = self.folder / folders.PART
-        part.unlink(missing_ok=True)
-        append(part, encode({**encode_snapshot(snapshot), **more}).encode("ascii"))
-        part.replace(self.folder / folders.SUMMARY)
+        data = encode({**encode_snapshot(snapshot), **more}).encode("ascii")
+        replace(self.folder / folders.SUMMARY, data, self.folder / folders.PART)
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:

@@ -131,7 +131,7 @@ class RunSnapshot:
     """What is known of a run at one moment; plain enough for JSON."""
 
     id: str
-    """Sorts by time: `20261121-142501-train-3f9c`."""
+    """Sorts by time: `20261121-142501-train-3f9c5e`."""
     name: str
     """The function's."""
     state: RunState

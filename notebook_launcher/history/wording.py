@@ -1,9 +1,11 @@
-"""Metrics as people read them."""
+"""Metrics as people read them, in one line."""
 
 from __future__ import annotations
 
 import itertools
 from typing import TYPE_CHECKING
+
+from notebook_launcher.drawing.text import format_number, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,12 +16,10 @@ NAME_LENGTH = 40
 
 
 def format_metrics(metrics: Mapping[str, float], limit: int = 4) -> str:
-    """Return `loss 0.1234, accuracy 0.98`: the first of them, to four digits."""
-    shown = [f"{_short(name)} {value:.4g}" for name, value in itertools.islice(metrics.items(), limit)]
+    """Return `loss 0.1234, accuracy 0.98, 3 more`: the first of them, to four digits."""
+    shown = [
+        f"{one_line(name, NAME_LENGTH)} {format_number(value)}"
+        for name, value in itertools.islice(metrics.items(), limit)
+    ]
     more = len(metrics) - len(shown)
     return ", ".join([*shown, *([f"{more} more"] if more else [])])
-
-
-def _short(name: str) -> str:
-    line = " ".join(name.split())
-    return line if len(line) <= NAME_LENGTH else line[: NAME_LENGTH - 3] + "..."

@@ -53,8 +53,12 @@ class Sink(Protocol):
     """Takes output, from any thread."""
 
     @property
+    def is_cell(self) -> bool:
+        """Whether it is a cell that keeps what it shows, rather than a terminal, a file or a variable."""
+
+    @property
     def has_audience(self) -> bool:
-        """Whether there may be a front end that draws widgets, and somebody who looks at it."""
+        """Whether it is a cell in a front end that may draw widgets, with somebody who looks at it."""
 
     def text(self, stream: Stream, text: str) -> None:
         """Append text."""
@@ -121,15 +125,18 @@ class CellSink:
             stream.flush()  # What the cell has printed so far comes first.
 
     @property
+    def is_cell(self) -> bool:
+        """Whether the cell's output is not redirected."""
+        return bool(self._parent) and self._publisher is None and not any(self._streams.values())
+
+    @property
     def has_audience(self) -> bool:
-        """Whether there may be a front end that draws widgets, and somebody who looks at it.
+        """Whether somebody may look.
 
         Programs that run notebooks (nbclient, papermill, nbconvert) say with each cell that nobody can be asked
         for input; front ends say the opposite.
         """
-        content = self._parent.get("content", {}) if self._parent else {"allow_stdin": False}
-        captured = self._publisher is not None or any(self._streams.values())
-        return bool(content.get("allow_stdin", True)) and not captured
+        return self.is_cell and bool(self._parent.get("content", {}).get("allow_stdin", True))
 
     def text(self, stream: Stream, text: str) -> None:
         """Append text to the cell's output."""
@@ -209,7 +216,7 @@ class CellSink:
 class StreamSink:
     """A terminal, a log file, or whatever `sys.stdout` is."""
 
-    has_audience = False
+    is_cell = has_audience = False
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Union
 from notebook_launcher import messages, travel
 from notebook_launcher.engines.local import FromRank, Output
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel.attempt import Attempt
 from notebook_launcher.history.recorder import Recorder
+from notebook_launcher.kernel.attempt import Attempt
 from notebook_launcher.kernel.formatting import format_seconds
 from notebook_launcher.kernel.live import LiveRecords
 from notebook_launcher.kernel.output import RunOutput
+from notebook_launcher.kernel.progress import ProgressTeller
 from notebook_launcher.kernel.questions import Answer, Question, Questions
 from notebook_launcher.kernel.snapshots import ConductorReader
 from notebook_launcher.kernel.stacks import Stacks
@@ -68,9 +69,10 @@ class Conductor:
         self.name = name
         self.launched = time.monotonic()
         self.started = time.time()
-        self.id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(self.started))}-{_slug(name)}-{secrets.token_hex(2)}"
+        self.id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(self.started))}-{_slug(name)}-{secrets.token_hex(3)}"
         self.output = RunOutput(config, ranks.plan.num_processes)
         self.live = LiveRecords(self.launched)
+        self._progress = ProgressTeller(self.launched)
         self.attempt: Attempt | None = None
         self.asking: set[int] = set()
         self.asked_to_stop = False
@@ -123,6 +125,7 @@ class Conductor:
             else:
                 self.future.set_exception(verdict.error)
             self.questions.close()
+            self._recorder.make_room()
 
     def _run_attempts(self) -> Attempt:
         limit = self.ranks.plan.config.max_restarts
@@ -236,6 +239,7 @@ class Conductor:
                 self._ask(rank, record, attempt)
             case FromRank(rank, messages.Metrics() | messages.Progress() | messages.Phases() as record, _):
                 self.live.fold(rank, record)
+                self._progress.tell(self)
                 self._recorder.note()
             case FromRank(_, messages.Notice() as record, _):
                 self.output.notice(record.text)
@@ -297,6 +301,7 @@ class Conductor:
             asked_to_stop=self.asked_to_stop,
             stacks=self._stacks,
             last_lines=self.output.last_lines,
+            last_values=self.live.last_values,
         )
 
     def _say(self, text: str) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.kernel.devices import Machine
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Plan", "make_plan", "rank_limit"]
 
 DEFAULT_CPU_RANKS = 4
 """At most so many CPU ranks where the number is left open: more rarely help, and each takes memory."""
@@ -129,8 +129,13 @@ def _default_num_processes(machine: Machine, num_gpus: int) -> int:
     return num_gpus or min(DEFAULT_CPU_RANKS, machine.num_cores)
 
 
+def rank_limit(machine: Machine) -> int:
+    """Return how many ranks a launch may have on a machine."""
+    return min(max(MIN_RANK_LIMIT, MAX_RANKS_PER_CORE * machine.num_cores), MAX_RANKS)
+
+
 def _check_number(num_processes: int, machine: Machine) -> None:
-    limit = min(max(MIN_RANK_LIMIT, MAX_RANKS_PER_CORE * machine.num_cores), MAX_RANKS)
+    limit = rank_limit(machine)
     if num_processes > limit:
         msg = (
             f"num_processes={num_processes} is too many for this machine: it has {machine.num_cores} "

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.errors import MissingResultError
+from notebook_launcher.history.wording import format_metrics
 from notebook_launcher.kernel.formatting import format_seconds
 from notebook_launcher.sizes import format_bytes
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["RankSummary", "Results"]
 
 SHORT = 60
+COLUMNS = ("rank", "state", "returned", "time", "peak memory", "last metrics")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,8 @@ class RankSummary:
     """From the launch to the rank's end."""
     peak_memory: int | None
     """Bytes of resident memory at the most, shared pages counted in."""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """The last value of each metric that it reported."""
 
 
 class Results(Sequence[Any]):
@@ -136,11 +140,14 @@ class Results(Sequence[Any]):
         return f"rank {rank} returned nothing: it was stopped"
 
     def __repr__(self) -> str:
-        rows = [f"  {row.rank}: {self._short(row.rank)}" for row in self._rows()]
+        rows = [
+            f"  {row.rank}: {self._short(row.rank)}" + (f"  ({format_metrics(row.metrics)})" if row.metrics else "")
+            for row in self._rows()
+        ]
         return f"Results of {self._headline()}\n" + "\n".join(rows)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in ("rank", "state", "returned", "time", "peak memory"))
+        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
         body = "".join(
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in self._cells(row)) + "</tr>"
             for row in self._rows()
@@ -172,6 +179,7 @@ class Results(Sequence[Any]):
             self._short(row.rank),
             "" if row.seconds is None else format_seconds(row.seconds),
             "" if row.peak_memory is None else format_bytes(row.peak_memory),
+            format_metrics(row.metrics),
         )
 
     def _short(self, rank: int) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import checks, probe, snapshots
+from notebook_launcher.kernel import checks, probe, snapshots, views
 from notebook_launcher.kernel.conductor import TOO_LATE, Conductor, Save, Stop
 from notebook_launcher.kernel.formatting import format_seconds
 
@@ -57,7 +57,10 @@ class Run:
                 os.close(parcel)
             raise
         # From here on the parcel and the ranks are the run's.
-        return cls(Conductor(ranks, checks.name_of(fn), call, parcel, in_cell=in_cell))
+        run = cls(Conductor(ranks, checks.name_of(fn), call, parcel, in_cell=in_cell))
+        if not in_cell:
+            views.watch(run, run._conductor.output)
+        return run
 
     # What the user sees.
 
@@ -69,7 +72,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The run's name among all runs: the time, the function, four random digits."""
+        """The run's name among all runs: the time, the function, six random digits."""
         return self._conductor.id
 
     @property
@@ -247,10 +250,12 @@ class Run:
     def wait_in_cell(self) -> Results:
         """Wait in the main thread, answering the ranks' questions; an interrupt stops the run."""
         conductor = self._conductor
-        interrupted = conductor.questions.answer_all(
-            conductor.command,
-            lambda again: self.stop(wait=False, at_once=again),  # The second one means now.
-        )
+        with contextlib.closing(views.RunView(self, conductor.output)) as view:
+            interrupted = conductor.questions.answer_all(
+                conductor.command,
+                lambda again: self.stop(wait=False, at_once=again),  # The second one means now.
+                view.step,
+            )
         if not interrupted:
             return self._future.result()
         error = KeyboardInterrupt()

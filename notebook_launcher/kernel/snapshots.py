@@ -28,7 +28,8 @@ ACTIVITIES: dict[int, RankState] = {
     context.WAITING: "waiting",
     context.SAVING: "saving",
 }
-SECRET = re.compile("key|token|secret|passw", re.IGNORECASE)
+SECRET = re.compile(r"(^|_)(key|token|secret|password|passwd|credentials?)(_|$)", re.IGNORECASE)
+"""Names of environment variables whose values are kept out of files and notebooks."""
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -147,10 +148,7 @@ def _failure(failure: Failure) -> FailureRecord:
 
 
 def config_as_json(config: LaunchConfig) -> dict[str, Any]:
-    """Return the fields as JSON has them, without the variables of `env` that look like secrets.
-
-    What is returned ends up in files and saved notebooks.
-    """
+    """Return the fields as JSON has them, without the variables of `env` that look like secrets."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     env = {name: value for name, value in config.env.items() if not SECRET.search(name)}
     return {**{name: _plain(value) for name, value in fields.items()}, "env": env}

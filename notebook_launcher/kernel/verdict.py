@@ -22,7 +22,7 @@ from notebook_launcher.kernel.formatting import format_seconds
 from notebook_launcher.kernel.results import RankSummary, Results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from notebook_launcher.kernel.attempt import Attempt, RankEnd
     from notebook_launcher.kernel.plan import Plan
@@ -51,6 +51,7 @@ def judge(
     asked_to_stop: bool,
     stacks: Stacks | None,
     last_lines: Callable[[int], tuple[str, ...]],
+    last_values: Mapping[int, Mapping[str, float]],
 ) -> Verdict:
     """Return what came of the attempt. Takes over its parcels."""
     ends = [attempt.ends[rank] for rank in sorted(attempt.ends)]
@@ -59,7 +60,7 @@ def judge(
     results = Results(
         values,
         num_processes=plan.num_processes,
-        ranks=[_summary(end, launched) for end in ends],
+        ranks=[_summary(end, launched, last_values.get(end.rank, {})) for end in ends],
         failures=failures,
         seconds=ended - launched,
         seed=plan.seed,
@@ -106,11 +107,13 @@ def _died_at_exit(end: RankEnd) -> bool:
     return end.returned is not None and end.gone is not None and end.gone.exitcode != 0 and not end.after_stop
 
 
-def _summary(end: RankEnd, launched: float) -> RankSummary:
+def _summary(end: RankEnd, launched: float, metrics: Mapping[str, float]) -> RankSummary:
     record = end.returned or end.raised
     peak = record.peak_rss if record is not None else end.gone.peak_rss if end.gone is not None else None
     state: Any = "returned" if end.returned is not None else "stopped" if end.after_stop else "failed"
-    return RankSummary(rank=end.rank, state=state, seconds=end.time - launched, peak_memory=peak)
+    return RankSummary(
+        rank=end.rank, state=state, seconds=end.time - launched, peak_memory=peak, metrics=dict(metrics)
+    )
 
 
 def _error(

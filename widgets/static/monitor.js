@@ -18,7 +18,7 @@ const MAX_SPANS = 1024; // of a rank's timeline
 const MAX_LANES = 64;
 const MAX_NOTICES = 20;
 const PLOTS_AT_ONCE = 12; // more of them on demand
-const MANY_RANKS = 8; // beyond, curves are averaged unless asked otherwise
+const MANY_RANKS = 4; // beyond, curves are averaged unless asked otherwise
 const TOOLTIP_ROWS = 8;
 
 // ------------------------------------------------------------------------------------- words and numbers
@@ -60,8 +60,8 @@ const SHAPES = {
 };
 
 const ACTIONS = [
-  { type: "stop", label: "Stop after this step", title: "All ranks end at the same step; what they return is kept" },
-  { type: "interrupt", label: "Interrupt", title: "Raise KeyboardInterrupt in every rank now" },
+  { type: "stop", label: "Stop after this step", title: "All ranks end the step they are in, and then the run" },
+  { type: "interrupt", label: "Interrupt", title: "Stop every rank now, wherever it is" },
   { type: "stacks", label: "Dump stacks", title: "Show what every rank is executing now" },
   { type: "save", label: "Save now", title: "All ranks save a checkpoint at the same step" },
 ];
@@ -137,13 +137,16 @@ class Curve {
   steps = [];
   values = [];
   version = 0;
+  hasGaps = false;
   #smoothed = { weight: 0, version: -1, values: [] };
 
   extend({ steps, values, replace }) {
-    if (replace) [this.steps, this.values] = [[], []];
+    if (replace) [this.steps, this.values, this.hasGaps] = [[], [], false];
     for (let at = 0; at < steps.length; at += 1) {
+      const value = isNumber(values[at]) ? values[at] : null;
       this.steps.push(steps[at]);
-      this.values.push(isNumber(values[at]) ? values[at] : null);
+      this.values.push(value);
+      this.hasGaps ||= value === null;
       if (this.steps.length > MAX_POINTS) this.#thin();
     }
     this.version += 1;
@@ -624,7 +627,7 @@ function readTheme(root) {
 
 /** Round numbers that divide [low, high] into about `count` parts. */
 function linearTicks(low, high, count) {
-  const rough = (high - low) / Math.max(1, count);
+  const rough = high / Math.max(1, count) - low / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
   const spacing = power * ([1, 2, 5].find((factor) => factor * power >= rough) ?? 10);
   const ticks = [];
@@ -652,39 +655,1112 @@ function formatTick(value, spacing) {
 
 const formatStep = (step) => (Math.abs(step) >= 1e6 ? `${formatValue(step / 1e6)}M` : Math.abs(step) >= 1e4 ? `${formatValue(step / 1e3)}k` : formatValue(step));
 
-/** Draw a line through at most four points a pixel column: first, lowest, highest, last. Null lifts the pen. */
-function traceLine(context, steps, values, toX, toY) {
-  const lone = [];
-  let [column, first, low, high, last, count, x0] = [null, 0, 0, 0, 0, 0, 0];
-  const flush = () => {
-    if (column === null) return;
-    if (count === 0) context.moveTo(x0, first);
-    else context.lineTo(x0, first);
-    if (low !== first) context.lineTo(column, low);
-    if (high !== low) context.lineTo(column, high);
-    if (last !== high) context.lineTo(column, last);
-    count += low === high ? 1 : 2;
-    if (count === 1) lone.push([x0, first]);
-    else if (count === 2) lone.pop();
-  };
-  const lift = () => {
-    flush();
-    if (count > 1) lone.length = Math.min(lone.length, lone.length);
-    [column, count] = [null, 0];
-  };
+/** A line of pixels: at most four points a column (first, lowest, highest, last), in runs between gaps. */
+class PixelLine {
+  runs = [];
+  #run = null;
+  #column = NaN;
+  #x = 0;
+  #first = 0;
+  #low = 0;
+  #high = 0;
+  #last = 0;
+
+  add(x, y) {
+    if (Math.round(x) === this.#column) {
+      this.#low = Math.min(this.#low, y);
+      this.#high = Math.max(this.#high, y);
+      this.#last = y;
+      return;
+    }
+    this.#flush();
+    [this.#column, this.#x] = [Math.round(x), x];
+    this.#first = this.#low = this.#high = this.#last = y;
+  }
+
+  lift() {
+    this.#flush();
+    [this.#run, this.#column] = [null, NaN];
+  }
+
+  #flush() {
+    if (Number.isNaN(this.#column)) return;
+    if (!this.#run) this.runs.push((this.#run = []));
+    this.#run.push(this.#x, this.#first);
+    if (this.#low !== this.#high) this.#run.push(this.#x, this.#low, this.#x, this.#high, this.#x, this.#last);
+  }
+}
+
+/** A gap, and a step that lies before its forerunner (a restart), lift the pen. */
+function pixelLine(steps, values, toX, toY) {
+  const line = new PixelLine();
+  steps.forEach((step, at) => {
+    const y = values[at] === null ? NaN : toY(values[at]);
+    if (!Number.isFinite(y) || (at > 0 && step < steps[at - 1])) line.lift();
+    if (Number.isFinite(y)) line.add(toX(step), y);
+  });
+  line.lift();
+  return line.runs;
+}
+
+/** Stroke runs of pixels; a run of one point becomes a dot. */
+function strokeRuns(context, runs) {
   context.beginPath();
-  for (let at = 0; at < steps.length; at += 1) {
-    const y = values[at] === null ? null : toY(values[at]);
-    if (y === null || (at && steps[at] < steps[at - 1])) lift();
-    if (y === null) continue;
-    const x = toX(steps[at]);
-    if (Math.round(x) === column) [low, high, last] = [Math.min(low, y), Math.max(high, y), y];
-    else {
-      flush();
-      [column, x0, first, low, high, last] = [Math.round(x), x, y, y, y, y];
+  for (const run of runs) {
+    context.moveTo(run[0], run[1]);
+    for (let at = 2; at < run.length; at += 2) context.lineTo(run[at], run[at + 1]);
+  }
+  context.stroke();
+  for (const run of runs) if (run.length === 2) fillDot(context, run[0], run[1], 2);
+}
+
+function fillDot(context, x, y, radius) {
+  context.beginPath();
+  context.arc(x, y, radius, 0, 2 * Math.PI);
+  context.fill();
+}
+
+/** A small table that follows the pointer inside `parent`. */
+class Tooltip {
+  constructor(parent) {
+    this.title = h("div", { class: "nbl-tip-title" });
+    this.rows = h("div", {});
+    this.element = h("div", { class: "nbl-tip", "aria-live": "off" }, this.title, this.rows);
+    this.element.hidden = true;
+    parent.append(this.element);
+  }
+
+  show(x, y, title, rows) {
+    setText(this.title, title);
+    this.rows.replaceChildren(
+      ...rows.map(({ color, label, value }) => {
+        const swatch = h("i", {});
+        swatch.style.background = color ?? "transparent";
+        return h("div", { class: "nbl-tip-row" }, swatch, h("span", {}, label), h("b", {}, value));
+      }),
+    );
+    this.element.hidden = false;
+    const room = this.element.parentElement.clientWidth;
+    const isLeft = x + 14 + this.element.offsetWidth <= room;
+    this.element.style.left = `${Math.max(0, isLeft ? x + 14 : x - 14 - this.element.offsetWidth)}px`;
+    this.element.style.top = `${y}px`;
+  }
+
+  hide() {
+    setHidden(this.element, true);
+  }
+}
+
+// ----------------------------------------------------------------------------- header, progress, messages
+
+class Header {
+  topics = ["run"];
+
+  constructor(send, announce) {
+    this.send = send;
+    this.announce = announce;
+    this.light = new StateLight();
+    this.name = h("span", { class: "nbl-name" });
+    this.clock = h("span", { class: "nbl-clock", role: "timer", "aria-live": "off", title: "Time since the launch" });
+    this.summary = h("div", { class: "nbl-summary" });
+    this.hint = h("div", { class: "nbl-hint", role: "status" });
+    this.buttons = ACTIONS.map(({ type, label, title }) =>
+      h("button", { type: "button", class: "nbl-button", "data-action": type, title, onclick: () => this.#press(type) }, label),
+    );
+    const identity = h("div", { class: "nbl-identity" }, this.light.element, this.name, this.clock);
+    const actions = h("div", { class: "nbl-actions", role: "group", "aria-label": "Control the run" }, ...this.buttons);
+    this.element = h("header", { class: "nbl-header" }, h("div", { class: "nbl-top" }, identity, actions), this.summary, this.hint);
+  }
+
+  #press(type) {
+    this.asked = ACTIONS.find((action) => action.type === type).label;
+    if (this.send({ type })) setText(this.hint, `Asked: ${this.asked}.`);
+    setHidden(this.hint, !this.hint.textContent);
+  }
+
+  paint(data) {
+    const { run } = data;
+    const state = data.isKnown || run.state ? (RUN_STATES[run.state] ?? UNKNOWN_STATE) : { ...RUN_STATES.starting, word: "waiting for the kernel" };
+    this.light.show(state);
+    setText(this.name, run.name ?? "");
+    setAttribute(this.name, "title", run.id ?? "");
+    const summary = [run.summary, run.effective_batch && `effective batch ${run.effective_batch}`].filter(Boolean).join(" · ");
+    setText(this.summary, summary);
+    setHidden(this.summary, !summary);
+    const hint = this.#hint(data);
+    setText(this.hint, hint);
+    setHidden(this.hint, !hint);
+    for (const button of this.buttons) button.disabled = !data.isConnected || Boolean(run.is_over) || !run.actions?.[button.dataset.action];
+    this.announce(run.name ? `${run.name}: ${state.word}` : state.word);
+    this.tick(data);
+  }
+
+  #hint({ run, isConnected }) {
+    if (run.is_over) return "";
+    return isConnected ? (run.action_hint ?? "") : "The kernel does not answer any more: this is the last that was heard.";
+  }
+
+  tick(data) {
+    setText(this.clock, data.isKnown ? formatClock(data.seconds) : "");
+  }
+}
+
+class Progress {
+  topics = ["run", "ranks"];
+
+  constructor() {
+    this.what = h("span", {});
+    this.pace = h("span", { class: "nbl-pace" });
+    this.bar = progressBar("Progress of the slowest rank");
+    this.bar.title = "Of the slowest rank";
+    this.each = h("div", { class: "nbl-each" });
+    this.details = h("details", { class: "nbl-details" }, h("summary", {}, "Each rank"), this.each);
+    this.element = h("div", { class: "nbl-progress" }, h("div", { class: "nbl-progress-text" }, this.what, this.pace), this.bar, this.details);
+    this.list = new KeyedList(this.each, this.#makeRow, this.#updateRow);
+    this.details.addEventListener("toggle", () => this.#paintRows());
+  }
+
+  paint({ run, ranks }) {
+    this.ranks = [...ranks.values()].filter((rank) => isNumber(rank.done));
+    const progress = run.progress ?? null;
+    setHidden(this.element, !progress && !this.ranks.length);
+    setHidden(this.what.parentElement, !progress);
+    setHidden(this.bar, !progress);
+    setHidden(this.details, this.ranks.length < 2);
+    if (progress) this.#paintMerged(run, progress);
+    this.#paintRows();
+  }
+
+  #paintMerged(run, progress) {
+    const text = [progress.description, formatDone(progress)].filter(Boolean).join(" · ");
+    const pace = [isNumber(progress.rate) && progress.rate > 0 ? formatRate(progress.rate) : "", isNumber(progress.seconds_left) ? `${formatClock(progress.seconds_left)} left` : ""];
+    setText(this.what, text);
+    setText(this.pace, run.is_over ? "" : pace.filter(Boolean).join(" · "));
+    setAttribute(this.bar, "data-tone", (RUN_STATES[run.state] ?? UNKNOWN_STATE).tone);
+    showProgress(this.bar, progress, text);
+  }
+
+  #paintRows() {
+    this.list.show(this.details.open ? this.ranks.map((rank) => [rank.rank, rank]) : []);
+  }
+
+  #makeRow = (rank) => {
+    const bar = progressBar(`Progress of rank ${rank.rank}`);
+    const text = h("span", { class: "nbl-each-text" });
+    return { bar, text, element: h("div", { class: "nbl-each-row" }, h("span", {}, `rank ${rank.rank}`), bar, text) };
+  };
+
+  #updateRow = ({ bar, text }, rank) => {
+    setText(text, formatDone(rank));
+    setAttribute(bar, "data-tone", (RANK_STATES[rank.state] ?? UNKNOWN_STATE).tone);
+    showProgress(bar, rank, formatDone(rank));
+  };
+}
+
+/** What failed, the culprits first with their tracebacks; ranks that fell with them are folded away. */
+class Errors {
+  topics = ["errors", "run"];
+
+  constructor() {
+    this.banner = h("div", { class: "nbl-error-line" });
+    this.culprits = h("div", {});
+    this.victims = h("div", {});
+    this.victimCount = h("summary", {});
+    this.folded = h("details", { class: "nbl-details" }, this.victimCount, this.victims);
+    this.element = h("section", { class: "nbl-errors", "aria-label": "Errors" }, this.banner, this.culprits, this.folded);
+    this.cards = [this.culprits, this.victims].map((parent) => new KeyedList(parent, errorCard));
+  }
+
+  paint({ errors, run }) {
+    const culprits = errors.filter((error) => !error.victim);
+    const victims = errors.filter((error) => error.victim);
+    setHidden(this.element, !errors.length && !run.error);
+    setText(this.banner, run.error ?? "");
+    setHidden(this.banner, !run.error || culprits.length > 0);
+    [culprits, victims].forEach((some, at) => this.cards[at].show(some.map((error) => [`${error.rank} ${error.summary}`, error])));
+    setText(this.victimCount, `${formatRankCount(victims.length)} failed only because of that`);
+    setHidden(this.folded, !victims.length);
+  }
+}
+
+function errorCard({ rank, summary, traceback, victim, last_lines: lastLines }) {
+  const light = new StateLight();
+  light.show({ ...RUN_STATES.failed, word: `rank ${rank}` });
+  const card = h("div", { class: "nbl-error" }, h("div", { class: "nbl-error-head" }, light.element, h("code", {}, plainText(summary))));
+  const fold = (title, text, open) => {
+    const details = h("details", { class: "nbl-details" }, h("summary", {}, title), h("pre", { tabindex: "0" }, plainText(text)));
+    details.open = open;
+    card.append(details);
+  };
+  if (traceback) fold("Traceback", traceback.trimEnd(), !victim);
+  if (lastLines?.length) fold("Its last lines", lastLines.join("\n"), false);
+  return { element: card };
+}
+
+/** What Python has to say, the newest first; a long notice, such as stacks, is folded under its first line. */
+class Notices {
+  topics = ["notices"];
+
+  constructor() {
+    this.element = h("section", { class: "nbl-notices", "aria-label": "Notices", "aria-live": "polite" });
+    this.list = new KeyedList(this.element, noticeCard);
+  }
+
+  paint({ notices }) {
+    setHidden(this.element, !notices.length);
+    this.list.show([...notices].reverse().map((notice) => [notice, notice]));
+  }
+}
+
+function noticeCard({ text }) {
+  const [first, ...rest] = text.trimEnd().split("\n");
+  if (!rest.length) return { element: h("div", { class: "nbl-notice" }, first) };
+  const details = h("details", { class: "nbl-notice nbl-details" }, h("summary", {}, first), h("pre", { tabindex: "0" }, rest.join("\n")));
+  details.open = true;
+  return { element: details };
+}
+
+// ------------------------------------------------------------------------------------------------ ranks
+
+const any = (field) => (ranks) => ranks.some((rank) => isNumber(rank[field]));
+
+/** Columns of the table; one with `when` is there only if that holds for the ranks. */
+const COLUMNS = [
+  { title: "Rank", kind: "number", text: (rank) => String(rank.rank) },
+  { title: "State", kind: "state" },
+  { title: "Step", kind: "number", text: (rank) => formatCount(rank.step) },
+  { title: "Samples/s", kind: "number", text: (rank) => formatCount(rank.samples_per_second), hint: "Of all ranks together, over the last seconds" },
+  { title: "Memory", kind: "number", text: (rank) => formatBytes(rank.memory ?? rank.peak_memory), hint: "Resident memory now; of a rank that has ended, at the most" },
+  { title: "GPU memory", kind: "number", text: (rank) => formatBytes(rank.gpu_memory), when: any("gpu_memory") },
+  { title: "GPU", kind: "number", text: (rank) => formatShare(rank.gpu_utilization), when: any("gpu_utilization"), hint: "Utilisation" },
+  { title: "Last line", kind: "line", text: (rank) => (rank.returned ? `returned ${rank.returned}` : plainLine(rank.last_line ?? "")) },
+];
+
+class RankTable extends Section {
+  topics = ["ranks"];
+
+  constructor() {
+    super("Ranks");
+    this.head = h("tr", {});
+    this.rows = h("tbody", {});
+    const table = h("table", { class: "nbl-table" }, h("thead", {}, this.head), this.rows);
+    this.body.append(h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Table of ranks" }, table));
+    this.list = new KeyedList(this.rows, () => this.#makeRow(), (row, rank) => this.#updateRow(row, rank));
+  }
+
+  paint({ ranks: known }) {
+    const ranks = [...known.values()].sort((a, b) => a.rank - b.rank);
+    setHidden(this.element, !ranks.length);
+    const columns = COLUMNS.filter(({ when }) => !when || when(ranks));
+    if (columns.length !== this.columns?.length) this.#setColumns(columns);
+    this.list.show(ranks.map((rank) => [rank.rank, rank]));
+  }
+
+  #setColumns(columns) {
+    this.columns = columns;
+    this.list.show([]);
+    this.head.replaceChildren(...columns.map(({ title, kind, hint }) => h("th", { scope: "col", "data-kind": kind, title: hint }, title)));
+  }
+
+  #makeRow() {
+    const light = new StateLight();
+    const slowest = h("span", { class: "nbl-tag", title: "Of all ranks, this one has come least far" }, "slowest");
+    const cells = this.columns.map(({ kind }) => (kind === "state" ? h("td", { "data-kind": kind }, light.element, slowest) : h("td", { "data-kind": kind })));
+    return { light, slowest, cells, element: h("tr", {}, ...cells) };
+  }
+
+  #updateRow({ light, slowest, cells }, rank) {
+    const state = RANK_STATES[rank.state] ?? UNKNOWN_STATE;
+    light.show(state, plainLine(rank.reason ?? ""));
+    setHidden(slowest, !rank.slowest);
+    this.columns.forEach(({ text, kind }, at) => {
+      if (!text) return;
+      const value = text(rank);
+      setText(cells[at], value);
+      if (kind === "line") setAttribute(cells[at], "title", value);
+    });
+  }
+}
+
+// ----------------------------------------------------------------------------------------------- curves
+
+/** How all plots are drawn. */
+class CurveOptions {
+  isAveraged = null; // null: until someone chooses, averaged if there are many ranks
+  isLog = false;
+  smoothing = 0;
+  hidden = new Set();
+
+  averages(metric) {
+    return metric.ranks.size > 1 && (this.isAveraged ?? metric.ranks.size > MANY_RANKS);
+  }
+}
+
+class CurveGrid extends Section {
+  topics = ["curves"];
+  options = new CurveOptions();
+  limit = PLOTS_AT_ONCE;
+
+  constructor(stage) {
+    super("Curves");
+    this.stage = stage;
+    this.average = h("input", { type: "checkbox", onchange: () => this.#choose({ isAveraged: this.average.checked }) });
+    this.log = h("input", { type: "checkbox", onchange: () => this.#choose({ isLog: this.log.checked }) });
+    this.smoothing = h("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", oninput: () => this.#choose({ smoothing: Number(this.smoothing.value) }) });
+    this.smoothingValue = h("output", {}, "0.00");
+    this.filter = h("input", { type: "search", placeholder: "Find a metric", "aria-label": "Find a metric", oninput: () => this.#onFilter() });
+    this.averageField = field(this.average, "Average of ranks");
+    const smoothingField = h("label", { class: "nbl-field" }, h("span", {}, "Smoothing"), this.smoothing, this.smoothingValue);
+    this.controls.append(this.filter, this.averageField, field(this.log, "Log scale"), smoothingField);
+    this.legend = h("div", { class: "nbl-legend", role: "group", "aria-label": "Ranks that are drawn" });
+    this.grid = h("div", { class: "nbl-grid" });
+    this.more = h("button", { type: "button", class: "nbl-button", onclick: () => this.#showMore() });
+    this.body.append(this.legend, this.grid, this.more);
+    this.plots = new KeyedList(this.grid, (metric) => new Plot(metric, stage, this.options), (plot, metric) => plot.update(metric));
+    this.chips = new KeyedList(this.legend, (rank) => this.#makeChip(rank), (chip, rank) => chip.update(rank));
+  }
+
+  #choose(change) {
+    Object.assign(this.options, change);
+    setText(this.smoothingValue, this.options.smoothing.toFixed(2));
+    this.#refresh();
+  }
+
+  #onFilter() {
+    this.limit = PLOTS_AT_ONCE;
+    this.#refresh();
+  }
+
+  #showMore() {
+    this.limit += PLOTS_AT_ONCE;
+    this.#refresh();
+  }
+
+  #refresh() {
+    this.paint(this.data);
+    for (const plot of this.plots.views.values()) plot.surface.invalidate();
+  }
+
+  paint(data) {
+    this.data = data;
+    const metrics = [...data.metrics.values()];
+    const ranks = [...new Set(metrics.flatMap((metric) => [...metric.ranks.keys()]))].sort((a, b) => a - b);
+    const isAveraged = this.options.isAveraged ?? ranks.length > MANY_RANKS;
+    setHidden(this.element, !metrics.length);
+    setHidden(this.filter, metrics.length <= PLOTS_AT_ONCE);
+    setHidden(this.averageField, ranks.length < 2);
+    if (this.average.checked !== isAveraged) this.average.checked = isAveraged;
+    setHidden(this.legend, ranks.length < 2 || isAveraged);
+    this.chips.show(this.legend.hidden ? [] : ranks.map((rank) => [rank, rank]));
+    this.#paintPlots(metrics);
+  }
+
+  #paintPlots(metrics) {
+    const wanted = this.filter.value.trim().toLowerCase();
+    const found = metrics.filter(({ name }) => name.toLowerCase().includes(wanted));
+    const shown = found.slice(0, this.limit);
+    // Rows without an orphan: four plots stand two by two.
+    this.grid.style.setProperty("--nbl-columns", shown.length === 4 ? 2 : Math.max(1, Math.min(4, shown.length)));
+    this.plots.show(shown.map((metric) => [metric.name, metric]));
+    setText(this.more, `Show more: ${shown.length} of ${found.length} metrics are drawn`);
+    setHidden(this.more, shown.length === found.length);
+  }
+
+  #makeChip(rank) {
+    const swatch = h("canvas", { width: "44", height: "12", "aria-hidden": "true" });
+    const element = h("button", { type: "button", class: "nbl-chip", title: "Show or hide this rank", onclick: () => this.#toggle(rank) }, swatch, `rank ${rank}`);
+    const update = () => {
+      setAttribute(element, "aria-pressed", String(!this.options.hidden.has(rank)));
+      this.#paintSwatch(swatch, rank);
+    };
+    return { element, update };
+  }
+
+  #paintSwatch(swatch, rank) {
+    const { color, dash } = styleOf(rank);
+    const ink = this.stage.theme.ranks[color];
+    if (swatch.dataset.ink === ink) return;
+    swatch.dataset.ink = ink;
+    const context = swatch.getContext("2d");
+    context.setTransform(2, 0, 0, 2, 0, 0);
+    context.clearRect(0, 0, 22, 6);
+    Object.assign(context, { strokeStyle: ink, lineWidth: 2 });
+    context.setLineDash(dash);
+    context.beginPath();
+    context.moveTo(0, 3);
+    context.lineTo(22, 3);
+    context.stroke();
+  }
+
+  #toggle(rank) {
+    if (!this.options.hidden.delete(rank)) this.options.hidden.add(rank);
+    this.#refresh();
+  }
+}
+
+const PLOT_EDGE = { top: 6, right: 3, bottom: 20, left: 1 };
+
+/** One metric: its name, its last value, and a canvas that can be zoomed (drag, keys) and read (hover, keys). */
+class Plot {
+  zoom = null; // [first step, last step]
+  cursor = null; // the x in pixels that is read
+  drag = null; // the x in pixels where a drag began
+  seen = -1;
+
+  constructor(metric, stage, options) {
+    this.options = options;
+    this.surface = new Surface(stage, (...all) => this.#draw(...all), { class: "nbl-canvas nbl-plot-canvas", tabindex: "0", role: "img" });
+    this.latest = h("span", { class: "nbl-latest" });
+    this.reset = h("button", { type: "button", class: "nbl-link", title: "Or double-click the plot", onclick: () => this.#setZoom(null) }, "Reset zoom");
+    const caption = h("figcaption", {}, h("span", { class: "nbl-plot-name", title: metric.name }, metric.name), this.reset, this.latest);
+    const frame = h("div", { class: "nbl-frame" }, this.surface.canvas);
+    this.tooltip = new Tooltip(frame);
+    this.element = h("figure", { class: "nbl-plot" }, caption, frame);
+    this.reset.hidden = true;
+    this.#listen(this.surface.canvas);
+  }
+
+  remove() {
+    this.surface.stage.unwatch(this.surface);
+  }
+
+  update(metric) {
+    if (this.metric === metric && this.seen === metric.version) return;
+    [this.metric, this.seen] = [metric, metric.version];
+    setText(this.latest, this.#latestText());
+    setAttribute(this.surface.canvas, "aria-label", `${metric.name}, last value ${this.latest.textContent}. Arrow keys read values, plus and minus zoom, Escape shows all.`);
+    this.surface.invalidate();
+  }
+
+  #latestText() {
+    const curves = [...this.metric.ranks];
+    const broken = curves.filter(([, curve]) => curve.last === null).map(([rank]) => rank);
+    if (broken.length) return curves.length === 1 ? "not finite" : `not finite on rank ${broken.slice(0, 3).join(", ")}${broken.length > 3 ? "…" : ""}`;
+    const mean = curves.reduce((sum, [, curve]) => sum + curve.last, 0) / curves.length;
+    const gaps = curves.some(([, curve]) => curve.hasGaps) ? "some not finite, " : "";
+    return `${gaps}${curves.length === 1 ? "" : "mean "}${formatValue(mean)}`;
+  }
+
+  // -- the pointer and the keys
+
+  #listen(canvas) {
+    const at = (event) => event.offsetX;
+    canvas.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
+      canvas.setPointerCapture(event.pointerId);
+      this.drag = at(event);
+    });
+    canvas.addEventListener("pointermove", (event) => this.#read(at(event)));
+    canvas.addEventListener("pointerup", (event) => this.#endDrag(at(event)));
+    canvas.addEventListener("pointercancel", () => this.#endDrag(null));
+    canvas.addEventListener("pointerleave", () => this.#read(null));
+    canvas.addEventListener("blur", () => this.#read(null));
+    canvas.addEventListener("dblclick", () => this.#setZoom(null));
+    canvas.addEventListener("keydown", (event) => this.#onKey(event));
+  }
+
+  #onKey(event) {
+    const box = this.box;
+    if (!box) return;
+    const middle = (box.left + box.right) / 2;
+    const step = (box.right - box.left) / 40;
+    const keys = {
+      ArrowLeft: () => this.#read(Math.max(box.left, (this.cursor ?? middle) - step), "polite"),
+      ArrowRight: () => this.#read(Math.min(box.right, (this.cursor ?? middle) + step), "polite"),
+      "+": () => this.#scaleZoom(this.cursor ?? middle, 0.5),
+      "=": () => this.#scaleZoom(this.cursor ?? middle, 0.5),
+      "-": () => this.#scaleZoom(this.cursor ?? middle, 2),
+      Escape: () => this.#setZoom(null),
+    };
+    if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    keys[event.key]();
+  }
+
+  #endDrag(x) {
+    const from = this.drag;
+    this.drag = null;
+    if (from !== null && x !== null && this.box && Math.abs(x - from) > 4) this.#setZoom([this.#stepAt(Math.min(from, x)), this.#stepAt(Math.max(from, x))]);
+    else this.surface.invalidate();
+  }
+
+  #scaleZoom(x, factor) {
+    const center = this.#stepAt(x);
+    const half = (factor * (this.domain[1] - this.domain[0])) / 2;
+    const [first, last] = this.extent;
+    const zoom = [Math.max(first, center - half), Math.min(last, center + half)];
+    if (zoom[1] - zoom[0] >= last - first) this.#setZoom(null);
+    else if (zoom[1] > zoom[0]) this.#setZoom(zoom);
+  }
+
+  #setZoom(zoom) {
+    this.zoom = zoom;
+    setHidden(this.reset, !zoom);
+    this.surface.invalidate();
+  }
+
+  /** Show what stands at x; what keys ask for is spoken as well. */
+  #read(x, loudness = "off") {
+    this.cursor = x;
+    setAttribute(this.tooltip.element, "aria-live", loudness);
+    this.surface.invalidate();
+  }
+
+  #stepAt(x) {
+    const { left, right } = this.box;
+    const part = Math.min(1, Math.max(0, (x - left) / (right - left)));
+    return this.domain[0] + part * (this.domain[1] - this.domain[0]);
+  }
+
+  // -- the picture
+
+  /** What is drawn: lines with a label, a style, steps, values and, behind a smoothed line, the raw values. */
+  #lines(theme) {
+    const { smoothing, hidden } = this.options;
+    if (this.options.averages(this.metric)) {
+      const { curve, low, high } = this.metric.average();
+      const line = { label: "mean", ink: theme.ranks[0], dash: [], steps: curve.steps, raw: curve.values, values: curve.smoothed(smoothing) };
+      return [{ ...line, band: { low, high } }];
+    }
+    return [...this.metric.ranks]
+      .filter(([rank]) => !hidden.has(rank))
+      .map(([rank, curve]) => {
+        const { color, dash } = styleOf(rank);
+        return { label: `rank ${rank}`, ink: theme.ranks[color], dash, steps: curve.steps, raw: curve.values, values: curve.smoothed(smoothing) };
+      });
+  }
+
+  #draw(context, width, height, theme) {
+    const lines = this.#lines(theme);
+    this.extent = extentOf(lines.map((line) => line.steps));
+    this.domain = this.zoom ?? this.extent;
+    const scale = this.extent && valueScale(lines, this.domain, this.options.isLog);
+    this.box = null;
+    if (!scale) return this.#drawWords(context, width, height, theme);
+    const ticks = scale.ticks(6);
+    const label = Math.max(...ticks.map(({ text }) => context.measureText(text).width));
+    this.box = { left: PLOT_EDGE.left + label + 6, right: width - PLOT_EDGE.right, top: PLOT_EDGE.top, bottom: height - PLOT_EDGE.bottom };
+    const { left, right, top, bottom } = this.box;
+    const span = this.domain[1] - this.domain[0];
+    const toX = (step) => (span ? left + ((step - this.domain[0]) / span) * (right - left) : (left + right) / 2);
+    const toY = (value) => bottom - scale.part(value) * (bottom - top);
+    this.#drawAxes(context, theme, ticks, toX);
+    context.save();
+    context.beginPath();
+    context.rect(left - 1, top - 3, right - left + 3, bottom - top + 6);
+    context.clip();
+    for (const line of lines) this.#drawLine(context, line, toX, toY);
+    this.#drawDrag(context, theme);
+    context.restore();
+    return this.#drawCursor(context, theme, lines, toX, toY);
+  }
+
+  #drawWords(context, width, height, theme) {
+    const words = this.options.isLog && this.extent ? "Nothing above zero to show on a log scale" : this.metric.ranks.size && !this.extent ? "All ranks are hidden" : "No finite value";
+    Object.assign(context, { fillStyle: theme.ink, globalAlpha: 0.6, textAlign: "center", textBaseline: "middle" });
+    context.fillText(words, width / 2, height / 2);
+    context.globalAlpha = 1;
+    this.tooltip.hide();
+  }
+
+  #drawAxes(context, theme, ticks, toX) {
+    const { left, right, top, bottom } = this.box;
+    Object.assign(context, { fillStyle: theme.ink, strokeStyle: theme.ink, lineWidth: 1, textAlign: "right", textBaseline: "middle" });
+    for (const { part, text } of ticks) {
+      const y = Math.round(bottom - part * (bottom - top)) + 0.5;
+      context.globalAlpha = 0.07;
+      context.strokeRect(left, y, right - left, 0);
+      context.globalAlpha = 0.62;
+      context.fillText(text, left - 6, y);
+    }
+    context.globalAlpha = 0.35;
+    context.strokeRect(left, bottom + 0.5, right - left, 0);
+    context.globalAlpha = 0.62;
+    context.textBaseline = "top";
+    const steps = this.domain[0] === this.domain[1] ? [this.domain[0]] : linearTicks(...this.domain, (right - left) / 70);
+    for (const step of steps) {
+      if (!Number.isInteger(step) && this.domain[1] - this.domain[0] >= 2) continue;
+      const text = formatStep(step);
+      const half = context.measureText(text).width / 2;
+      context.textAlign = "center";
+      context.fillText(text, Math.min(Math.max(toX(step), half), right + PLOT_EDGE.right - half - 1), bottom + 6);
+    }
+    context.globalAlpha = 1;
+  }
+
+  #drawLine(context, { ink, dash, steps, values, raw, band }, toX, toY) {
+    Object.assign(context, { strokeStyle: ink, fillStyle: ink, lineJoin: "round", lineWidth: 1 });
+    if (band) fillBand(context, steps, band, toX, toY);
+    context.setLineDash([]);
+    if (values !== raw) {
+      context.globalAlpha = 0.25;
+      strokeRuns(context, pixelLine(steps, raw, toX, toY));
+      context.globalAlpha = 1;
+    }
+    context.lineWidth = 1.6;
+    context.setLineDash(dash);
+    strokeRuns(context, pixelLine(steps, values, toX, toY));
+    context.setLineDash([]);
+    // Where a value is not finite, a tick stands on the axis.
+    steps.forEach((step, at) => {
+      if (raw[at] === null) context.fillRect(Math.round(toX(step)) - 1, this.box.bottom - 6, 2, 7);
+    });
+  }
+
+  #drawDrag(context, theme) {
+    if (this.drag === null || this.cursor === null) return;
+    Object.assign(context, { fillStyle: theme.ink, globalAlpha: 0.12 });
+    context.fillRect(Math.min(this.drag, this.cursor), this.box.top, Math.abs(this.cursor - this.drag), this.box.bottom - this.box.top);
+    context.globalAlpha = 1;
+  }
+
+  #drawCursor(context, theme, lines, toX, toY) {
+    if (this.cursor === null) return this.tooltip.hide();
+    const step = nearestStep(lines, this.#stepAt(this.cursor), this.domain);
+    if (step === null) return this.tooltip.hide();
+    const x = toX(step);
+    Object.assign(context, { strokeStyle: theme.ink, globalAlpha: 0.4, lineWidth: 1 });
+    context.strokeRect(Math.round(x) + 0.5, this.box.top, 0, this.box.bottom - this.box.top);
+    context.globalAlpha = 1;
+    const rows = [];
+    for (const { label, ink, steps, values, band } of lines) {
+      const at = steps.lastIndexOf(step);
+      if (at < 0) continue;
+      rows.push({ color: ink, label, value: formatValue(values[at]) });
+      if (band) rows.push({ label: "lowest", value: formatValue(band.low[at]) }, { label: "highest", value: formatValue(band.high[at]) });
+      context.fillStyle = ink;
+      if (values[at] !== null && Number.isFinite(toY(values[at]))) fillDot(context, x, toY(values[at]), 3);
+    }
+    const more = rows.length - TOOLTIP_ROWS;
+    if (more > 0) rows.splice(TOOLTIP_ROWS, more, { label: `and ${more} more`, value: "" });
+    return this.tooltip.show(x, 0, `step ${formatValue(step)}`, rows);
+  }
+}
+
+/** The lowest and the highest of lists of numbers, without those that are null; null if there is none. */
+function extentOf(lists) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const list of lists) {
+    for (const value of list) {
+      if (value === null) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
     }
   }
-  flush();
-  context.stroke();
-  return lone;
+  return low <= high ? [low, high] : null;
 }
+
+/** Map values to 0..1 over what lies in `domain`; null where there is nothing to show. */
+function valueScale(lines, domain, isLog) {
+  const toScale = isLog ? (value) => (value > 0 ? Math.log10(value) : NaN) : (value) => value;
+  const inside = lines.map(({ steps, raw, band }) => {
+    const found = [];
+    steps.forEach((step, at) => {
+      if (step < domain[0] || step > domain[1] || raw[at] === null) return;
+      for (const value of band ? [band.low[at], band.high[at]] : [raw[at]]) if (!Number.isNaN(toScale(value))) found.push(toScale(value));
+    });
+    return found;
+  });
+  const extent = extentOf(inside);
+  if (!extent) return null;
+  const pad = 0.06 * extent[1] - 0.06 * extent[0] || (isLog ? 0.5 : Math.abs(extent[0]) * 0.1 || 1);
+  const [low, high] = [Math.max(extent[0] - pad, -Number.MAX_VALUE), Math.min(extent[1] + pad, Number.MAX_VALUE)];
+  // By halves: from -1e308 to 1e308 is further than a number can say.
+  const part = (scaled) => (scaled / 2 - low / 2) / (high / 2 - low / 2);
+  const ticks = (count) => {
+    const found = isLog ? logTicks(low, high, count) : linearTicks(low, high, count);
+    const spacing = found.length > 1 ? found[1] - found[0] : 1;
+    return found.map((at) => ({ part: part(at), text: isLog ? formatValue(10 ** at) : formatTick(at, spacing) }));
+  };
+  return { part: (value) => part(toScale(value)), ticks };
+}
+
+/** The step nearest to `wanted` that any of the lines has inside `domain`. */
+function nearestStep(lines, wanted, domain) {
+  let nearest = null;
+  for (const { steps } of lines) {
+    for (const step of steps) {
+      if (step < domain[0] || step > domain[1]) continue;
+      if (nearest === null || Math.abs(step - wanted) < Math.abs(nearest - wanted)) nearest = step;
+    }
+  }
+  return nearest;
+}
+
+/** Shade what lies between the lowest and the highest rank. */
+function fillBand(context, steps, { low, high }, toX, toY) {
+  context.globalAlpha = 0.16;
+  const there = steps.map((_, at) => at).filter((at) => low[at] !== null && Number.isFinite(toY(low[at])) && Number.isFinite(toY(high[at])));
+  context.beginPath();
+  for (const at of there) context.lineTo(toX(steps[at]), toY(high[at]));
+  for (const at of there.reverse()) context.lineTo(toX(steps[at]), toY(low[at]));
+  context.fill();
+  context.globalAlpha = 1;
+}
+
+// --------------------------------------------------------------------------------------------- timeline
+
+const WINDOW_CHOICES = [["4", "last 4 steps"], ["16", "last 16 steps"], ["Infinity", "all that is kept"]];
+const AXIS_HEIGHT = 20;
+const LETTER_ROOM = 11;
+
+/** What each rank did when: a lane for each, in colours, letters and hatches. */
+class Timeline extends Section {
+  topics = ["lanes", "run"];
+
+  constructor(stage) {
+    super("Timeline");
+    const options = WINDOW_CHOICES.map(([value, label]) => h("option", { value }, label));
+    this.windows = h("select", { "aria-label": "How much of the timeline", onchange: () => this.surface.invalidate() }, ...options);
+    this.controls.append(this.windows);
+    this.text = h("p", { class: "nbl-sync" });
+    this.legend = h("div", { class: "nbl-legend" }, ...Object.entries(PHASES).map(([phase, { letter, word }]) => h("span", { class: "nbl-phase" }, h("i", { "data-phase": phase }, letter), word)));
+    this.surface = new Surface(stage, (...all) => this.#draw(...all), { class: "nbl-canvas", role: "img" });
+    const frame = h("div", { class: "nbl-frame" }, this.surface.canvas);
+    this.body.append(this.text, this.legend, h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Lanes of the ranks" }, frame));
+    this.tooltip = new Tooltip(frame);
+    this.surface.canvas.addEventListener("pointermove", (event) => this.#read(event.offsetX, event.offsetY));
+    this.surface.canvas.addEventListener("pointerleave", () => this.tooltip.hide());
+  }
+
+  paint({ lanes, run }, changed) {
+    setText(this.text, run.sync?.text ?? "");
+    setHidden(this.text, !this.text.textContent);
+    if (changed.has("lanes")) this.#paintLanes(lanes);
+  }
+
+  #paintLanes(lanes) {
+    this.lanes = [...lanes].filter(([, spans]) => spans.length).sort(([a], [b]) => a - b).slice(0, MAX_LANES);
+    setHidden(this.element, !this.lanes.length);
+    this.laneHeight = this.lanes.length > 16 ? 16 : 24;
+    this.surface.canvas.style.height = `${AXIS_HEIGHT + this.lanes.length * this.laneHeight + 2}px`;
+    setAttribute(this.surface.canvas, "aria-label", `Timeline of ${formatRankCount(this.lanes.length)}. ${this.text.textContent}`);
+    this.surface.invalidate();
+  }
+
+  /** From the end of the last step but `count` to the newest end, over all lanes. */
+  #domain() {
+    const count = Number(this.windows.value);
+    let [start, end] = [Infinity, 0];
+    for (const [, spans] of this.lanes) {
+      const steps = spans.filter(([phase]) => phase === "step");
+      const before = steps[steps.length - 1 - count];
+      start = Math.min(start, before ? before[1] + before[2] : spans[0][1]);
+      for (const [, at, seconds] of spans) end = Math.max(end, at + seconds);
+    }
+    return [start, Math.max(end, start + 1e-6)];
+  }
+
+  #draw(context, width, height, theme) {
+    const [start, end] = (this.domain = this.#domain());
+    const left = 8 + Math.max(...this.lanes.map(([rank]) => context.measureText(`rank ${rank}`).width));
+    this.toX = (seconds) => left + ((seconds - start) / (end - start)) * (width - left);
+    this.#drawAxis(context, theme, left, width, height);
+    this.lanes.forEach(([rank, spans], at) => {
+      const top = AXIS_HEIGHT + at * this.laneHeight + 2;
+      Object.assign(context, { fillStyle: theme.ink, globalAlpha: 0.7, textAlign: "right", textBaseline: "middle" });
+      context.fillText(`rank ${rank}`, left - 8, top + this.laneHeight / 2 - 2);
+      context.globalAlpha = 0.06;
+      context.fillRect(left, top, width - left, this.laneHeight - 4);
+      context.globalAlpha = 1;
+      this.#drawSpans(context, theme, spans, left, top);
+    });
+  }
+
+  #drawAxis(context, theme, left, right, height) {
+    const [start, end] = this.domain;
+    Object.assign(context, { fillStyle: theme.ink, strokeStyle: theme.ink, lineWidth: 1, textAlign: "center", textBaseline: "top" });
+    const ticks = linearTicks(start, end, (right - left) / 90);
+    const spacing = ticks.length > 1 ? ticks[1] - ticks[0] : 1;
+    for (const tick of ticks) {
+      const x = Math.round(this.toX(tick)) + 0.5;
+      const text = `${formatTick(tick, spacing)} s`;
+      const half = context.measureText(text).width / 2;
+      context.globalAlpha = 0.07;
+      context.strokeRect(x, AXIS_HEIGHT - 2, 0, height - AXIS_HEIGHT + 2);
+      context.globalAlpha = 0.62;
+      context.fillText(text, Math.min(x, right - half), 2);
+    }
+    context.globalAlpha = 1;
+  }
+
+  #drawSpans(context, theme, spans, left, top) {
+    const height = this.laneHeight - 4;
+    for (const [phase, at, seconds] of spans) {
+      const x = Math.max(left, this.toX(at));
+      const width = this.toX(at + seconds) - x;
+      if (width <= 0) continue;
+      context.fillStyle = theme.phases[phase] ?? theme.ink;
+      // A hair of ground between neighbours, where there is room for it.
+      context.fillRect(x, top, width > 3 ? width - 0.75 : width, height);
+      if (phase === "sync" && width > 3) hatch(context, x, top, width - 0.75, height, theme.ground);
+      if (width >= LETTER_ROOM && PHASES[phase]) this.#drawLetter(context, theme, PHASES[phase].letter, x + width / 2, top + height / 2);
+    }
+  }
+
+  #drawLetter(context, theme, letter, x, y) {
+    Object.assign(context, { fillStyle: theme.phaseInk, textAlign: "center", textBaseline: "middle" });
+    context.fillText(letter, x, y + 0.5);
+  }
+
+  #read(x, y) {
+    const lane = this.lanes[Math.floor((y - AXIS_HEIGHT) / this.laneHeight)];
+    const span = this.toX && lane?.[1].find(([, at, seconds]) => this.toX(at) <= x && x <= this.toX(at + seconds));
+    if (!span || x < this.toX(this.domain[0])) return this.tooltip.hide();
+    const [phase, at, seconds] = span;
+    return this.tooltip.show(x, y + 12, `rank ${lane[0]}, ${PHASES[phase]?.word ?? phase}`, [
+      { label: "took", value: formatSeconds(seconds) },
+      { label: "at", value: `${at.toFixed(3)} s` },
+    ]);
+  }
+}
+
+/** Slanted lines in the colour of the ground, so that waiting can be told without colours. */
+function hatch(context, x, y, width, height, ink) {
+  context.save();
+  context.beginPath();
+  context.rect(x, y, width, height);
+  context.clip();
+  Object.assign(context, { strokeStyle: ink, lineWidth: 1, globalAlpha: 0.45 });
+  context.beginPath();
+  for (let at = x - height - (x % 6); at < x + width; at += 6) {
+    context.moveTo(at, y + height);
+    context.lineTo(at + height, y);
+  }
+  context.stroke();
+  context.restore();
+}
+
+// ------------------------------------------------------------------------------------------------- logs
+
+const ALL = "all";
+
+/** What the ranks wrote: a tab for each and one for all, searched, or only where ranks differ. */
+class Logs extends Section {
+  topics = ["logs", "ranks"];
+  selected = ALL;
+
+  constructor(uid) {
+    super("Logs");
+    this.panelId = `${uid}-log`;
+    this.search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search the log", oninput: () => this.#paintLines() });
+    this.differences = h("input", { type: "checkbox", onchange: () => this.#paintLines() });
+    this.differencesField = field(this.differences, "Only differences");
+    this.differencesField.title = "Leave out what every rank has written";
+    this.controls.append(this.search, this.differencesField);
+    this.tabs = h("div", { class: "nbl-tabs", role: "tablist", "aria-label": "Whose log", onkeydown: (event) => this.#onKey(event) });
+    this.count = h("div", { class: "nbl-count", role: "status" });
+    this.panel = h("div", { class: "nbl-log", role: "tabpanel", id: this.panelId, tabindex: "0" });
+    this.body.append(this.tabs, this.panel, this.count);
+    this.tabList = new KeyedList(this.tabs, (key) => this.#makeTab(key), (tab, key) => this.#updateTab(tab, key));
+    this.lineList = new KeyedList(this.panel, (line) => new LogLine(line), (row, line) => row.update(line, this.words, this.selected === ALL));
+  }
+
+  paint(data, changed) {
+    this.data = data;
+    this.#paintTabs(data);
+    if (changed.has("logs")) this.#paintLines();
+  }
+
+  #paintTabs(data) {
+    const ranks = data.rankNumbers;
+    setHidden(this.element, !data.logs.size);
+    setHidden(this.tabs, ranks.length < 2);
+    setHidden(this.differencesField, ranks.length < 2);
+    if (!ranks.includes(this.selected)) this.selected = ALL;
+    this.tabList.show([ALL, ...ranks].map((key) => [key, key]));
+    setAttribute(this.panel, "aria-labelledby", `${this.panelId}-${this.selected}`);
+  }
+
+  #paintLines() {
+    const { data } = this;
+    const kept = this.selected === ALL ? data.lines : (data.logs.get(this.selected)?.lines ?? []);
+    const common = this.differences.checked && !this.differencesField.hidden ? data.commonTexts() : new Set();
+    this.words = this.search.value.toLowerCase();
+    const found = kept.filter((line) => !common.has(line.text) && (!this.words || line.text.toLowerCase().includes(this.words)));
+    const shown = found.slice(-SHOWN_LINES);
+    const wasAtEnd = this.panel.scrollHeight - this.panel.scrollTop - this.panel.clientHeight < 24;
+    this.lineList.show(shown.map((line) => [line, line]));
+    if (wasAtEnd) this.panel.scrollTop = this.panel.scrollHeight;
+    setText(this.count, this.#countText(kept.length, found.length, shown.length));
+  }
+
+  #countText(kept, found, shown) {
+    if (!kept) return "Nothing written yet";
+    if (!found) return this.words ? `None of ${formatCount(kept)} lines holds “${this.search.value}”` : "No line that not every rank wrote";
+    const lines = found === kept ? `${formatCount(kept)} ${kept === 1 ? "line" : "lines"}` : `${formatCount(found)} of ${formatCount(kept)} lines`;
+    return shown < found ? `The last ${formatCount(shown)} of ${lines}` : lines;
+  }
+
+  #makeTab(key) {
+    const element = h("button", { type: "button", class: "nbl-tab", role: "tab", id: `${this.panelId}-${key}`, "aria-controls": this.panelId, onclick: () => this.#select(key) });
+    return { element };
+  }
+
+  #updateTab({ element }, key) {
+    const isSelected = key === this.selected;
+    const failed = this.data.ranks.get(key)?.state === "failed";
+    setText(element, key === ALL ? "all" : `rank ${key}${failed ? " (failed)" : ""}`);
+    setAttribute(element, "aria-selected", String(isSelected));
+    setAttribute(element, "tabindex", isSelected ? "0" : "-1");
+  }
+
+  #select(key) {
+    this.selected = key;
+    this.#paintTabs(this.data);
+    this.#paintLines();
+    this.panel.scrollTop = this.panel.scrollHeight;
+  }
+
+  #onKey(event) {
+    const keys = [...this.tabList.views.keys()];
+    const at = keys.indexOf(this.selected);
+    const target = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: keys.length - 1 }[event.key];
+    if (target === undefined) return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.#select(keys[(target + keys.length) % keys.length]);
+    const tab = this.tabList.views.get(this.selected).element;
+    tab.focus();
+    tab.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+}
+
+class LogLine {
+  #drawn = null;
+
+  constructor(line) {
+    this.rank = h("span", { class: "nbl-line-rank" }, String(line.rank));
+    this.rank.style.color = `var(--nbl-rank-${styleOf(line.rank).color})`;
+    this.text = h("span", { class: "nbl-line-text" });
+    this.element = h("div", { class: "nbl-line" }, this.rank, this.text);
+  }
+
+  update({ text }, words, isMerged) {
+    setHidden(this.rank, !isMerged);
+    const drawn = `${words}\n${text}`;
+    if (drawn === this.#drawn) return;
+    this.#drawn = drawn;
+    this.text.replaceChildren(...(words ? markWords(text, words) : [text || "\u00a0"]));
+  }
+}
+
+/** Split a text around what was searched for, without regard to case. */
+function markWords(text, words) {
+  const lower = text.toLowerCase();
+  if (lower.length !== text.length) return [text]; // a few capitals grow: then positions would be wrong
+  const parts = [];
+  let from = 0;
+  for (let at = lower.indexOf(words); at >= 0; at = lower.indexOf(words, from)) {
+    parts.push(text.slice(from, at), h("mark", {}, text.slice(at, at + words.length)));
+    from = at + words.length;
+  }
+  return [...parts, text.slice(from)];
+}
+
+// ---------------------------------------------------------------------------------------------- the widget
+
+/** One view of a monitor; two views of one model know nothing of each other. */
+class MonitorView {
+  #life = new AbortController();
+  #clock = 0;
+
+  constructor(model, el) {
+    this.model = model;
+    this.data = new RunData(model.get("title") ?? "");
+    this.stage = new Stage(() => this.#paintViews());
+    this.live = h("div", { class: "nbl-unseen", role: "status", "aria-live": "polite" });
+    const uid = `nbl-${Math.random().toString(36).slice(2)}`;
+    const announce = (text) => setText(this.live, text);
+    this.header = new Header((message) => this.#send(message), announce);
+    this.views = [this.header, new Progress(), new Errors(), new Notices(), new RankTable(), new CurveGrid(this.stage), new Timeline(this.stage), new Logs(uid)];
+    // JupyterLab's shortcuts (two zeros restart the kernel) must not hear keys that are pressed in here.
+    const attributes = { class: "nbl-monitor", role: "group", "aria-label": "Monitor of a run", "data-lm-suppress-shortcuts": "true" };
+    this.root = h("div", attributes, this.live, ...this.views.map((view) => view.element));
+    el.append(this.root);
+    this.stage.theme = readTheme(this.root);
+    this.#listen();
+    this.stage.request();
+    this.#send({ type: "hello" });
+  }
+
+  #listen() {
+    this.model.on("msg:custom", this.#onMessage);
+    this.model.on("comm:close", this.#onLost);
+    this.model.on("comm_live_update", this.#onLost);
+    const { signal } = this.#life;
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", this.#onTheme, { signal });
+    this.themes = new MutationObserver(this.#onTheme);
+    for (const target of [document.documentElement, document.body]) this.themes.observe(target, { attributes: true });
+  }
+
+  #onMessage = (message) => {
+    if (message === null || typeof message !== "object") return;
+    this.data.take(message);
+    this.#keepTime();
+    this.stage.request();
+  };
+
+  /** The kernel has gone, restarts, or was only out of reach: then it answers the hello. */
+  #onLost = () => {
+    this.#send({ type: "hello" });
+    this.#disconnect();
+  };
+
+  #onTheme = () => {
+    this.stage.theme = readTheme(this.root);
+    this.data.changed.add("curves");
+    this.stage.invalidateAll();
+  };
+
+  #disconnect = () => {
+    this.data.isConnected = false;
+    this.data.changed.add("run");
+    this.#keepTime();
+    this.stage.request();
+  };
+
+  /** Send, and tell whether that went well; a closed comm throws or rejects. */
+  #send(message) {
+    try {
+      Promise.resolve(this.model.send(message)).catch(this.#disconnect);
+      return true;
+    } catch {
+      this.#disconnect();
+      return false;
+    }
+  }
+
+  /** Let the clock tick while there is something to count, and at no other time. */
+  #keepTime() {
+    if (this.data.isLive && !this.#clock) this.#clock = setInterval(() => this.header.tick(this.data), 1000);
+    if (this.data.isLive || !this.#clock) return;
+    clearInterval(this.#clock);
+    this.#clock = 0;
+  }
+
+  #paintViews() {
+    const changed = this.data.changed;
+    this.data.changed = new Set();
+    for (const view of this.views) if (view.topics.some((topic) => changed.has(topic))) view.paint(this.data, changed);
+  }
+
+  close() {
+    this.#life.abort();
+    this.themes.disconnect();
+    this.stage.close();
+    clearInterval(this.#clock);
+    this.model.off("msg:custom", this.#onMessage);
+    this.model.off("comm:close", this.#onLost);
+    this.model.off("comm_live_update", this.#onLost);
+    this.root.remove();
+  }
+}
+
+function render({ model, el }) {
+  const view = new MonitorView(model, el);
+  return () => view.close();
+}
+
+export default { render };

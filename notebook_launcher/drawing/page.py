@@ -1,0 +1,130 @@
+"""A whole run as one static HTML fragment, one SVG and one text: what a saved notebook keeps of it.
+
+The picture is an output of its own: code hosts take SVG out of HTML. JupyterLab, on the other hand, shows no
+`image/svg+xml` of a notebook that it does not trust, but keeps an `<img>` in HTML that carries it: `picture_html`.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher.drawing import sections, tables
+from notebook_launcher.drawing.colours import BAD
+from notebook_launcher.drawing.curves import curves_picture
+from notebook_launcher.drawing.plots import PlotOptions
+from notebook_launcher.drawing.svg import SIZE, Picture, document, stack, text
+from notebook_launcher.drawing.text import clean, escape, format_seconds, one_line, plural
+from notebook_launcher.drawing.timeline import mean_shares, sync_text, timeline_picture
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from notebook_launcher.history.curves import Curves
+    from notebook_launcher.history.records import RunSnapshot
+
+__all__ = ["headline", "picture_html", "static_html", "static_svg", "static_text"]
+
+MAX_FAILURES = 32
+MAX_TRACEBACKS = 2
+"""Of a text: ranks tend to fail alike."""
+
+
+def headline(snapshot: RunSnapshot) -> str:
+    """Return `train on 2 ranks: done, 12 s`, with what else is worth a word."""
+    words = f"{one_line(snapshot.name, 80)} on {plural(snapshot.num_processes, 'rank')}: {snapshot.state}"
+    return ", ".join([words, *_facts(snapshot)])
+
+
+def _facts(snapshot: RunSnapshot) -> list[str]:
+    facts = [format_seconds(snapshot.seconds)]
+    facts += ["timed out"] if snapshot.timed_out else []
+    facts += [f"restarted {plural(snapshot.restarts, 'time')}"] if snapshot.restarts else []
+    facts += [f"stopped by {one_line(snapshot.stopped_by, 40)}"] if snapshot.stopped_by else []
+    return facts
+
+
+def static_html(
+    snapshot: RunSnapshot, curves: Curves, *, logs: Mapping[int, str] | None = None, picture: bool = False
+) -> str:
+    """Return the run as an HTML fragment without scripts, style sheets and references to anything outside.
+
+    Args:
+        snapshot: What is known of the run.
+        curves: Its metrics; the table shows their means over the ranks.
+        logs: What ranks wrote, by rank; the last 20,000 characters of each are kept.
+        picture: Whether the curves and the timeline are in it, as an image that carries its own data.
+    """
+    parts = [_summary_html(snapshot), sections.failures_html(snapshot.failures)]
+    if picture:
+        parts.append(picture_html(static_svg(snapshot, curves), f"Curves and timeline of {headline(snapshot)}"))
+    parts += [
+        sections.ranks_html(snapshot.ranks),
+        sections.metrics_html(curves),
+        sections.shares_html(snapshot.phases),
+        tables.note_html(sync_text(snapshot.phases)),
+        sections.settings_html(snapshot.config),
+        sections.logs_html(logs or {}),
+    ]
+    return tables.joined(parts)
+
+
+def _summary_html(snapshot: RunSnapshot) -> str:
+    facts = [plural(snapshot.num_processes, "rank"), *_facts(snapshot)]
+    name = f'<span style="font-size:15px;font-weight:600">{escape(one_line(snapshot.name, 80))}</span>'
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(max(snapshot.started, 0.0), 1e11)))
+    error = (
+        f'<div style="margin:8px 0;padding:2px 10px;border-left:3px solid {BAD}">{escape(snapshot.error)}</div>'
+        if snapshot.error and not snapshot.failures
+        else ""
+    )
+    return (
+        f"<div>{name} &nbsp;{tables.state_html(snapshot.state)} &nbsp;{escape(', '.join(facts))}</div>"
+        + tables.note_html(one_line(snapshot.summary, 300))
+        + tables.note_html(f"{one_line(snapshot.id)}, seed {snapshot.seed}, started {started}")
+        + error
+    )
+
+
+def picture_html(svg: str, description: str) -> str:
+    """Return an `<img>` that carries an SVG: it is shown where SVG itself is taken out of a page."""
+    data = base64.b64encode(svg.encode()).decode()
+    style = "max-width:100%;margin-top:14px"
+    return f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(description)}" style="{style}">'
+
+
+def static_svg(snapshot: RunSnapshot, curves: Curves, *, width: float = 720.0) -> str:
+    """Return the run's curves and the timeline of its ranks as one `<svg>` of this width in pixels."""
+    title = headline(snapshot)
+    parts = [Picture(width, 16, text(0, 12, title, bold=True, size=SIZE + 1, width=width))]
+    parts.append(curves_picture(curves, None, PlotOptions(width=width)))
+    if snapshot.phases:
+        parts.append(timeline_picture(snapshot.phases, width=width))
+    return document(stack(parts), title)
+
+
+def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:
+    """Return the run as plain text: for terminals, and for front ends that show no HTML.
+
+    Args:
+        snapshot: What is known of the run.
+        curves: Its metrics, drawn in one line each; None: without them.
+    """
+    lines = [headline(snapshot), one_line(snapshot.summary, 300)]
+    lines += [f"error: {one_line(snapshot.error)}"] if snapshot.error and not snapshot.failures else []
+    for place, failure in enumerate(snapshot.failures[:MAX_FAILURES]):
+        lines.append(f"rank {failure.rank}{sections.because(failure)}: {one_line(failure.summary)}")
+        if failure.traceback and not failure.victim and place < MAX_TRACEBACKS:
+            lines += [f"    {line}" for line in clean(failure.traceback, 5000).splitlines()]
+    lines += ["", *tables.table_text(sections.rank_columns(snapshot.ranks))] if snapshot.ranks else []
+    if curves is not None and len(curves):
+        lines += ["", *_text_metrics(curves)]
+    if shares := mean_shares(snapshot.phases):
+        lines += ["", "time: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())]
+        lines += [note] if (note := sync_text(snapshot.phases)) else []
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _text_metrics(curves: Curves) -> list[str]:
+    return tables.table_text(sections.metric_columns(sections.metric_rows(curves)))

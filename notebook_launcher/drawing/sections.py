@@ -1,0 +1,186 @@
+"""The parts of a run's page: its ranks, metrics, phases, errors, settings and output."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.drawing.averages import mean_of
+from notebook_launcher.drawing.sparks import spark_line
+from notebook_launcher.drawing.tables import FEW_ROWS, MAX_ROWS, Column, folded, table_html
+from notebook_launcher.drawing.text import clean, escape, format_number, format_seconds, one_line, plural
+from notebook_launcher.drawing.timeline import PHASES
+from notebook_launcher.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from notebook_launcher.history.curves import Curves
+    from notebook_launcher.history.records import FailureRecord, RankPhases, RankSnapshot
+
+__all__ = [
+    "because",
+    "failures_html",
+    "logs_html",
+    "metric_columns",
+    "metric_rows",
+    "metrics_html",
+    "plain_settings",
+    "rank_columns",
+    "ranks_html",
+    "settings_html",
+    "shares_html",
+]
+
+MAX_LOGS = 16
+MAX_LOG = 20_000
+"""Characters of a rank's output, the last ones."""
+PRE = "margin:4px 0 8px;padding:6px 10px;overflow:auto;max-height:360px;font-size:12px;line-height:1.4;white-space:pre"
+
+
+def rank_columns(ranks: Sequence[RankSnapshot]) -> list[Column]:
+    """Return what is known of each rank, those that failed first."""
+    ranks = sorted(ranks, key=lambda rank: (rank.state != "failed", rank.rank))
+    return [
+        Column("rank", [str(rank.rank) for rank in ranks], kind="number"),
+        Column("state", [rank.state for rank in ranks], kind="state"),
+        Column("result", [one_line(rank.reason or rank.returned, 60) for rank in ranks]),
+        Column("progress", [_progress(rank) for rank in ranks], kind="number"),
+        Column("step", ["" if rank.step is None else f"{rank.step:,}" for rank in ranks], kind="number"),
+        Column("samples/s", [_rate(rank.samples_per_second) for rank in ranks], kind="number"),
+        Column("time", [format_seconds(rank.seconds) for rank in ranks], kind="number"),
+        Column("peak memory", [_bytes(rank.peak_memory) for rank in ranks], kind="number"),
+        Column("memory now", [_bytes(rank.memory) for rank in ranks], kind="number"),
+        Column("GPU memory", [_bytes(rank.gpu_memory) for rank in ranks], kind="number"),
+        Column("last line", [one_line(rank.last_line, 60) for rank in ranks]),
+    ]
+
+
+def ranks_html(ranks: Sequence[RankSnapshot]) -> str:
+    """Return a table with a row for each rank."""
+    return table_html(rank_columns(ranks), caption="Ranks", more="more ranks") if ranks else ""
+
+
+def _progress(rank: RankSnapshot) -> str:
+    if rank.done is None:
+        return ""
+    return f"{rank.done:,}" if rank.total is None else f"{rank.done:,} / {rank.total:,}"
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{float(f'{rate:.3g}'):,.4g}" if rate < 1000 else f"{float(f'{rate:.3g}'):,.0f}"
+
+
+def _bytes(number: int | None) -> str:
+    return "" if number is None else format_bytes(number)
+
+
+def metric_rows(curves: Curves) -> list[tuple[str, str, str, str, str]]:
+    """Return (name, curve, last, lowest, highest) of each metric, the mean over its ranks."""
+    rows = []
+    for name in curves.names[:MAX_ROWS]:
+        points = mean_of(name, curves[name].values(), 0).points
+        every = [value for curve in curves[name].values() for _, value in curve.points() if math.isfinite(value)]
+        last = format_number(points[-1][1]) if points else ""
+        low, high = format_number(min(every, default=None)), format_number(max(every, default=None))
+        rows.append((one_line(name, 80), spark_line(points), last, low, high))
+    return rows
+
+
+def metric_columns(rows: Sequence[tuple[str, str, str, str, str]]) -> list[Column]:
+    """Return the rows of `metric_rows` as columns."""
+    names, lines, *numbers = zip(*rows, strict=True)
+    named = zip(("last", "lowest", "highest"), numbers, strict=True)
+    return [
+        Column("metric", names),
+        Column("curve", lines, kind="curve"),
+        *(Column(name, cells, kind="number") for name, cells in named),
+    ]
+
+
+def metrics_html(curves: Curves) -> str:
+    """Return a table with a row for each metric."""
+    rows = metric_rows(curves)
+    if not rows:
+        return ""
+    left_out = len(curves) - len(rows)
+    return table_html(metric_columns(rows), caption="Metrics", more="more metrics") + (
+        f"<div>{left_out:,} more metrics are left out.</div>" if left_out else ""
+    )
+
+
+def shares_html(phases: Mapping[int, RankPhases]) -> str:
+    """Return a table of the share that each phase had of the ranks' time."""
+    told = {rank: known for rank, known in sorted(phases.items()) if any(known.seconds.values())}
+    if not told:
+        return ""
+    columns = [Column("rank", [str(rank) for rank in told], kind="number")]
+    for name in PHASES:
+        cells = [f"{100 * known.shares.get(name, 0.0):.1f} %" for known in told.values()]
+        columns.append(Column(name, cells, kind="number"))
+    columns.append(Column("windows", [f"{known.windows:,}" for known in told.values()], kind="number"))
+    columns.append(Column("micro-batches", [f"{known.micro_batches:,}" for known in told.values()], kind="number"))
+    return table_html(columns, caption="Where the time went", more="more ranks")
+
+
+def because(failure: FailureRecord) -> str:
+    """Return why a rank that is not to blame failed; empty for the culprit."""
+    return " (because another rank failed)" if failure.victim else ""
+
+
+def failures_html(failures: Sequence[FailureRecord]) -> str:
+    """Return each rank's error with its traceback; the first is the culprit's and stands open."""
+    parts = []
+    for place, failure in enumerate(failures[:FEW_ROWS]):
+        body = f'<pre style="{PRE}">{escape(failure.traceback)}</pre>' if failure.traceback else ""
+        if failure.last_lines:
+            lines = escape("\n".join(failure.last_lines))
+            body += f'<div>Last lines of its output:</div><pre style="{PRE}">{lines}</pre>'
+        summary = f"rank {failure.rank}{because(failure)}: {one_line(failure.summary)}"
+        parts.append(folded(summary, body, opened=not place) if body else f"<div>{escape(summary)}</div>")
+    if len(failures) > FEW_ROWS:
+        parts.append(f"<div>{plural(len(failures) - FEW_ROWS, 'more rank')} failed.</div>")
+    return "".join(parts)
+
+
+def plain_settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings as text, by name.
+
+    Of environment variables only that they were set is told: their values may be secrets, and notebooks are shared.
+    """
+    settings = {name: _plain(value) for name, value in config.items() if name != "env"}
+    env = config.get("env")
+    names = sorted(env) if isinstance(env, dict) else []
+    return {**settings, **{f"env[{one_line(name, 80)!r}]": "set" for name in names}}
+
+
+def _plain(value: Any) -> str:
+    try:
+        return one_line(json.dumps(value, ensure_ascii=False, default=str))
+    except (TypeError, ValueError):
+        return one_line(value)
+
+
+def settings_html(config: Mapping[str, Any]) -> str:
+    """Return all settings, folded away."""
+    settings = plain_settings(config)
+    if not settings:
+        return ""
+    columns = [Column("setting", list(settings)), Column("value", list(settings.values()))]
+    return folded(f"Settings ({len(settings)})", table_html(columns))
+
+
+def logs_html(logs: Mapping[int, str]) -> str:
+    """Return the end of each rank's output, folded away."""
+    written = {rank: log for rank, log in sorted(logs.items()) if log.strip()}
+    parts = [folded(f"Output of rank {rank}", _log_html(log)) for rank, log in list(written.items())[:MAX_LOGS]]
+    if len(written) > MAX_LOGS:
+        parts.append(f"<div>The output of {len(written) - MAX_LOGS} more ranks is left out.</div>")
+    return "".join(parts)
+
+
+def _log_html(log: str) -> str:
+    left_out = len(log) - MAX_LOG
+    note = f"<div>{left_out:,} characters before are left out.</div>" if left_out > 0 else ""
+    return f'{note}<pre style="{PRE}">{escape(clean(log[-MAX_LOG:]))}</pre>'

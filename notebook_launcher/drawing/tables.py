@@ -1,0 +1,142 @@
+"""HTML and text tables. Their styles stand in them, which JupyterLab keeps where it does not trust a notebook.
+
+Tables carry no class, id or `<style>`, so nothing of the page around them changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+from notebook_launcher.drawing.colours import BAD, GOOD
+from notebook_launcher.drawing.text import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["FEW_ROWS", "MAX_ROWS", "Column", "folded", "joined", "note_html", "state_html", "table_html", "table_text"]
+
+FEW_ROWS = 16
+"""Rows that are in view; the others are folded away."""
+MAX_ROWS = 200
+MAX_TEXT_ROWS = 32
+
+LINE = "1px solid rgba(128,128,128,.3)"
+CELL = "padding:3px 16px 3px 0;vertical-align:baseline;border:0;white-space:nowrap"
+_KINDS = {
+    "text": "text-align:left",
+    "number": "text-align:right;font-variant-numeric:tabular-nums",
+    "state": "text-align:left",
+    "curve": "text-align:left;font-family:monospace;font-size:10px;opacity:.65",
+}
+STATES = {
+    "done": ("✓", GOOD),
+    "returned": ("✓", GOOD),
+    "failed": ("✗", BAD),
+    "lost": ("?", BAD),
+    "stopped": ("■", ""),
+    "stopping": ("■", ""),
+    "starting": ("…", ""),
+}
+"""A sign and a colour for each state of a run or rank; "" is the page's own colour."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: its name, its cells as plain text, and what they are."""
+
+    name: str
+    cells: Sequence[str]
+    kind: Literal["text", "number", "state", "curve"] = "text"
+
+
+def table_html(columns: Sequence[Column], *, caption: str = "", more: str = "more rows") -> str:
+    """Return a table without the columns that are empty; rows beyond the first 16 are folded away.
+
+    Args:
+        columns: All of one length; the text is escaped here.
+        caption: In bold above it.
+        more: What the rows are called that are folded away.
+    """
+    columns = [column for column in columns if any(column.cells)]
+    num_rows = len(columns[0].cells) if columns else 0
+    heading = f'<div style="font-weight:600;margin:14px 0 2px">{escape(caption)}</div>' if caption else ""
+    body = heading + _rows_html(columns, 0, FEW_ROWS)
+    if num_rows > FEW_ROWS:
+        rest = _rows_html(columns, FEW_ROWS, MAX_ROWS)
+        left_out = f"<div>{num_rows - MAX_ROWS:,} more are left out.</div>" if num_rows > MAX_ROWS else ""
+        body += folded(f"{num_rows - FEW_ROWS} {more}", rest + left_out)
+    return body
+
+
+def _rows_html(columns: Sequence[Column], start: int, stop: int) -> str:
+    def cell(column: Column, value: str) -> str:
+        body = state_html(value) if column.kind == "state" else escape(value)
+        return f'<td style="{CELL};{_KINDS[column.kind]}">{body}</td>'
+
+    head = "".join(
+        f'<th style="{CELL};border-bottom:{LINE};font-weight:600;text-align:'
+        f'{"right" if column.kind == "number" else "left"}">{escape(column.name)}</th>'
+        for column in columns
+    )
+    rows = zip(*(column.cells[start:stop] for column in columns), strict=True)
+    body = "".join(
+        '<tr style="background:none">'
+        + "".join(cell(column, value) for column, value in zip(columns, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        '<div style="overflow-x:auto"><table style="border-collapse:collapse;border:0;margin:0;font-size:13px">'
+        f'<thead><tr style="background:none">{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def state_html(state: str) -> str:
+    """Return a state's word behind its sign."""
+    sign, colour = STATES.get(state, ("▶", ""))
+    style = f"color:{colour};" if colour else ""
+    return f'<span style="{style}font-weight:600;white-space:nowrap">{sign} {escape(state)}</span>'
+
+
+def folded(summary: str, body: str, *, opened: bool = False) -> str:
+    """Return a part of the page that opens with a click.
+
+    Args:
+        summary: Plain text.
+        body: HTML.
+        opened: Whether it is open at first.
+    """
+    return (
+        f'<details style="margin:8px 0"{" open" * opened}><summary style="cursor:pointer">{escape(summary)}</summary>'
+        f"{body}</details>"
+    )
+
+
+def table_text(columns: Sequence[Column]) -> list[str]:
+    """Return a table as lines of text, without the columns that are empty."""
+    columns = [column for column in columns if any(column.cells)]
+    if not columns:
+        return []
+    num_rows = len(columns[0].cells)
+    widths = [max(len(column.name), *map(len, column.cells[:MAX_TEXT_ROWS])) for column in columns]
+
+    def row(cells: Sequence[str]) -> str:
+        return "  ".join(
+            cell.rjust(width) if column.kind == "number" else cell.ljust(width)
+            for cell, width, column in zip(cells, widths, columns, strict=True)
+        )
+
+    rows = [row([column.name for column in columns])]
+    rows += [row([column.cells[at] for column in columns]) for at in range(min(num_rows, MAX_TEXT_ROWS))]
+    return rows + ([f"... {num_rows - MAX_TEXT_ROWS} more"] if num_rows > MAX_TEXT_ROWS else [])
+
+
+def note_html(note: str) -> str:
+    """Return a line in a weaker ink; nothing for no text."""
+    return f'<div style="opacity:.75">{escape(note)}</div>' if note else ""
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Return the parts of a page in one element."""
+    return f'<div style="font-size:13px;line-height:1.45;max-width:1000px">{"".join(parts)}</div>'

@@ -1,0 +1,83 @@
+"""What the ranks' waiting for each other costs, and what accumulating gradients has saved: from measured spans."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from notebook_launcher.history.records import RankPhases, RunSnapshot
+
+__all__ = ["SyncCost", "measure_sync", "slowest_rank"]
+
+NOTABLE = 0.05
+"""Difference between two ranks' shares of waiting from which one is said to be slower."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SyncCost:
+    """What synchronising has cost, on average over the ranks that measured it."""
+
+    share: float | None
+    """Part of the measured time in which a rank waited for the others, 0 to 1."""
+    mean_seconds: float | None
+    """One synchronisation; None: none was seen."""
+    saved_seconds: float | None
+    """What a synchronisation after each of the other micro-batches would have taken; None: none was seen."""
+
+    @property
+    def text(self) -> str:
+        """The same in one sentence."""
+        if self.share is None:
+            return "not measured: no Accelerator has told of a window yet"
+        if self.mean_seconds is None or self.saved_seconds is None:
+            return "not measured: no synchronisation was seen"
+        waits = f"{self.share:.1%} of the time waits for the other ranks, {_duration(self.mean_seconds)} each time"
+        if not self.saved_seconds:
+            return f"{waits}; every micro-batch is synchronised"
+        return f"{waits}; accumulating saved {_duration(self.saved_seconds)}"
+
+
+def measure_sync(phases: Iterable[RankPhases]) -> SyncCost:
+    """Return what was measured: the mean of a rank's synchronisations, times those that its windows spared it."""
+    told = [one for one in phases if sum(one.seconds.values())]
+    if not told:
+        return SyncCost(share=None, mean_seconds=None, saved_seconds=None)
+    share = sum(one.seconds.get("sync", 0.0) for one in told) / sum(sum(one.seconds.values()) for one in told)
+    synced = [one for one in told if one.counts.get("sync")]
+    if not synced:
+        return SyncCost(share=share, mean_seconds=None, saved_seconds=None)
+    total, count = sum(one.seconds["sync"] for one in synced), sum(one.counts["sync"] for one in synced)
+    # A window is counted when it ends, its synchronisation some microseconds before.
+    saved = [
+        one.seconds["sync"] / one.counts["sync"] * max(0, one.micro_batches - max(one.windows, one.counts["sync"]))
+        for one in synced
+    ]
+    return SyncCost(share=share, mean_seconds=total / count, saved_seconds=sum(saved) / len(saved))
+
+
+def slowest_rank(snapshot: RunSnapshot) -> int | None:
+    """Return the rank that the others wait for; None if none stands out.
+
+    That is the one whose loop is behind; where all keep step, because they wait for each other, the one that
+    waits clearly less than another.
+    """
+    done = {rank.rank: rank.done for rank in snapshot.ranks if rank.done is not None}
+    if len(done) > 1 and max(done.values()) - min(done.values()) > 1 + 0.01 * max(done.values()):
+        return min(done, key=lambda rank: done[rank])
+    return _least_waiting(snapshot.phases)
+
+
+def _least_waiting(phases: Mapping[int, RankPhases]) -> int | None:
+    shares = {rank: one.shares.get("sync", 0.0) for rank, one in phases.items() if one.counts.get("sync")}
+    if len(shares) < 2 or max(shares.values()) - min(shares.values()) < NOTABLE:
+        return None
+    return min(shares, key=lambda rank: shares[rank])
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"

@@ -1,0 +1,29 @@
+"""What a run leaves in the notebook: outputs that need neither a kernel nor a widget to be seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from notebook_launcher.history.curves import Curves
+    from notebook_launcher.history.records import RunSnapshot
+
+__all__ = ["Bundle", "has_picture", "picture_of"]
+
+Bundle = dict[str, str]
+"""One output: its representations by MIME type."""
+
+
+def has_picture(snapshot: RunSnapshot, curves: Curves) -> bool:
+    """Return whether there is more to show than that the run took place."""
+    return bool(len(curves) or snapshot.phases)
+
+
+def picture_of(snapshot: RunSnapshot, curves: Curves) -> tuple[Bundle, Bundle]:
+    """Return two outputs, the tables and the drawing: code hosts show SVG, but not inside HTML."""
+    from notebook_launcher.drawing.page import static_html, static_svg, static_text
+
+    table = {"text/html": static_html(snapshot, curves), "text/plain": static_text(snapshot)}
+    if not has_picture(snapshot, curves):
+        return table, {"text/html": "", "text/plain": ""}  # Takes no room.
+    return table, {"image/svg+xml": static_svg(snapshot, curves), "text/plain": f"{snapshot.name}: curves and timeline"}

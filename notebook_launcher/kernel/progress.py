@@ -1,0 +1,37 @@
+"""The line of text that says how far a run is, where no view does."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher.history.progress import progress_line
+from notebook_launcher.kernel.snapshots import take_rank_snapshot
+
+if TYPE_CHECKING:
+    from notebook_launcher.kernel.conductor import Conductor
+
+__all__ = ["QUIET", "ProgressTeller"]
+
+QUIET = 1.0
+"""Seconds for which a run shows nothing of how far it is: it may be over before anybody has read it."""
+INTERVAL = 0.5
+"""Seconds between two lines."""
+
+
+class ProgressTeller:
+    """Puts the line into a run's output; called by the run's thread with each record of a rank."""
+
+    def __init__(self, launched: float) -> None:
+        self._due = launched + QUIET
+
+    def tell(self, conductor: Conductor) -> None:
+        """Renew the line, if it is wanted and due."""
+        if not conductor.output.shows_progress:
+            conductor.output.progress("")
+            return
+        if (now := time.monotonic()) < self._due:
+            return
+        self._due = now + INTERVAL
+        ranks = [take_rank_snapshot(conductor, rank) for rank in range(conductor.ranks.plan.num_processes)]
+        conductor.output.progress(progress_line(conductor.name, ranks))

@@ -1,0 +1,104 @@
+"""The one place where the engine asks for a view: a run that lasts shows itself.
+
+The view is imported late: a launch of 40 ms neither imports nor shows anything, and an installation whose
+widgets cannot be imported still has its line of progress.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.history.curves import Curves
+from notebook_launcher.kernel.progress import QUIET
+
+if TYPE_CHECKING:
+    from notebook_launcher.kernel.output import RunOutput
+    from notebook_launcher.kernel.run import Run
+
+__all__ = ["HELLO_WITHIN", "RunView", "watch"]
+
+HELLO_WITHIN = 3.0
+"""Seconds that a front end gets to answer; JupyterLab takes 0.1 to 0.5 s."""
+HELLO_CHECK = 0.5
+
+
+class RunView:
+    """What one run shows by itself, driven by whoever waits for it, in steps that do not block.
+
+    With a front end that draws widgets that is the monitor; in a notebook that a program executes, a picture at
+    the end. The line of progress is there where no front end has answered.
+    """
+
+    def __init__(self, run: Run, output: RunOutput) -> None:
+        self._run = run
+        self._output = output
+        self._monitor: Any = None
+        self._began = time.monotonic()
+        config, sink = run.config, output.sink
+        self._is_quiet = config.output == "none"
+        self._wants_monitor = sink.is_cell and (
+            config.monitor is True or (config.monitor == "auto" and sink.has_audience and not self._is_quiet)
+        )
+        self.is_wanted = self._wants_monitor or (sink.is_cell and config.monitor == "auto" and not self._is_quiet)
+
+    def step(self) -> float | None:
+        """Do what is due; return in how many seconds there is more to do, None if nothing is."""
+        if not self._wants_monitor:
+            return None
+        seconds = time.monotonic() - self._began
+        if seconds < QUIET:
+            return QUIET - seconds
+        if self._monitor is None:
+            self._show()
+        if self._monitor is None:
+            return None
+        is_unseen = not self._monitor.was_seen
+        self._output.shows_progress = is_unseen and seconds > QUIET + HELLO_WITHIN and not self._is_quiet
+        poll: float | None = self._monitor.poll()
+        return HELLO_CHECK if poll is None and is_unseen else poll
+
+    def close(self) -> None:
+        """Leave a picture of the run, where the monitor was; call it when the run is over."""
+        if self._monitor is not None:
+            self._monitor.finish()
+        elif self.is_wanted and time.monotonic() - self._began > QUIET:
+            with contextlib.suppress(Exception):  # The run's results matter more.
+                self._leave_picture()
+
+    def _show(self) -> None:
+        try:
+            from notebook_launcher.widgets import auto
+
+            self._monitor = auto.show(self._run, self._output.sink)
+        except Exception as error:  # noqa: BLE001 - a view that cannot be shown must not end the run
+            self._wants_monitor = False
+            self._output.shows_progress = not self._is_quiet
+            self._output.sink.text("stderr", f"no monitor: {type(error).__name__}: {error}\n")
+
+    def _leave_picture(self) -> None:
+        from notebook_launcher.kernel.picture import has_picture, picture_of
+
+        curves = Curves()
+        curves.fold(self._run.metrics)
+        snapshot = self._run.snapshot()
+        if has_picture(snapshot, curves):
+            for bundle in picture_of(snapshot, curves):
+                self._output.sink.display(bundle)
+            self._output.sink.flush()
+
+
+def watch(run: Run, output: RunOutput) -> None:
+    """Let a run show itself that nobody waits for, from a thread that ends with the run."""
+    view = RunView(run, output)
+    if view.is_wanted:
+        name = f"notebook-launcher view of {run.name}"
+        threading.Thread(target=_attend, args=(run, view), name=name, daemon=True).start()
+
+
+def _attend(run: Run, view: RunView) -> None:
+    with contextlib.closing(view):
+        while not run.wait(view.step()):
+            pass

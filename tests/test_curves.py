@@ -1,0 +1,137 @@
+"""Curves of bounded size, and the records that views read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import time
+
+import pytest
+
+from notebook_launcher.history.curves import MAX_CURVES, MAX_POINTS, Curve, Curves
+from notebook_launcher.history.records import MetricPoint, PhaseSpan, RankPhases, RankSnapshot, RunSnapshot
+
+SLACK = 8
+"""Points that a curve may hold beyond `MAX_POINTS`: the extremes of what has not been put away yet."""
+
+
+def point(rank: int = 0, step: int = 0, **values: float) -> MetricPoint:
+    return MetricPoint(rank=rank, step=step, time=0.0, values=values)
+
+
+def grown(num_points: int, value=math.sin) -> Curve:
+    curve = Curve()
+    for step in range(num_points):
+        curve.add(step, value(step))
+    return curve
+
+
+@pytest.mark.parametrize("num_points", [0, 1, 2, MAX_POINTS])
+def test_a_short_curve_keeps_every_point(num_points):
+    assert grown(num_points).points() == [(step, math.sin(step)) for step in range(num_points)]
+
+
+@pytest.mark.parametrize("num_points", [MAX_POINTS + 1, 5_000, 33_333, 100_000])
+def test_a_long_curve_is_bounded_and_stays_in_order(num_points):
+    curve = grown(num_points)
+    steps = [step for step, _ in curve.points()]
+    assert MAX_POINTS / 4 < len(steps) <= MAX_POINTS + SLACK
+    assert steps == sorted(set(steps))
+    assert curve.count == num_points
+
+
+@pytest.mark.parametrize("num_points", [100, 5_000, 100_000])
+def test_the_newest_point_is_known(num_points):
+    assert grown(num_points).last == (num_points - 1, math.sin(num_points - 1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_highest_and_the_lowest_peak_stay(seed):
+    rng = random.Random(seed)
+    peaks = {rng.randrange(100_000): sign * rng.uniform(10, 20) for sign in (1, -1) for _ in range(20)}
+    curve = grown(100_000, lambda step: peaks.get(step, 0.0))
+    kept = dict(curve.points())
+    highest, lowest = max(peaks, key=peaks.__getitem__), min(peaks, key=peaks.__getitem__)
+    assert kept[highest] == peaks[highest]
+    assert kept[lowest] == peaks[lowest]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_stays_beside_the_peaks(value):
+    curve = grown(100_000, lambda step: value if step == 4321 else float(step == 4322))
+    kept = dict(curve.points())
+    assert kept[4321] == value or math.isnan(kept[4321])
+    assert kept[4322] == 1.0
+
+
+def test_a_curve_of_nothing_but_nan_is_bounded():
+    points = grown(50_000, lambda _: math.nan).points()
+    assert 0 < len(points) <= MAX_POINTS + SLACK
+
+
+def test_100_000_steps_take_less_than_a_second():
+    started = time.process_time()
+    grown(100_000).points()
+    assert time.process_time() - started < 1
+
+
+def test_curves_are_by_metric_and_rank():
+    curves = Curves()
+    curves.fold([point(0, 5, loss=1.0, lr=0.1), point(1, 5, loss=2.0), point(0, 6, loss=0.5)])
+    assert curves.names == ["loss", "lr"]
+    assert len(curves) == 2
+    assert "loss" in curves
+    assert "nothing" not in curves
+    assert curves["loss"][0].points() == [(5, 1.0), (6, 0.5)]
+    assert curves["loss"][1].points() == [(5, 2.0)]
+    assert list(curves["lr"]) == [0]
+
+
+def test_a_metric_that_appears_late_begins_at_its_step():
+    curves = Curves()
+    curves.fold(point(0, step, loss=1.0) for step in range(10_000))
+    curves.fold([point(0, 10_000, loss=1.0, accuracy=0.5)])
+    assert curves["accuracy"][0].points() == [(10_000, 0.5)]
+
+
+def test_metrics_without_end_are_counted_not_kept():
+    curves = Curves()
+    curves.fold(point(0, step, **{f"metric {step}": 1.0}) for step in range(MAX_CURVES + 10))
+    assert len(curves) == MAX_CURVES
+    assert curves.num_left_out == 10
+    curves.fold([point(0, 1, **{"metric 0": 2.0})])
+    assert curves["metric 0"][0].count == 2
+
+
+def test_records_cannot_be_changed():
+    snapshot = RunSnapshot(
+        id="i", name="f", state="done", started=0.0, seconds=1.0, num_processes=1, summary="", seed=0
+    )
+    for record, field in ((snapshot, "state"), (RankSnapshot(rank=0), "step"), (point(), "step")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(record, field, 1)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_over"),
+    [
+        ("starting", False),
+        ("running", False),
+        ("stopping", False),
+        ("done", True),
+        ("failed", True),
+        ("stopped", True),
+        ("lost", True),
+    ],
+)
+def test_a_run_is_over_when_nothing_will_change(state, is_over):
+    snapshot = RunSnapshot(id="i", name="f", state=state, started=0.0, seconds=1.0, num_processes=1, summary="", seed=0)
+    assert snapshot.is_over is is_over
+
+
+def test_shares_of_time_add_up_to_one():
+    spans = (PhaseSpan(phase="data", start=0.0, seconds=1.0),)
+    phases = RankPhases(seconds={"data": 1.0, "forward": 3.0}, spans=spans)
+    assert phases.shares == {"data": 0.25, "forward": 0.75}
+    assert RankPhases(seconds={"data": 0.0}).shares == {"data": 0.0}

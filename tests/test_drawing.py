@@ -1,0 +1,686 @@
+"""Runs as static HTML, SVG and text: well-formed, escaped, bounded, legible, whatever the run was."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from notebook_launcher.drawing.averages import mean_of, smooth
+from notebook_launcher.drawing.colours import INK, MARKERS, SERIES, line_style
+from notebook_launcher.drawing.curves import curves_svg
+from notebook_launcher.drawing.page import picture_html, static_html, static_svg, static_text
+from notebook_launcher.drawing.scales import linear_ticks, log_ticks, make_scale, tick_labels
+from notebook_launcher.drawing.sections import MAX_LOG
+from notebook_launcher.drawing.sparks import spark_line
+from notebook_launcher.drawing.tables import Column, table_html, table_text
+from notebook_launcher.drawing.text import (
+    clean,
+    escape,
+    format_number,
+    format_seconds,
+    one_line,
+    plural,
+    shorten,
+    text_width,
+)
+from notebook_launcher.drawing.timeline import PHASES, timeline_svg
+from notebook_launcher.history.curves import Curve, Curves
+from notebook_launcher.history.records import (
+    FailureRecord,
+    MetricPoint,
+    PhaseSpan,
+    RankPhases,
+    RankSnapshot,
+    RunSnapshot,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+NAN, INF = math.nan, math.inf
+CROSS = "\N{MULTIPLICATION SIGN}"
+EVIL = "<script>alert('x')</script> \"q\" & \x1b[31mred\x1b[0m \x00\x07 \ud800 \u202e ]]> </svg>"
+STATES = ("starting", "running", "stopping", "done", "failed", "stopped", "lost")
+ALLOWED = {"div", "span", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre", "img"}
+
+
+def curves_of(values: Mapping[str, Mapping[int, Iterable[float]]]) -> Curves:
+    """Curves by name and rank, at steps 0, 1, ..."""
+    curves = Curves()
+    for name, ranks in values.items():
+        for rank, column in ranks.items():
+            curves.fold(MetricPoint(rank=rank, step=step, time=0.0, values={name: v}) for step, v in enumerate(column))
+    return curves
+
+
+def phases_of(num_ranks: int, num_windows: int = 12) -> dict[int, RankPhases]:
+    def told(rank: int) -> RankPhases:
+        spans, now = [], 1.0 + rank / 1000
+        for _, (place, phase) in itertools.product(range(num_windows), enumerate(PHASES)):
+            spans.append(PhaseSpan(phase=phase, start=now, seconds=0.01 * (place + 1)))
+            now += spans[-1].seconds
+        seconds = {phase: 0.01 * (place + 1) * num_windows for place, phase in enumerate(PHASES)}
+        counts = dict.fromkeys(PHASES, num_windows)
+        return RankPhases(
+            windows=num_windows, micro_batches=4 * num_windows, seconds=seconds, counts=counts, spans=tuple(spans)
+        )
+
+    return {rank: told(rank) for rank in range(num_ranks)}
+
+
+def run_of(num_ranks: int = 2, **fields: Any) -> RunSnapshot:
+    ranks = tuple(
+        RankSnapshot(rank=rank, state="returned", seconds=1.5, peak_memory=250_000_000, returned=f"[{rank}]", step=9)
+        for rank in range(num_ranks)
+    )
+    given: dict[str, Any] = {
+        "id": "20261121-142501-train-3f9c",
+        "name": "train",
+        "state": "done",
+        "started": 1_795_000_000.0,
+        "seconds": 12.0,
+        "num_processes": num_ranks,
+        "summary": f"{num_ranks} CPU ranks, gloo",
+        "seed": 7,
+        "config": {"num_processes": num_ranks, "env": {"TOKEN": "hidden-value"}},
+        "ranks": ranks,
+    }
+    return RunSnapshot(**{**given, **fields})
+
+
+# Reading back what was drawn.
+
+
+def parse_svg(svg: str) -> ET.Element:
+    root = ET.fromstring(svg)
+    assert root.tag.endswith("}svg")
+    _check_svg(root, float(root.attrib["width"]), float(root.attrib["height"]))
+    return root
+
+
+def _check_svg(root: ET.Element, width: float, height: float) -> None:
+    assert root.attrib["viewBox"] == f"0 0 {root.attrib['width']} {root.attrib['height']}"
+    assert width < 4000
+    assert height < 6000
+    assert "NaN" not in "".join(element.attrib.get("d", "") for element in root.iter())
+    for element in root.iter():
+        assert not element.tag.endswith(("script", "style", "foreignObject", "image", "a"))
+        for name, value in element.attrib.items():
+            assert not name.lower().startswith("on")
+            assert not name.endswith("href")
+            assert "url(" not in value or re.fullmatch(r"url\(#nbl[0-9a-f]{8}\w+\)", value)
+
+
+def words_of(svg: str) -> list[str]:
+    """What stands in a picture, tooltips left out."""
+    return [element.text or element[0].tail or "" for element in parse_svg(svg).iter() if element.tag.endswith("}text")]
+
+
+class Balanced(HTMLParser):
+    """Fails at a tag that is not closed where it should be, and at what is not allowed in a static page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in ALLOWED, tag
+        for name, value in attrs:
+            assert name in {"style", "open", "src", "alt"}, name
+            assert "url(" not in (value or "")
+            assert name != "src" or (value or "").startswith("data:image/svg+xml;base64,")
+        if tag != "img":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+# Text.
+
+
+def test_nothing_unescaped_or_invisible_comes_through() -> None:
+    shown = escape(EVIL)
+    assert "<" not in shown
+    assert '"' not in shown
+    assert "red" in shown
+    assert "[31m" not in shown
+    ET.fromstring(f'<p title="{shown}">{shown}</p>')
+    shown.encode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "cleaned"),
+    [
+        ("a\r\nb\tc", "a\nb\tc"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1b[2K\x1b[1;32mok\x1b[m", "ok"),
+        ("a\x00b\u202ec\udc80d\ufffee", "a\ufffdb\ufffdc\ufffdd\ufffde"),
+    ],
+)
+def test_control_characters(raw: str, cleaned: str) -> None:
+    assert clean(raw) == cleaned
+
+
+def test_long_text_is_cut_and_says_so() -> None:
+    assert clean("x" * 100, 10) == "x" * 10 + "\n... 90 more characters"
+    assert one_line("a\n b " * 1000, 20) == "a b a b a b a b a b…"
+    assert len(escape("x" * 10_000_000)) < 60_000
+
+
+def test_text_is_shortened_to_its_room() -> None:
+    assert shorten("loss", 100, 11) == "loss"
+    cut = shorten("a/very/long/metric/name" * 10, 100, 11)
+    assert cut.endswith("…")
+    assert text_width(cut, 11) <= 100
+    assert text_width("日本", 10) == 22
+    assert text_width("e\u0301", 10) == text_width("e", 10)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, ""), (NAN, "NaN"), (INF, "∞"), (-INF, "-∞"), (3.0, "3"), (0.123456, "0.1235"), (1e-7, "1e-07")],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (NAN, ""),
+        (0.0352, "35.2 ms"),
+        (4.2, "4.20 s"),
+        (42.0, "42 s"),
+        (200, "3 min 20 s"),
+        (3720, "1 h 02 min"),
+    ],
+)
+def test_seconds(seconds: float | None, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_plural() -> None:
+    assert (plural(1, "rank"), plural(1234, "rank")) == ("1 rank", "1,234 ranks")
+
+
+# Scales.
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (-3, 9, [-2, 0, 2, 4, 6, 8]),
+        (0, 0, [0]),
+        (0, 100_000, [0, 2e4, 4e4, 6e4, 8e4, 1e5]),
+    ],
+)
+def test_linear_ticks(low: float, high: float, ticks: list[float]) -> None:
+    assert linear_ticks(low, high, 5) == ticks
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(1, 1000, [1, 10, 100, 1000]), (1, 1e12, [1, 1e3, 1e6, 1e9, 1e12]), (0.9, 12, [1, 2, 5, 10])],
+)
+def test_log_ticks(low: float, high: float, ticks: list[float]) -> None:
+    assert log_ticks(low, high, 5) == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize(
+    ("ticks", "labels"),
+    [
+        ([0, 0.25, 0.5], ["0", "0.25", "0.50"]),
+        ([0, 20_000, 40_000], ["0", "20k", "40k"]),
+        ([0, 1e-5, 2e-5], ["0", "1e-5", "2e-5"]),
+        ([1e-3, 1, 1e3, 1e6], ["0.001", "1", "1000", "1e6"]),
+        ([1000, 1000.5], ["1000.0", "1000.5"]),
+        ([2e15, 4e15], ["2e15", "4e15"]),
+        ([0], ["0"]),
+        ([], []),
+    ],
+)
+def test_tick_labels(ticks: list[float], labels: list[str]) -> None:
+    assert tick_labels(ticks) == labels
+
+
+@given(
+    values=st.lists(st.floats(), min_size=1, max_size=8),
+    log=st.booleans(),
+    margin=st.sampled_from([0.0, 0.05]),
+    count=st.integers(1, 8),
+)
+@settings(deadline=None, max_examples=300)
+def test_any_values_have_a_scale_with_few_distinct_ticks_on_it(
+    values: list[float], *, log: bool, margin: float, count: int
+) -> None:
+    scale = make_scale(values, 100.0, 0.0, log=log, margin=margin)
+    drawable = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+    if scale is None:
+        assert not drawable
+        return
+    assert drawable
+    assert all(-1e-6 <= scale(value) <= 100 + 1e-6 for value in drawable)
+    ticks = scale.ticks(count)
+    assert len(ticks) <= 21
+    assert all(-1e-6 <= scale(tick) <= 100 + 1e-6 for tick in ticks)
+    assert all(len(label) < 24 for label in tick_labels(ticks))
+
+
+# Colours.
+
+
+def _linear(colour: str) -> list[float]:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+    low, high = sorted(
+        sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), _linear(x), strict=True)) for x in (one, other)
+    )
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("background", ["#ffffff", "#111111"])
+def test_colours_stand_out_on_light_and_dark(background: str) -> None:
+    assert min(contrast(colour, background) for colour in SERIES) >= 3
+    assert contrast(INK, background) >= 4.2
+
+
+# Machado, Oliveira and Fernandes 2009, severity 1.0.
+VISIONS = {
+    "all colours": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "deuteranopia": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "protanopia": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    "tritanopia": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
+}
+
+
+def _lab(colour: str, vision: str) -> tuple[float, float, float]:
+    seen = [min(1, max(0, sum(a * b for a, b in zip(row, _linear(colour), strict=True)))) for row in VISIONS[vision]]
+    weights = ((0.4339, 0.3762, 0.1899), (0.2126, 0.7152, 0.0722), (0.0177, 0.1095, 0.8729))
+    xyz = [sum(w * s for w, s in zip(row, seen, strict=True)) for row in weights]
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_colours_differ_for_every_eye(vision: str) -> None:
+    pairs = itertools.combinations([_lab(colour, vision) for colour in SERIES], 2)
+    assert min(math.dist(one, other) for one, other in pairs) > 20
+
+
+def test_lines_differ_without_colour() -> None:
+    looks = [dataclasses.replace(line_style(at), colour="") for at in range(30)]
+    assert len(set(looks)) == 30
+    assert len(set(MARKERS)) == len(SERIES)
+
+
+# Curves.
+
+
+def test_every_metric_has_a_plot_and_every_rank_a_name_in_the_legend() -> None:
+    curves = curves_of({"loss": {0: [3, 2, 1], 1: [3, 2.5, 1]}, "lr": {0: [0.1, 0.2, 0.3]}})
+    words = words_of(curves_svg(curves))
+    assert {"rank 0", "rank 1", "loss", "lr", "step"} <= set(words)
+    assert {"loss"} == set(words_of(curves_svg(curves, ["loss"]))) & {"loss", "lr"}
+
+
+@pytest.mark.parametrize(
+    ("values", "note", "num_marks"),
+    [
+        ([1, 2, NAN, 2, 1], f"{CROSS} NaN from step 2", 1),
+        ([1, INF, 1], "▲ ∞ from step 1", 1),
+        ([-INF, 1, 2], "▼ -∞ from step 0", 1),
+        ([1, NAN, 2, INF], f"{CROSS} NaN from step 1, ▲ ∞ from step 3", 2),
+        ([1, 2, 3], "", 0),
+        ([1] + [NAN] * 1000 + [1], f"{CROSS} NaN from step 1", 36),
+    ],
+)
+def test_a_value_that_is_not_finite_is_a_gap_with_a_mark(values: list[float], note: str, num_marks: int) -> None:
+    svg = curves_svg(curves_of({"loss": {0: values}}), width=400)
+    marks = [element for element in parse_svg(svg).iter() if element.attrib.get("class") == "nonfinite"]
+    assert len(marks) == pytest.approx(num_marks, abs=num_marks // 10)
+    assert not note or note in words_of(svg)
+    (line,) = [e for e in parse_svg(svg).iter() if e.attrib.get("stroke-width") == "1.6" and "class" not in e.attrib]
+    runs = [list(run) for finite, run in itertools.groupby(values, math.isfinite) if finite]
+    assert line.attrib["d"].count("M") == len(runs)
+
+
+def test_a_log_scale_leaves_out_what_is_not_positive() -> None:
+    svg = curves_svg(curves_of({"loss": {0: [100, 10, 0, -1, 0.1]}}), log=True)
+    assert "≤ 0 left out from step 2" in words_of(svg)
+    assert {"0.1", "1", "10", "100"} <= set(words_of(svg))
+    assert "no positive value" in words_of(curves_svg(curves_of({"x": {0: [-1, 0]}}), log=True))
+
+
+@pytest.mark.parametrize(("values", "why"), [([NAN, INF], "no finite value"), ([], "no values")])
+def test_a_metric_without_a_value_to_draw_says_so(values: list[float], why: str) -> None:
+    assert why in words_of(curves_svg(curves_of({"loss": {0: values}}), ["loss"]))
+
+
+def test_a_run_without_metrics() -> None:
+    assert words_of(curves_svg(Curves())) == ["No metrics were reported."]
+
+
+def test_steps_that_begin_anew_break_the_line() -> None:
+    curves = Curves()
+    curves.fold(MetricPoint(rank=0, step=step % 5, time=0.0, values={"loss": 1.0 * step}) for step in range(15))
+    (line,) = [e for e in parse_svg(curves_svg(curves)).iter() if e.attrib.get("stroke-width") == "1.6"]
+    assert line.attrib["d"].count("M") == 3
+
+
+def test_many_ranks_are_drawn_as_their_mean() -> None:
+    curves = curves_of({"loss": {rank: [rank, rank + 1] for rank in range(64)}})
+    words = words_of(curves_svg(curves))
+    assert "mean of the ranks; the band spans from the lowest to the highest" in words
+    assert "64 ranks" in words
+    assert "rank 0" not in words
+
+
+def test_an_average_says_who_reported() -> None:
+    curves = curves_of({"loss": {0: [1, 2], 1: [2, 3]}, "accuracy": {0: [0.5, 0.6]}})
+    assert {"2 ranks", "rank 0 only"} <= set(words_of(curves_svg(curves, average=True)))
+
+
+def test_more_metrics_than_fit_are_counted_and_named() -> None:
+    curves = curves_of({f"metric {number}": {0: [1, 2, 3]} for number in range(200)})
+    svg = curves_svg(curves)
+    words = words_of(svg)
+    assert "metric 23" in words
+    assert "metric 24" not in words
+    assert any(word.startswith("176 more not drawn: metric 24, ") for word in words)
+    assert len(svg) < 200_000
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_a_long_run_of_many_ranks_takes_a_bounded_picture(*, average: bool) -> None:
+    curves = curves_of(
+        {
+            f"metric {number}": {rank: (math.sin(step * rank) for step in range(3000)) for rank in range(6)}
+            for number in range(24)
+        }
+    )
+    assert len(curves_svg(curves, average=average, smoothing=0.9)) < 600_000
+
+
+def test_a_hundred_thousand_steps() -> None:
+    curves = curves_of({"loss": {0: (1 / (1 + step) for step in range(100_000))}})
+    svg = curves_svg(curves)
+    assert len(svg) < 20_000
+    assert {"20k", "100k"} <= set(words_of(svg))
+
+
+@given(
+    values=st.lists(st.lists(st.floats(), max_size=20), min_size=1, max_size=3),
+    step=st.integers(-(10**30), 10**30),
+    log=st.booleans(),
+    average=st.booleans(),
+    smoothing=st.sampled_from([0.0, 0.9]),
+)
+@settings(deadline=None, max_examples=80)
+def test_any_values_give_a_picture(
+    values: list[list[float]], step: int, *, log: bool, average: bool, smoothing: float
+) -> None:
+    curves = Curves()
+    for rank, column in enumerate(values):
+        curves.fold(MetricPoint(rank=rank, step=step * at, time=0.0, values={"x": v}) for at, v in enumerate(column))
+    svg = curves_svg(curves, ["x"], log=log, average=average, smoothing=smoothing)
+    parse_svg(svg)
+    assert "inf" not in svg
+    assert "nan" not in svg
+    static_text(run_of(), curves)
+
+
+# Averages.
+
+
+def curve_of(points: Iterable[tuple[int, float]]) -> Curve:
+    curve = Curve()
+    for step, value in points:
+        curve.add(step, value)
+    return curve
+
+
+def test_ranks_are_averaged_step_by_step() -> None:
+    mean = mean_of("mean", [curve_of([(1, 1.0), (3, 2.0)]), curve_of([(1, 3.0), (3, NAN)])], 0)
+    assert mean.points[0] == (1, 2.0)
+    assert math.isnan(mean.points[1][1])
+    assert list(mean.band) == [(1, 1.0, 3.0), (3, 2.0, 2.0)]
+
+
+def test_ranks_at_different_steps_are_averaged_where_both_are() -> None:
+    even = curve_of((step, float(step)) for step in range(0, 101, 2))
+    odd = curve_of((step, float(step)) for step in range(1, 100, 2))
+    mean = mean_of("mean", [even, odd], 0)
+    assert len(mean.points) == 51
+    assert all(value == pytest.approx(step, abs=1) for step, value in mean.points)
+
+
+def test_one_curve_alone_has_no_band() -> None:
+    assert mean_of("mean", [curve_of([(0, 1.0)])], 0).band == []
+    assert mean_of("mean", [], 0).points == ()
+
+
+def test_smoothing() -> None:
+    constant = smooth([(0, 2.0), (1, 2.0), (2, NAN), (3, 2.0)], 0.9)
+    assert [value for _, value in constant if math.isfinite(value)] == pytest.approx([2.0, 2.0, 2.0])
+    assert math.isnan(constant[2][1])
+    assert smooth([(0, 0.0), (1, 1.0)], 0.5)[1] == (1, pytest.approx(2 / 3))
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([1, 2, 3, 4], "▁▃▆█"),
+        ([5, 5], "▄▄"),
+        ([1, NAN, 2], f"▁{CROSS}█"),
+        ([], ""),
+        ([INF], CROSS),
+        ([-1e308, 1e308], "▁█"),
+    ],
+)
+def test_spark_lines(values: list[float], line: str) -> None:
+    assert spark_line(list(enumerate(values))) == line
+
+
+def test_a_spark_line_is_short() -> None:
+    assert len(spark_line([(step, math.sin(step)) for step in range(1000)])) == 24
+
+
+# Timeline.
+
+
+def test_the_timeline_names_ranks_phases_and_shares() -> None:
+    words = words_of(timeline_svg(phases_of(2)))
+    assert {"rank 0", "rank 1", *PHASES} <= set(words)
+    assert words.count("7 %") == words.count("33 %") == 2
+    assert any("accumulating saved" in word for word in words)
+
+
+def test_phases_are_told_apart_without_colour() -> None:
+    assert len({look.letter for look in PHASES.values()}) == len(PHASES)
+    assert len({(look.pattern, look.height) for look in PHASES.values()}) == len(PHASES)
+    words = words_of(timeline_svg(phases_of(2, num_windows=2)))
+    assert {look.letter for look in PHASES.values() if look.height == 1} <= set(words)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 16, 64, 100])
+def test_the_timeline_of_many_ranks_is_bounded(num_ranks: int) -> None:
+    svg = timeline_svg(phases_of(num_ranks, num_windows=200))
+    root = parse_svg(svg)
+    assert float(root.attrib["height"]) < 720
+    assert len(svg) < 200_000
+    words = words_of(svg)
+    assert ("lowest" in words) == (num_ranks > 16)
+    assert any("36 more ranks not drawn" in word for word in words) == (num_ranks == 100)
+
+
+@pytest.mark.parametrize("phases", [{}, {0: RankPhases()}, {0: RankPhases(seconds={"data": 0.0})}])
+def test_a_timeline_of_nothing_says_so(phases: dict[int, RankPhases]) -> None:
+    assert words_of(timeline_svg(phases)) == ["No phases were measured: only loops with an Accelerator tell them."]
+
+
+def test_odd_spans_are_drawn() -> None:
+    spans = (
+        PhaseSpan(phase="data", start=0.0, seconds=0.0),
+        PhaseSpan(phase=EVIL, start=0.0, seconds=1.0),
+        PhaseSpan(phase="step", start=5.0, seconds=1e-9),
+    )
+    svg = timeline_svg({0: RankPhases(spans=spans), 1: RankPhases(spans=spans[:1])})
+    parse_svg(svg)
+    assert "script" not in svg
+
+
+def test_patterns_of_two_pictures_have_different_names() -> None:
+    pictures = [timeline_svg(phases_of(2, num_windows)) for num_windows in (3, 4)]
+    names = [set(re.findall(r'id="(\w+)"', picture)) for picture in pictures]
+    assert len(names[0]) == len(PHASES)
+    assert names[0].isdisjoint(names[1])
+
+
+# Pages.
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("num_ranks", [0, 1, 64])
+def test_every_state_has_a_page_a_picture_and_a_text(state: str, num_ranks: int) -> None:
+    run = run_of(num_ranks, state=state, phases=phases_of(num_ranks))
+    page = Balanced(static_html(run, Curves()))
+    assert state in page.text
+    assert "12 s" in page.text
+    assert f"train on {plural(num_ranks, 'rank')}: {state}, 12 s" in words_of(static_svg(run, Curves()))
+    assert static_text(run).startswith(f"train on {plural(num_ranks, 'rank')}: {state}, 12 s\n")
+
+
+def test_a_page_tells_all_that_is_known() -> None:
+    curves = curves_of({"loss": {0: [3, 2, 1], 1: [3, 2, 1]}})
+    run = run_of(restarts=2, stopped_by="interrupt", timed_out=True, phases=phases_of(2))
+    text = Balanced(static_html(run, curves, logs={0: "epoch 1\n", 1: ""})).text
+    for words in ("restarted 2 times", "stopped by interrupt", "timed out", "250.0 MB", "█▄▁", "epoch 1", "seed 7"):
+        assert words in text
+    assert "Output of rank 1" not in text
+    for words in ("restarted 2 times", "250.0 MB", "█▄▁", "sync 27 %"):
+        assert words in static_text(run, curves)
+
+
+def failed_run() -> RunSnapshot:
+    failures = (
+        FailureRecord(rank=1, summary=EVIL, traceback=f"Traceback\n{EVIL}\n", last_lines=(EVIL, "last")),
+        FailureRecord(rank=0, summary="connection reset", victim=True),
+    )
+    ranks = (RankSnapshot(rank=0, state="stopped"), RankSnapshot(rank=1, state="failed", reason=EVIL, last_line=EVIL))
+    return run_of(
+        name=EVIL,
+        state="failed",
+        error=EVIL,
+        summary=EVIL,
+        config={EVIL: EVIL, "odd": object, "env": {EVIL: EVIL}},
+        failures=failures,
+        ranks=ranks,
+    )
+
+
+def test_nothing_that_users_wrote_is_markup() -> None:
+    curves = curves_of({EVIL: {0: [1, 2], 1: [2, 3]}})
+    page = static_html(failed_run(), curves, logs={0: EVIL}, picture=True)
+    assert "<script" not in page
+    text = Balanced(page).text
+    assert "<script>alert('x')</script>" in text
+    assert any(word.startswith("<script>") for word in words_of(static_svg(failed_run(), curves)))
+    plain = static_text(failed_run(), curves)
+    assert "\x1b" not in plain + page
+    plain.encode()
+    page.encode()
+
+
+def test_errors_stand_first_and_say_who_is_to_blame() -> None:
+    text = Balanced(static_html(failed_run(), Curves())).text
+    assert text.index("rank 1: ") < text.index("rank 0 (because another rank failed): connection reset")
+    assert text.index("Traceback") < text.index("Ranks")
+    assert "last" in text
+    plain = static_text(failed_run())
+    assert "    Traceback" in plain
+    assert "rank 0 (because another rank failed): connection reset" in plain
+
+
+def test_an_error_without_a_rank_is_told() -> None:
+    run = run_of(state="failed", error="ResourceError: no process left")
+    assert "ResourceError: no process left" in Balanced(static_html(run, Curves())).text
+    assert "error: ResourceError: no process left" in static_text(run)
+
+
+def test_values_of_environment_variables_stay_private() -> None:
+    page = static_html(run_of(), Curves())
+    assert "TOKEN" in page
+    assert "hidden-value" not in page
+
+
+def test_pages_are_bounded() -> None:
+    run = run_of(
+        1000,
+        phases=phases_of(100),
+        failures=tuple(FailureRecord(rank=rank, summary="x" * 9999, traceback="y" * 10**6) for rank in range(100)),
+    )
+    curves = curves_of({f"metric {number} {'z' * 1000}": {0: [1, 2]} for number in range(500)})
+    logs = dict.fromkeys(range(64), "w" * 10**6)
+    page = static_html(run, curves, logs=logs)
+    Balanced(page)
+    assert len(page) < 2_500_000
+    assert len(static_svg(run, curves)) < 500_000
+    assert len(static_text(run, curves)) < 100_000
+    text = Balanced(page).text
+    for words in (
+        "984 more ranks",
+        "800 more are left out",
+        "300 more metrics are left out",
+        "84 more ranks failed",
+        "The output of 48 more ranks is left out",
+        f"{10**6 - MAX_LOG:,} characters before are left out",
+    ):
+        assert words in text
+
+
+def test_the_picture_can_be_in_the_page() -> None:
+    curves = curves_of({"loss": {0: [1, 2]}})
+    page = static_html(run_of(), curves, picture=True)
+    assert picture_html(static_svg(run_of(), curves), "Curves and timeline of train on 2 ranks: done, 12 s") in page
+    assert "<img" not in static_html(run_of(), curves)
+    Balanced(page)
+
+
+def test_tables_leave_out_what_is_empty() -> None:
+    columns = [
+        Column("rank", ["0", "1"], "number"),
+        Column("error", ["", ""]),
+        Column("state", ["done", "lost"], "state"),
+    ]
+    text = Balanced(table_html(columns)).text
+    assert "error" not in text
+    assert "✓ done" in text
+    assert table_text(columns) == ["rank  state", "   0  done ", "   1  lost "]
+    assert table_text([]) == []

@@ -1,0 +1,404 @@
+"""What the monitor's page is sent: complete, bounded, and JSON whatever the run does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notebook_launcher import Accelerator, launch
+from notebook_launcher.history.progress import merge_progress, progress_line
+from notebook_launcher.history.records import (
+    FailureRecord,
+    MetricPoint,
+    PhaseSpan,
+    RankPhases,
+    RankSnapshot,
+    RunSnapshot,
+)
+from notebook_launcher.history.synchronization import measure_sync, slowest_rank
+from notebook_launcher.widgets import feeds
+from notebook_launcher.widgets.feed import Feed
+from notebook_launcher.widgets.records import number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCRIPT = "<script>alert('\"')</script>\x1b[31m"
+
+
+@dataclasses.dataclass
+class Reader:
+    """A run that is what the test says."""
+
+    ranks: tuple[RankSnapshot, ...] = (RankSnapshot(rank=0, state="running"),)
+    metrics: list[MetricPoint] = dataclasses.field(default_factory=list)
+    logs: dict[int, str] = dataclasses.field(default_factory=dict)
+    phases: dict[int, RankPhases] = dataclasses.field(default_factory=dict)
+    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seconds: float = 1.0
+
+    def snapshot(self) -> RunSnapshot:
+        fields: dict[str, Any] = {
+            "id": "1",
+            "name": "train",
+            "state": "running",
+            "started": 0.0,
+            "seconds": self.seconds,
+            "summary": "",
+            "seed": 0,
+            "num_processes": len(self.ranks),
+        }
+        return RunSnapshot(**{**fields, "ranks": self.ranks, "phases": self.phases, **self.fields})
+
+    def metrics_since(self, position: int) -> tuple[Sequence[MetricPoint], int]:
+        return self.metrics[position:], len(self.metrics)
+
+    def logs_since(self, rank: int, position: int) -> tuple[str, int]:
+        text = self.logs.get(rank, "")
+        return text[position:], len(text)
+
+    def report(self, step: int, rank: int = 0, **values: float) -> None:
+        self.metrics.append(MetricPoint(rank=rank, step=step, time=0.0, values=values))
+
+
+def size(message: Any) -> int:
+    return len(json.dumps(message, allow_nan=False))
+
+
+def points(message: Any) -> int:
+    return sum(len(curve["steps"]) for curve in message.get("curves", ()))
+
+
+def train_steps() -> str:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    accelerator = Accelerator(gradient_accumulation_steps=4)
+    model = torch.nn.Linear(4, 1)
+    data = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+    for inputs, targets in loader:
+        with accelerator.accumulate(model):
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            accelerator.log({"loss": loss.item(), "broken": math.nan})
+    print("trained")
+    return "weights"
+
+
+@pytest.fixture(scope="module")
+def trained() -> Any:
+    run = launch(train_steps, 2, output="none")
+    run.result(50)
+    return run
+
+
+def test_a_real_run_as_one_message(trained: Any) -> None:
+    message = json.loads(json.dumps(Feed(trained).reset(), allow_nan=False))
+    assert message["type"] == "reset"
+    assert message["run"]["state"] == "done"
+    assert message["run"]["is_over"]
+    assert message["run"]["progress"]["done"] == message["run"]["progress"]["total"] == 16
+    assert message["run"]["effective_batch"] == "2 x 4 x 2 = 16 samples per update"
+    assert not any(message["run"]["actions"].values())
+    assert [rank["returned"] for rank in message["ranks"]] == ["'weights'", "'weights'"]
+    assert [rank["state"] for rank in message["ranks"]] == ["returned", "returned"]
+    assert {(curve["name"], curve["rank"]) for curve in message["curves"]} >= {("loss", 0), ("broken", 0)}
+    assert set(next(curve for curve in message["curves"] if curve["name"] == "broken")["values"]) == {None}
+    assert [lane["rank"] for lane in message["lanes"]] == [0, 1]
+    assert {phase for lane in message["lanes"] for phase, _, _ in lane["spans"]} >= {"forward", "backward", "step"}
+    assert [log["text"] for log in message["logs"]] == ["trained\n", "trained\n"]
+
+
+def test_what_accumulating_saved_is_measured(trained: Any) -> None:
+    phases = trained.phases
+    sync = Feed(trained).reset()["run"]["sync"]
+    expected = [one.seconds["sync"] / one.counts["sync"] * (one.micro_batches - one.windows) for one in phases.values()]
+    assert {(one.micro_batches, one.windows, one.counts["sync"]) for one in phases.values()} == {(16, 4, 4)}
+    assert sync["saved_seconds"] == pytest.approx(sum(expected) / 2, rel=0.01)
+    assert 0 < sync["share"] < 1
+    assert "accumulating saved" in sync["text"]
+
+
+def test_what_was_not_measured_is_said() -> None:
+    assert "not measured" in measure_sync([]).text
+    alone = measure_sync([RankPhases(windows=3, micro_batches=6, seconds={"forward": 1.0}, counts={"forward": 6})])
+    assert (alone.saved_seconds, alone.mean_seconds, alone.share) == (None, None, 0.0)
+    assert "not measured" in alone.text
+
+
+def test_updates_add_up_to_what_a_reset_says() -> None:
+    reader = Reader(ranks=(RankSnapshot(rank=0), RankSnapshot(rank=1)))
+    feed = Feed(reader)
+    curves: dict[tuple[str, int], list[int]] = {}
+    logs = {0: "", 1: ""}
+    feed.reset()
+    for step in range(50):
+        reader.report(step, rank=step % 2, loss=float(step))
+        if step > 30:
+            reader.report(step, late=1.0)
+        reader.logs[step % 2] = reader.logs.get(step % 2, "") + f"step {step}\n"
+        update = feed.update()
+        assert update is not None
+        for curve in update["curves"]:
+            assert not curve["replace"]
+            curves.setdefault((curve["name"], curve["rank"]), []).extend(curve["steps"])
+        for log in update["logs"]:
+            logs[log["rank"]] += log["text"]
+    whole = Feed(reader).reset()
+    assert curves == {(curve["name"], curve["rank"]): curve["steps"] for curve in whole["curves"]}
+    assert logs == {log["rank"]: log["text"] for log in whole["logs"]}
+
+
+def test_nothing_new_is_no_message_and_age_comes_once_a_second() -> None:
+    reader = Reader()
+    feed = Feed(reader)
+    feed.reset()
+    assert feed.update() is None
+    reader.seconds += 0.3
+    assert feed.update() is None
+    reader.seconds += 0.8
+    update = feed.update()
+    assert update is not None
+    assert update.keys() == {"type", "run"}
+    assert update["run"]["seconds"] == pytest.approx(2.1)
+
+
+def test_memory_is_refreshed_once_a_second_and_a_state_at_once() -> None:
+    reader = Reader(ranks=(RankSnapshot(rank=0, state="running", memory=1),))
+    feed = Feed(reader)
+    feed.reset()
+    reader.ranks = (RankSnapshot(rank=0, state="running", memory=2),)
+    assert feed.update() is None
+    reader.ranks = (RankSnapshot(rank=0, state="saving", memory=3),)
+    update = feed.update()
+    assert update is not None
+    assert [(rank["state"], rank["memory"]) for rank in update["ranks"]] == [("saving", 3)]
+
+
+def test_ten_thousand_metrics_a_second_stay_small() -> None:
+    reader = Reader()
+    feed = Feed(reader)
+    feed.reset()
+    step = 0
+    for _ in range(40):
+        for _ in range(2500):
+            reader.report(step, loss=math.sin(step), spike=1e9 if step == 70_001 else 0.0)
+            step += 1
+        update = feed.update()
+        assert update is not None
+        assert points(update) <= feeds.NEW_POINTS
+        assert size(update) < 200_000
+    reset = feed.reset()
+    assert points(reset) <= 2 * feeds.MAX_SENT
+    assert max(reset["curves"][1]["values"]) == 1e9
+    assert reset["curves"][0]["steps"][-1] == 99_999
+
+
+def test_the_page_never_gets_more_points_than_it_keeps() -> None:
+    reader = Reader()
+    feed = Feed(reader)
+    feed.reset()
+    kept: list[int] = []
+    for step in range(100_000):
+        reader.report(step, loss=1.0 / (step + 1))
+        if step % 700 == 0:
+            update = feed.update()
+            assert update is not None
+            (curve,) = update["curves"]
+            kept = curve["steps"] if curve["replace"] else kept + curve["steps"]
+            assert len(kept) <= 2000
+    assert (kept[0], kept[-1]) == (0, 99_400)
+
+
+def test_64_ranks_stay_bounded() -> None:
+    spans = tuple(PhaseSpan(phase="forward", start=at / 1000, seconds=0.001) for at in range(1024))
+    reader = Reader(
+        ranks=tuple(RankSnapshot(rank=rank, state="running", last_line="x" * 10_000) for rank in range(64)),
+        logs=dict.fromkeys(range(64), ("y" * 99 + "\n") * 20000),
+        phases={
+            rank: RankPhases(windows=9, micro_batches=9, seconds={"forward": 1.0}, spans=spans) for rank in range(64)
+        },
+    )
+    for step in range(300):
+        for rank in range(64):
+            reader.report(step, rank, **{f"metric {name}": 0.123456789 for name in range(10)})
+    feed = Feed(reader)
+    assert size(feed.reset()) < 10_000_000
+    for step in range(300, 400):
+        for rank in range(64):
+            reader.report(step, rank, **{f"metric {name}": 0.123456789 for name in range(10)})
+    for rank in range(64):
+        reader.logs[rank] += ("z" * 99 + "\n") * 1000
+    update = feed.update()
+    assert update is not None
+    assert size(update) < 1_000_000
+    assert all(log["text"].endswith("z\n") for log in update["logs"])
+
+
+def test_more_curves_than_are_kept_are_left_out() -> None:
+    reader = Reader()
+    for name in range(3000):
+        reader.report(0, **{str(name): 1.0})
+    feed = Feed(reader)
+    assert len(feed.reset()["curves"]) == 1024
+    reader.report(1, **{"2999": 1.0, "0": 2.0})
+    update = feed.update()
+    assert update is not None
+    assert [curve["name"] for curve in update["curves"]] == ["0"]
+
+
+def test_numbers_that_are_not_finite_are_null() -> None:
+    ranks = (RankSnapshot(rank=0, rate=math.inf, metrics={"loss": math.nan, "x": -math.inf}),)
+    reader = Reader(ranks=ranks)
+    reader.report(0, loss=math.nan, x=math.inf, ok=1.5)
+    message = json.loads(json.dumps(Feed(reader).reset(), allow_nan=False))
+    assert [curve["values"] for curve in message["curves"]] == [[None], [None], [1.5]]
+    assert message["ranks"][0]["metrics"] == {"loss": None, "x": None}
+    assert message["ranks"][0]["rate"] is None
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-320, 1.7976931348623157e308, -123456.789, 5e-324])
+def test_rounding_stays_near_and_finite(value: float) -> None:
+    assert number(value) == pytest.approx(value, rel=1e-5, abs=1e-322)
+    rounded = number(value, 1)
+    assert rounded is not None
+    assert math.isfinite(rounded)
+
+
+def test_names_and_texts_of_the_users_travel_as_they_are() -> None:
+    failure = FailureRecord(rank=0, summary=SCRIPT, traceback=SCRIPT * 10_000, last_lines=(SCRIPT,))
+    rank = RankSnapshot(rank=0, last_line=SCRIPT, metrics={SCRIPT: 1.0})
+    reader = Reader(ranks=(rank,), logs={0: SCRIPT + "\n"}, fields={"failures": (failure,), "name": SCRIPT})
+    reader.report(0, **{SCRIPT: 1.0})
+    message = json.loads(json.dumps(Feed(reader).reset(), allow_nan=False))
+    assert message["curves"][0]["name"] == message["run"]["name"] == message["errors"][0]["summary"] == SCRIPT
+    assert message["logs"][0]["text"] == SCRIPT + "\n"
+    assert len(message["errors"][0]["traceback"]) < 21_000
+
+
+def test_of_a_long_log_the_page_gets_the_end_in_whole_lines() -> None:
+    reader = Reader(logs={0: "".join(f"line {at}\n" for at in range(100_000))})
+    feed = Feed(reader)
+    (log,) = feed.reset()["logs"]
+    lines = log["text"].splitlines()
+    assert lines[-1] == "line 99999"
+    assert lines[0] == f"line {100_000 - len(lines)}"
+    assert 1000 < len(lines) <= feeds.LINES
+    reader.logs[0] += "new\n" * 100_000 + "last\n"
+    update = feed.update()
+    assert update is not None
+    (log,) = update["logs"]
+    assert "bytes are left out here; run.logs(0) has all" in log["text"][:100]
+    assert log["text"].endswith("new\nlast\n")
+    assert len(log["text"]) < feeds.NEW_BYTES + 200
+
+
+def test_spans_are_sent_once_and_newest_first_when_there_are_too_many() -> None:
+    def lane(first: int, last: int) -> dict[int, RankPhases]:
+        spans = tuple(PhaseSpan(phase="data", start=float(at), seconds=0.5) for at in range(first, last))
+        return {0: RankPhases(seconds={"data": 1.0}, spans=spans)}
+
+    reader = Reader(phases=lane(0, 10))
+    feed = Feed(reader)
+    assert [span[1] for span in feed.reset()["lanes"][0]["spans"]] == list(range(10))
+    reader.phases = lane(5, 12)
+    update = feed.update()
+    assert update is not None
+    assert update["lanes"] == [{"rank": 0, "spans": [["data", 10.0, 0.5], ["data", 11.0, 0.5]]}]
+    update = feed.update()
+    assert update is None
+
+
+def test_notices_are_in_the_next_message_and_in_every_reset() -> None:
+    feed = Feed(Reader())
+    feed.reset()
+    feed.notice("saved")
+    update = feed.update()
+    assert update is not None
+    assert update["notices"] == ["saved"]
+    assert feed.update() is None
+    for count in range(100):
+        feed.notice(str(count))
+    assert feed.reset()["notices"][-1] == "99"
+    assert len(feed.reset()["notices"]) <= 20
+
+
+def test_buttons_are_on_while_somebody_hears_them() -> None:
+    reader = Reader(phases={0: RankPhases(windows=1, micro_batches=1, samples=1.0, seconds={"step": 1.0})})
+    assert not any(Feed(reader).reset()["run"]["actions"].values())
+    assert all(Feed(reader, can_act=True).reset()["run"]["actions"].values())
+    reader.fields["state"] = "stopping"
+    actions = Feed(reader, can_act=True).reset()["run"]["actions"]
+    assert (actions["stop"], actions["interrupt"], actions["save"]) == (False, True, False)
+    reader.fields["state"] = "done"
+    assert not any(Feed(reader, can_act=True).reset()["run"]["actions"].values())
+
+
+def test_ranks_that_the_user_stopped_are_no_errors() -> None:
+    failures = (FailureRecord(rank=0, summary="stopped"), FailureRecord(rank=1, summary="ValueError: boom"))
+    ranks = (RankSnapshot(rank=0, state="stopped"), RankSnapshot(rank=1, state="failed"))
+    reader = Reader(ranks=ranks, fields={"failures": failures})
+    assert [error["rank"] for error in Feed(reader).reset()["errors"]] == [1]
+
+
+def test_an_error_that_comes_later_is_sent_once() -> None:
+    reader = Reader()
+    feed = Feed(reader)
+    feed.reset()
+    reader.fields["failures"] = (FailureRecord(rank=0, summary="ValueError: boom", victim=True),)
+    update = feed.update()
+    assert update is not None
+    assert [(error["summary"], error["victim"]) for error in update["errors"]] == [("ValueError: boom", True)]
+    assert feed.update() is None
+
+
+def test_progress_is_that_of_the_rank_behind() -> None:
+    ranks = [
+        RankSnapshot(rank=0, done=30, total=100, rate=10.0),
+        RankSnapshot(rank=1, done=20, total=100, rate=8.0, description="epoch 1", metrics={"loss": 0.31, "lr": 1e-3}),
+        RankSnapshot(rank=2),
+    ]
+    merged = merge_progress(ranks)
+    assert merged is not None
+    assert (merged.rank, merged.share, merged.seconds_left) == (1, 0.2, 10.0)
+    assert progress_line("train", ranks) == "train: epoch 1, 20% 20/100, 8/s, 10 s left, loss 0.31, lr 0.001"
+
+
+@pytest.mark.parametrize(
+    ("rank", "line"),
+    [
+        (RankSnapshot(rank=0), ""),
+        (RankSnapshot(rank=0, done=1234, rate=2000.0), "f: 1,234, 2,000/s"),
+        (RankSnapshot(rank=0, step=1234, metrics={"loss": math.nan}), "f: step 1,234, loss nan"),
+        (RankSnapshot(rank=0, done=1, total=7200, rate=1.0), "f: 0% 1/7200, 1/s, 1 h 59 min left"),
+        (RankSnapshot(rank=0, done=10, total=100, rate=0.5), "f: 10% 10/100, 0.5/s, 3 min 00 s left"),
+        (RankSnapshot(rank=0, done=2, total=2, rate=1.0), "f: 100% 2/2, 1/s"),
+        (RankSnapshot(rank=0, done=0, total=0), "f: 0"),
+        (RankSnapshot(rank=0, step=1, metrics={"a\r\nb\x1b": 1.0}), "f: step 1, a  b  1"),
+    ],
+)
+def test_the_line_of_progress(rank: RankSnapshot, line: str) -> None:
+    assert progress_line("f", [rank]) == line
+
+
+def test_the_slowest_rank_is_the_one_behind_or_the_one_that_does_not_wait() -> None:
+    def run(*ranks: RankSnapshot, **waits: float) -> int | None:
+        phases = {
+            int(name[1:]): RankPhases(seconds={"sync": share, "forward": 1.0 - share}, counts={"sync": 5})
+            for name, share in waits.items()
+        }
+        return slowest_rank(Reader(ranks=ranks, phases=phases).snapshot())
+
+    ahead, behind = RankSnapshot(rank=0, done=50), RankSnapshot(rank=1, done=40)
+    assert run(ahead, behind) == 1
+    assert run(ahead, RankSnapshot(rank=1, done=49)) is None
+    assert run(r0=0.5, r1=0.1) == 1
+    assert run(r0=0.11, r1=0.1) is None
+    assert run() is None

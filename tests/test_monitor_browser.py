@@ -1,0 +1,897 @@
+"""The monitor's page in a real browser, with a model that is driven from here."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from playwright.sync_api import Locator, Page
+
+STATIC = Path(__file__).resolve().parents[1] / "widgets/static"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# The last two: the page has the only process of its kind, so that none comes or goes during a test.
+SWITCHES = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--renderer-process-limit=1",
+    "--disable-features=SpareRendererForSitePerProcess",
+]
+EVIL = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>\"'&amp;"
+ACTIONS = ("stop", "interrupt", "stacks", "save")
+NUM_POINTS = 100_000
+
+# What a front end gives a widget, and a count of all that the module, which comes from a blob, starts and has to end.
+HARNESS = """
+<!doctype html><meta charset="utf-8"><style>%(css)s</style><style>body { margin: 0 }</style>
+<script>
+const isOurs = () => new Error().stack.includes("blob:"); // playwright observes and waits as well
+window.running = { interval: new Set(), frame: new Set(), observer: new Set() };
+for (const [kind, start, end] of [["interval", "setInterval", "clearInterval"], ["frame", "requestAnimationFrame", "cancelAnimationFrame"]]) {
+  const [begin, stop] = [window[start].bind(window), window[end].bind(window)];
+  window[start] = (call, ...rest) => {
+    const id = begin((...all) => { if (kind === "frame") running[kind].delete(id); call(...all); }, ...rest);
+    if (isOurs()) running[kind].add(id);
+    return id;
+  };
+  window[end] = (id) => { running[kind].delete(id); stop(id); };
+}
+for (const name of ["IntersectionObserver", "ResizeObserver", "MutationObserver"]) {
+  window[name] = class extends window[name] {
+    observe(...all) { if (isOurs()) running.observer.add(this); super.observe(...all); }
+    disconnect() { running.observer.delete(this); super.disconnect(); }
+  };
+}
+window.makeModel = () => {
+  const calls = new Map();
+  return {
+    sent: [], calls,
+    get: (name) => (name === "title" ? "train" : undefined), set() {}, save_changes() {},
+    on(name, call) { calls.set(name, [...(calls.get(name) ?? []), call]); },
+    off(name, call) { calls.set(name, (calls.get(name) ?? []).filter((one) => one !== call)); },
+    send(message) { if (this.isDead) throw new Error("comm is closed"); this.sent.push(message); },
+    fire(name, ...all) { for (const call of calls.get(name) ?? []) call(...all); },
+  };
+};
+</script>
+<script type="module">
+const url = URL.createObjectURL(new Blob([%(module)s], { type: "text/javascript" }));
+const monitor = (await import(url)).default;
+URL.revokeObjectURL(url);
+window.model = makeModel();
+window.cleanups = [];
+window.mount = () => {
+  const el = document.body.appendChild(document.createElement("div"));
+  cleanups.push(monitor.render({ model, el }));
+};
+mount();
+</script>
+"""
+
+
+def html() -> str:
+    module = json.dumps((STATIC / "monitor.js").read_text(encoding="utf-8")).replace("</", "<\\/")
+    return HARNESS % {"css": (STATIC / "monitor.css").read_text(encoding="utf-8"), "module": module}
+
+
+class Tab:
+    """A browser tab with the monitor in it."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    def deliver(self, message: dict[str, Any]) -> None:
+        self.page.evaluate("message => model.fire('msg:custom', message, [])", message)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until what was asked for is drawn, also what came into sight by it."""
+        self.page.evaluate("async () => { for (let at = 0; at < 4; at += 1) await new Promise(requestAnimationFrame); }")
+
+    def sent(self) -> list[str]:
+        return [message["type"] for message in self.page.evaluate("model.sent")]
+
+    def find(self, selector: str) -> Locator:
+        return self.page.locator(selector)
+
+    def text(self, selector: str) -> str:
+        return self.find(selector).first.inner_text()
+
+    def texts(self, selector: str) -> list[str]:
+        return self.find(selector).all_inner_texts()
+
+    def colors(self, selector: str) -> dict[str, int]:
+        """Return how many pixels of a canvas have which opaque colour, by `#rrggbb`."""
+        count = """canvas => {
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            const found = {};
+            for (let at = 0; at < data.length; at += 4) {
+                if (data[at + 3] < 250) continue;
+                const hex = "#" + [0, 1, 2].map((more) => data[at + more].toString(16).padStart(2, "0")).join("");
+                found[hex] = (found[hex] ?? 0) + 1;
+            }
+            return found;
+        }"""
+        colors: dict[str, int] = self.find(selector).first.evaluate(count)
+        return colors
+
+    def columns(self, selector: str, color: str) -> set[int]:
+        """Return the pixel columns of a canvas in which a colour stands."""
+        look = """(canvas, color) => {
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            const wanted = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+            const found = new Set();
+            for (let at = 0; at < data.length; at += 4)
+                if (data[at + 3] > 60 && wanted.every((value, more) => Math.abs(data[at + more] - value) < 8)) found.add((at / 4) % canvas.width);
+            return [...found];
+        }"""
+        return set(self.find(selector).first.evaluate(look, color))
+
+    def variable(self, name: str) -> str:
+        value: str = self.find(".nbl-monitor").first.evaluate(
+            "(root, name) => getComputedStyle(root).getPropertyValue(name).trim()", name
+        )
+        return value
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Page]:
+    if CHROMIUM is None:
+        pytest.skip("the page's tests need Chromium: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        yield browser.new_page()
+        browser.close()
+
+
+@pytest.fixture
+def tab(window: Page) -> Iterator[Tab]:
+    """A fresh page with the monitor; nothing may fail in it, and nothing of the monitor may outlive its views."""
+    complaints: list[str] = []
+    listeners = {
+        "console": lambda message: complaints.append(message.text) if message.type == "error" else None,
+        "pageerror": lambda error: complaints.append(str(error)),
+    }
+    window.goto("about:blank")
+    window.set_viewport_size({"width": 1000, "height": 1200})
+    window.emulate_media(color_scheme="light", reduced_motion="no-preference")
+    for name, listener in listeners.items():
+        window.on(name, listener)
+    window.set_content(html())
+    window.wait_for_function("window.model?.sent.length")
+    tab = Tab(window)
+    yield tab
+    window.evaluate("cleanups.forEach((cleanup) => cleanup())")
+    left = window.evaluate("Object.fromEntries(Object.entries(running).map(([kind, some]) => [kind, some.size]))")
+    subscribed = window.evaluate("[...model.calls.values()].flat().length")
+    nodes = window.evaluate("document.querySelectorAll('.nbl-monitor').length")
+    for name, listener in listeners.items():
+        window.remove_listener(name, listener)
+    assert complaints == []
+    assert (left, subscribed, nodes) == ({"interval": 0, "frame": 0, "observer": 0}, 0, 0)
+
+
+# Messages as Python sends them.
+
+
+def run(**changes: Any) -> dict[str, Any]:
+    record = {
+        "id": "20261121-142501-train-3f9c",
+        "name": "train",
+        "state": "running",
+        "summary": "2 processes on cpu",
+        "seconds": 61.4,
+        "num_processes": 2,
+        "is_over": False,
+        "error": "",
+        "effective_batch": "8 x 4 x 2 = 64 samples per update",
+        "progress": {"done": 25, "total": 100, "rate": 12.5, "seconds_left": 6, "description": "epoch 1"},
+        "actions": dict.fromkeys(ACTIONS, True),
+        "action_hint": "",
+        "sync": {"share": 0.14, "saved_seconds": 5.3, "text": "14 % of a window waits for the network"},
+    }
+    return {**record, **changes}
+
+
+def rank(number: int, **changes: Any) -> dict[str, Any]:
+    record = {
+        "rank": number,
+        "state": "running",
+        "reason": "",
+        "step": 25,
+        "rate": 12.5,
+        "samples_per_second": 800.25,
+        "memory": 612_400_000,
+        "peak_memory": None,
+        "gpu_memory": None,
+        "gpu_utilization": None,
+        "last_line": f"hello from {number}",
+        "done": 25,
+        "total": 100,
+        "slowest": False,
+        "returned": "",
+        "metrics": {},
+        "shares": {},
+    }
+    return {**record, **changes}
+
+
+def curve(name: str, number: int = 0, values: Sequence[float | None] = (), **changes: Any) -> dict[str, Any]:
+    return {"name": name, "rank": number, "steps": list(range(len(values))), "values": list(values), **changes}
+
+
+def reset(**changes: Any) -> dict[str, Any]:
+    message = {
+        "type": "reset",
+        "run": run(),
+        "ranks": [rank(0), rank(1)],
+        "curves": [],
+        "lanes": [],
+        "logs": [],
+        "errors": [],
+        "notices": [],
+    }
+    return {**message, **changes}
+
+
+def waves(count: int, shift: float = 0.0) -> list[float | None]:
+    return [2 + math.sin(step / 20 + shift) for step in range(count)]
+
+
+LANES = [
+    {
+        "rank": number,
+        "spans": [
+            [phase, window + at / 10, 0.1 + 0.1 * (phase == "backward")]
+            for window in range(8)
+            for phase, at in [("data", 0), ("forward", 1), ("backward", 2), ("sync", 4), ("step", 5)]
+        ],
+    }
+    for number in range(2)
+]
+
+
+# What is shown.
+
+
+def test_a_view_says_hello_and_shows_what_is_answered(tab):
+    assert tab.sent() == ["hello"]
+    assert "waiting for the kernel" in tab.text(".nbl-header")
+    tab.deliver(reset())
+    assert tab.text(".nbl-identity").split() == ["running", "train", "1:01"]
+    assert "2 processes on cpu · effective batch 8 x 4 x 2 = 64" in tab.text(".nbl-summary")
+    assert tab.text(".nbl-unseen") == "train: running"
+
+
+def test_progress_is_that_of_the_slowest_rank_and_that_of_each_on_demand(tab):
+    tab.deliver(reset())
+    assert tab.texts(".nbl-progress-text span") == ["epoch 1 · 25 of 100 (25 %)", "12.5 it/s · 0:06 left"]
+    bar = tab.find(".nbl-progress > [role=progressbar]")
+    assert [bar.get_attribute(f"aria-value{part}") for part in ("min", "max", "now")] == ["0", "100", "25"]
+    assert tab.find(".nbl-each-row").count() == 0
+    tab.find(".nbl-progress summary").click()
+    tab.deliver({"type": "update", "ranks": [rank(1, done=24)]})
+    assert tab.texts(".nbl-each-text") == ["25 of 100 (25 %)", "24 of 100 (24 %)"]
+
+
+def test_progress_without_an_end_claims_none(tab):
+    tab.deliver(reset(run=run(progress={"done": 25, "total": None, "rate": 0.25, "seconds_left": None})))
+    assert tab.texts(".nbl-progress-text span") == ["25 done", "4.0 s/it"]
+    assert tab.find(".nbl-progress > [role=progressbar]").get_attribute("aria-valuenow") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("starting", "starting"),
+        ("running", "training"),
+        ("waiting", "waiting in a collective"),
+        ("saving", "saving"),
+        ("asking", "asks for input"),
+        ("returned", "done"),
+        ("failed", "failed: ValueError: boom"),
+        ("stopped", "stopped"),
+        ("one of tomorrow", "unknown"),
+    ],
+)
+def test_the_state_of_a_rank_has_words_and_a_shape(tab, state, words):
+    tab.deliver(reset(ranks=[rank(0, state=state, reason="ValueError: boom" if state == "failed" else "")]))
+    assert tab.text("td .nbl-state-word") == words
+    assert tab.find("td .nbl-state path").get_attribute("d")
+
+
+def test_each_state_of_a_rank_has_a_shape_of_its_own(tab):
+    states = ["starting", "running", "waiting", "saving", "asking", "returned", "failed", "stopped", "unknown"]
+    tab.deliver(reset(ranks=[rank(number, state=state) for number, state in enumerate(states)]))
+    shapes = tab.find("td .nbl-state path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
+    assert len(set(shapes)) == len(states)
+
+
+def test_the_table_has_numbers_with_units_and_marks_the_slowest_by_a_word(tab):
+    tab.deliver(reset(ranks=[rank(0, slowest=True), rank(1, step=None, memory=None, returned="0.97")]))
+    assert tab.texts("th") == ["Rank", "State", "Step", "Samples/s", "Memory", "Last line"]
+    assert tab.texts("tbody tr:nth-child(1) td") == [
+        "0",
+        "training\nslowest",
+        "25",
+        "800.3",
+        "612.4 MB",
+        "hello from 0",
+    ]
+    assert tab.texts("tbody tr:nth-child(2) td") == ["1", "training", "–", "800.3", "–", "returned 0.97"]
+
+
+def test_gpu_columns_are_there_once_a_rank_has_one(tab):
+    tab.deliver(reset())
+    tab.deliver({"type": "update", "ranks": [rank(1, gpu_memory=11_400_000_000, gpu_utilization=0.93)]})
+    assert tab.texts("th")[5:7] == ["GPU memory", "GPU"]
+    assert [tab.texts(f"tbody tr:nth-child({row}) td")[5:7] for row in (1, 2)] == [["–", "–"], ["11.4 GB", "93 %"]]
+
+
+def test_only_cells_that_change_are_written_for_64_ranks(tab):
+    tab.deliver(reset(ranks=[rank(number) for number in range(64)]))
+    assert tab.find("tbody tr").count() == 64
+    watch = """window.writes = 0;
+        window.watcher = new MutationObserver((all) => { writes += all.length; });
+        watcher.observe(document.querySelector("tbody"), { childList: true, subtree: true, characterData: true, attributes: true });"""
+    tab.page.evaluate(watch)
+    tab.deliver({"type": "update", "ranks": [rank(number, step=26 if number == 9 else 25) for number in range(64)]})
+    assert tab.page.evaluate("writes + watcher.takeRecords().length") == 1
+    tab.page.evaluate("watcher.disconnect()")
+    table = tab.find("[aria-label='Table of ranks']")
+    assert table.evaluate("box => box.scrollHeight > box.clientHeight && box.clientHeight < 400")
+
+
+# Curves.
+
+
+def test_curves_have_ink_and_grow(tab):
+    tab.deliver(reset(curves=[curve("loss", number, waves(300, number)) for number in range(2)]))
+    assert tab.texts(".nbl-plot-name") == ["loss"]
+    inks = [tab.variable(f"--nbl-rank-{number}") for number in range(2)]
+    drawn = [tab.columns(".nbl-plot-canvas", ink) for ink in inks]
+    assert all(len(columns) > 300 for columns in drawn)
+    later = {"name": "loss", "rank": 0, "steps": list(range(300, 600)), "values": waves(300)}
+    tab.deliver({"type": "update", "curves": [later]})
+    assert abs(max(tab.columns(".nbl-plot-canvas", inks[0])) - max(drawn[0])) <= 2
+    # Rank 1 has half of the way now.
+    assert max(tab.columns(".nbl-plot-canvas", inks[1])) < 0.6 * max(drawn[1])
+
+
+def test_a_curve_with_replace_takes_the_place_of_its_points(tab):
+    tab.deliver(reset(curves=[curve("loss", 0, waves(100))]))
+    tab.deliver({"type": "update", "curves": [curve("loss", 0, [5.0, 7.0], replace=True)]})
+    assert tab.text(".nbl-latest") == "7"
+
+
+def test_a_value_that_is_not_finite_leaves_a_gap_with_a_tick_and_a_word(tab):
+    values = waves(300)
+    values[100:200] = [None] * 100
+    tab.deliver(reset(curves=[curve("loss", 0, values)]))
+    height = tab.find(".nbl-plot-canvas").evaluate("canvas => canvas.height")
+    ink = tab.variable("--nbl-rank-0")
+    look = """(canvas, [top, height, color]) => {
+        const { data, width } = canvas.getContext("2d").getImageData(0, top, canvas.width, height);
+        const wanted = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+        const columns = new Set();
+        for (let at = 0; at < data.length; at += 4)
+            if (data[at + 3] > 60 && wanted.every((value, more) => Math.abs(data[at + more] - value) < 8)) columns.add((at / 4) % width);
+        return [...columns].filter((x) => x > 0.4 * width && x < 0.6 * width).length / width;
+    }"""
+    canvas = tab.find(".nbl-plot-canvas")
+    above, on_axis = (canvas.evaluate(look, [*part, ink]) for part in ((0, height - 30), (height - 26, 6)))
+    assert (above, on_axis) == (0, pytest.approx(0.13, abs=0.07))
+    assert tab.text(".nbl-latest").startswith("some not finite")
+    tab.deliver({"type": "update", "curves": [{"name": "loss", "rank": 0, "steps": [300], "values": [None]}]})
+    assert tab.text(".nbl-latest") == "not finite"
+
+
+@pytest.mark.parametrize("values", [[None], [None, None], [], [0.0], [3.0, 3.0], [1e308, -1e308], [1e-300, 5e-324]])
+def test_a_curve_of_any_values_can_be_drawn_on_either_scale(tab, values):
+    tab.deliver(reset(curves=[curve("loss", 0, values)]))
+    ink = tab.variable("--nbl-rank-0")
+    assert bool(tab.columns(".nbl-plot-canvas", ink)) == any(value is not None for value in values)
+    tab.find("text=Log scale").click()
+    tab.settle()
+    assert bool(tab.columns(".nbl-plot-canvas", ink)) == any(value is not None and value > 0 for value in values)
+
+
+def test_log_scale_and_smoothing_change_the_picture(tab):
+    tab.deliver(reset(curves=[curve("loss", 0, [10 ** (3 * math.sin(step)) for step in range(200)])]))
+    pictures = {json.dumps(tab.colors(".nbl-plot-canvas"))}
+    tab.find("text=Log scale").click()
+    tab.settle()
+    pictures.add(json.dumps(tab.colors(".nbl-plot-canvas")))
+    tab.find("input[type=range]").fill("0.9")
+    tab.settle()
+    pictures.add(json.dumps(tab.colors(".nbl-plot-canvas")))
+    assert (len(pictures), tab.text("output")) == (3, "0.90")
+
+
+def test_ranks_are_averaged_on_demand_and_if_there_are_many(tab):
+    tab.deliver(reset(curves=[curve("loss", number, [1.0 + number] * 50) for number in range(2)]))
+    average = tab.page.get_by_label("Average of ranks")
+    assert (average.is_checked(), tab.texts(".nbl-chip")) == (False, ["rank 0", "rank 1"])
+    average.check()
+    tab.settle()
+    tab.find(".nbl-plot-canvas").hover()
+    tab.settle()
+    assert tab.texts(".nbl-tip-row") == ["mean\n1.5", "lowest\n1", "highest\n2"]
+    tab.deliver(reset(curves=[curve("loss", number, [1.0 + number] * 50) for number in range(16)]))
+    average.uncheck()
+    tab.settle()
+    assert len(tab.texts(".nbl-chip")) == 16
+    tab.find(".nbl-plot-canvas").hover()
+    tab.settle()
+    assert tab.texts(".nbl-tip-row")[-1].startswith("and 8 more")
+
+
+def test_a_rank_can_be_hidden(tab):
+    tab.deliver(reset(curves=[curve("loss", number, waves(200, number)) for number in range(2)]))
+    ink = tab.variable("--nbl-rank-1")
+    tab.find(".nbl-chip").nth(1).click()
+    tab.settle()
+    assert tab.columns(".nbl-plot-canvas", ink) == set()
+    assert tab.find(".nbl-chip").nth(1).get_attribute("aria-pressed") == "false"
+
+
+def test_a_drag_zooms_and_a_double_click_shows_all(tab):
+    tab.deliver(reset(curves=[curve("loss", 0, [float(step) for step in range(1001)])]))
+    box = tab.find(".nbl-plot-canvas").bounding_box()
+    reset_zoom = tab.page.get_by_role("button", name="Reset zoom")
+    x, y = box["x"], box["y"] + 50
+    tab.page.mouse.move(x + 0.5 * box["width"], y)
+    tab.page.mouse.down()
+    tab.page.mouse.move(x + 0.7 * box["width"], y, steps=3)
+    tab.page.mouse.up()
+    tab.settle()
+    assert reset_zoom.is_visible()
+    tab.page.mouse.move(x + box["width"] - 2, y)
+    tab.settle()
+    assert 650 < int(tab.text(".nbl-tip-title").removeprefix("step ")) < 750
+    tab.page.mouse.dblclick(x + 0.5 * box["width"], y)
+    tab.page.mouse.move(x + box["width"] - 2, y)
+    tab.settle()
+    assert (reset_zoom.is_visible(), tab.text(".nbl-tip-title")) == (False, "step 1,000")
+
+
+def test_a_plot_can_be_read_and_zoomed_with_keys(tab):
+    tab.deliver(reset(curves=[curve("loss", 0, [float(step) for step in range(1001)])]))
+    tab.find(".nbl-plot-canvas").focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
+        tab.page.keyboard.press(key)
+    tab.settle()
+    assert 500 < int(tab.text(".nbl-tip-title").removeprefix("step ")) < 560
+    tab.page.keyboard.press("+")
+    tab.settle()
+    assert tab.page.get_by_role("button", name="Reset zoom").is_visible()
+    tab.page.keyboard.press("Escape")
+    assert not tab.page.get_by_role("button", name="Reset zoom").is_visible()
+
+
+def test_a_metric_that_comes_late_gets_a_plot(tab):
+    tab.deliver(reset(curves=[curve("loss", 0, waves(100))]))
+    tab.deliver({"type": "update", "curves": [{"name": "accuracy", "rank": 0, "steps": [99], "values": [0.5]}]})
+    assert tab.texts(".nbl-plot-name") == ["loss", "accuracy"]
+
+
+def test_200_metrics_are_drawn_a_dozen_at_a_time_and_found_by_name(tab):
+    tab.deliver(reset(curves=[curve(f"metric_{number}", 0, waves(50)) for number in range(200)]))
+    assert tab.find(".nbl-plot").count() == 12
+    tab.page.get_by_role("button", name="Show more: 12 of 200").click()
+    tab.settle()
+    assert tab.find(".nbl-plot").count() == 24
+    held = "canvases => canvases.filter((canvas) => canvas.width).length"
+    assert tab.find(".nbl-plot-canvas").evaluate_all(held) < 24  # those out of sight hold no pixels
+    tab.page.get_by_label("Find a metric").fill("_199")
+    tab.settle()
+    assert tab.texts(".nbl-plot-name") == ["metric_199"]
+
+
+def test_100_000_points_take_bounded_memory_and_little_time(tab):
+    feed = """async (count) => {
+        const frame = () => new Promise(requestAnimationFrame);
+        let [longest, value] = [0, 0];
+        for (let from = 0; from < count; from += 1000) {
+            const steps = Array.from({ length: 1000 }, (_, at) => from + at);
+            const begin = performance.now();
+            model.fire("msg:custom", { type: "update", curves: [{ name: "loss", rank: 0, steps, values: steps.map((step) => (step === 54321 ? 9 : Math.sin(step))) }] }, []);
+            longest = Math.max(longest, performance.now() - begin);
+        }
+        await frame();
+        const begin = performance.now();
+        model.fire("msg:custom", { type: "update", curves: [{ name: "loss", rank: 0, steps: [count], values: [0] }] }, []);
+        await frame();
+        return [longest, performance.now() - begin, document.querySelectorAll("*").length];
+    }"""
+    tab.deliver(reset(curves=[curve("loss", 0, [0.0])]))
+    nodes = tab.page.evaluate("document.querySelectorAll('*').length")
+    longest, draw, after = tab.page.evaluate(feed, NUM_POINTS)
+    assert after == nodes
+    assert (longest < 250, draw < 250) == (True, True), (longest, draw)
+    # The one peak among them has stayed.
+    label = tab.find(".nbl-plot-canvas")
+    box = label.bounding_box()
+    tab.page.mouse.move(box["x"] + box["width"] * 0.55, box["y"] + 40)
+    tab.settle()
+    assert tab.find(".nbl-tip").is_visible()
+
+
+# Timeline.
+
+
+def test_the_timeline_has_lanes_in_colours_letters_and_words(tab):
+    tab.deliver(reset(lanes=LANES))
+    colors = tab.colors("[aria-label^='Timeline of 2 ranks']")
+    assert all(
+        colors.get(tab.variable(f"--nbl-phase-{phase}"), 0) > 100
+        for phase in ("data", "forward", "backward", "sync", "step")
+    )
+    assert tab.texts(".nbl-phase") == ["D\ndata", "F\nforward", "B\nbackward", "S\nsynchronise", "O\noptimizer step"]
+    assert tab.text(".nbl-sync") == "14 % of a window waits for the network"
+
+
+def test_a_span_of_the_timeline_can_be_read(tab):
+    tab.deliver(reset(lanes=LANES))
+    canvas = tab.find("[aria-label^='Timeline of 2 ranks']")
+    box = canvas.bounding_box()
+    tab.page.mouse.move(box["x"] + box["width"] - 4, box["y"] + box["height"] - 10)
+    assert tab.text(".nbl-section[aria-label=Timeline] .nbl-tip") == "rank 1, optimizer step\ntook\n100.0 ms\nat\n7.500 s"
+
+
+# Logs and errors.
+
+
+def log(number: int, *lines: str) -> dict[str, Any]:
+    return {"rank": number, "text": "".join(f"{line}\n" for line in lines)}
+
+
+def lines(tab: Tab) -> list[str]:
+    return tab.texts(".nbl-line-text")
+
+
+def test_logs_are_merged_with_rank_labels_and_one_by_one(tab):
+    tab.deliver(reset(logs=[log(0, "one"), log(1, "two")]))
+    tab.deliver({"type": "update", "logs": [log(0, "three")]})
+    assert list(zip(tab.texts(".nbl-line-rank"), lines(tab), strict=True)) == [
+        ("0", "one"),
+        ("1", "two"),
+        ("0", "three"),
+    ]
+    tab.page.get_by_role("tab", name="rank 1").click()
+    assert lines(tab) == ["two"]
+
+
+def test_a_line_may_come_in_pieces_and_is_shown_as_a_terminal_would(tab):
+    tab.deliver(reset(logs=[{"rank": 0, "text": "\x1b[31mred\x1b[0"}]))
+    tab.deliver({"type": "update", "logs": [{"rank": 0, "text": "m and\r 10 %\r 20 %"}]})
+    assert lines(tab) == [" 20 %"]
+    tab.deliver({"type": "update", "logs": [{"rank": 0, "text": "\r 30 %\r\n\x1b[1mbold\x1b[0m\tend\x07\n"}]})
+    assert tab.find(".nbl-line-text").all_text_contents() == [" 30 %", "bold\tend"]
+
+
+def test_search_finds_lines_and_marks_the_words(tab):
+    tab.deliver(reset(logs=[log(0, "a Loss of 1", "nothing", "loss and LOSS")]))
+    tab.page.get_by_label("Search the log").fill("loss")
+    assert (lines(tab), tab.text(".nbl-count")) == (["a Loss of 1", "loss and LOSS"], "2 of 3 lines")
+    assert tab.texts(".nbl-line mark") == ["Loss", "loss", "LOSS"]
+    tab.page.get_by_label("Search the log").fill("absent")
+    assert tab.text(".nbl-count") == "None of 3 lines holds “absent”"
+
+
+def test_only_differences_leaves_out_what_every_rank_has_written(tab):
+    tab.deliver(reset(logs=[log(0, "same", "mine"), log(1, "same", "yours")]))
+    tab.page.get_by_label("Only differences").check()
+    assert lines(tab) == ["mine", "yours"]
+    tab.deliver({"type": "update", "logs": [log(1, "mine")]})
+    assert lines(tab) == ["yours"]
+
+
+def test_a_long_log_is_kept_to_5_000_lines_and_drawn_to_500(tab):
+    tab.deliver(reset(logs=[log(0, *[f"line {number}" for number in range(12_000)])]))
+    assert (tab.find(".nbl-line").count(), lines(tab)[-1]) == (500, "line 11999")
+    assert tab.text(".nbl-count") == "The last 500 of 5,000 lines"
+
+
+def test_the_log_follows_its_end_only_while_one_looks_at_the_end(tab):
+    at_end = "box => box.scrollHeight - box.scrollTop - box.clientHeight < 24"
+    tab.deliver(reset(logs=[log(0, *[f"line {number}" for number in range(100)])]))
+    panel = tab.find("[role=tabpanel]")
+    assert panel.evaluate(at_end)
+    tab.deliver({"type": "update", "logs": [log(0, "more")]})
+    assert panel.evaluate(at_end)
+    panel.evaluate("box => { box.scrollTop = 100; }")
+    tab.deliver({"type": "update", "logs": [log(0, "and more")]})
+    assert panel.evaluate("box => box.scrollTop") == 100
+
+
+def test_tabs_are_walked_with_arrows_and_hold_one_stop_of_the_tab_key(tab):
+    tab.deliver(reset(logs=[log(0, "zero"), log(1, "one")]))
+    tab.find("[role=tab]").first.focus()
+    walked = []
+    for key in ("ArrowRight", "End", "ArrowRight", "ArrowLeft", "Home"):
+        tab.page.keyboard.press(key)
+        walked.append(tab.page.evaluate("document.activeElement.textContent"))
+    assert walked == ["rank 0", "rank 1", "all", "rank 1", "all"]
+    assert tab.find("[role=tab][tabindex='0']").count() == 1
+
+
+def test_errors_come_with_tracebacks_and_victims_are_folded(tab):
+    culprit = {"rank": 1, "summary": "ValueError: boom", "traceback": "Traceback:\n  here", "victim": False}
+    victim = {"rank": 0, "summary": "RuntimeError: gone", "traceback": "Traceback:\n  there", "victim": True}
+    message = reset(
+        run=run(state="failed", is_over=True, error="ValueError: boom"),
+        errors=[{**victim, "last_lines": []}, {**culprit, "last_lines": ["the last"]}],
+    )
+    tab.deliver(message)
+    assert tab.texts(".nbl-errors > div .nbl-error-head")[0] == "rank 1\nValueError: boom"
+    assert tab.find("text=Traceback:").first.is_visible()
+    assert not tab.find("text=RuntimeError: gone").is_visible()
+    tab.page.get_by_text("1 rank failed only because of that").click()
+    assert tab.find("text=RuntimeError: gone").is_visible()
+    assert tab.text(".nbl-unseen") == "train: failed"
+
+
+def test_an_error_that_no_rank_has_is_shown(tab):
+    tab.deliver(reset(run=run(state="failed", is_over=True, error="TimeoutError: 60 s are over")))
+    assert tab.text(".nbl-error-line") == "TimeoutError: 60 s are over"
+
+
+def test_notices_are_shown_the_newest_first_and_the_oldest_go(tab):
+    tab.deliver(reset(notices=["Stacks of 2 ranks\nrank 0: train"]))
+    assert tab.find("text=rank 0: train").is_visible()
+    tab.deliver({"type": "update", "notices": [f"notice {number}" for number in range(50)]})
+    assert (tab.find(".nbl-notice").count(), tab.texts(".nbl-notice")[0]) == (20, "notice 49")
+
+
+# Buttons, the end, two views.
+
+
+def test_each_button_sends_its_message(tab):
+    tab.deliver(reset())
+    for name in ("Stop after this step", "Interrupt", "Dump stacks", "Save now"):
+        button = tab.page.get_by_role("button", name=name)
+        assert button.get_attribute("title")
+        button.click()
+    assert tab.sent() == ["hello", *ACTIONS]
+    assert tab.text(".nbl-hint") == "Asked: Save now."
+
+
+@pytest.mark.parametrize("allowed", [*ACTIONS, None])
+def test_buttons_are_on_as_the_run_allows(tab, allowed):
+    tab.deliver(reset(run=run(actions={name: name == allowed for name in ACTIONS})))
+    on = tab.find(".nbl-button[data-action]:enabled").evaluate_all("all => all.map((one) => one.dataset.action)")
+    assert on == ([allowed] if allowed else [])
+
+
+def test_a_hint_stands_beside_buttons_that_cannot_be_heard(tab):
+    tab.deliver(reset(run=run(action_hint="Heard when the cell ends")))
+    assert tab.text(".nbl-hint") == "Heard when the cell ends"
+
+
+def test_after_the_end_everything_stays_and_the_buttons_are_off(tab):
+    tab.deliver(reset(curves=[curve("loss", 0, waves(100))], logs=[log(0, "one")], lanes=LANES))
+    tab.deliver({"type": "update", "run": run(state="done", is_over=True, seconds=75.2)})
+    assert tab.find(".nbl-button[data-action]:enabled").count() == 0
+    assert tab.page.evaluate("running.interval.size") == 0
+    assert tab.text(".nbl-identity").split() == ["done", "train", "1:15"]
+    assert (lines(tab), tab.texts(".nbl-plot-name")) == (["one"], ["loss"])
+
+
+def test_the_clock_ticks_by_itself(tab):
+    tab.deliver(reset(run=run(seconds=59.0)))
+    tab.page.wait_for_function("document.querySelector('.nbl-clock').textContent === '1:01'")
+    assert tab.page.evaluate("running.interval.size") == 1
+
+
+@pytest.mark.parametrize("way", ["throws", "rejects"])
+def test_a_closed_comm_is_told_and_breaks_nothing(tab, way):
+    tab.deliver(reset())
+    send = "model.isDead = true" if way == "throws" else "model.send = () => Promise.reject(new Error('closed'))"
+    tab.page.evaluate(f"() => {{ {send}; }}")
+    tab.page.get_by_role("button", name="Interrupt").click()
+    tab.settle()
+    assert "does not answer any more" in tab.text(".nbl-hint")
+    assert tab.find(".nbl-button[data-action]:enabled").count() == 0
+
+
+def test_a_kernel_that_comes_back_is_greeted_and_shown(tab):
+    tab.deliver(reset())
+    tab.page.evaluate("model.fire('comm_live_update')")
+    tab.settle()
+    assert "does not answer any more" in tab.text(".nbl-hint")
+    assert tab.sent() == ["hello", "hello"]
+    tab.deliver(reset())
+    assert not tab.find(".nbl-hint").is_visible()
+    assert tab.find(".nbl-button[data-action]:enabled").count() == 4
+
+
+def test_two_views_of_one_model_have_states_of_their_own(tab):
+    tab.page.evaluate("mount()")
+    assert tab.sent() == ["hello", "hello"]
+    tab.deliver(reset(logs=[log(0, "zero"), log(1, "one")], curves=[curve("loss", 0, waves(50))]))
+    tab.page.get_by_role("tab", name="rank 1").nth(1).click()
+    assert lines(tab) == ["zero", "one", "one"]
+    tab.page.evaluate("cleanups.shift()()")
+    tab.deliver({"type": "update", "logs": [log(1, "more")]})
+    assert lines(tab) == ["one", "more"]
+
+
+def test_a_second_reset_shows_nothing_twice_and_keeps_what_was_chosen(tab):
+    message = reset(logs=[log(0, "zero"), log(1, "one")], curves=[curve("loss", 0, waves(50))], notices=["a notice"])
+    tab.deliver(message)
+    tab.page.get_by_role("tab", name="rank 1").click()
+    tab.deliver(message)
+    assert (lines(tab), tab.texts(".nbl-plot-name"), tab.texts(".nbl-notice")) == (["one"], ["loss"], ["a notice"])
+
+
+@pytest.mark.parametrize("message", [None, "text", 3, {}, {"type": "update"}, {"type": "of tomorrow", "ranks": []}])
+def test_a_message_that_says_nothing_changes_nothing(tab, message):
+    tab.deliver(reset())
+    before = tab.text(".nbl-monitor")
+    tab.deliver(message)
+    assert tab.text(".nbl-monitor") == before
+
+
+# Hostile text, narrow rooms, themes.
+
+
+def test_text_of_the_users_is_text(tab):
+    error = {"rank": 0, "summary": EVIL, "traceback": EVIL, "victim": False, "last_lines": [EVIL]}
+    message = reset(
+        run=run(
+            id=EVIL,
+            name=EVIL,
+            summary=EVIL,
+            error=EVIL,
+            effective_batch=EVIL,
+            action_hint=EVIL,
+            progress={"done": 1, "total": 2, "rate": 1, "seconds_left": 1, "description": EVIL},
+            sync={"share": 0, "saved_seconds": 0, "text": EVIL},
+        ),
+        ranks=[rank(0, reason=EVIL, last_line=EVIL, state="failed"), rank(1, returned=EVIL)],
+        curves=[curve(EVIL, 0, waves(30))],
+        lanes=[{"rank": 0, "spans": [[EVIL, 0, 1], ["step", 1, 1]]}],
+        logs=[log(0, EVIL), log(1, EVIL)],
+        errors=[error, {**error, "rank": 1, "victim": True}],
+        notices=[EVIL, f"{EVIL}\n{EVIL}"],
+    )
+    tab.deliver(message)
+    tab.page.get_by_label("Search the log").fill("<script>")
+    canvas = tab.find("[aria-label^='Timeline of']")
+    canvas.hover()
+    tab.find(".nbl-plot-canvas").hover()
+    tab.settle()
+    assert tab.find(".nbl-monitor img, .nbl-monitor script").count() == 0
+    assert tab.page.evaluate("window.hacked") is None
+    for place in (".nbl-name", ".nbl-summary", ".nbl-hint", ".nbl-error code", ".nbl-plot-name", ".nbl-sync"):
+        assert EVIL in tab.find(place).first.text_content()
+
+
+@pytest.mark.parametrize("width", [600, 360])
+def test_a_narrow_page_does_not_scroll_sideways(tab, width):
+    tab.page.set_viewport_size({"width": width, "height": 900})
+    long = "x" * 400
+    tab.deliver(
+        reset(
+            run=run(name=long, summary=long, action_hint=long),
+            ranks=[rank(number, last_line=long, gpu_memory=1, gpu_utilization=1.0) for number in range(64)],
+            curves=[curve(f"{long}{number}", 0, waves(50)) for number in range(5)],
+            lanes=LANES,
+            logs=[log(number, long) for number in range(64)],
+            errors=[{"rank": 0, "summary": long, "traceback": long, "victim": False, "last_lines": [long]}],
+            notices=[long],
+        )
+    )
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variables", "theme", "ground"),
+    [
+        ("light", {}, "light", "rgb(255, 255, 255)"),
+        ("dark", {}, "dark", "rgb(23, 25, 29)"),
+        ("light", {"--jp-layout-color1": "#111", "--jp-ui-font-color1": "#eee"}, "dark", "rgb(17, 17, 17)"),
+        ("dark", {"--jp-layout-color1": "#fff", "--jp-ui-font-color1": "#111"}, "light", "rgb(255, 255, 255)"),
+        ("light", {"--vscode-editor-background": "#1e1e1e"}, "dark", "rgb(30, 30, 30)"),
+    ],
+)
+def test_colours_follow_the_notebook_then_the_system(tab, scheme, variables, theme, ground):
+    tab.deliver(reset(curves=[curve("loss", 0, waves(200))]))
+    tab.page.emulate_media(color_scheme=scheme)
+    # As JupyterLab does: the variables, and an attribute of the body.
+    change = """variables => {
+        for (const [name, value] of Object.entries(variables)) document.documentElement.style.setProperty(name, value);
+        document.body.dataset.jpThemeName = "another";
+    }"""
+    tab.page.evaluate(change, variables)
+    tab.settle()
+    root = tab.find(".nbl-monitor")
+    assert root.get_attribute("data-theme") == theme
+    assert root.evaluate("root => getComputedStyle(root).backgroundColor") == ground
+    assert len(tab.columns(".nbl-plot-canvas", tab.variable("--nbl-rank-0"))) > 200
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize(("scheme", "ground"), [("light", "#ffffff"), ("dark", "#17191d")])
+def test_colours_stand_out_from_the_ground(tab, scheme, ground):
+    tab.page.emulate_media(color_scheme=scheme)
+    tab.settle()
+    names = {f"--nbl-rank-{number}": 3.0 for number in range(8)}
+    names |= {f"--nbl-{tone}": 4.5 for tone in ("live", "good", "bad", "warn")}
+    for name, least in names.items():
+        low, high = sorted(luminance(color) for color in (tab.variable(name), ground))
+        assert (high + 0.05) / (low + 0.05) >= least, name
+
+
+def test_all_controls_are_reached_by_the_tab_key_and_have_names(tab):
+    tab.deliver(
+        reset(curves=[curve("loss", number, waves(50)) for number in range(2)], lanes=LANES, logs=[log(0, "x")])
+    )
+    reached = []
+    tab.page.evaluate("document.activeElement.blur()")
+    for _ in range(30):
+        tab.page.keyboard.press("Tab")
+        name = "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent || document.activeElement.parentElement.textContent"
+        reached.append(tab.page.evaluate(name))
+        outline = tab.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        if reached[-1] == "Search the log":
+            break
+        assert outline != "none", reached[-1]
+    wanted = (
+        *("Stop after this step", "Interrupt", "Dump stacks", "Save now", "Each rank", "Table of ranks"),
+        *("Average of ranks", "Log scale", "Smoothing", "rank 0", "rank 1", "loss", "How much", "Lanes", "Search"),
+    )
+    for name in wanted:
+        assert any(re.match(re.escape(name), one) for one in reached), (name, reached)
+
+
+def test_nothing_moves_for_those_who_asked_for_rest(tab):
+    tab.deliver(reset())
+    tab.page.emulate_media(reduced_motion="reduce")
+    moving = "all => all.filter((one) => parseFloat(getComputedStyle(one).transitionDuration) > 0).length"
+    assert tab.find(".nbl-monitor *").evaluate_all(moving) == 0
+
+
+def test_a_canvas_is_drawn_only_while_it_is_in_sight(tab):
+    tab.page.set_viewport_size({"width": 1000, "height": 300})
+    tab.deliver(reset(curves=[curve("loss", 0, waves(100))], lanes=LANES))
+    canvas = tab.find("[aria-label^='Timeline of']")
+    assert canvas.evaluate("canvas => canvas.width") == 0
+    canvas.scroll_into_view_if_needed()
+    tab.settle()
+    assert canvas.evaluate("canvas => canvas.width") > 0
+
+
+def test_a_flood_of_messages_is_drawn_once_a_frame(tab):
+    tab.deliver(reset(curves=[curve("loss", 0, waves(100))]))
+    flood = """async (message) => {
+        let count = 0;
+        const draw = CanvasRenderingContext2D.prototype.clearRect;
+        CanvasRenderingContext2D.prototype.clearRect = function (...all) { count += 1; return draw.apply(this, all); };
+        for (let at = 0; at < 500; at += 1) model.fire("msg:custom", message, []);
+        await new Promise(requestAnimationFrame);
+        await new Promise(requestAnimationFrame);
+        CanvasRenderingContext2D.prototype.clearRect = draw;
+        return count;
+    }"""
+    assert 1 <= tab.page.evaluate(flood, {"type": "update", "curves": [curve("loss", 0, [1.0])]}) <= 2

@@ -1,0 +1,20 @@
+"""The monitor that a run shows by itself; `notebook_launcher.kernel.views` asks for it by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from notebook_launcher.widgets.monitor import Monitor
+
+if TYPE_CHECKING:
+    from notebook_launcher.history.records import RunReader
+    from notebook_launcher.kernel.cell import Sink
+
+__all__ = ["show"]
+
+
+def show(run: RunReader, sink: Sink) -> Monitor:
+    """Show the monitor of a run in its cell and return it."""
+    monitor = Monitor(run)
+    monitor.show(sink)
+    return monitor

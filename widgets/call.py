@@ -1,0 +1,119 @@
+"""The code that does what a panel says, to be copied: only what differs from the defaults."""
+
+from __future__ import annotations
+
+import enum
+import json
+import keyword
+import sys
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.kernel.launch import notebook_launch
+from notebook_launcher.widgets.parameters import is_literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Namer", "call_code"]
+
+WIDTH = 96
+NESTED_WIDTH = 88
+
+
+class Namer:
+    """Finds how the user's cells can name an object, and notes the imports that they lack."""
+
+    def __init__(self, namespace: Mapping[str, Any], panel: Any = None) -> None:
+        self._namespace = dict(namespace)
+        self._panel = panel
+        self.imports: set[str] = set()
+
+    def name_of(self, value: Any) -> str | None:
+        """Return a name for the very object; None if there is none."""
+        own = getattr(value, "__name__", None)
+        if isinstance(own, str) and self._namespace.get(own) is value:
+            return own
+        for name, held in self._namespace.items():
+            if held is value and name.isidentifier() and not name.startswith("_") and not keyword.iskeyword(name):
+                return name
+        return self._import(value, own)
+
+    def expression(self, value: Any, otherwise: str) -> str:
+        """Return code for a value; `otherwise` names the panel's attribute that holds it."""
+        if is_literal(value):
+            return literal(value)
+        if isinstance(value, enum.Enum) and (cls := self.name_of(type(value))) is not None:
+            return f"{cls}.{value.name}"
+        return self.name_of(value) or f"{self._name_of_panel()}.{otherwise}"
+
+    def _import(self, value: Any, own: Any) -> str | None:
+        home = getattr(value, "__module__", None)
+        if not isinstance(own, str) or not isinstance(home, str) or own in self._namespace:
+            return None
+        # The package's own top level, where it offers the same thing there.
+        for module in (home.partition(".")[0], home):
+            if module in sys.modules and getattr(sys.modules[module], own, None) is value:
+                if module not in ("__main__", "builtins"):
+                    self.imports.add(f"from {module} import {own}")
+                return own
+        return None
+
+    def _name_of_panel(self) -> str:
+        held = (name for name, value in self._namespace.items() if value is self._panel and not name.startswith("_"))
+        return next(held, "panel") if self._panel is not None else "panel"
+
+
+def call_code(
+    function: Any, args: Mapping[str, Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], namer: Namer
+) -> str:
+    """Return the call of `notebook_launch`, with the imports that it needs.
+
+    Args:
+        function: What is launched; None: nothing yet.
+        args: The arguments that have to go by place, in order.
+        kwargs: The arguments that go by name.
+        options: The fields of `LaunchConfig` that differ from their defaults.
+        namer: Finds names for what has no literal.
+    """
+    given = dict(options)
+    parts = ["train" if function is None else namer.expression(function, "fn")]
+    if (num := given.pop("num_processes", None)) is not None:
+        parts.append(str(num))
+    items = {name: namer.expression(value, f"arguments[{literal(name)}]") for name, value in {**args, **kwargs}.items()}
+    if args:
+        parts.append(f"args=({', '.join(items[name] for name in args)}{',' * (len(args) == 1)})")
+    if kwargs:
+        named = [f"{literal(name)}: {items[name]}" for name in kwargs]
+        parts.append("kwargs=" + _bracketed("{", named, "}", indent=4))
+    parts += [f"{name}={literal(_plain(value))}" for name, value in given.items()]
+    call = namer.name_of(notebook_launch) or "notebook_launch"
+    head = [*sorted(namer.imports), ""] if namer.imports else []
+    return "\n".join([*head, _bracketed(f"{call}(", parts, ")", indent=0)])
+
+
+def literal(value: Any) -> str:
+    """Return the value's literal, strings in double quotes."""
+    if isinstance(value, str) and value.isprintable():
+        return json.dumps(value, ensure_ascii=False)
+    if type(value) in (list, tuple) and len(value) != 1:
+        opening, closing = "[]" if isinstance(value, list) else "()"
+        return opening + ", ".join(map(literal, value)) + closing
+    if type(value) is dict:
+        return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+    return repr(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return an option as one writes it."""
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if hasattr(value, "keys") else value
+
+
+def _bracketed(opening: str, parts: Sequence[str], closing: str, *, indent: int) -> str:
+    """Return the parts in one line, or one below the other where that is too long."""
+    line = opening + ", ".join(parts) + closing
+    if "\n" not in line and len(line) <= (WIDTH if not indent else NESTED_WIDTH):
+        return line
+    pad = " " * indent
+    return "\n".join([opening, *(f"{pad}    {part}," for part in parts), pad + closing])

@@ -1,0 +1,223 @@
+"""Several runs side by side: their curves in one plot for each metric, and in what else they differ."""
+
+from __future__ import annotations
+
+import difflib
+import string
+import time
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.drawing.averages import mean_of
+from notebook_launcher.drawing.page import picture_html
+from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots
+from notebook_launcher.drawing.sections import plain_settings
+from notebook_launcher.drawing.svg import document
+from notebook_launcher.drawing.tables import Column, joined, note_html, table_html, table_text
+from notebook_launcher.drawing.text import format_number, format_seconds, one_line, plural
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.sizes import format_bytes
+from notebook_launcher.widgets.readers import read_run
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from notebook_launcher.history.curves import Curves
+    from notebook_launcher.history.records import RunReader, RunSnapshot
+    from notebook_launcher.kernel.results import Results
+
+__all__ = ["Comparison", "compare"]
+
+MAX_RUNS = len(string.ascii_uppercase)
+"""As many as there are letters, and looks of lines."""
+
+MEANS = "Each line is the mean of a run's ranks; the band around it spans from the lowest rank to the highest."
+
+
+def compare(
+    *runs: RunReader | Results | str | os.PathLike[str], metrics: str | Iterable[str] | None = None
+) -> Comparison:
+    """Return several runs side by side, as they are now: curves, settings, speed and memory.
+
+        compare(run_a, run_b, metrics="loss")
+
+    Args:
+        runs: What `launch`, `open_run` or `runs()` gave, or ids, as `open_run` takes them. `Results` have no
+            curves and no settings; their times and memory are compared all the same.
+        metrics: Which metrics are drawn; None: all, in the order in which they appeared.
+
+    Raises:
+        ConfigError: There is no run or there are more than 26, something is not a run, or no run has such a metric.
+        LookupError: No run has left a folder of that id.
+    """
+    if not 1 <= len(runs) <= MAX_RUNS:
+        raise ConfigError(
+            f"compare() got {len(runs)} runs; it takes 1 to {MAX_RUNS}. "
+            "Type compare(run_a, run_b) with what launch() returned, or with ids that runs() lists."
+        )
+    taken = [read_run(run, place) for place, run in enumerate(runs, 1)]
+    snapshots, curves = [snapshot for snapshot, _ in taken], [read for _, read in taken]
+    known = list(dict.fromkeys(name for read in curves for name in read.names))
+    return Comparison(snapshots, curves, _chosen(metrics, known))
+
+
+def _chosen(metrics: str | Iterable[str] | None, known: Sequence[str]) -> list[str]:
+    if metrics is None:
+        return list(known)
+    chosen = [metrics] if isinstance(metrics, str) else list(metrics)
+    for name in chosen:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            there = ", ".join(repr(one_line(other, 40)) for other in known[:20]) or "none"
+            hint = f"Did you mean {close[0]!r}?" if close else f"There are: {there}."
+            raise ConfigError(f"metrics={metrics!r}: no run has reported {name!r}. {hint}")
+    return chosen
+
+
+class Comparison:
+    """Runs side by side, each under a letter; a notebook shows it as curves and tables. `compare` makes it."""
+
+    def __init__(self, snapshots: Sequence[RunSnapshot], curves: Sequence[Curves], metrics: Sequence[str]) -> None:
+        self._runs = dict(zip(string.ascii_uppercase, snapshots, strict=False))
+        self._curves = list(curves)
+        self._metrics = list(metrics)
+
+    @property
+    def runs(self) -> dict[str, RunSnapshot]:
+        """The runs as they were when they were compared, by letter."""
+        return dict(self._runs)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that are drawn."""
+        return list(self._metrics)
+
+    @property
+    def settings(self) -> dict[str, dict[str, str]]:
+        """The settings that differ, as text, by name and letter; a run that has no such setting is left out.
+
+        The values of environment variables are not told.
+        """
+        known = {letter: plain_settings(run.config) for letter, run in self._runs.items() if run.config}
+        names = dict.fromkeys(name for settings in known.values() for name in settings)
+        every = {name: {key: value[name] for key, value in known.items() if name in value} for name in names}
+        return {name: row for name, row in every.items() if len(row) < len(known) or len(set(row.values())) > 1}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """From each run's launch to its end, or to the comparison."""
+        return {letter: run.seconds for letter, run in self._runs.items()}
+
+    @property
+    def samples_per_second(self) -> dict[str, float]:
+        """Samples of all ranks for each second that an Accelerator measured; only of runs that have one."""
+        return {letter: speed for letter, run in self._runs.items() if (speed := _speed(run)) is not None}
+
+    @property
+    def peak_memory(self) -> dict[str, int]:
+        """Bytes of resident memory of each run's largest rank: the most it had, or what it has now."""
+        return {letter: memory for letter, run in self._runs.items() if (memory := _memory(run)) is not None}
+
+    def svg(self, *, width: float = 720.0, log: bool = False, smoothing: float = 0.0) -> str:
+        """Return the curves as one `<svg>`: a plot for each metric, a line for each run, the mean of its ranks.
+
+        Args:
+            width: In pixels.
+            log: Whether values are drawn on a logarithmic scale.
+            smoothing: The weight of the past in an exponential moving average, 0 to less than 1.
+        """
+        labels = {letter: f"{letter}: {one_line(run.name, 60)}" for letter, run in self._runs.items()}
+        plots = [self._plot(name, labels) for name in self._metrics]
+        options = PlotOptions(width=width, log=log, smoothing=smoothing)
+        return document(draw_plots(plots, options, legend=list(enumerate(labels.values()))), self._headline())
+
+    def _plot(self, name: str, labels: Mapping[str, str]) -> Plot:
+        read = zip(labels.values(), self._curves, strict=True)
+        lines = ((style, label, curves) for style, (label, curves) in enumerate(read) if name in curves)
+        return Plot(
+            title=name, series=tuple(mean_of(label, curves[name].values(), style) for style, label, curves in lines)
+        )
+
+    def __repr__(self) -> str:
+        parts = [self._headline(), *table_text(self._run_columns())]
+        settings = self._setting_columns()
+        parts += ["", "settings that differ:", *table_text(settings)] if settings else []
+        return "\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        settings = self._setting_columns()
+        curves = f"Curves of {', '.join(one_line(name, 40) for name in self._metrics[:20])}"
+        return joined(
+            [
+                table_html(self._run_columns(), caption=self._headline()),
+                table_html(settings, caption="Settings that differ") if settings else "",
+                *([picture_html(self.svg(), curves), note_html(MEANS)] if self._metrics else []),
+            ]
+        )
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        bundle = {"text/plain": repr(self), "text/html": self._repr_html_()}
+        return {**bundle, "image/svg+xml": self.svg()} if self._metrics else bundle
+
+    def _headline(self) -> str:
+        return f"{plural(len(self._runs), 'run')} compared"
+
+    def _run_columns(self) -> list[Column]:
+        runs = self._runs.values()
+        speeds, memories = self.samples_per_second, self.peak_memory
+        return [
+            Column("", list(self._runs)),
+            Column("run", [one_line(run.name, 40) for run in runs]),
+            Column("state", [run.state for run in runs], kind="state"),
+            Column("ranks", [str(run.num_processes) for run in runs], kind="number"),
+            *_measure("samples/s", self._runs, speeds, _format_rate),
+            *_measure("time", self._runs, self.seconds, format_seconds),
+            *_measure("peak memory", self._runs, memories, format_bytes),
+            Column("id", [run.id for run in runs]),
+            Column("started", [_when(run.started) for run in runs]),
+            Column("error", [one_line(run.error, 60) for run in runs]),
+        ]
+
+    def _setting_columns(self) -> list[Column]:
+        settings = self.settings
+        if not settings:
+            return []
+        of_each = [Column(key, [row.get(key, "") for row in settings.values()]) for key in self._runs]
+        return [Column("setting", list(settings)), *of_each]
+
+
+def _measure(
+    name: str, runs: Iterable[str], values: Mapping[str, float], formatted: Callable[[float], str]
+) -> list[Column]:
+    """Return a column of values and one that says how many times the first run's each is."""
+    letters = list(runs)
+    first = values.get(letters[0])
+    cells = [formatted(values[letter]) if letter in values else "" for letter in letters]
+    if not first or len(letters) < 2:
+        return [Column(name, cells, kind="number")]
+    ratios = [f"{values[letter] / first:.2f}" if letter in values else "" for letter in letters]
+    return [Column(name, cells, kind="number"), Column(f"of {letters[0]}'s", ratios, kind="number")]
+
+
+def _format_rate(value: float) -> str:
+    """Return three digits of a rate."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if rounded >= 100 else format_number(rounded)
+
+
+def _speed(run: RunSnapshot) -> float | None:
+    speeds = [
+        told.samples / seconds
+        for told in run.phases.values()
+        if (seconds := sum(told.seconds.values())) and told.samples
+    ]
+    return sum(speeds) / len(speeds) if speeds else None
+
+
+def _memory(run: RunSnapshot) -> int | None:
+    every = [memory for rank in run.ranks if (memory := rank.peak_memory or rank.memory)]
+    return max(every, default=None)
+
+
+def _when(started: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(started)) if started else ""

@@ -1,0 +1,138 @@
+"""A run as the messages that its monitor's page is sent: everything at once, then what is new.
+
+Plain data in, plain data out: no widget, no thread, no clock. Whatever the run does, a message stays small
+(some 100 kB; the first one some MB at the most): what comes in a flood is thinned, and the page gets the end
+of a log rather than all of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.widgets.feeds import CurveFeed, LaneFeed, LogFeed
+from notebook_launcher.widgets.records import error_records, rank_records, run_record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from notebook_launcher.history.curves import Curves
+    from notebook_launcher.history.records import MetricPoint, RunReader, RunSnapshot
+
+__all__ = ["Feed"]
+
+Message = dict[str, Any]
+
+REFRESH_SECONDS = 1.0
+"""How often the page is sent what changes all the time: the run's age, memory."""
+VOLATILE = ("memory", "gpu_memory", "gpu_utilization")
+MAX_NOTICES = 20
+
+
+class Feed:
+    """Turns what a reader knows of a run into messages. Not thread-safe.
+
+    Args:
+        reader: The run: live, over, or read from its folder.
+        can_act: Whether the buttons have somebody to turn to.
+    """
+
+    def __init__(self, reader: RunReader, *, can_act: bool = False) -> None:
+        self.can_act = can_act
+        self.action_hint = ""
+        """What to say beside the buttons, if they cannot be used as one expects."""
+        self._reader = reader
+        self._curves = CurveFeed()
+        self._logs = LogFeed(reader)
+        self._lanes = LaneFeed()
+        self._position = 0
+        self._notices: list[str] = []
+        self._num_notices = self._num_notices_sent = 0
+        self._num_errors_sent = 0
+        self._run: Message = {}
+        self._ranks: dict[int, Message] = {}
+        self._refreshed = 0.0
+
+    @property
+    def curves(self) -> Curves:
+        """The metrics that have been read so far."""
+        return self._curves.curves
+
+    def notice(self, text: str) -> None:
+        """Add a line for the user to the next message."""
+        self._notices = [*self._notices, text][-MAX_NOTICES:]
+        self._num_notices += 1
+
+    def reset(self) -> Message:
+        """Return the whole run."""
+        snapshot = self._reader.snapshot()
+        self.read_metrics()
+        self._run, self._ranks = self._run_record(snapshot), _rank_records(snapshot)
+        self._refreshed = snapshot.seconds
+        self._num_notices_sent = self._num_notices
+        errors = error_records(snapshot)
+        self._num_errors_sent = len(errors)
+        return {
+            "type": "reset",
+            "run": self._run,
+            "ranks": list(self._ranks.values()),
+            "curves": self._curves.everything(),
+            "lanes": self._lanes.everything(snapshot.phases),
+            "logs": self._logs.tails(snapshot.num_processes),
+            "errors": errors,
+            "notices": list(self._notices),
+        }
+
+    def update(self) -> Message | None:
+        """Return what is new since the last message; None if nothing is."""
+        snapshot = self._reader.snapshot()
+        num_new = self._num_notices - self._num_notices_sent
+        news: Message = {
+            "run": self._new_run(snapshot),
+            "ranks": self._new_ranks(snapshot),
+            "curves": self._curves.news(self.read_metrics()),
+            "lanes": self._lanes.news(snapshot.phases),
+            "logs": self._logs.news(snapshot.num_processes),
+            "errors": error_records(snapshot)[self._num_errors_sent :],
+            "notices": self._notices[-num_new:] if num_new else [],
+        }
+        if snapshot.seconds - self._refreshed >= REFRESH_SECONDS:
+            self._refreshed = snapshot.seconds
+        self._num_errors_sent += len(news["errors"])
+        self._num_notices_sent = self._num_notices
+        message = {key: value for key, value in news.items() if value}
+        return {"type": "update", **message} if message else None
+
+    def read_metrics(self) -> Sequence[MetricPoint]:
+        """Bring `curves` up to date, and return what was new."""
+        points, self._position = self._reader.metrics_since(self._position)
+        self._curves.fold(points)
+        return points
+
+    def _run_record(self, snapshot: RunSnapshot) -> Message:
+        return run_record(snapshot, can_act=self.can_act, action_hint=self.action_hint)
+
+    def _new_run(self, snapshot: RunSnapshot) -> Message | None:
+        record = self._run_record(snapshot)
+        if not self._is_due(snapshot) and {**record, "seconds": 0} == {**self._run, "seconds": 0}:
+            return None
+        if record == self._run:
+            return None
+        self._run = record
+        return record
+
+    def _new_ranks(self, snapshot: RunSnapshot) -> list[Message]:
+        is_due, changed = self._is_due(snapshot), []
+        for rank, record in _rank_records(snapshot).items():
+            known = self._ranks.get(rank)
+            calm = record if is_due or known is None else {**record, **{key: known[key] for key in VOLATILE}}
+            if calm != known:
+                self._ranks[rank] = record
+                changed.append(record)
+        return changed
+
+    def _is_due(self, snapshot: RunSnapshot) -> bool:
+        return snapshot.is_over or snapshot.seconds - self._refreshed >= REFRESH_SECONDS
+
+
+def _rank_records(snapshot: RunSnapshot) -> dict[int, Message]:
+    return {record["rank"]: record for record in rank_records(snapshot)}

@@ -1,0 +1,172 @@
+"""The three long parts of a monitor's messages, each of bounded size: curves, timelines, logs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.history.curves import Curves, thin
+from notebook_launcher.widgets.records import number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from notebook_launcher.history.records import MetricPoint, PhaseSpan, RankPhases, RunReader
+
+__all__ = ["CurveFeed", "LaneFeed", "LogFeed"]
+
+Record = dict[str, Any]
+Points = list[tuple[int, float]]
+
+MAX_SENT = 1000
+"""Points of a curve that is sent as a whole."""
+PAGE_POINTS = 1800
+"""Points of a curve that the page has got after which it is sent anew, thinned; the page keeps 2,000."""
+ALL_POINTS = 200_000
+"""Points of all curves together in a first message: 3 MB."""
+NEW_POINTS = 4000
+"""New points of all curves together in an update."""
+REPLACED = 20
+"""Curves that are sent anew in one update."""
+
+MAX_SPANS = 1024
+ALL_SPANS = 16_384
+NEW_SPANS = 2000
+
+BYTES = 400_000
+ALL_BYTES = 2_000_000
+NEW_BYTES = 100_000
+LINES = 5000
+FAR = 1 << 62
+"""A position beyond the end of any log."""
+
+
+class CurveFeed:
+    """The metrics of a run as records CURVE."""
+
+    def __init__(self) -> None:
+        self.curves = Curves()
+        self._num_sent: dict[tuple[str, int], int] = {}
+
+    def fold(self, points: Iterable[MetricPoint]) -> None:
+        """Take in what the ranks have reported."""
+        self.curves.fold(points)
+
+    def everything(self) -> list[Record]:
+        """Return all curves, with fewer points each the more there are."""
+        keys = [(name, rank) for name in self.curves.names for rank in sorted(self.curves[name])]
+        limit = min(MAX_SENT, max(16, ALL_POINTS // max(1, len(keys))))
+        return [self._whole(key, limit) for key in keys]
+
+    def news(self, points: Sequence[MetricPoint]) -> list[Record]:
+        """Return the points that were just folded in: to be appended, or curves to replace those the page has."""
+        new: defaultdict[tuple[str, int], Points] = defaultdict(list)
+        for point in points:
+            for name, value in point.values.items():
+                new[name, point.rank].append((point.step, value))
+        limit = max(4, NEW_POINTS // max(1, len(new)))
+        records, num_replaced = [], 0
+        for key, values in new.items():
+            name, rank = key
+            if name not in self.curves or rank not in self.curves[name]:
+                continue  # Beyond the number of curves that are kept.
+            if self._num_sent.get(key, 0) + min(len(values), limit) > PAGE_POINTS and num_replaced < REPLACED:
+                num_replaced += 1
+                records.append(self._whole(key, MAX_SENT))
+            else:
+                thinned = thin(values, limit)
+                self._num_sent[key] = self._num_sent.get(key, 0) + len(thinned)
+                records.append(_curve(key, thinned, replace=False))
+        return records
+
+    def _whole(self, key: tuple[str, int], limit: int) -> Record:
+        name, rank = key
+        curve = self.curves[name][rank]
+        points = thin(curve.points(), limit - 1)
+        if curve.last is not None and points[-1] != curve.last:
+            points.append(curve.last)  # Where the curve stands now is what one looks for.
+        self._num_sent[key] = len(points)
+        return _curve(key, points, replace=True)
+
+
+def _curve(key: tuple[str, int], points: Points, *, replace: bool) -> Record:
+    name, rank = key
+    return {
+        "name": name,
+        "rank": rank,
+        "steps": [step for step, _ in points],
+        "values": [number(value) for _, value in points],
+        "replace": replace,
+    }
+
+
+class LaneFeed:
+    """What the ranks spend their time on as records LANE."""
+
+    def __init__(self) -> None:
+        self._sent_to: dict[int, float] = {}
+
+    def everything(self, phases: Mapping[int, RankPhases]) -> list[Record]:
+        """Return the newest spans of each rank."""
+        self._sent_to.clear()
+        return self._lanes(phases, min(MAX_SPANS, ALL_SPANS // max(1, len(phases))))
+
+    def news(self, phases: Mapping[int, RankPhases]) -> list[Record]:
+        """Return the spans that began since; of a flood the newest."""
+        return self._lanes(phases, NEW_SPANS // max(1, len(phases)))
+
+    def _lanes(self, phases: Mapping[int, RankPhases], limit: int) -> list[Record]:
+        lanes = [{"rank": rank, "spans": self._take(rank, phases[rank].spans, limit)} for rank in sorted(phases)]
+        return [lane for lane in lanes if lane["spans"]]
+
+    def _take(self, rank: int, spans: Sequence[PhaseSpan], limit: int) -> list[list[Any]]:
+        since = self._sent_to.get(rank, float("-inf"))
+        new = []
+        for span in reversed(spans):
+            if span.start <= since or len(new) >= limit:
+                break
+            new.append([span.phase, round(span.start, 6), round(span.seconds, 6)])
+        if new:
+            self._sent_to[rank] = spans[-1].start
+        return new[::-1]
+
+
+class LogFeed:
+    """What the ranks write as records LOG."""
+
+    def __init__(self, reader: RunReader) -> None:
+        self._reader = reader
+        self._positions: dict[int, int] = {}
+
+    def tails(self, num_ranks: int) -> list[Record]:
+        """Return the last lines of each rank."""
+        limit = min(BYTES, ALL_BYTES // max(1, num_ranks))
+        logs = []
+        for rank in range(num_ranks):
+            start = max(0, self._end(rank) - limit)
+            text, self._positions[rank] = self._reader.logs_since(rank, start)
+            if start:
+                text = text.partition("\n")[2]
+            if text:
+                # Not splitlines: that would take a progress bar's redraws for lines.
+                logs.append({"rank": rank, "text": "\n".join(text.split("\n")[-LINES:])})
+        return logs
+
+    def news(self, num_ranks: int) -> list[Record]:
+        """Return what was written since; of a flood the end."""
+        ends = {rank: self._end(rank) for rank in range(num_ranks)}
+        waiting = [rank for rank, end in ends.items() if end > self._positions.get(rank, 0)]
+        limit = NEW_BYTES // max(1, len(waiting))
+        return [{"rank": rank, "text": self._read(rank, ends[rank], limit)} for rank in waiting]
+
+    def _read(self, rank: int, end: int, limit: int) -> str:
+        begin = self._positions.get(rank, 0)
+        start = max(begin, end - limit)
+        text, self._positions[rank] = self._reader.logs_since(rank, start)
+        if start == begin:
+            return text
+        left_out = f"\n[... {start - begin:,} bytes are left out here; run.logs({rank}) has all ...]\n"
+        return left_out + text.partition("\n")[2]
+
+    def _end(self, rank: int) -> int:
+        return self._reader.logs_since(rank, FAR)[1]

@@ -1,0 +1,117 @@
+"""Which fields a panel has, what they are called, and what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS, PRECISIONS, START_METHODS, LaunchConfig
+from notebook_launcher.widgets.fields import CheckField, ChoiceField, CodeField, SegmentField, TextField
+from notebook_launcher.widgets.gpus import DevicesField
+from notebook_launcher.widgets.parameters import MISSING, short
+from notebook_launcher.widgets.state import number_or_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.widgets.fields import Field
+    from notebook_launcher.widgets.parameters import Parameter
+    from notebook_launcher.widgets.state import LaunchState
+
+__all__ = ["argument_field", "argument_value", "option_fields"]
+
+TEXT_FIELDS = {
+    "num_processes": ("Processes", "automatic"),
+    "gradient_accumulation_steps": ("Accumulation steps", "1"),
+    "max_grad_norm": ("Maximum gradient norm", "no clipping"),
+    "seed": ("Seed", "drawn, and recorded"),
+    "timeout": ("Time limit, seconds", "none"),
+    "max_restarts": ("Restarts after a failure", "0"),
+}
+SEGMENT_FIELDS = {
+    "mixed_precision": (
+        "Mixed precision",
+        {word: (tip, word) for word, tip in zip(PRECISIONS, ("Full precision", "float16", "bfloat16"), strict=True)},
+    ),
+    "start_method": (
+        "Start method",
+        {
+            word: (tip, word)
+            for word, tip in zip(
+                START_METHODS,
+                (
+                    "From a clean process; works whatever the kernel did before",
+                    "From the kernel itself; captured data is shared and need not pickle",
+                    "Fresh interpreters; slow to start",
+                ),
+                strict=True,
+            )
+        },
+    ),
+    "output": (
+        "Output in the cell",
+        {
+            word: (tip, word)
+            for word, tip in zip(OUTPUTS, ("Of all ranks", "Of rank 0", "Nothing; the logs have it all"), strict=True)
+        },
+    ),
+}
+CHOICE_FIELDS = {
+    "backend": ("Backend", {**{word: word for word in BACKENDS}, "none: the function makes its own group": None}),
+    "comm_hook": ("Gradient compression", {word: word for word in COMM_HOOKS}),
+}
+
+
+def option_fields(state: LaunchState, changed: Callable[[str, Any], None]) -> dict[str, Field]:
+    """Return the fields for the options, by the option's name."""
+    fields: dict[str, Field] = {}
+    defaults = {field.name: field.default for field in dataclasses.fields(LaunchConfig)}
+    for name, (label, placeholder) in TEXT_FIELDS.items():
+        fields[name] = TextField(
+            name,
+            label,
+            changed,
+            placeholder=placeholder,
+            reads=lambda text, default=defaults[name]: number_or_text(text) if text.strip() else default,
+            writes=lambda value, default=defaults[name]: "" if value == default else _number(value),
+        )
+    for name, (label, choices) in SEGMENT_FIELDS.items():
+        fields[name] = SegmentField(name, label, changed, choices=choices)
+    for name, (label, choices) in CHOICE_FIELDS.items():
+        fields[name] = ChoiceField(name, label, changed, choices=choices)
+    fields["devices"] = DevicesField("devices", changed, machine=state.machine, look_again=state.look_again)
+    return fields
+
+
+def argument_field(parameter: Parameter, changed: Callable[[str, Any], None], label: str = "") -> Field:
+    """Return the field for a parameter of the function."""
+    key, label = parameter.name, label or parameter.name
+    match parameter.kind:
+        case "bool":
+            return CheckField(key, label, changed)
+        case "choice":
+            choices = {_word(choice): choice for choice in parameter.choices}
+            return ChoiceField(key, label, changed, choices=choices, empty=parameter.is_required)
+        case "code":
+            return CodeField(key, label, changed)
+    placeholder = "None" if parameter.optional else "" if parameter.is_required else parameter.text_of(parameter.default)
+    return TextField(key, label, changed, placeholder=placeholder, reads=parameter.parse, writes=parameter.text_of)
+
+
+def argument_value(state: LaunchState, parameter: Parameter) -> Any:
+    """Return what the field of a parameter shows."""
+    value = state.value_of(parameter.name)
+    if parameter.kind == "code":
+        return "not set" if value is MISSING else short(value)
+    return value
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _word(choice: Any) -> str:
+    if isinstance(choice, enum.Enum):
+        return choice.name
+    return choice if isinstance(choice, str) else repr(choice)

@@ -1,0 +1,65 @@
+"""The field for `devices`: all GPUs, some of them, or the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+
+from notebook_launcher.widgets.fields import WIDE, Field, SegmentField
+from notebook_launcher.widgets.hardware import describe_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.kernel.devices import Machine
+
+__all__ = ["DevicesField"]
+
+CHOICES = {
+    "all GPUs": ("One process for each GPU, unless Processes says otherwise", "all"),
+    "chosen GPUs": ("Only the GPUs that are ticked", "chosen"),
+    "CPU": ("No GPU", "cpu"),
+}
+
+
+class DevicesField(Field):
+    """Reports what `LaunchConfig.devices` takes: None, a tuple of indices, or `"cpu"`."""
+
+    def __init__(
+        self, key: str, changed: Callable[[str, Any], None], *, machine: Machine, look_again: Callable[[], None]
+    ) -> None:
+        self.segments = SegmentField(key, "Devices", self._switched, choices=CHOICES)
+        self.boxes = [ipywidgets.Checkbox(indent=False, layout=WIDE) for _ in machine.gpus]
+        self.refresh = ipywidgets.Button(description="Refresh memory", layout=WIDE, tooltip="Look at the GPUs again")
+        self._list = ipywidgets.VBox([*self.boxes, self.refresh])
+        self._list.add_class("nbl-gpus")
+        super().__init__(key, ipywidgets.VBox([self.segments.control, self._list]), changed)
+        for box in self.boxes:
+            box.observe(lambda _: self._ticked(), "value")
+        self.refresh.on_click(lambda _: look_again())
+        self.look(machine)
+
+    def look(self, machine: Machine) -> None:
+        """Describe the GPUs as they are now."""
+        self._why_no_gpu = machine.why_no_gpu
+        for box, (at, gpu) in zip(self.boxes, enumerate(machine.gpus), strict=False):
+            box.description = describe_gpu(at, gpu)
+        self.segments.mark_unfit(dict.fromkeys(("all", "chosen"), machine.why_no_gpu) if machine.why_no_gpu else {})
+
+    def show(self, value: Any) -> None:
+        """Show which devices are chosen; with no GPU to be had, all of them are the CPU."""
+        is_cpu = value == "cpu" or (value is None and self._why_no_gpu)
+        self.segments.show("cpu" if is_cpu else "all" if value is None else "chosen")
+        with self.told():
+            for at, box in enumerate(self.boxes):
+                box.value = not is_cpu and (value is None or at in value)
+                box.disabled = bool(self._why_no_gpu) or not isinstance(value, tuple)
+        self._list.layout.display = None if self.boxes else "none"
+
+    def _switched(self, _key: str, word: str) -> None:
+        everything = tuple(range(len(self.boxes)))
+        self.report({"all": None, "cpu": "cpu"}.get(word, everything))
+
+    def _ticked(self) -> None:
+        self.report(tuple(at for at, box in enumerate(self.boxes) if box.value))

@@ -1,0 +1,256 @@
+"""`Monitor(run)`: a run in front of your eyes, while it lasts and afterwards."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import traitlets
+
+from notebook_launcher.kernel import cell
+from notebook_launcher.kernel.picture import picture_of
+from notebook_launcher.widgets.feed import Feed
+from notebook_launcher.widgets.tap import open_tap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.history.records import RunReader
+    from notebook_launcher.kernel.cell import Sink
+    from notebook_launcher.widgets.tap import Tap
+
+__all__ = ["Monitor"]
+
+STATIC = Path(__file__).parent / "static"
+INTERVAL = 0.25
+"""Seconds between two messages, for all ranks together; Jupyter's server drops what comes above 1000 messages/s."""
+END_BUDGET = 5.0
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+DEAF_HINT = "These buttons are heard when the cell ends. The kernel's interrupt button (the square) stops the run now."
+
+
+class Monitor(anywidget.AnyWidget):
+    """Shows a run: its ranks, progress, curves, timeline and logs; stops it, and asks it for stacks and checkpoints.
+
+        run = launch(train, 4)
+        Monitor(run)
+
+    The page asks for the whole run when it is ready, and again after a reload; from then on it is sent what is
+    new, at most four times a second. When the run ends, each output that shows the monitor is replaced by
+    tables and a drawing, which need no kernel: a saved notebook shows the run to everybody. A run that is over
+    already is shown as it was, to look around in.
+
+    Args:
+        run: What `launch` returned, or what `open_run` read.
+
+    Raises:
+        TypeError: `run` is neither.
+    """
+
+    _esm = STATIC / "monitor.js"
+    _css = STATIC / "monitor.css"
+    title = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, run: RunReader, **traits: Any) -> None:
+        if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since", "logs_since")):
+            msg = f"Monitor({run!r}): this is no run. Pass what launch(...) returned, or open_run(...)."
+            raise TypeError(msg)
+        self._run = run
+        self._wait: Callable[[float | None], bool] | None = getattr(run, "wait", None)
+        self._lock = threading.RLock()
+        self._seen = threading.Event()
+        self._over = threading.Event()
+        self._asks_for_all = False
+        self._busy_with: set[str] = set()
+        self._places: list[tuple[Sink, tuple[str, str]]] = []
+        self._ticker: threading.Thread | None = None
+        self._tap: Tap | None = None
+        self._comm_id = ""
+        self._sink = cell.make_sink()
+        super().__init__(title=getattr(run, "name", "") or run.snapshot().name, **traits)
+        self._feed = Feed(run, can_act=self._wait is not None and callable(getattr(run, "stop", None)))
+        self.on_msg(lambda _, content, __: self._hear(content))
+        if self.is_live:
+            self._comm_id = self.comm.comm_id
+            self._tap = open_tap(self._comm_id, self._hear)
+            if self._tap is None and self._sink.is_cell:
+                self._feed.action_hint = DEAF_HINT
+
+    @property
+    def run(self) -> RunReader:
+        """The run that is shown."""
+        return self._run
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the run goes on."""
+        return self._wait is not None and not self._wait(0)
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether a front end has drawn the monitor, as far as is known."""
+        return self._seen.is_set()
+
+    # Showing.
+
+    def show(self, sink: Sink | None = None) -> None:
+        """Show the monitor in a cell, the running one if none is given; what `display(monitor)` does."""
+        sink = sink or cell.make_sink()
+        if self.comm is None:  # Closed: the run is over and has left its picture.
+            for bundle in self._picture():
+                sink.display(bundle)
+            return
+        ids = (uuid.uuid4().hex, uuid.uuid4().hex)
+        sink.display(self._bundle(), transient={"display_id": ids[0]})
+        if not self.is_live:
+            return
+        # Where the drawing will be, which is an output of its own: empty HTML takes no room.
+        sink.display({"text/html": "", "text/plain": ""}, transient={"display_id": ids[1]})
+        with self._lock:
+            self._places.append((sink, ids))
+        self._start_ticker()
+
+    def _ipython_display_(self, **_: Any) -> None:
+        self.show()
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self._bundle(), {}
+
+    def _bundle(self) -> dict[str, Any]:
+        """Return the widget, and what is shown where there are no widgets."""
+        if self.is_live:
+            shown = {"text/plain": f"{self.title}: the live monitor needs a front end that draws widgets"}
+        else:
+            shown, _ = self._picture()
+        return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}, **shown}
+
+    def _picture(self) -> tuple[dict[str, str], dict[str, str]]:
+        with self._lock:
+            self._feed.read_metrics()
+            return picture_of(self._run.snapshot(), self._feed.curves)
+
+    # Hearing the page.
+
+    def poll(self) -> float | None:
+        """Hear what the page has sent, if that takes a look; return when to look again, in seconds.
+
+        For whoever keeps the main thread waiting.
+        """
+        return None if self._tap is None else self._tap.poll()
+
+    def _hear(self, content: Any) -> None:
+        """Take a message of the page's; from any thread, and without blocking."""
+        kind = content.get("type") if isinstance(content, dict) else None
+        run: Any = self._run
+        match kind:
+            case "hello":
+                self._seen.set()
+                self._asks_for_all = True
+                if not self._start_ticker():
+                    self._send_news()
+            case "stop" if self._feed.can_act:
+                self._attempt(lambda: run.stop(after_step=True, wait=False))
+            case "interrupt" if self._feed.can_act:
+                self._attempt(lambda: run.stop(wait=False))
+            case "stacks" if self._feed.can_act:
+                self._attempt_aside("stacks", lambda: str(run.stacks()))
+            case "save" if self._feed.can_act:
+                self._attempt_aside("save", run.save)
+
+    def _attempt(self, act: Callable[[], str | None]) -> None:
+        """Do what was asked for; an error becomes a notice, since no cell waits for it."""
+        try:
+            answer = act()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+            answer = f"{type(error).__name__}: {error}"
+        if answer:
+            with self._lock:
+                self._feed.notice(answer)
+            if not self.is_live:
+                self._send_news()
+
+    def _attempt_aside(self, name: str, act: Callable[[], str | None]) -> None:
+        """Do in a thread what has to wait for the ranks, one at a time of each kind."""
+        with self._lock:
+            if name in self._busy_with:
+                return
+            self._busy_with.add(name)
+
+        def work() -> None:
+            try:
+                self._attempt(act)
+            finally:
+                self._busy_with.discard(name)
+
+        threading.Thread(target=work, name=f"notebook-launcher monitor {name}", daemon=True).start()
+
+    # Telling the page.
+
+    def _start_ticker(self) -> bool:
+        """Start the one thread that sends, if the run goes on; return whether there is one."""
+        with self._lock:
+            if self._ticker is None and self.is_live:
+                name = f"notebook-launcher monitor of {self.title}"
+                self._ticker = threading.Thread(target=self._tick, name=name, daemon=True)
+                self._ticker.start()
+            return self._ticker is not None and self._ticker.is_alive()
+
+    def _tick(self) -> None:
+        assert self._wait is not None
+        try:
+            while self.comm is not None and not self._wait(INTERVAL):
+                if self._seen.is_set():
+                    self._send_news()
+        finally:
+            self._end()
+
+    def _send_news(self) -> None:
+        with self._lock:
+            asks_for_all, self._asks_for_all = self._asks_for_all, False
+            message = self._feed.reset() if asks_for_all else self._feed.update()
+        if message is not None:
+            self._sink.call(self.send, message)
+
+    # The end.
+
+    def finish(self) -> None:
+        """Wait until the picture of a run that is over stands where the monitor was."""
+        ticker = self._ticker
+        if ticker is not None:
+            ticker.join(END_BUDGET)
+        elif self._wait is not None and self._wait(0):
+            self._end()
+
+    def _end(self) -> None:
+        """Send the last news, and put pictures where the monitor was shown."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        if self._tap is not None:
+            self._tap.close(self._comm_id)
+        if self.comm is None:
+            return
+        if self._seen.is_set():
+            self._send_news()
+        if self._places:
+            picture = self._picture()
+            for sink, ids in self._places:
+                for bundle, display_id in zip(picture, ids, strict=True):
+                    sink.display(bundle, transient={"display_id": display_id}, update=True)
+            self._sink.call(self.close)
+            for sink, _ in self._places:
+                sink.flush()
+        self._sink.flush()
+
+    def close(self) -> None:
+        """Close the widget; the run goes on."""
+        tap = getattr(self, "_tap", None)  # Also called for one whose making has failed.
+        if tap is not None:
+            tap.close(self._comm_id)
+        layout = self.layout
+        super().close()
+        if layout is not None:
+            layout.close()  # A widget with a comm of its own.

@@ -1,0 +1,160 @@
+"""`ConfigPanel(train)`: configure a launch, start it, watch it, stop it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+import traitlets
+
+from notebook_launcher.config import LaunchConfig
+from notebook_launcher.kernel import cell, checks
+from notebook_launcher.kernel.launch import launch
+from notebook_launcher.widgets.running import RunArea
+from notebook_launcher.widgets.state import LaunchState
+from notebook_launcher.widgets.view import PanelView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from notebook_launcher.kernel.results import Results
+    from notebook_launcher.kernel.run import Run
+
+__all__ = ["ConfigPanel"]
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
+    """A form for a launch: the options, the function's own parameters, what they come to, and a button.
+
+        panel = ConfigPanel(train, num_processes=2)
+        panel
+
+    `panel.config` is the `LaunchConfig` that the form shows; it can be set, and observed with
+    `panel.observe(handler, "config")`. `panel.arguments` maps the function's parameters to the values that
+    were set, and can be changed in place. What is typed and cannot be is explained beside its field, leaves
+    `config` as it was, and keeps the launch off. A click on Launch starts a detached run, so the cell is free.
+
+    Args:
+        fn: What to launch; None: only `panel.launch(fn)` can.
+        num_processes: As `notebook_launch` takes it.
+        kwargs: Arguments of `fn` by name.
+        config: Options to begin with.
+        options: Fields of `LaunchConfig` by name; they win over `config`.
+
+    Raises:
+        ConfigError: An option cannot be, or `fn` has no parameter of a name in `kwargs`.
+    """
+
+    config = traitlets.Instance(LaunchConfig)
+    """The options that the form shows."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any] | None = None,
+        num_processes: int | None = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        config: LaunchConfig | None = None,
+        **options: Any,
+    ) -> None:
+        if num_processes is not None:
+            options["num_processes"] = num_processes
+        self._state = state = LaunchState(fn, LaunchConfig.build(config, options), kwargs or {}, holder=self)
+        self._running = RunArea(self._start)
+        self._running.home = cell.current_message()
+        self.view = PanelView(state, self._running)
+        """The widgets: `panel.view.fields["seed"].control` is the seed's."""
+        super().__init__(self.view.children, config=state.config)
+        self.add_class("nbl-panel")
+        traitlets.link((state, "config"), (self, "config"))
+
+    # What the user's code sees.
+
+    @property
+    def fn(self) -> Callable[..., Any] | None:
+        """The function."""
+        function: Callable[..., Any] | None = self._state.function
+        return function
+
+    @property
+    def arguments(self) -> Any:
+        """The arguments that were set, by name: change them in place, or assign a mapping."""
+        return self._state.arguments
+
+    @arguments.setter
+    def arguments(self, values: Mapping[str, Any]) -> None:
+        self._state.arguments.replace(values)
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why this cannot be launched: by option, by `arguments.<name>`, or by `""`; empty if it can."""
+        return dict(self._state.problems)
+
+    @property
+    def code(self) -> str:
+        """The code that does the same."""
+        return self._state.code()
+
+    @property
+    def effective_batch(self) -> int | None:
+        """Samples that one optimizer update sees on all ranks; None if the function does not tell its micro-batch."""
+        return self._state.effective_batch.total
+
+    @property
+    def run(self) -> Run | None:
+        """The newest run; None before the first."""
+        return self._running.run
+
+    @property
+    def results(self) -> Results | None:
+        """What the newest run's ranks returned; None while there is nothing. Raises what the run failed with."""
+        run = self._running.run
+        return run.result() if run is not None and run.wait(0) else None
+
+    @property
+    def launch_button(self) -> ipywidgets.Button:
+        """Starts a run; disabled while one goes on, and while something is wrong."""
+        return self._running.launch_button
+
+    @property
+    def stop_button(self) -> ipywidgets.Button:
+        """Stops the run; pressed again, kills its ranks."""
+        return self._running.stop_button
+
+    def launch(self, fn: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Run:
+        """Launch with the panel's options and return the run at once; the panel shows it.
+
+        Args:
+            fn: What to launch; None: the panel's function, with its arguments.
+            args: Positional arguments of `fn`.
+            kwargs: Arguments by name; they win over the panel's.
+
+        Raises:
+            CallOrderError: The panel's run goes on.
+            LaunchError: Whatever `notebook_launcher.launch` refuses.
+        """
+        return self._running.launch(lambda: self._start(fn, args, kwargs))
+
+    def __repr__(self) -> str:
+        name = "" if self.fn is None else checks.name_of(self.fn)
+        state = "not launched yet" if self.run is None else f"run {self.run.state}"
+        return f"<ConfigPanel({name}): {state}>"
+
+    # What the widgets do.
+
+    def _start(self, fn: Any = None, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Run:
+        # The monitor is in the panel; the run need not show another.
+        config = LaunchConfig.build(self._state.config, {"monitor": False})
+        if fn is not None:
+            return launch(fn, args=args, kwargs=kwargs, config=config)
+        by_place, by_name = self._state.call()
+        return launch(self.fn, args=args or by_place, kwargs={**by_name, **(kwargs or {})}, config=config)  # type: ignore[arg-type]
+
+    def _ipython_display_(self, **_: Any) -> None:
+        from IPython.display import display
+
+        self._running.home = cell.current_message()
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        display({WIDGET_VIEW: view, "text/plain": repr(self)}, raw=True)

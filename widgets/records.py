@@ -1,0 +1,134 @@
+"""Snapshots as the records of the monitor's messages: JSON, in which a number that is not finite is null."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.history.progress import merge_progress
+from notebook_launcher.history.records import RankPhases
+from notebook_launcher.history.synchronization import measure_sync, slowest_rank
+
+if TYPE_CHECKING:
+    from notebook_launcher.history.progress import MergedProgress
+    from notebook_launcher.history.records import FailureRecord, RankSnapshot, RunSnapshot
+
+__all__ = ["error_records", "number", "rank_records", "run_record"]
+
+MAX_METRICS = 64
+"""Last values that are shown of a rank."""
+MAX_TEXT = 2000
+MAX_TRACEBACK = 20_000
+
+
+def number(value: float | None, digits: int = 6) -> float | None:
+    """Return a value as JSON has it, with so many significant digits; None if it is not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{digits}g}")
+    return rounded if math.isfinite(rounded) else value  # The largest numbers may be rounded up to infinity.
+
+
+def run_record(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dict[str, Any]:
+    """Return the record RUN."""
+    merged, sync = merge_progress(snapshot.ranks), measure_sync(snapshot.phases.values())
+    is_live = can_act and not snapshot.is_over
+    return {
+        "id": snapshot.id,
+        "name": snapshot.name,
+        "state": snapshot.state,
+        "summary": snapshot.summary,
+        "seconds": round(snapshot.seconds, 1),
+        "num_processes": snapshot.num_processes,
+        "is_over": snapshot.is_over,
+        "error": _short(snapshot.error),
+        "effective_batch": effective_batch(snapshot),
+        "progress": None if merged is None else _progress_record(merged),
+        "actions": {
+            "stop": is_live and snapshot.state != "stopping",
+            "interrupt": is_live,
+            "stacks": is_live,
+            # Only an Accelerator saves, and one that trains has told of its windows.
+            "save": is_live and snapshot.state == "running" and bool(snapshot.phases),
+        },
+        "action_hint": action_hint if is_live else "",
+        "sync": {
+            "share": number(sync.share, 3),
+            "saved_seconds": number(sync.saved_seconds, 3),
+            "text": sync.text,
+        },
+    }
+
+
+def _progress_record(merged: MergedProgress) -> dict[str, Any]:
+    return {
+        "done": merged.done,
+        "total": merged.total,
+        "rate": number(merged.rate, 3),
+        "seconds_left": number(merged.seconds_left, 3),
+        "description": _short(merged.description),
+    }
+
+
+def rank_records(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+    """Return the records RANK."""
+    slowest = slowest_rank(snapshot)
+    return [
+        _rank_record(rank, snapshot.phases.get(rank.rank, RankPhases()), is_slowest=rank.rank == slowest)
+        for rank in snapshot.ranks
+    ]
+
+
+def _rank_record(rank: RankSnapshot, phases: RankPhases, *, is_slowest: bool) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "state": rank.state,
+        "reason": _short(rank.reason),
+        "step": rank.step,
+        "rate": number(rank.rate, 3),
+        "samples_per_second": number(rank.samples_per_second, 3),
+        "memory": rank.memory,
+        "peak_memory": rank.peak_memory,
+        "gpu_memory": rank.gpu_memory,
+        "gpu_utilization": number(rank.gpu_utilization, 3),
+        "last_line": _short(rank.last_line),
+        "done": rank.done,
+        "total": rank.total,
+        "slowest": is_slowest,
+        "returned": _short(rank.returned),
+        "metrics": {name: number(value) for name, value in list(rank.metrics.items())[:MAX_METRICS]},
+        "shares": {phase: round(share, 3) for phase, share in phases.shares.items()},
+    }
+
+
+def error_records(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+    """Return the records ERR; that a rank ended because the user stopped the run is no error."""
+    stopped = {rank.rank for rank in snapshot.ranks if rank.state == "stopped"}
+    return [_error_record(failure) for failure in snapshot.failures if failure.rank not in stopped]
+
+
+def _error_record(failure: FailureRecord) -> dict[str, Any]:
+    trace = failure.traceback
+    return {
+        "rank": failure.rank,
+        "summary": _short(failure.summary),
+        # The end says what was raised and where.
+        "traceback": trace if len(trace) <= MAX_TRACEBACK else "[...]\n" + trace[-MAX_TRACEBACK:],
+        "victim": failure.victim,
+        "last_lines": [_short(line) for line in failure.last_lines],
+    }
+
+
+def effective_batch(snapshot: RunSnapshot) -> str:
+    """Return `8 x 4 x 2 = 64 samples per update`, as the ranks have counted so far; empty if none has."""
+    told = next((phases for _, phases in sorted(snapshot.phases.items()) if phases.windows and phases.samples), None)
+    if told is None or not math.isfinite(told.samples):
+        return ""
+    per_window = told.micro_batches / told.windows
+    each = told.samples / told.micro_batches / snapshot.num_processes
+    total = told.samples / told.windows
+    return f"{each:.4g} x {per_window:.3g} x {snapshot.num_processes} = {total:.4g} samples per update"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " [...]"

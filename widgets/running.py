@@ -1,0 +1,179 @@
+"""The lower part of a panel: Launch and Stop, what the run has come to, and its monitor."""
+
+from __future__ import annotations
+
+import html
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+
+from notebook_launcher.drawing.page import headline, static_html, static_text
+from notebook_launcher.errors import CallOrderError, ConfigError, RunStoppedError
+from notebook_launcher.history.curves import Curves
+from notebook_launcher.kernel import cell
+from notebook_launcher.kernel.formatting import format_seconds
+from notebook_launcher.kernel.picture import has_picture
+from notebook_launcher.widgets.fields import WIDE
+from notebook_launcher.widgets.monitor import Monitor
+from notebook_launcher.widgets.traceback_html import exception_html
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.kernel.cell import Sink
+    from notebook_launcher.kernel.run import Run
+
+__all__ = ["RunArea"]
+
+STOP_TIP = "Ask the ranks to stop, then interrupt them; within 3 seconds"
+KILL_TIP = "Kill the ranks now, without asking"
+
+
+class RunArea:
+    """Starts one run at a time and follows it to its end.
+
+    Clicks arrive in whichever thread the kernel handles messages in, so nothing here waits: a launch goes on
+    in a thread of its own, and the end of a run is told by the run.
+    """
+
+    def __init__(self, start: Callable[[], Run]) -> None:
+        self.run: Run | None = None
+        self.home: Any = None
+        """The message whose cell shows the panel: what a run that was clicked prints goes there."""
+        self._start = start
+        self._busy = threading.Lock()
+        self._ready = "", True
+        self._monitor: Monitor | None = None
+        self._sink: Sink | None = None
+        self._picture_id = uuid.uuid4().hex
+        self._has_picture = False
+        self.launch_button = ipywidgets.Button(description="Launch", button_style="primary", layout=WIDE)
+        self.stop_button = ipywidgets.Button(description="Stop", disabled=True, layout=WIDE, tooltip=STOP_TIP)
+        self.status = ipywidgets.HTML()
+        self.status.add_class("nbl-status-box")
+        self.error = ipywidgets.HTML()
+        self.monitor_box = ipywidgets.VBox([])
+        row = ipywidgets.HBox([self.launch_button, self.stop_button, self.status])
+        row.add_class("nbl-actions")
+        self.box = ipywidgets.VBox([row, self.error, self.monitor_box])
+        self.launch_button.on_click(lambda _: self.attempt(self._click_launch))
+        self.stop_button.on_click(lambda _: self.attempt(self._click_stop))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a run goes on."""
+        return self._busy.locked()
+
+    def attempt(self, act: Callable[[], object]) -> None:
+        """Do what a click asks for; an error is shown, since no cell would show it."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self.show_error(error)
+
+    def set_ready(self, text: str, *, is_ready: bool) -> None:
+        """Say what a launch would be, or why there can be none."""
+        self._ready = text, is_ready
+        self.launch_button.disabled = self.is_busy or not is_ready
+        if not self.is_busy and (self.run is None or not is_ready):
+            self._say(text, "ready" if is_ready else "error")
+
+    def show_error(self, error: BaseException) -> None:
+        """Show an error as a cell does; of one that says what to type, only that."""
+        text = f"<pre class='nbl-traceback'>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
+        self.error.value = text if isinstance(error, (CallOrderError, ConfigError)) else exception_html(error)
+
+    def launch(self, start: Callable[[], Run]) -> Run:
+        """Launch in this thread; raises `CallOrderError` while a run goes on."""
+        if not self._busy.acquire(blocking=False):
+            msg = "this panel's run goes on: wait for it with panel.run.wait(), or stop it with panel.run.stop()"
+            raise CallOrderError(msg)
+        return self._launch(start)
+
+    def _click_launch(self) -> None:
+        if not self._ready[1] or not self._busy.acquire(blocking=False):
+            return
+        self._draw_start()
+        threading.Thread(target=self._launch_aside, name="notebook-launcher panel", daemon=True).start()
+
+    def _launch_aside(self) -> None:
+        # With no cell to write into (a panel that was never shown) the run writes where the click does.
+        with cell.answering(self.home):
+            self.attempt(lambda: self._launch(self._start))
+
+    def _launch(self, start: Callable[[], Run]) -> Run:
+        try:
+            self._draw_start()
+            self.run = run = start()
+        except BaseException:
+            self._busy.release()
+            self._draw_end("could not start", "error")
+            raise
+        self.attempt(lambda: self._follow(run))
+        run.add_done_callback(lambda _: self._over(run))
+        return run
+
+    def _follow(self, run: Run) -> None:
+        num = len(run.ranks)
+        self._say(f"{run.name} runs on {num} rank{'s' * (num > 1)}.", "busy")
+        self.stop_button.disabled = False
+        self._sink = cell.make_sink()
+        old, self._monitor = self._monitor, Monitor(run)
+        self.monitor_box.children = [self._monitor]
+        if old is not None:
+            old.close()
+
+    def _click_stop(self) -> None:
+        if self.run is None or self.run.wait(0):
+            return
+        is_second = self.stop_button.description == "Kill"
+        self.stop_button.description, self.stop_button.tooltip = "Kill", KILL_TIP
+        self._say("Stopping: the ranks were asked to. Kill ends them at once.", "busy")
+        self.run.stop(wait=False, at_once=is_second)
+
+    def _over(self, run: Run) -> None:
+        self._busy.release()
+        error = run.exception(0)
+        seconds = format_seconds(run.snapshot().seconds)
+        if error is None:
+            self._draw_end(f"{run.name}: done in {seconds}. panel.results holds what the ranks returned.", "done")
+        elif isinstance(error, RunStoppedError):
+            self._draw_end(f"{run.name}: stopped after {seconds}.", "done")
+        else:
+            self.attempt(lambda: self.show_error(error))
+            self._draw_end(f"{run.name}: failed after {seconds}.", "error")
+        self.attempt(lambda: self._leave_picture(run))
+
+    def _draw_start(self) -> None:
+        self.error.value = ""
+        self.launch_button.disabled = True
+        self._say("Starting.", "busy")
+
+    def _draw_end(self, text: str, kind: str) -> None:
+        self._say(text, kind)
+        self.stop_button.disabled = True
+        self.stop_button.description, self.stop_button.tooltip = "Stop", STOP_TIP
+        self.launch_button.disabled = not self._ready[1]
+
+    def _say(self, text: str, kind: str) -> None:
+        mark = {"error": "✕ ", "done": "✓ ", "busy": "● "}.get(kind, "")
+        self.status.value = f'<span class="nbl-status nbl-{kind}" role="status">{mark}{html.escape(text)}</span>'
+
+    def _leave_picture(self, run: Run) -> None:
+        """Leave the run in the cell, folded: a widget is not in a notebook that is opened again."""
+        if self._monitor is not None:
+            self._monitor.finish()
+        if self._sink is None or not self._sink.is_cell:
+            return
+        curves = Curves()
+        curves.fold(run.metrics)
+        snapshot = run.snapshot()
+        folded = (
+            f"<details><summary>{html.escape(headline(snapshot))}</summary>"
+            f"{static_html(snapshot, curves, picture=has_picture(snapshot, curves))}</details>"
+        )
+        bundle = {"text/html": folded, "text/plain": static_text(snapshot)}
+        self._sink.display(bundle, transient={"display_id": self._picture_id}, update=self._has_picture)
+        self._has_picture = True

@@ -1,0 +1,67 @@
+"""Load and Save for Accelerate's settings file."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING
+
+import ipywidgets
+
+from notebook_launcher import accelerate_yaml
+from notebook_launcher.widgets.fields import STYLE, WIDE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.config import LaunchConfig
+
+__all__ = ["SettingsFile"]
+
+
+class SettingsFile:
+    """A path and two buttons; errors and what a load left out are said below."""
+
+    def __init__(self, get: Callable[[], LaunchConfig], put: Callable[[LaunchConfig], None]) -> None:
+        self._get = get
+        self._put = put
+        self.path = ipywidgets.Text(
+            value=str(accelerate_yaml.default_path()), description="Path", layout=WIDE, style=STYLE
+        )
+        self.load_button = ipywidgets.Button(description="Load", layout=WIDE, tooltip="Read the settings of this file")
+        self.save_button = ipywidgets.Button(
+            description="Save", layout=WIDE, tooltip="Write these settings; `accelerate launch` reads them"
+        )
+        self.note = ipywidgets.HTML()
+        self.note.add_class("nbl-note-box")
+        field = ipywidgets.VBox([self.path])
+        field.add_class("nbl-field")
+        field.add_class("nbl-path")
+        row = ipywidgets.HBox([field, self.load_button, self.save_button])
+        row.add_class("nbl-file")
+        self.box = ipywidgets.VBox([row, self.note])
+        self.load_button.on_click(lambda _: self._attempt(self._load))
+        self.save_button.on_click(lambda _: self._attempt(self._save))
+        self._say(
+            "What `accelerate config` writes and `accelerate launch` reads. Arguments of the function are not in it.",
+            "hint",
+        )
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - no cell would show it
+            self._say(f"✕ {error}", "error")
+
+    def _load(self) -> None:
+        settings = accelerate_yaml.read(self.path.value)
+        self._put(settings.config)
+        left_out = f" Ignored, and kept on saving: {'; '.join(settings.ignored)}." if settings.ignored else ""
+        self._say(f"Loaded.{left_out}", "warning" if left_out else "done")
+
+    def _save(self) -> None:
+        path = accelerate_yaml.write(self._get(), self.path.value)
+        self._say(f"Saved: accelerate launch --config_file {path}", "done")
+
+    def _say(self, text: str, level: str) -> None:
+        role = "alert" if level == "error" else "status"
+        self.note.value = f'<div class="nbl-note nbl-{level}" role="{role}">{html.escape(text)}</div>'

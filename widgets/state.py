@@ -1,0 +1,284 @@
+"""What a panel is about, without its widgets: a launch's options, the function's arguments, what is wrong with them."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import re
+import sys
+import threading
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import traitlets
+
+from notebook_launcher.config import LaunchConfig
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.kernel import checks, devices
+from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.widgets.call import Namer, call_code
+from notebook_launcher.widgets.parameters import MISSING, Parameter, parameters_of, takes_any_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from notebook_launcher.kernel.plan import Plan
+
+__all__ = ["Arguments", "EffectiveBatch", "LaunchState", "number_or_text"]
+
+MICRO_BATCH_NAMES = (
+    "micro_batch_size",
+    "per_device_train_batch_size",
+    "per_device_batch_size",
+    "train_batch_size",
+    "batch_size",
+)
+"""What functions call the number of samples that one `backward` sees on one rank; the first that there is counts."""
+
+
+NO_FUNCTION = "There is no function to launch yet: make the panel with ConfigPanel(train), or call panel.launch(train)."
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EffectiveBatch:
+    """How many samples one optimizer update sees."""
+
+    micro_batch: int | None
+    accumulation: int | None
+    processes: int | None
+
+    @property
+    def total(self) -> int | None:
+        """Samples of one update on all ranks; None where a factor is unknown."""
+        if self.micro_batch is None or self.accumulation is None or self.processes is None:
+            return None
+        return self.micro_batch * self.accumulation * self.processes
+
+    @property
+    def factors(self) -> dict[str, int | None]:
+        """What it is the product of, by name."""
+        return {"micro-batch": self.micro_batch, "accumulation": self.accumulation, "processes": self.processes}
+
+    def __str__(self) -> str:
+        product = " × ".join(f"{name} {_or_unknown(value)}" for name, value in self.factors.items())  # noqa: RUF001
+        return f"{product} = {_or_unknown(self.total)}"
+
+
+class Arguments(MutableMapping[str, Any]):
+    """The arguments of the function: a value for each name that was set. Others keep their defaults."""
+
+    def __init__(self, check: Callable[[str], None], changed: Callable[[str | None], None]) -> None:
+        self._values: dict[str, Any] = {}
+        self._check = check
+        self._changed = changed
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._check(name)
+        self._values[name] = value
+        self._changed(name)
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
+        self._changed(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict(self._values))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    def replace(self, values: Mapping[str, Any]) -> None:
+        """Set all at once; raises `ConfigError` for a name that the function does not take."""
+        for name in values:
+            self._check(name)
+        self._values = dict(values)
+        self._changed(None)
+
+
+class LaunchState(traitlets.HasTraits):
+    """One launch in the making.
+
+    `config` is always valid in itself. What was typed and is no value is in `mistakes`; what cannot be
+    launched, and why, is in `problems`: by the name of an option, or `arguments.<name>`, or `""` for the rest.
+    """
+
+    config = traitlets.Instance(LaunchConfig)
+    revision = traitlets.Int(0)
+    """Rises with every change."""
+
+    def __init__(self, function: Any, config: LaunchConfig, arguments: Mapping[str, Any], holder: Any = None) -> None:
+        self.function = function
+        self.parameters: dict[str, Parameter] = {each.name: each for each in parameters_of(function)}
+        self.mistakes: dict[str, str] = {}
+        self.problems: dict[str, str] = {}
+        self.plan: Plan | None = None
+        self.machine = devices.look()
+        self.lock = threading.RLock()
+        self._holder = holder
+        self._takes_any = takes_any_name(function)
+        self.arguments = Arguments(self._check_name, self._argument_changed)
+        super().__init__(config=config)
+        self.arguments.replace(arguments)
+
+    @property
+    def micro_batch(self) -> Parameter | None:
+        """The function's parameter that is the size of a micro-batch."""
+        return next((self.parameters[name] for name in MICRO_BATCH_NAMES if name in self.parameters), None)
+
+    @property
+    def effective_batch(self) -> EffectiveBatch:
+        """How many samples one update sees."""
+        name = None if self.micro_batch is None else self.micro_batch.name
+        size = None if name is None or f"arguments.{name}" in self.mistakes else self.value_of(name)
+        steps = None if "gradient_accumulation_steps" in self.mistakes else self.config.gradient_accumulation_steps
+        num = self.config.num_processes if self.plan is None else self.plan.num_processes
+        return EffectiveBatch(
+            micro_batch=size if isinstance(size, int) and not isinstance(size, bool) else None,
+            accumulation=steps,
+            processes=None if "num_processes" in self.mistakes else num,
+        )
+
+    def value_of(self, name: str) -> Any:
+        """Return an argument as the function will get it; `MISSING` if it will not."""
+        parameter = self.parameters.get(name)
+        return self.arguments.get(name, MISSING if parameter is None else parameter.default)
+
+    def put(self, name: str, value: Any) -> None:
+        """Set an option; a value that cannot be is noted in `mistakes` and leaves `config` as it is."""
+        with self.lock:
+            try:
+                config = dataclasses.replace(self.config, **{name: value})
+            except ConfigError as error:
+                self.mistakes[name] = str(error)
+            else:
+                others = {key: text for key, text in self.mistakes.items() if key != name}
+                self.config = config  # which forgets the mistakes: a config from outside fills every field
+                self.mistakes = others
+            self.touch()
+
+    def put_typed(self, name: str, text: str) -> None:
+        """Set an option to what was typed: a number, else the text; nothing means the default."""
+        default = next(field.default for field in dataclasses.fields(LaunchConfig) if field.name == name)
+        self.put(name, number_or_text(text.strip()) if text.strip() else default)
+
+    def put_argument(self, name: str, text: str) -> None:
+        """Set an argument to what was typed; nothing means the default."""
+        with self.lock:
+            try:
+                value = self.parameters[name].parse(text)
+            except ValueError as error:
+                self.mistakes[f"arguments.{name}"] = str(error)
+                self.touch()
+            else:
+                self.set_argument(name, value)
+
+    def set_argument(self, name: str, value: Any) -> None:
+        """Set an argument; its default, or `MISSING`, takes it out."""
+        default = self.parameters[name].default
+        if value is MISSING or (type(value) is type(default) and value == default):
+            self.arguments.pop(name, None)
+            self._argument_changed(name)
+        else:
+            self.arguments[name] = value
+
+    def look_again(self) -> None:
+        """Look at the machine anew: memory that is free changes."""
+        self.machine = devices.look()
+        self.touch()
+
+    def touch(self) -> None:
+        """Find out what is wrong now, and tell whoever observes `revision`."""
+        with self.lock:
+            self.problems = dict(self.mistakes)
+            for name, parameter in self.parameters.items():
+                if parameter.is_required and name not in self.arguments:
+                    self.problems.setdefault(f"arguments.{name}", _how_to_set(parameter))
+            self.plan = None
+            try:
+                self.plan = make_plan(self.config, self.machine)
+                if self.function is None:
+                    self.problems[""] = NO_FUNCTION
+                elif not any(key.startswith("arguments.") for key in self.problems):
+                    checks.check_call(self.function, *self.call())
+            except ConfigError as error:
+                self.problems.setdefault(_field_of(str(error)), str(error))
+            self.revision += 1
+
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments as the function takes them: by place where they must, else by name."""
+        by_place, by_name = self._split()
+        return tuple(by_place.values()), by_name
+
+    def code(self) -> str:
+        """Return the code that does the same."""
+        defaults = LaunchConfig()
+        options = {
+            field.name: getattr(self.config, field.name)
+            for field in dataclasses.fields(LaunchConfig)
+            if getattr(self.config, field.name) != getattr(defaults, field.name)
+        }
+        namer = Namer(sys.modules["__main__"].__dict__, self._holder)
+        return call_code(self.function, *self._split(), options, namer)
+
+    def _split(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        by_place = {name: self.value_of(name) for name, each in self.parameters.items() if each.positional_only}
+        while by_place and list(by_place)[-1] not in self.arguments:
+            by_place.popitem()
+        by_place = {name: value for name, value in by_place.items() if value is not MISSING}
+        return by_place, {name: value for name, value in self.arguments.items() if name not in by_place}
+
+    def _check_name(self, name: str) -> None:
+        if name in self.parameters or self._takes_any:
+            return
+        close = difflib.get_close_matches(str(name), self.parameters, n=1)
+        takes = f"It takes {', '.join(self.parameters)}." if self.parameters else "It takes none."
+        hint = f"Did you mean {close[0]!r}?" if close else takes
+        who = "nothing" if self.function is None else checks.name_of(self.function)
+        msg = f"arguments[{name!r}]: {who} has no parameter of that name. {hint}"
+        raise ConfigError(msg)
+
+    def _argument_changed(self, name: str | None) -> None:
+        with self.lock:
+            for key in [key for key in self.mistakes if key.startswith("arguments.")]:
+                if name is None or key == f"arguments.{name}":
+                    del self.mistakes[key]
+            self.touch()
+
+    @traitlets.observe("config")
+    def _config_changed(self, _change: Any) -> None:
+        with self.lock:
+            for key in [key for key in self.mistakes if not key.startswith("arguments.")]:
+                del self.mistakes[key]
+            self.touch()
+
+
+def _or_unknown(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
+
+
+def number_or_text(text: str) -> Any:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+    return value if isinstance(value, (int, float)) else text
+
+
+def _field_of(message: str) -> str:
+    """Return the option that a ConfigError is about: its messages begin with it."""
+    found = re.match(r"(\w+)=", message)
+    names = {field.name for field in dataclasses.fields(LaunchConfig)}
+    return found[1] if found is not None and found[1] in names else ""
+
+
+def _how_to_set(parameter: Parameter) -> str:
+    if parameter.kind == "code":
+        return f'Set it from code: panel.arguments["{parameter.name}"] = ...'
+    return "Needs a value: it has no default."

@@ -1,0 +1,60 @@
+"""An exception as a cell shows it, in HTML."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+import traceback
+from typing import Any
+
+__all__ = ["ansi_to_html", "exception_html"]
+
+SELECT = re.compile(r"\x1b\[([\d;]*)m")
+OTHER_CONTROLS = re.compile(r"\x1b\[[\d;?]*[A-Za-ln-z]|\x1b[^\[]|[\x00-\x08\x0b-\x1f]")
+COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+
+
+def exception_html(error: BaseException) -> str:
+    """Return the traceback that the running shell would print; without a shell, Python's."""
+    return f'<pre class="nbl-traceback" tabindex="0">{ansi_to_html(_text(error).strip())}</pre>'
+
+
+def ansi_to_html(text: str) -> str:
+    """Return escaped HTML with the text's colours and bold as classes; other control sequences are dropped."""
+    pieces, classes = [], set[str]()
+    for at, piece in enumerate(SELECT.split(text)):
+        if at % 2:
+            classes = _select(classes, piece)
+            continue
+        clean = html.escape(OTHER_CONTROLS.sub("", piece))
+        if clean:
+            pieces.append(f'<span class="{" ".join(sorted(classes))}">{clean}</span>' if classes else clean)
+    return "".join(pieces)
+
+
+def _select(classes: set[str], codes: str) -> set[str]:
+    numbers = [int(code or 0) for code in codes.split(";")]
+    if numbers[0] == 38:  # a colour by number: of 256 the first 16 are these
+        numbers = [30 + numbers[2] % 8] if len(numbers) > 2 and numbers[1] == 5 and numbers[2] < 16 else []
+    for number in numbers:
+        if number == 0:
+            classes = set()
+        elif number == 1:
+            classes = {*classes, "nbl-bold"}
+        elif number in range(30, 38) or number in range(90, 98):
+            others = {name for name in classes if not name.startswith("nbl-ansi-")}
+            classes = {*others, f"nbl-ansi-{COLOURS[number % 10]}"}
+    return classes
+
+
+def _text(error: BaseException) -> str:
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is not None:
+        try:
+            lines = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
+            return shell.InteractiveTB.stb2text(lines)
+        except Exception:  # noqa: BLE001, S110 - a shell that cannot draw it must not hide it
+            pass
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
