@@ -31,6 +31,7 @@ nitpicky = True
 # `docs/notebooks` is a link to the notebooks, which are committed without outputs and shown as they are.
 # `make docs EXECUTE=force` runs them first, in real kernels, and shows what they put out.
 nb_execution_mode = os.environ.get("EXECUTE") or "off"
+nb_execution_in_temp = True  # what they write goes with the folder
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent), os.environ.get("PYTHONPATH")]))

@@ -11,8 +11,9 @@ from tests.police import leave_nothing_behind, marked_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-__all__ = ["leave_nothing_behind", "marked_session", "runs_aside"]
+__all__ = ["home", "leave_nothing_behind", "marked_session", "runs_aside"]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -21,3 +22,10 @@ def runs_aside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("runs")))
         yield
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty place for runs, which everything started from here uses."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "runs"))
+    return tmp_path / "runs"

@@ -171,6 +171,25 @@ class Kernel:
         """Send a cell off and return its id."""
         return str(self._client.execute(code, allow_stdin=allow_stdin))
 
+    def send_comm(self, comm_id: str, data: dict[str, Any], **header: Any) -> None:
+        """Send what a page sends to a widget; `header` fields are added, `subshell_id` for instance."""
+        message = self._client.session.msg("comm_msg", {"comm_id": comm_id, "data": data})
+        message["header"].update(header)
+        self._client.shell_channel.send(message)
+
+    def ask_control(self, kind: str, **content: Any) -> dict[str, Any]:
+        """Send a request on the control channel and return the content of the reply."""
+        channel = self._client.control_channel
+        channel.send(self._client.session.msg(kind, content))
+        reply: dict[str, Any] = channel.get_msg(timeout=10)["content"]
+        return reply
+
+    @property
+    def received(self) -> list[dict[str, Any]]:
+        """All iopub messages so far, whatever they answer, in the order in which they were sent."""
+        every = (message for messages in self._messages.values() for message in messages)
+        return sorted(every, key=lambda message: message["header"]["date"])
+
     def wait(
         self,
         msg_id: str,

@@ -1,9 +1,9 @@
 """JupyterLab or Notebook 7 in a real headless Chromium, on a folder of its own.
 
-    with Lab(folder, {"a.ipynb": ["1 + 1"]}) as lab:
-        page = lab.open("a.ipynb")
-        lab.run(page, 0)
-        assert lab.output(page, 0).inner_text() == "2"
+with Lab(folder, {"a.ipynb": ["1 + 1"]}) as lab:
+page = lab.open("a.ipynb")
+lab.run(page, 0)
+assert lab.output(page, 0).inner_text() == "2"
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Lab:
             )
             nbformat.write(written, self._folder / name)
         self._log = (folder / "server.log").open("wb")
-        self._server = subprocess.Popen(self._command(), env=self._environ(folder, env or {}), stdout=self._log, stderr=subprocess.STDOUT)
+        self._server = subprocess.Popen(
+            self._command(), env=self._environ(folder, env or {}), stdout=self._log, stderr=subprocess.STDOUT
+        )
         self._context: Any = None
 
     def _command(self) -> list[str]:
@@ -219,7 +221,10 @@ class Lab:
         before = file.stat().st_mtime_ns
         page.keyboard.press("Control+s")
         for _ in range(200):
-            if file.stat().st_mtime_ns != before:
-                break
+            # The server empties the file before it writes it.
+            with contextlib.suppress(nbformat.reader.NotJSONError):
+                if file.stat().st_mtime_ns != before:
+                    return nbformat.read(file, as_version=4)
             page.wait_for_timeout(50)
-        return nbformat.read(file, as_version=4)
+        msg = f"{name} was not saved"
+        raise AssertionError(msg)

@@ -13,14 +13,20 @@ differ, and `…` stands for anything.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from typing import TYPE_CHECKING
 
+import psutil
+
+from tests.kernels import Kernel
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from tests.kernels import Kernel, Outcome
+    from tests.kernels import Outcome
 
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```\n)?",
@@ -49,6 +55,15 @@ def blocks(page: str) -> Iterator[Block]:
         shown = tuple(line for line in (found["shown"] or "").splitlines() if line.strip())
         if mark != "not run":
             yield Block(found["code"], mark, value.strip(), shown)
+
+
+@contextlib.contextmanager
+def reader(cwd: Path) -> Iterator[Kernel]:
+    """A kernel to read a page in; afterwards its fork server is gone, which may be in the middle of an import."""
+    with Kernel(cwd=cwd) as kernel:
+        yield kernel
+        below = psutil.Process(kernel.pid).children(recursive=True)
+    psutil.wait_procs(below, timeout=20)
 
 
 def run(block: Block, kernel: Kernel) -> None:

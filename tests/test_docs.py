@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import pages
-from tests.kernels import ROOT, Kernel
+from tests.kernels import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 DOCS = ROOT / "docs"
 HOW_TOS = sorted(page for page in (DOCS / "how-to").glob("*.md") if page.stem != "index")
 PACKAGES = ("notebook_launcher", "notebook_launcher.training", "notebook_launcher.compat", "notebook_launcher.widgets")
+# The build takes 15 s of a core; on a busy machine a guard of 60 s would strike.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 EXAMPLE = re.compile(r"(?<=[^:]\n\n)((?:    .*\n|\n)+)", re.MULTILINE)
 
 
@@ -49,7 +51,6 @@ def public_names() -> Iterator[tuple[str, Any]]:
                 yield f"{package}.{name}", getattr(module, name)
 
 
-@pytest.mark.slow
 def test_every_public_name_is_in_the_reference(site):
     packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     lines = zlib.decompress(packed).decode().splitlines()
@@ -59,14 +60,12 @@ def test_every_public_name_is_in_the_reference(site):
     assert [name for name, value in objects.items() if id(value) not in reachable] == []
 
 
-@pytest.mark.slow
 def test_pages_need_no_network(site):
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(?:https?:)?//", text), page
 
 
-@pytest.mark.slow
 def test_the_messages_are_listed_from_the_code(site):
     from notebook_launcher import messages
 
@@ -96,6 +95,7 @@ import notebook_launcher
 from notebook_launcher import *
 from notebook_launcher import Accelerator
 from notebook_launcher.training import LocalSGD
+from notebook_launcher.widgets import *
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = torch.utils.data.DataLoader([(torch.ones(2), torch.ones(1))] * 4, batch_size=1)
@@ -103,17 +103,16 @@ loss_function = torch.nn.functional.mse_loss
 accelerator = Accelerator()
 path = "data"
 def load(path): globals()["data"] = path
-def train(epochs=1): return epochs
+def train(epochs=1): report(step=0, loss=1 / epochs)
 run = run_a = run_b = launch(train, 2, output="none")
 run.wait()
 """
 
 
-@pytest.mark.slow
-def test_examples_in_docstrings_run():
+def test_examples_in_docstrings_run(tmp_path):
     found = {code: where for where, code in examples()}
     assert len(found) >= 4
-    with Kernel() as kernel:
+    with pages.reader(tmp_path) as kernel:
         assert kernel.execute(GIVEN, timeout=60).error is None
         for code, where in found.items():
             if code.lstrip().startswith("{"):
@@ -123,11 +122,10 @@ def test_examples_in_docstrings_run():
             assert outcome.error is None, f"{where}\n{outcome.traceback}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how_to", HOW_TOS, ids=lambda path: path.stem)
 def test_the_code_of_a_how_to_runs(how_to, tmp_path):
     found = list(pages.blocks(how_to.read_text(encoding="utf-8")))
     assert found
-    with Kernel(cwd=tmp_path) as kernel:
+    with pages.reader(tmp_path) as kernel:
         for block in found:
             pages.run(block, kernel)

@@ -61,7 +61,7 @@ class Reader:
         text = self.logs.get(rank, "")
         return text[position:], len(text)
 
-    def report(self, step: int, rank: int = 0, **values: float) -> None:
+    def report(self, step: int, rank: int = 0, /, **values: float) -> None:
         self.metrics.append(MetricPoint(rank=rank, step=step, time=0.0, values=values))
 
 
@@ -140,7 +140,7 @@ def test_updates_add_up_to_what_a_reset_says() -> None:
     logs = {0: "", 1: ""}
     feed.reset()
     for step in range(50):
-        reader.report(step, rank=step % 2, loss=float(step))
+        reader.report(step, step % 2, loss=float(step))
         if step > 30:
             reader.report(step, late=1.0)
         reader.logs[step % 2] = reader.logs.get(step % 2, "") + f"step {step}\n"

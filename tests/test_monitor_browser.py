@@ -2,267 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
+from tests.lab import browser, needs_browser
+from tests.monitor_page import ACTIONS, LANES, Tab, curve, log, open_tab, rank, reset, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Page
 
-STATIC = Path(__file__).resolve().parents[1] / "widgets/static"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-# The last two: the page has the only process of its kind, so that none comes or goes during a test.
-SWITCHES = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--renderer-process-limit=1",
-    "--disable-features=SpareRendererForSitePerProcess",
-]
+pytestmark = needs_browser
+
+PLOT = ".nbl-plot-canvas"
+TIMELINE = "[aria-label^='Timeline of']"
 EVIL = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>\"'&amp;"
-ACTIONS = ("stop", "interrupt", "stacks", "save")
+UNKNOWN = "\N{EN DASH}"
 NUM_POINTS = 100_000
-
-# What a front end gives a widget, and a count of all that the module, which comes from a blob, starts and has to end.
-HARNESS = """
-<!doctype html><meta charset="utf-8"><style>%(css)s</style><style>body { margin: 0 }</style>
-<script>
-const isOurs = () => new Error().stack.includes("blob:"); // playwright observes and waits as well
-window.running = { interval: new Set(), frame: new Set(), observer: new Set() };
-for (const [kind, start, end] of [["interval", "setInterval", "clearInterval"], ["frame", "requestAnimationFrame", "cancelAnimationFrame"]]) {
-  const [begin, stop] = [window[start].bind(window), window[end].bind(window)];
-  window[start] = (call, ...rest) => {
-    const id = begin((...all) => { if (kind === "frame") running[kind].delete(id); call(...all); }, ...rest);
-    if (isOurs()) running[kind].add(id);
-    return id;
-  };
-  window[end] = (id) => { running[kind].delete(id); stop(id); };
-}
-for (const name of ["IntersectionObserver", "ResizeObserver", "MutationObserver"]) {
-  window[name] = class extends window[name] {
-    observe(...all) { if (isOurs()) running.observer.add(this); super.observe(...all); }
-    disconnect() { running.observer.delete(this); super.disconnect(); }
-  };
-}
-window.makeModel = () => {
-  const calls = new Map();
-  return {
-    sent: [], calls,
-    get: (name) => (name === "title" ? "train" : undefined), set() {}, save_changes() {},
-    on(name, call) { calls.set(name, [...(calls.get(name) ?? []), call]); },
-    off(name, call) { calls.set(name, (calls.get(name) ?? []).filter((one) => one !== call)); },
-    send(message) { if (this.isDead) throw new Error("comm is closed"); this.sent.push(message); },
-    fire(name, ...all) { for (const call of calls.get(name) ?? []) call(...all); },
-  };
-};
-</script>
-<script type="module">
-const url = URL.createObjectURL(new Blob([%(module)s], { type: "text/javascript" }));
-const monitor = (await import(url)).default;
-URL.revokeObjectURL(url);
-window.model = makeModel();
-window.cleanups = [];
-window.mount = () => {
-  const el = document.body.appendChild(document.createElement("div"));
-  cleanups.push(monitor.render({ model, el }));
-};
-mount();
-</script>
-"""
-
-
-def html() -> str:
-    module = json.dumps((STATIC / "monitor.js").read_text(encoding="utf-8")).replace("</", "<\\/")
-    return HARNESS % {"css": (STATIC / "monitor.css").read_text(encoding="utf-8"), "module": module}
-
-
-class Tab:
-    """A browser tab with the monitor in it."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-
-    def deliver(self, message: dict[str, Any]) -> None:
-        self.page.evaluate("message => model.fire('msg:custom', message, [])", message)
-        self.settle()
-
-    def settle(self) -> None:
-        """Wait until what was asked for is drawn, also what came into sight by it."""
-        self.page.evaluate("async () => { for (let at = 0; at < 4; at += 1) await new Promise(requestAnimationFrame); }")
-
-    def sent(self) -> list[str]:
-        return [message["type"] for message in self.page.evaluate("model.sent")]
-
-    def find(self, selector: str) -> Locator:
-        return self.page.locator(selector)
-
-    def text(self, selector: str) -> str:
-        return self.find(selector).first.inner_text()
-
-    def texts(self, selector: str) -> list[str]:
-        return self.find(selector).all_inner_texts()
-
-    def colors(self, selector: str) -> dict[str, int]:
-        """Return how many pixels of a canvas have which opaque colour, by `#rrggbb`."""
-        count = """canvas => {
-            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-            const found = {};
-            for (let at = 0; at < data.length; at += 4) {
-                if (data[at + 3] < 250) continue;
-                const hex = "#" + [0, 1, 2].map((more) => data[at + more].toString(16).padStart(2, "0")).join("");
-                found[hex] = (found[hex] ?? 0) + 1;
-            }
-            return found;
-        }"""
-        colors: dict[str, int] = self.find(selector).first.evaluate(count)
-        return colors
-
-    def columns(self, selector: str, color: str) -> set[int]:
-        """Return the pixel columns of a canvas in which a colour stands."""
-        look = """(canvas, color) => {
-            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-            const wanted = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
-            const found = new Set();
-            for (let at = 0; at < data.length; at += 4)
-                if (data[at + 3] > 60 && wanted.every((value, more) => Math.abs(data[at + more] - value) < 8)) found.add((at / 4) % canvas.width);
-            return [...found];
-        }"""
-        return set(self.find(selector).first.evaluate(look, color))
-
-    def variable(self, name: str) -> str:
-        value: str = self.find(".nbl-monitor").first.evaluate(
-            "(root, name) => getComputedStyle(root).getPropertyValue(name).trim()", name
-        )
-        return value
 
 
 @pytest.fixture(scope="module")
 def window() -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("the page's tests need Chromium: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
-        yield browser.new_page()
-        browser.close()
+    """One page for all tests: its processes are there before the first and after the last."""
+    with browser() as opened:
+        yield opened.new_page()
 
 
 @pytest.fixture
 def tab(window: Page) -> Iterator[Tab]:
-    """A fresh page with the monitor; nothing may fail in it, and nothing of the monitor may outlive its views."""
-    complaints: list[str] = []
-    listeners = {
-        "console": lambda message: complaints.append(message.text) if message.type == "error" else None,
-        "pageerror": lambda error: complaints.append(str(error)),
-    }
-    window.goto("about:blank")
-    window.set_viewport_size({"width": 1000, "height": 1200})
-    window.emulate_media(color_scheme="light", reduced_motion="no-preference")
-    for name, listener in listeners.items():
-        window.on(name, listener)
-    window.set_content(html())
-    window.wait_for_function("window.model?.sent.length")
-    tab = Tab(window)
-    yield tab
-    window.evaluate("cleanups.forEach((cleanup) => cleanup())")
-    left = window.evaluate("Object.fromEntries(Object.entries(running).map(([kind, some]) => [kind, some.size]))")
-    subscribed = window.evaluate("[...model.calls.values()].flat().length")
-    nodes = window.evaluate("document.querySelectorAll('.nbl-monitor').length")
-    for name, listener in listeners.items():
-        window.remove_listener(name, listener)
-    assert complaints == []
-    assert (left, subscribed, nodes) == ({"interval": 0, "frame": 0, "observer": 0}, 0, 0)
-
-
-# Messages as Python sends them.
-
-
-def run(**changes: Any) -> dict[str, Any]:
-    record = {
-        "id": "20261121-142501-train-3f9c",
-        "name": "train",
-        "state": "running",
-        "summary": "2 processes on cpu",
-        "seconds": 61.4,
-        "num_processes": 2,
-        "is_over": False,
-        "error": "",
-        "effective_batch": "8 x 4 x 2 = 64 samples per update",
-        "progress": {"done": 25, "total": 100, "rate": 12.5, "seconds_left": 6, "description": "epoch 1"},
-        "actions": dict.fromkeys(ACTIONS, True),
-        "action_hint": "",
-        "sync": {"share": 0.14, "saved_seconds": 5.3, "text": "14 % of a window waits for the network"},
-    }
-    return {**record, **changes}
-
-
-def rank(number: int, **changes: Any) -> dict[str, Any]:
-    record = {
-        "rank": number,
-        "state": "running",
-        "reason": "",
-        "step": 25,
-        "rate": 12.5,
-        "samples_per_second": 800.25,
-        "memory": 612_400_000,
-        "peak_memory": None,
-        "gpu_memory": None,
-        "gpu_utilization": None,
-        "last_line": f"hello from {number}",
-        "done": 25,
-        "total": 100,
-        "slowest": False,
-        "returned": "",
-        "metrics": {},
-        "shares": {},
-    }
-    return {**record, **changes}
-
-
-def curve(name: str, number: int = 0, values: Sequence[float | None] = (), **changes: Any) -> dict[str, Any]:
-    return {"name": name, "rank": number, "steps": list(range(len(values))), "values": list(values), **changes}
-
-
-def reset(**changes: Any) -> dict[str, Any]:
-    message = {
-        "type": "reset",
-        "run": run(),
-        "ranks": [rank(0), rank(1)],
-        "curves": [],
-        "lanes": [],
-        "logs": [],
-        "errors": [],
-        "notices": [],
-    }
-    return {**message, **changes}
+    with open_tab(window) as opened:
+        yield opened
 
 
 def waves(count: int, shift: float = 0.0) -> list[float | None]:
     return [2 + math.sin(step / 20 + shift) for step in range(count)]
-
-
-LANES = [
-    {
-        "rank": number,
-        "spans": [
-            [phase, window + at / 10, 0.1 + 0.1 * (phase == "backward")]
-            for window in range(8)
-            for phase, at in [("data", 0), ("forward", 1), ("backward", 2), ("sync", 4), ("step", 5)]
-        ],
-    }
-    for number in range(2)
-]
 
 
 # What is shown.
@@ -294,31 +71,23 @@ def test_progress_without_an_end_claims_none(tab):
     assert tab.find(".nbl-progress > [role=progressbar]").get_attribute("aria-valuenow") is None
 
 
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        ("starting", "starting"),
-        ("running", "training"),
-        ("waiting", "waiting in a collective"),
-        ("saving", "saving"),
-        ("asking", "asks for input"),
-        ("returned", "done"),
-        ("failed", "failed: ValueError: boom"),
-        ("stopped", "stopped"),
-        ("one of tomorrow", "unknown"),
-    ],
-)
-def test_the_state_of_a_rank_has_words_and_a_shape(tab, state, words):
-    tab.deliver(reset(ranks=[rank(0, state=state, reason="ValueError: boom" if state == "failed" else "")]))
-    assert tab.text("td .nbl-state-word") == words
-    assert tab.find("td .nbl-state path").get_attribute("d")
-
-
-def test_each_state_of_a_rank_has_a_shape_of_its_own(tab):
-    states = ["starting", "running", "waiting", "saving", "asking", "returned", "failed", "stopped", "unknown"]
-    tab.deliver(reset(ranks=[rank(number, state=state) for number, state in enumerate(states)]))
+def test_each_state_of_a_rank_has_words_and_a_shape_of_its_own(tab):
+    words = {
+        "starting": "starting",
+        "running": "training",
+        "waiting": "waiting in a collective",
+        "saving": "saving",
+        "asking": "asks for input",
+        "returned": "done",
+        "failed": "failed: ValueError: boom",
+        "stopped": "stopped",
+        "one of tomorrow": "unknown",
+    }
+    reasons = {"failed": "ValueError: boom"}
+    tab.deliver(reset(ranks=[rank(at, state=state, reason=reasons.get(state, "")) for at, state in enumerate(words)]))
+    assert tab.texts("td .nbl-state-word") == list(words.values())
     shapes = tab.find("td .nbl-state path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
-    assert len(set(shapes)) == len(states)
+    assert len(set(shapes)) == len(words)
 
 
 def test_the_table_has_numbers_with_units_and_marks_the_slowest_by_a_word(tab):
@@ -332,22 +101,28 @@ def test_the_table_has_numbers_with_units_and_marks_the_slowest_by_a_word(tab):
         "612.4 MB",
         "hello from 0",
     ]
-    assert tab.texts("tbody tr:nth-child(2) td") == ["1", "training", "–", "800.3", "–", "returned 0.97"]
+    assert tab.texts("tbody tr:nth-child(2) td") == ["1", "training", UNKNOWN, "800.3", UNKNOWN, "returned 0.97"]
 
 
 def test_gpu_columns_are_there_once_a_rank_has_one(tab):
     tab.deliver(reset())
     tab.deliver({"type": "update", "ranks": [rank(1, gpu_memory=11_400_000_000, gpu_utilization=0.93)]})
     assert tab.texts("th")[5:7] == ["GPU memory", "GPU"]
-    assert [tab.texts(f"tbody tr:nth-child({row}) td")[5:7] for row in (1, 2)] == [["–", "–"], ["11.4 GB", "93 %"]]
+    assert [tab.texts(f"tbody tr:nth-child({row}) td")[5:7] for row in (1, 2)] == [
+        [UNKNOWN, UNKNOWN],
+        ["11.4 GB", "93 %"],
+    ]
 
 
 def test_only_cells_that_change_are_written_for_64_ranks(tab):
     tab.deliver(reset(ranks=[rank(number) for number in range(64)]))
     assert tab.find("tbody tr").count() == 64
-    watch = """window.writes = 0;
+    watch = """() => {
+        window.writes = 0;
         window.watcher = new MutationObserver((all) => { writes += all.length; });
-        watcher.observe(document.querySelector("tbody"), { childList: true, subtree: true, characterData: true, attributes: true });"""
+        const everything = { childList: true, subtree: true, characterData: true, attributes: true };
+        watcher.observe(document.querySelector("tbody"), everything);
+    }"""
     tab.page.evaluate(watch)
     tab.deliver({"type": "update", "ranks": [rank(number, step=26 if number == 9 else 25) for number in range(64)]})
     assert tab.page.evaluate("writes + watcher.takeRecords().length") == 1
@@ -363,13 +138,13 @@ def test_curves_have_ink_and_grow(tab):
     tab.deliver(reset(curves=[curve("loss", number, waves(300, number)) for number in range(2)]))
     assert tab.texts(".nbl-plot-name") == ["loss"]
     inks = [tab.variable(f"--nbl-rank-{number}") for number in range(2)]
-    drawn = [tab.columns(".nbl-plot-canvas", ink) for ink in inks]
+    drawn = [tab.columns(PLOT, ink) for ink in inks]
     assert all(len(columns) > 300 for columns in drawn)
     later = {"name": "loss", "rank": 0, "steps": list(range(300, 600)), "values": waves(300)}
     tab.deliver({"type": "update", "curves": [later]})
-    assert abs(max(tab.columns(".nbl-plot-canvas", inks[0])) - max(drawn[0])) <= 2
-    # Rank 1 has half of the way now.
-    assert max(tab.columns(".nbl-plot-canvas", inks[1])) < 0.6 * max(drawn[1])
+    assert abs(max(tab.columns(PLOT, inks[0])) - max(drawn[0])) <= 2
+    # Rank 1 has come half of the way now.
+    assert max(tab.columns(PLOT, inks[1])) < 0.6 * max(drawn[1])
 
 
 def test_a_curve_with_replace_takes_the_place_of_its_points(tab):
@@ -382,19 +157,13 @@ def test_a_value_that_is_not_finite_leaves_a_gap_with_a_tick_and_a_word(tab):
     values = waves(300)
     values[100:200] = [None] * 100
     tab.deliver(reset(curves=[curve("loss", 0, values)]))
-    height = tab.find(".nbl-plot-canvas").evaluate("canvas => canvas.height")
+    height = tab.find(PLOT).evaluate("canvas => canvas.height")
     ink = tab.variable("--nbl-rank-0")
-    look = """(canvas, [top, height, color]) => {
-        const { data, width } = canvas.getContext("2d").getImageData(0, top, canvas.width, height);
-        const wanted = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
-        const columns = new Set();
-        for (let at = 0; at < data.length; at += 4)
-            if (data[at + 3] > 60 && wanted.every((value, more) => Math.abs(data[at + more] - value) < 8)) columns.add((at / 4) % width);
-        return [...columns].filter((x) => x > 0.4 * width && x < 0.6 * width).length / width;
-    }"""
-    canvas = tab.find(".nbl-plot-canvas")
-    above, on_axis = (canvas.evaluate(look, [*part, ink]) for part in ((0, height - 30), (height - 26, 6)))
-    assert (above, on_axis) == (0, pytest.approx(0.13, abs=0.07))
+    width = tab.width(PLOT)
+    middle = set(range(int(0.4 * width), int(0.6 * width)))
+    above, on_axis = (middle & tab.columns(PLOT, ink, rows) for rows in ((0, height - 30), (height - 19, height - 15)))
+    assert above == set()
+    assert len(on_axis) > 0.3 * len(middle)
     assert tab.text(".nbl-latest").startswith("some not finite")
     tab.deliver({"type": "update", "curves": [{"name": "loss", "rank": 0, "steps": [300], "values": [None]}]})
     assert tab.text(".nbl-latest") == "not finite"
@@ -404,21 +173,21 @@ def test_a_value_that_is_not_finite_leaves_a_gap_with_a_tick_and_a_word(tab):
 def test_a_curve_of_any_values_can_be_drawn_on_either_scale(tab, values):
     tab.deliver(reset(curves=[curve("loss", 0, values)]))
     ink = tab.variable("--nbl-rank-0")
-    assert bool(tab.columns(".nbl-plot-canvas", ink)) == any(value is not None for value in values)
+    assert bool(tab.columns(PLOT, ink)) == any(value is not None for value in values)
     tab.find("text=Log scale").click()
     tab.settle()
-    assert bool(tab.columns(".nbl-plot-canvas", ink)) == any(value is not None and value > 0 for value in values)
+    assert bool(tab.columns(PLOT, ink)) == any(value is not None and value > 0 for value in values)
 
 
 def test_log_scale_and_smoothing_change_the_picture(tab):
     tab.deliver(reset(curves=[curve("loss", 0, [10 ** (3 * math.sin(step)) for step in range(200)])]))
-    pictures = {json.dumps(tab.colors(".nbl-plot-canvas"))}
+    pictures = {tab.picture(PLOT)}
     tab.find("text=Log scale").click()
     tab.settle()
-    pictures.add(json.dumps(tab.colors(".nbl-plot-canvas")))
+    pictures.add(tab.picture(PLOT))
     tab.find("input[type=range]").fill("0.9")
     tab.settle()
-    pictures.add(json.dumps(tab.colors(".nbl-plot-canvas")))
+    pictures.add(tab.picture(PLOT))
     assert (len(pictures), tab.text("output")) == (3, "0.90")
 
 
@@ -428,14 +197,14 @@ def test_ranks_are_averaged_on_demand_and_if_there_are_many(tab):
     assert (average.is_checked(), tab.texts(".nbl-chip")) == (False, ["rank 0", "rank 1"])
     average.check()
     tab.settle()
-    tab.find(".nbl-plot-canvas").hover()
+    tab.find(PLOT).hover()
     tab.settle()
     assert tab.texts(".nbl-tip-row") == ["mean\n1.5", "lowest\n1", "highest\n2"]
     tab.deliver(reset(curves=[curve("loss", number, [1.0 + number] * 50) for number in range(16)]))
     average.uncheck()
     tab.settle()
     assert len(tab.texts(".nbl-chip")) == 16
-    tab.find(".nbl-plot-canvas").hover()
+    tab.find(PLOT).hover()
     tab.settle()
     assert tab.texts(".nbl-tip-row")[-1].startswith("and 8 more")
 
@@ -445,13 +214,13 @@ def test_a_rank_can_be_hidden(tab):
     ink = tab.variable("--nbl-rank-1")
     tab.find(".nbl-chip").nth(1).click()
     tab.settle()
-    assert tab.columns(".nbl-plot-canvas", ink) == set()
+    assert tab.columns(PLOT, ink) == set()
     assert tab.find(".nbl-chip").nth(1).get_attribute("aria-pressed") == "false"
 
 
 def test_a_drag_zooms_and_a_double_click_shows_all(tab):
     tab.deliver(reset(curves=[curve("loss", 0, [float(step) for step in range(1001)])]))
-    box = tab.find(".nbl-plot-canvas").bounding_box()
+    box = tab.find(PLOT).bounding_box()
     reset_zoom = tab.page.get_by_role("button", name="Reset zoom")
     x, y = box["x"], box["y"] + 50
     tab.page.mouse.move(x + 0.5 * box["width"], y)
@@ -471,7 +240,7 @@ def test_a_drag_zooms_and_a_double_click_shows_all(tab):
 
 def test_a_plot_can_be_read_and_zoomed_with_keys(tab):
     tab.deliver(reset(curves=[curve("loss", 0, [float(step) for step in range(1001)])]))
-    tab.find(".nbl-plot-canvas").focus()
+    tab.find(PLOT).focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
         tab.page.keyboard.press(key)
     tab.settle()
@@ -496,7 +265,7 @@ def test_200_metrics_are_drawn_a_dozen_at_a_time_and_found_by_name(tab):
     tab.settle()
     assert tab.find(".nbl-plot").count() == 24
     held = "canvases => canvases.filter((canvas) => canvas.width).length"
-    assert tab.find(".nbl-plot-canvas").evaluate_all(held) < 24  # those out of sight hold no pixels
+    assert tab.find(PLOT).evaluate_all(held) < 24  # those out of sight hold no pixels
     tab.page.get_by_label("Find a metric").fill("_199")
     tab.settle()
     assert tab.texts(".nbl-plot-name") == ["metric_199"]
@@ -505,30 +274,33 @@ def test_200_metrics_are_drawn_a_dozen_at_a_time_and_found_by_name(tab):
 def test_100_000_points_take_bounded_memory_and_little_time(tab):
     feed = """async (count) => {
         const frame = () => new Promise(requestAnimationFrame);
-        let [longest, value] = [0, 0];
-        for (let from = 0; from < count; from += 1000) {
-            const steps = Array.from({ length: 1000 }, (_, at) => from + at);
+        const valueAt = (step) => (step === 54321 ? 9 : Math.sin(step));
+        const send = (steps) => {
+            const curve = { name: "loss", rank: 0, steps, values: steps.map(valueAt) };
             const begin = performance.now();
-            model.fire("msg:custom", { type: "update", curves: [{ name: "loss", rank: 0, steps, values: steps.map((step) => (step === 54321 ? 9 : Math.sin(step))) }] }, []);
-            longest = Math.max(longest, performance.now() - begin);
-        }
+            model.fire("msg:custom", { type: "update", curves: [curve] }, []);
+            return performance.now() - begin;
+        };
+        let longest = 0;
+        for (let from = 1; from < count; from += 1000)
+            longest = Math.max(longest, send(Array.from({ length: 1000 }, (_, at) => from + at)));
         await frame();
         const begin = performance.now();
-        model.fire("msg:custom", { type: "update", curves: [{ name: "loss", rank: 0, steps: [count], values: [0] }] }, []);
+        send([count + 1]);
         await frame();
-        return [longest, performance.now() - begin, document.querySelectorAll("*").length];
+        return [longest, performance.now() - begin];
     }"""
     tab.deliver(reset(curves=[curve("loss", 0, [0.0])]))
     nodes = tab.page.evaluate("document.querySelectorAll('*').length")
-    longest, draw, after = tab.page.evaluate(feed, NUM_POINTS)
-    assert after == nodes
-    assert (longest < 250, draw < 250) == (True, True), (longest, draw)
-    # The one peak among them has stayed.
-    label = tab.find(".nbl-plot-canvas")
-    box = label.bounding_box()
-    tab.page.mouse.move(box["x"] + box["width"] * 0.55, box["y"] + 40)
-    tab.settle()
-    assert tab.find(".nbl-tip").is_visible()
+    milliseconds = tab.page.evaluate(feed, NUM_POINTS)
+    assert max(milliseconds) < 250
+    assert tab.page.evaluate("document.querySelectorAll('*').length") == nodes
+    # The one peak among them has stayed: it alone is in the upper half.
+    ink = tab.variable("--nbl-rank-0")
+    peak = tab.columns(PLOT, ink, rows=(8, 70))
+    width = tab.width(PLOT)
+    assert 1 <= len(peak) <= 4
+    assert min(peak) / width == pytest.approx(0.54, abs=0.03)
 
 
 # Timeline.
@@ -536,28 +308,22 @@ def test_100_000_points_take_bounded_memory_and_little_time(tab):
 
 def test_the_timeline_has_lanes_in_colours_letters_and_words(tab):
     tab.deliver(reset(lanes=LANES))
-    colors = tab.colors("[aria-label^='Timeline of 2 ranks']")
-    assert all(
-        colors.get(tab.variable(f"--nbl-phase-{phase}"), 0) > 100
-        for phase in ("data", "forward", "backward", "sync", "step")
-    )
+    for phase in ("data", "forward", "backward", "sync", "step"):
+        assert len(tab.columns(TIMELINE, tab.variable(f"--nbl-phase-{phase}"))) > 50
     assert tab.texts(".nbl-phase") == ["D\ndata", "F\nforward", "B\nbackward", "S\nsynchronise", "O\noptimizer step"]
     assert tab.text(".nbl-sync") == "14 % of a window waits for the network"
 
 
 def test_a_span_of_the_timeline_can_be_read(tab):
     tab.deliver(reset(lanes=LANES))
-    canvas = tab.find("[aria-label^='Timeline of 2 ranks']")
+    canvas = tab.find(TIMELINE)
     box = canvas.bounding_box()
     tab.page.mouse.move(box["x"] + box["width"] - 4, box["y"] + box["height"] - 10)
-    assert tab.text(".nbl-section[aria-label=Timeline] .nbl-tip") == "rank 1, optimizer step\ntook\n100.0 ms\nat\n7.500 s"
+    tip = tab.text(".nbl-section[aria-label=Timeline] .nbl-tip")
+    assert tip.split("\n") == ["rank 1, optimizer step", "took", "100.0 ms", "at", "7.500 s"]
 
 
 # Logs and errors.
-
-
-def log(number: int, *lines: str) -> dict[str, Any]:
-    return {"rank": number, "text": "".join(f"{line}\n" for line in lines)}
 
 
 def lines(tab: Tab) -> list[str]:
@@ -671,11 +437,11 @@ def test_each_button_sends_its_message(tab):
     assert tab.text(".nbl-hint") == "Asked: Save now."
 
 
-@pytest.mark.parametrize("allowed", [*ACTIONS, None])
-def test_buttons_are_on_as_the_run_allows(tab, allowed):
-    tab.deliver(reset(run=run(actions={name: name == allowed for name in ACTIONS})))
-    on = tab.find(".nbl-button[data-action]:enabled").evaluate_all("all => all.map((one) => one.dataset.action)")
-    assert on == ([allowed] if allowed else [])
+def test_buttons_are_on_as_the_run_allows(tab):
+    for allowed in ACTIONS:
+        tab.deliver(reset(run=run(actions={name: name == allowed for name in ACTIONS})))
+        on = tab.find(".nbl-button[data-action]:enabled").evaluate_all("all => all.map((one) => one.dataset.action)")
+        assert on == [allowed]
 
 
 def test_a_hint_stands_beside_buttons_that_cannot_be_heard(tab):
@@ -739,11 +505,11 @@ def test_a_second_reset_shows_nothing_twice_and_keeps_what_was_chosen(tab):
     assert (lines(tab), tab.texts(".nbl-plot-name"), tab.texts(".nbl-notice")) == (["one"], ["loss"], ["a notice"])
 
 
-@pytest.mark.parametrize("message", [None, "text", 3, {}, {"type": "update"}, {"type": "of tomorrow", "ranks": []}])
-def test_a_message_that_says_nothing_changes_nothing(tab, message):
+def test_a_message_that_says_nothing_changes_nothing(tab):
     tab.deliver(reset())
     before = tab.text(".nbl-monitor")
-    tab.deliver(message)
+    for message in (None, "text", 3, {}, {"type": "update"}, {"type": "of tomorrow", "ranks": [rank(0, step=99)]}):
+        tab.deliver(message)
     assert tab.text(".nbl-monitor") == before
 
 
@@ -772,9 +538,9 @@ def test_text_of_the_users_is_text(tab):
     )
     tab.deliver(message)
     tab.page.get_by_label("Search the log").fill("<script>")
-    canvas = tab.find("[aria-label^='Timeline of']")
+    canvas = tab.find(TIMELINE)
     canvas.hover()
-    tab.find(".nbl-plot-canvas").hover()
+    tab.find(PLOT).hover()
     tab.settle()
     assert tab.find(".nbl-monitor img, .nbl-monitor script").count() == 0
     assert tab.page.evaluate("window.hacked") is None
@@ -823,7 +589,7 @@ def test_colours_follow_the_notebook_then_the_system(tab, scheme, variables, the
     root = tab.find(".nbl-monitor")
     assert root.get_attribute("data-theme") == theme
     assert root.evaluate("root => getComputedStyle(root).backgroundColor") == ground
-    assert len(tab.columns(".nbl-plot-canvas", tab.variable("--nbl-rank-0"))) > 200
+    assert len(tab.columns(PLOT, tab.variable("--nbl-rank-0"))) > 200
 
 
 def luminance(color: str) -> float:
@@ -844,25 +610,25 @@ def test_colours_stand_out_from_the_ground(tab, scheme, ground):
 
 
 def test_all_controls_are_reached_by_the_tab_key_and_have_names(tab):
-    tab.deliver(
-        reset(curves=[curve("loss", number, waves(50)) for number in range(2)], lanes=LANES, logs=[log(0, "x")])
-    )
-    reached = []
-    tab.page.evaluate("document.activeElement.blur()")
-    for _ in range(30):
+    curves = [curve("loss", number, waves(50)) for number in range(2)]
+    tab.deliver(reset(curves=curves, lanes=LANES, logs=[log(0, "x")]))
+    look = """() => {
+        const at = document.activeElement;
+        const name = at.getAttribute("aria-label") || at.textContent || at.parentElement.textContent;
+        return [name, getComputedStyle(at).outlineStyle];
+    }"""
+    reached: list[str] = []
+    while "Search the log" not in reached:
         tab.page.keyboard.press("Tab")
-        name = "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent || document.activeElement.parentElement.textContent"
-        reached.append(tab.page.evaluate(name))
-        outline = tab.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-        if reached[-1] == "Search the log":
-            break
-        assert outline != "none", reached[-1]
+        name, outline = tab.page.evaluate(look)
+        assert outline != "none", name
+        assert name not in reached, f"round again after {reached}"
+        reached.append(name)
     wanted = (
         *("Stop after this step", "Interrupt", "Dump stacks", "Save now", "Each rank", "Table of ranks"),
         *("Average of ranks", "Log scale", "Smoothing", "rank 0", "rank 1", "loss", "How much", "Lanes", "Search"),
     )
-    for name in wanted:
-        assert any(re.match(re.escape(name), one) for one in reached), (name, reached)
+    assert [name for name in wanted if not any(re.match(name, one) for one in reached)] == []
 
 
 def test_nothing_moves_for_those_who_asked_for_rest(tab):
@@ -875,7 +641,7 @@ def test_nothing_moves_for_those_who_asked_for_rest(tab):
 def test_a_canvas_is_drawn_only_while_it_is_in_sight(tab):
     tab.page.set_viewport_size({"width": 1000, "height": 300})
     tab.deliver(reset(curves=[curve("loss", 0, waves(100))], lanes=LANES))
-    canvas = tab.find("[aria-label^='Timeline of']")
+    canvas = tab.find(TIMELINE)
     assert canvas.evaluate("canvas => canvas.width") == 0
     canvas.scroll_into_view_if_needed()
     tab.settle()

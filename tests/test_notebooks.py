@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import faulthandler
+import importlib
 import os
 import re
 import sys
@@ -16,10 +19,11 @@ import pytest
 from jupyter_core import utils as jupyter_utils
 from nbclient.exceptions import CellExecutionError
 
-from notebooks.demo import StreamingClient
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+client: Any = importlib.import_module("notebooks.demo").StreamingClient
+"""Runs a notebook in this interpreter's kernel."""
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -65,18 +69,16 @@ def execute(notebook: Any, folder: Path, mark: str = "") -> Any:
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
     resources = {"metadata": {"path": str(ROOT / "notebooks")}, "sockets": str(folder)}
-    return StreamingClient(notebook, timeout=200, resources=resources).execute(env=env)
+    return client(notebook, timeout=200, resources=resources).execute(env=env)
 
 
 def processes_with(mark: str) -> list[psutil.Process]:
     """Return the processes that inherited the mark, whoever their parents are by now."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with contextlib.suppress(psutil.Error):  # it has just ended, or is another user's
             if process.environ().get(MARK) == mark:
                 found.append(process)
-        except psutil.Error:  # it has just ended, or is another user's
-            continue
     return found
 
 
@@ -108,6 +110,8 @@ def test_it_says_first_what_will_be_seen_and_shows_last_that_nothing_is_left(pat
 @pytest.mark.usefixtures("no_loop_left")
 @every_notebook
 def test_it_runs_from_top_to_bottom_and_leaves_no_process(path: Path, tmp_path: Path) -> None:
+    # pytest would print all stacks after 50 s, which a busy machine may need; the limit above prints them too.
+    faulthandler.cancel_dump_traceback_later()
     mark = uuid.uuid4().hex
     notebook = execute(read(path), tmp_path, mark)
     cells = code_cells(notebook)
@@ -120,12 +124,8 @@ def test_it_runs_from_top_to_bottom_and_leaves_no_process(path: Path, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_loop_left")
 def test_one_whose_result_is_wrong_fails(tmp_path: Path) -> None:
-    notebook = nbformat.v4.new_notebook(
-        cells=[
-            nbformat.v4.new_code_cell("import sys\nprint(sys.executable)"),
-            nbformat.v4.new_code_cell("assert 1 > 2"),
-        ]
-    )
+    sources = ["import sys\nprint(sys.executable)", "assert 1 > 2"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     with pytest.raises(CellExecutionError, match="assert 1 > 2"):
         execute(notebook, tmp_path)
     assert notebook.cells[0].outputs[0].text.strip() == sys.executable

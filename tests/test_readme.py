@@ -54,7 +54,7 @@ FILLED_IN = {
 @pytest.mark.slow
 def test_the_other_examples_run(tmp_path):
     _, training, interface = (block.code for block in pages.blocks(README))
-    with warm_kernel(cwd=tmp_path) as kernel:
+    with pages.reader(tmp_path) as kernel:
         for code in (GIVEN, _filled_in(training), LATER, _filled_in(interface)):
             outcome = kernel.execute(code, timeout=50)
             assert outcome.error is None, f"{code}\n{outcome.traceback}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from notebook_launcher import MissingResultError
+from notebook_launcher import MissingResultError, notebook_launch, report
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.messages import Failure
 
@@ -51,3 +51,25 @@ def test_html_is_escaped() -> None:
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
     assert "2.0 MB" in html
+
+
+def test_the_last_metrics_are_shown() -> None:
+    metrics = {"loss": 0.123456, "<b>rate</b>": float("nan"), "c": 1.0, "d": 2.0, "e": 3.0}
+    rows = [
+        RankSummary(rank=0, state="returned", seconds=1.0, peak_memory=None, metrics=metrics),
+        RankSummary(rank=1, state="returned", seconds=1.0, peak_memory=None),
+    ]
+    results = Results({0: 7, 1: 8}, num_processes=2, ranks=rows)
+    assert repr(results).splitlines()[1:] == ["  0: 7  (loss 0.1235, <b>rate</b> NaN, c 1, d 2, 1 more)", "  1: 8"]
+    html = results._repr_html_()
+    assert "<th>last metrics</th>" in html
+    assert "<td>loss 0.1235, &lt;b&gt;rate&lt;/b&gt; NaN, c 1, d 2, 1 more</td>" in html
+
+
+def test_a_run_gives_its_results_the_last_metrics_of_each_rank() -> None:
+    def measure() -> None:
+        for step in range(3):
+            report(loss=step / 2)
+
+    results = notebook_launch(measure, 2, output="none")
+    assert [rank.metrics for rank in results.ranks] == [{"loss": 1.0}] * 2

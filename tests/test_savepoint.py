@@ -144,6 +144,7 @@ def test_ranks_that_wait_for_each_other_stop_after_the_step(num_processes):
     until(lambda: len(run.metrics) > 10, run)
     assert run.stop(after_step=True) == "ask"
     assert {rank.state for rank in run.ranks} == {"stopped"}
+    assert run.snapshot().failures == ()
 
 
 def test_another_stop_does_not_wait_for_the_step():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Namer", "call_code"]
 
 WIDTH = 96
-NESTED_WIDTH = 88
+"""Characters of a line: what a cell of 1,000 pixels shows without scrolling."""
 
 
 class Namer:
@@ -111,9 +111,11 @@ def _plain(value: Any) -> Any:
 
 
 def _bracketed(opening: str, parts: Sequence[str], closing: str, *, indent: int) -> str:
-    """Return the parts in one line, or one below the other where that is too long."""
-    line = opening + ", ".join(parts) + closing
-    if "\n" not in line and len(line) <= (WIDTH if not indent else NESTED_WIDTH):
-        return line
-    pad = " " * indent
+    """Return the parts in one line, else in a line of their own, else one below the other."""
+    inside, pad = ", ".join(parts), " " * indent
+    if "\n" not in inside:
+        if indent + len(opening + inside + closing) <= WIDTH:
+            return opening + inside + closing
+        if not indent and 4 + len(inside) <= WIDTH:
+            return f"{opening}\n    {inside}\n{closing}"
     return "\n".join([opening, *(f"{pad}    {part}," for part in parts), pad + closing])

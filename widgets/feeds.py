@@ -37,7 +37,7 @@ BYTES = 400_000
 ALL_BYTES = 2_000_000
 NEW_BYTES = 100_000
 LINES = 5000
-FAR = 1 << 62
+FAR = 1 << 40
 """A position beyond the end of any log."""
 
 
@@ -121,7 +121,7 @@ class LaneFeed:
 
     def _take(self, rank: int, spans: Sequence[PhaseSpan], limit: int) -> list[list[Any]]:
         since = self._sent_to.get(rank, float("-inf"))
-        new = []
+        new: list[list[Any]] = []
         for span in reversed(spans):
             if span.start <= since or len(new) >= limit:
                 break

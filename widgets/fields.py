@@ -25,13 +25,14 @@ WIDE = {"width": "auto"}
 class Field:
     """What all fields have; `box` is the widget to lay out."""
 
-    def __init__(self, key: str, control: ipywidgets.Widget, changed: Callable[[str, Any], None]) -> None:
+    def __init__(self, key: str, label: str, control: ipywidgets.Widget, changed: Callable[[str, Any], None]) -> None:
         self.key = key
+        self.label = label
         self.control = control
         self.note = ipywidgets.HTML()
-        self.note.add_class("nbl-note-box")
+        self.note.add_class("nbp-note-box")
         self.box = ipywidgets.VBox([control, self.note])
-        self.box.add_class("nbl-field")
+        self.box.add_class("nbp-field")
         self.problem = ""
         self._changed = changed
         self._is_told = False
@@ -45,9 +46,9 @@ class Field:
         self.problem = text if level == "error" else ""
         role = ' role="alert"' if level == "error" else ""
         self.note.value = (
-            f'<div class="nbl-note nbl-{level}"{role}>{MARKS[level]}{html.escape(text)}</div>' if text else ""
+            f'<div class="nbp-note nbp-{level}"{role}>{MARKS[level]}{html.escape(text)}</div>' if text else ""
         )
-        (self.box.add_class if level == "error" and text else self.box.remove_class)("nbl-invalid")
+        (self.box.add_class if level == "error" and text else self.box.remove_class)("nbp-invalid")
 
     def report(self, value: Any) -> None:
         """Tell what the user did, unless it was not the user."""
@@ -78,7 +79,7 @@ class TextField(Field):
         writes: Callable[[Any], str],
     ) -> None:
         control = ipywidgets.Text(description=label, placeholder=placeholder, layout=WIDE, style=STYLE)
-        super().__init__(key, control, changed)
+        super().__init__(key, label, control, changed)
         self._reads = reads
         self._writes = writes
         control.observe(lambda change: self.report(change["new"]), "value")
@@ -103,7 +104,7 @@ class CheckField(Field):
 
     def __init__(self, key: str, label: str, changed: Callable[[str, Any], None]) -> None:
         control = ipywidgets.Checkbox(description=label, indent=False, layout=WIDE)
-        super().__init__(key, control, changed)
+        super().__init__(key, label, control, changed)
         control.observe(lambda change: self.report(change["new"]), "value")
 
     def show(self, value: Any) -> None:
@@ -126,7 +127,7 @@ class ChoiceField(Field):
     ) -> None:
         self._choices = {**({"choose": None} if empty else {}), **choices}
         control = ipywidgets.Dropdown(description=label, options=self._options({}), layout=WIDE, style=STYLE)
-        super().__init__(key, control, changed)
+        super().__init__(key, label, control, changed)
         control.observe(self._picked, "value")
 
     def show(self, value: Any) -> None:
@@ -171,11 +172,11 @@ class SegmentField(Field):
             word: ipywidgets.ToggleButton(description=word, tooltip=tip, layout=WIDE)
             for word, tip in self._tips.items()
         }
-        head = ipywidgets.HTML(f'<span class="nbl-label">{html.escape(label)}</span>')
-        head.add_class("nbl-head")
+        head = ipywidgets.HTML(f'<span class="nbp-label">{html.escape(label)}</span>')
+        head.add_class("nbp-head")
         row = ipywidgets.HBox(list(self.buttons.values()))
-        row.add_class("nbl-segments")
-        super().__init__(key, ipywidgets.VBox([head, row]), changed)
+        row.add_class("nbp-segments")
+        super().__init__(key, label, ipywidgets.VBox([head, row]), changed)
         for word, button in self.buttons.items():
             button.observe(lambda change, word=word: self._pressed(word, is_down=change["new"]), "value")
 
@@ -204,15 +205,13 @@ class CodeField(Field):
     """An argument that cannot be typed: it comes from code."""
 
     def __init__(self, key: str, label: str, changed: Callable[[str, Any], None]) -> None:
-        control = ipywidgets.HTML()
-        super().__init__(key, control, changed)
-        self._label = label
+        super().__init__(key, label, ipywidgets.HTML(), changed)
 
     def show(self, value: Any) -> None:
         """Show the short form of the value, given as text."""
         self.control.value = (
-            f'<span class="nbl-label">{html.escape(self._label)}</span>'
-            f'<div class="nbl-from-code">{html.escape(str(value))}</div>'
+            f'<span class="nbp-label">{html.escape(self.label)}</span>'
+            f'<div class="nbp-from-code">{html.escape(str(value))}</div>'
         )
 
 

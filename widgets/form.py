@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS, PRECISIONS, START_METHODS, LaunchConfig
+from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS, PRECISIONS, LaunchConfig
 from notebook_launcher.widgets.fields import CheckField, ChoiceField, CodeField, SegmentField, TextField
 from notebook_launcher.widgets.gpus import DevicesField
 from notebook_launcher.widgets.parameters import MISSING, short
@@ -32,32 +33,23 @@ TEXT_FIELDS = {
 SEGMENT_FIELDS = {
     "mixed_precision": (
         "Mixed precision",
-        {word: (tip, word) for word, tip in zip(PRECISIONS, ("Full precision", "float16", "bfloat16"), strict=True)},
+        dict(zip(PRECISIONS, ("Full precision", "float16", "bfloat16"), strict=True)),
     ),
     "start_method": (
         "Start method",
         {
-            word: (tip, word)
-            for word, tip in zip(
-                START_METHODS,
-                (
-                    "From a clean process; works whatever the kernel did before",
-                    "From the kernel itself; captured data is shared and need not pickle",
-                    "Fresh interpreters; slow to start",
-                ),
-                strict=True,
-            )
+            "forkserver": "From a clean process; works whatever the kernel did before",
+            "fork": "From the kernel itself; captured data is shared and need not pickle",
+            "spawn": "Fresh interpreters; slow to start",
         },
     ),
     "output": (
         "Output in the cell",
-        {
-            word: (tip, word)
-            for word, tip in zip(OUTPUTS, ("Of all ranks", "Of rank 0", "Nothing; the logs have it all"), strict=True)
-        },
+        dict(zip(OUTPUTS, ("Of all ranks", "Of rank 0", "Nothing; the logs have it all"), strict=True)),
     ),
 }
-CHOICE_FIELDS = {
+"""The label, and each word with its tip."""
+CHOICE_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
     "backend": ("Backend", {**{word: word for word in BACKENDS}, "none: the function makes its own group": None}),
     "comm_hook": ("Gradient compression", {word: word for word in COMM_HOOKS}),
 }
@@ -68,18 +60,13 @@ def option_fields(state: LaunchState, changed: Callable[[str, Any], None]) -> di
     fields: dict[str, Field] = {}
     defaults = {field.name: field.default for field in dataclasses.fields(LaunchConfig)}
     for name, (label, placeholder) in TEXT_FIELDS.items():
-        fields[name] = TextField(
-            name,
-            label,
-            changed,
-            placeholder=placeholder,
-            reads=lambda text, default=defaults[name]: number_or_text(text) if text.strip() else default,
-            writes=lambda value, default=defaults[name]: "" if value == default else _number(value),
-        )
-    for name, (label, choices) in SEGMENT_FIELDS.items():
-        fields[name] = SegmentField(name, label, changed, choices=choices)
-    for name, (label, choices) in CHOICE_FIELDS.items():
-        fields[name] = ChoiceField(name, label, changed, choices=choices)
+        reads, writes = functools.partial(_read, defaults[name]), functools.partial(_write, defaults[name])
+        fields[name] = TextField(name, label, changed, placeholder=placeholder, reads=reads, writes=writes)
+    for name, (label, tips) in SEGMENT_FIELDS.items():
+        segments = {word: (tip, word) for word, tip in tips.items()}
+        fields[name] = SegmentField(name, label, changed, choices=segments)
+    for name, (label, words) in CHOICE_FIELDS.items():
+        fields[name] = ChoiceField(name, label, changed, choices=words)
     fields["devices"] = DevicesField("devices", changed, machine=state.machine, look_again=state.look_again)
     return fields
 
@@ -95,7 +82,9 @@ def argument_field(parameter: Parameter, changed: Callable[[str, Any], None], la
             return ChoiceField(key, label, changed, choices=choices, empty=parameter.is_required)
         case "code":
             return CodeField(key, label, changed)
-    placeholder = "None" if parameter.optional else "" if parameter.is_required else parameter.text_of(parameter.default)
+    placeholder = (
+        "None" if parameter.optional else "" if parameter.is_required else parameter.text_of(parameter.default)
+    )
     return TextField(key, label, changed, placeholder=placeholder, reads=parameter.parse, writes=parameter.text_of)
 
 
@@ -107,7 +96,13 @@ def argument_value(state: LaunchState, parameter: Parameter) -> Any:
     return value
 
 
-def _number(value: float) -> str:
+def _read(default: Any, text: str) -> Any:
+    return number_or_text(text) if text.strip() else default
+
+
+def _write(default: Any, value: Any) -> str:
+    if value == default:
+        return ""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 

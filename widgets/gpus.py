@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["DevicesField"]
 
 CHOICES = {
-    "all GPUs": ("One process for each GPU, unless Processes says otherwise", "all"),
-    "chosen GPUs": ("Only the GPUs that are ticked", "chosen"),
+    "all": ("One process for each GPU, unless Processes says otherwise", "all"),
+    "some": ("The GPUs that are ticked", "some"),
     "CPU": ("No GPU", "cpu"),
 }
 
@@ -33,8 +33,10 @@ class DevicesField(Field):
         self.boxes = [ipywidgets.Checkbox(indent=False, layout=WIDE) for _ in machine.gpus]
         self.refresh = ipywidgets.Button(description="Refresh memory", layout=WIDE, tooltip="Look at the GPUs again")
         self._list = ipywidgets.VBox([*self.boxes, self.refresh])
-        self._list.add_class("nbl-gpus")
-        super().__init__(key, ipywidgets.VBox([self.segments.control, self._list]), changed)
+        self._list.add_class("nbp-gpus")
+        super().__init__(key, "Devices", ipywidgets.VBox([self.segments.control, self._list]), changed)
+        if self.boxes:
+            self.box.add_class("nbp-wide")
         for box in self.boxes:
             box.observe(lambda _: self._ticked(), "value")
         self.refresh.on_click(lambda _: look_again())
@@ -45,12 +47,12 @@ class DevicesField(Field):
         self._why_no_gpu = machine.why_no_gpu
         for box, (at, gpu) in zip(self.boxes, enumerate(machine.gpus), strict=False):
             box.description = describe_gpu(at, gpu)
-        self.segments.mark_unfit(dict.fromkeys(("all", "chosen"), machine.why_no_gpu) if machine.why_no_gpu else {})
+        self.segments.mark_unfit(dict.fromkeys(("all", "some"), machine.why_no_gpu) if machine.why_no_gpu else {})
 
     def show(self, value: Any) -> None:
         """Show which devices are chosen; with no GPU to be had, all of them are the CPU."""
         is_cpu = value == "cpu" or (value is None and self._why_no_gpu)
-        self.segments.show("cpu" if is_cpu else "all" if value is None else "chosen")
+        self.segments.show("cpu" if is_cpu else "all" if value is None else "some")
         with self.told():
             for at, box in enumerate(self.boxes):
                 box.value = not is_cpu and (value is None or at in value)

@@ -30,9 +30,9 @@ def describe_machine(machine: Machine) -> str:
 
 
 def describe_gpu(at: int, gpu: GPU) -> str:
-    """Return one line: the index, the name, and the memory that is free now."""
-    used = gpu.total_memory - gpu.free_memory
-    return f"{at}: {gpu.name}, {format_bytes(used)} of {format_bytes(gpu.total_memory)} used"
+    """Return one line: the index, the name, and the memory that is free and used now."""
+    free, used = format_bytes(gpu.free_memory), format_bytes(gpu.total_memory - gpu.free_memory)
+    return f"{at}: {gpu.name}, {free} free, {used} used"
 
 
 def processes_hint(machine: Machine, plan: Plan | None) -> str:

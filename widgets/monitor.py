@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,16 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 DEAF_HINT = "These buttons are heard when the cell ends. The kernel's interrupt button (the square) stops the run now."
 
 
+def _source(name: str) -> str | Path:
+    """Return what a file of the page says.
+
+    anywidget would take a path, and from then on keep every monitor alive, with its run: each one listens to the
+    file's changes for ever. Who edits the file wants that; ANYWIDGET_HMR=1 is how they say so.
+    """
+    path = STATIC / name
+    return path if os.environ.get("ANYWIDGET_HMR") else path.read_text(encoding="utf-8")
+
+
 class Monitor(anywidget.AnyWidget):
     """Shows a run: its ranks, progress, curves, timeline and logs; stops it, and asks it for stacks and checkpoints.
 
@@ -50,8 +62,8 @@ class Monitor(anywidget.AnyWidget):
         TypeError: `run` is neither.
     """
 
-    _esm = STATIC / "monitor.js"
-    _css = STATIC / "monitor.css"
+    _esm = _source("monitor.js")
+    _css = _source("monitor.css")
     title = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, run: RunReader, **traits: Any) -> None:
@@ -72,7 +84,8 @@ class Monitor(anywidget.AnyWidget):
         self._sink = cell.make_sink()
         super().__init__(title=getattr(run, "name", "") or run.snapshot().name, **traits)
         self._feed = Feed(run, can_act=self._wait is not None and callable(getattr(run, "stop", None)))
-        self.on_msg(lambda _, content, __: self._hear(content))
+        hear = weakref.WeakMethod(self._hear)  # Without a cycle, the run's files are closed with its last reader.
+        self.on_msg(lambda _, content, __: (hear() or id)(content))
         if self.is_live:
             self._comm_id = self.comm.comm_id
             self._tap = open_tap(self._comm_id, self._hear)
@@ -205,7 +218,7 @@ class Monitor(anywidget.AnyWidget):
                 if self._seen.is_set():
                     self._send_news()
         finally:
-            self._end()
+            self._end()  # Also after a fault of ours, which Python then prints.
 
     def _send_news(self) -> None:
         with self._lock:
@@ -236,14 +249,19 @@ class Monitor(anywidget.AnyWidget):
         if self._seen.is_set():
             self._send_news()
         if self._places:
-            picture = self._picture()
-            for sink, ids in self._places:
-                for bundle, display_id in zip(picture, ids, strict=True):
-                    sink.display(bundle, transient={"display_id": display_id}, update=True)
+            self._leave_pictures()
             self._sink.call(self.close)
-            for sink, _ in self._places:
-                sink.flush()
         self._sink.flush()
+
+    def _leave_pictures(self) -> None:
+        try:
+            picture = self._picture()
+        except Exception as error:  # noqa: BLE001 - no dead widget may stay, whatever the drawing runs into
+            reason = f"{self.title} is over; it could not be drawn: {type(error).__name__}: {error}"
+            picture = {"text/plain": reason}, {"text/html": "", "text/plain": ""}
+        for sink, ids in self._places:
+            for bundle, display_id in zip(picture, ids, strict=True):
+                sink.display(bundle, transient={"display_id": display_id}, update=True)
 
     def close(self) -> None:
         """Close the widget; the run goes on."""

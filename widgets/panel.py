@@ -67,7 +67,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         self.view = PanelView(state, self._running)
         """The widgets: `panel.view.fields["seed"].control` is the seed's."""
         super().__init__(self.view.children, config=state.config)
-        self.add_class("nbl-panel")
+        self.add_class("nbp-panel")
         traitlets.link((state, "config"), (self, "config"))
 
     # What the user's code sees.

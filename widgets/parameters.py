@@ -15,7 +15,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 __all__ = ["MISSING", "Parameter", "is_literal", "parameters_of", "short", "takes_any_name"]
@@ -84,20 +84,16 @@ class Parameter:
         """Whether a field of this kind can show a value; one that comes from code need not."""
         if value is MISSING or (value is None and (self.optional or self.kind == "literal")):
             return True
-        match self.kind:
-            case "bool":
-                return isinstance(value, bool)
-            case "choice":
-                return value in self.choices
-            case "str":
-                return isinstance(value, str) and "\n" not in value
-            case "int":
-                return isinstance(value, int) and not isinstance(value, bool)
-            case "float":
-                return isinstance(value, (int, float)) and not isinstance(value, bool)
-            case "literal":
-                return is_literal(value)
-        return False
+        fitting: dict[Kind, Callable[[], bool]] = {
+            "bool": lambda: isinstance(value, bool),
+            "choice": lambda: value in self.choices,
+            "str": lambda: isinstance(value, str) and "\n" not in value,
+            "int": lambda: isinstance(value, int) and not isinstance(value, bool),
+            "float": lambda: isinstance(value, (int, float)) and not isinstance(value, bool),
+            "literal": lambda: is_literal(value),
+            "code": lambda: False,
+        }
+        return fitting[self.kind]()
 
 
 def parameters_of(function: Any) -> tuple[Parameter, ...]:
@@ -145,10 +141,9 @@ def _namespace(function: Any) -> dict[str, Any]:
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function) if callable(function) else function
-    holder = function.__init__ if isinstance(function, type) else function
-    holder = getattr(holder, "__func__", holder)
+    holder = getattr(function, "__init__" if isinstance(function, type) else "__func__", function)
     if not hasattr(holder, "__globals__"):
-        holder = getattr(type(holder), "__call__", holder)
+        holder = vars(type(holder)).get("__call__", holder)
     return dict(getattr(holder, "__globals__", {}))
 
 
@@ -199,14 +194,14 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
 def _kind(annotation: Any, default: Any) -> tuple[Kind, tuple[Any, ...]]:
     if typing.get_origin(annotation) is Literal:
         return "choice", typing.get_args(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return "choice", tuple(annotation)
-    if isinstance(annotation, type) and annotation in PLAIN:
-        return PLAIN[annotation], ()
-    if isinstance(default, enum.Enum):
-        return "choice", tuple(type(default))
-    if annotation is MISSING or annotation is Any:
-        return PLAIN.get(type(default), "literal" if default is MISSING or is_literal(default) else "code"), ()
-    if any((typing.get_origin(annotation) or annotation) is each for each in LITERALS):
+    enumeration = type(default) if isinstance(default, enum.Enum) else annotation
+    if isinstance(enumeration, type) and issubclass(enumeration, enum.Enum):
+        return "choice", tuple(enumeration)
+    plain = type(default) if annotation in (MISSING, Any) else annotation
+    if isinstance(plain, type) and plain in PLAIN:
+        return PLAIN[plain], ()
+    if annotation in (MISSING, Any) and default is MISSING:
         return "literal", ()
-    return ("literal" if default not in (MISSING, None) and is_literal(default) else "code"), ()
+    takes_literals = any((typing.get_origin(annotation) or annotation) is each for each in LITERALS)
+    is_one = default is not MISSING and is_literal(default) and (default is not None or annotation in (MISSING, Any))
+    return ("literal" if takes_literals or is_one else "code"), ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import threading
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -47,17 +46,16 @@ class RunArea:
         self._ready = "", True
         self._monitor: Monitor | None = None
         self._sink: Sink | None = None
-        self._picture_id = uuid.uuid4().hex
-        self._has_picture = False
         self.launch_button = ipywidgets.Button(description="Launch", button_style="primary", layout=WIDE)
         self.stop_button = ipywidgets.Button(description="Stop", disabled=True, layout=WIDE, tooltip=STOP_TIP)
         self.status = ipywidgets.HTML()
-        self.status.add_class("nbl-status-box")
+        self.status.add_class("nbp-status-box")
         self.error = ipywidgets.HTML()
         self.monitor_box = ipywidgets.VBox([])
         row = ipywidgets.HBox([self.launch_button, self.stop_button, self.status])
-        row.add_class("nbl-actions")
+        row.add_class("nbp-actions")
         self.box = ipywidgets.VBox([row, self.error, self.monitor_box])
+        self.box.add_class("nbp-running")
         self.launch_button.on_click(lambda _: self.attempt(self._click_launch))
         self.stop_button.on_click(lambda _: self.attempt(self._click_stop))
 
@@ -82,7 +80,7 @@ class RunArea:
 
     def show_error(self, error: BaseException) -> None:
         """Show an error as a cell does; of one that says what to type, only that."""
-        text = f"<pre class='nbl-traceback'>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
+        text = f"<pre class='nbp-traceback'>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
         self.error.value = text if isinstance(error, (CallOrderError, ConfigError)) else exception_html(error)
 
     def launch(self, start: Callable[[], Run]) -> Run:
@@ -90,7 +88,11 @@ class RunArea:
         if not self._busy.acquire(blocking=False):
             msg = "this panel's run goes on: wait for it with panel.run.wait(), or stop it with panel.run.stop()"
             raise CallOrderError(msg)
-        return self._launch(start)
+        try:
+            return self._launch(start)
+        except BaseException:
+            self._could_not_start()
+            raise
 
     def _click_launch(self) -> None:
         if not self._ready[1] or not self._busy.acquire(blocking=False):
@@ -101,19 +103,22 @@ class RunArea:
     def _launch_aside(self) -> None:
         # With no cell to write into (a panel that was never shown) the run writes where the click does.
         with cell.answering(self.home):
-            self.attempt(lambda: self._launch(self._start))
+            try:
+                self._launch(self._start)
+            except BaseException as error:  # noqa: BLE001 - nobody else would see it
+                self.show_error(error)
+                self._could_not_start()
 
     def _launch(self, start: Callable[[], Run]) -> Run:
-        try:
-            self._draw_start()
-            self.run = run = start()
-        except BaseException:
-            self._busy.release()
-            self._draw_end("could not start", "error")
-            raise
+        self._draw_start()
+        self.run = run = start()
         self.attempt(lambda: self._follow(run))
         run.add_done_callback(lambda _: self._over(run))
         return run
+
+    def _could_not_start(self) -> None:
+        self._busy.release()
+        self._draw_end("Nothing was started.", "error")
 
     def _follow(self, run: Run) -> None:
         num = len(run.ranks)
@@ -159,7 +164,7 @@ class RunArea:
 
     def _say(self, text: str, kind: str) -> None:
         mark = {"error": "✕ ", "done": "✓ ", "busy": "● "}.get(kind, "")
-        self.status.value = f'<span class="nbl-status nbl-{kind}" role="status">{mark}{html.escape(text)}</span>'
+        self.status.value = f'<span class="nbp-status nbp-{kind}" role="status">{mark}{html.escape(text)}</span>'
 
     def _leave_picture(self, run: Run) -> None:
         """Leave the run in the cell, folded: a widget is not in a notebook that is opened again."""
@@ -174,6 +179,4 @@ class RunArea:
             f"<details><summary>{html.escape(headline(snapshot))}</summary>"
             f"{static_html(snapshot, curves, picture=has_picture(snapshot, curves))}</details>"
         )
-        bundle = {"text/html": folded, "text/plain": static_text(snapshot)}
-        self._sink.display(bundle, transient={"display_id": self._picture_id}, update=self._has_picture)
-        self._has_picture = True
+        self._sink.display({"text/html": folded, "text/plain": static_text(snapshot)})

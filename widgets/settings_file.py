@@ -32,12 +32,12 @@ class SettingsFile:
             description="Save", layout=WIDE, tooltip="Write these settings; `accelerate launch` reads them"
         )
         self.note = ipywidgets.HTML()
-        self.note.add_class("nbl-note-box")
+        self.note.add_class("nbp-note-box")
         field = ipywidgets.VBox([self.path])
-        field.add_class("nbl-field")
-        field.add_class("nbl-path")
+        field.add_class("nbp-field")
+        field.add_class("nbp-path")
         row = ipywidgets.HBox([field, self.load_button, self.save_button])
-        row.add_class("nbl-file")
+        row.add_class("nbp-file")
         self.box = ipywidgets.VBox([row, self.note])
         self.load_button.on_click(lambda _: self._attempt(self._load))
         self.save_button.on_click(lambda _: self._attempt(self._save))
@@ -64,4 +64,4 @@ class SettingsFile:
 
     def _say(self, text: str, level: str) -> None:
         role = "alert" if level == "error" else "status"
-        self.note.value = f'<div class="nbl-note nbl-{level}" role="{role}">{html.escape(text)}</div>'
+        self.note.value = f'<div class="nbp-note nbp-{level}" role="{role}">{html.escape(text)}</div>'

@@ -8,7 +8,6 @@ import difflib
 import re
 import sys
 import threading
-from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import traitlets
@@ -17,15 +16,17 @@ from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel import checks, devices
 from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.widgets.arguments import Arguments
+from notebook_launcher.widgets.batch import EffectiveBatch
 from notebook_launcher.widgets.call import Namer, call_code
-from notebook_launcher.widgets.parameters import MISSING, Parameter, parameters_of, takes_any_name
+from notebook_launcher.widgets.parameters import MISSING, Parameter, is_literal, parameters_of, takes_any_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
 
     from notebook_launcher.kernel.plan import Plan
 
-__all__ = ["Arguments", "EffectiveBatch", "LaunchState", "number_or_text"]
+__all__ = ["LaunchState", "number_or_text"]
 
 MICRO_BATCH_NAMES = (
     "micro_batch_size",
@@ -38,68 +39,6 @@ MICRO_BATCH_NAMES = (
 
 
 NO_FUNCTION = "There is no function to launch yet: make the panel with ConfigPanel(train), or call panel.launch(train)."
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EffectiveBatch:
-    """How many samples one optimizer update sees."""
-
-    micro_batch: int | None
-    accumulation: int | None
-    processes: int | None
-
-    @property
-    def total(self) -> int | None:
-        """Samples of one update on all ranks; None where a factor is unknown."""
-        if self.micro_batch is None or self.accumulation is None or self.processes is None:
-            return None
-        return self.micro_batch * self.accumulation * self.processes
-
-    @property
-    def factors(self) -> dict[str, int | None]:
-        """What it is the product of, by name."""
-        return {"micro-batch": self.micro_batch, "accumulation": self.accumulation, "processes": self.processes}
-
-    def __str__(self) -> str:
-        product = " × ".join(f"{name} {_or_unknown(value)}" for name, value in self.factors.items())  # noqa: RUF001
-        return f"{product} = {_or_unknown(self.total)}"
-
-
-class Arguments(MutableMapping[str, Any]):
-    """The arguments of the function: a value for each name that was set. Others keep their defaults."""
-
-    def __init__(self, check: Callable[[str], None], changed: Callable[[str | None], None]) -> None:
-        self._values: dict[str, Any] = {}
-        self._check = check
-        self._changed = changed
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._check(name)
-        self._values[name] = value
-        self._changed(name)
-
-    def __delitem__(self, name: str) -> None:
-        del self._values[name]
-        self._changed(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict(self._values))
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return repr(self._values)
-
-    def replace(self, values: Mapping[str, Any]) -> None:
-        """Set all at once; raises `ConfigError` for a name that the function does not take."""
-        for name in values:
-            self._check(name)
-        self._values = dict(values)
-        self._changed(None)
 
 
 class LaunchState(traitlets.HasTraits):
@@ -122,6 +61,7 @@ class LaunchState(traitlets.HasTraits):
         self.machine = devices.look()
         self.lock = threading.RLock()
         self._holder = holder
+        self._field_put = ""
         self._takes_any = takes_any_name(function)
         self.arguments = Arguments(self._check_name, self._argument_changed)
         super().__init__(config=config)
@@ -157,11 +97,17 @@ class LaunchState(traitlets.HasTraits):
                 config = dataclasses.replace(self.config, **{name: value})
             except ConfigError as error:
                 self.mistakes[name] = str(error)
-            else:
-                others = {key: text for key, text in self.mistakes.items() if key != name}
-                self.config = config  # which forgets the mistakes: a config from outside fills every field
-                self.mistakes = others
-            self.touch()
+                self.touch()
+                return
+            self.mistakes.pop(name, None)
+            if config == self.config:
+                self.touch()
+                return
+            self._field_put = name
+            try:
+                self.config = config
+            finally:
+                self._field_put = ""
 
     def put_typed(self, name: str, text: str) -> None:
         """Set an option to what was typed: a number, else the text; nothing means the default."""
@@ -181,8 +127,7 @@ class LaunchState(traitlets.HasTraits):
 
     def set_argument(self, name: str, value: Any) -> None:
         """Set an argument; its default, or `MISSING`, takes it out."""
-        default = self.parameters[name].default
-        if value is MISSING or (type(value) is type(default) and value == default):
+        if value is MISSING or self._is_default(name, value):
             self.arguments.pop(name, None)
             self._argument_changed(name)
         else:
@@ -225,7 +170,14 @@ class LaunchState(traitlets.HasTraits):
             if getattr(self.config, field.name) != getattr(defaults, field.name)
         }
         namer = Namer(sys.modules["__main__"].__dict__, self._holder)
-        return call_code(self.function, *self._split(), options, namer)
+        by_place, by_name = self._split()
+        by_name = {name: value for name, value in by_name.items() if not self._is_default(name, value)}
+        return call_code(self.function, by_place, by_name, options, namer)
+
+    def _is_default(self, name: str, value: Any) -> bool:
+        default = self.parameters[name].default if name in self.parameters else MISSING
+        # Only literals are compared: two tensors have no single answer.
+        return value is default or (type(value) is type(default) and is_literal(value) and bool(value == default))
 
     def _split(self) -> tuple[dict[str, Any], dict[str, Any]]:
         by_place = {name: self.value_of(name) for name, each in self.parameters.items() if each.positional_only}
@@ -254,16 +206,13 @@ class LaunchState(traitlets.HasTraits):
     @traitlets.observe("config")
     def _config_changed(self, _change: Any) -> None:
         with self.lock:
-            for key in [key for key in self.mistakes if not key.startswith("arguments.")]:
-                del self.mistakes[key]
+            if not self._field_put:  # From outside: every field is filled anew.
+                self.mistakes = {key: text for key, text in self.mistakes.items() if key.startswith("arguments.")}
             self.touch()
 
 
-def _or_unknown(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"
-
-
 def number_or_text(text: str) -> Any:
+    """Return the number that was typed, else the text as it is: `LaunchConfig` says what is wrong with it."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -8,6 +8,8 @@ import sys
 import traceback
 from typing import Any
 
+from notebook_launcher.errors import RemoteTraceback
+
 __all__ = ["ansi_to_html", "exception_html"]
 
 SELECT = re.compile(r"\x1b\[([\d;]*)m")
@@ -17,7 +19,7 @@ COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"
 
 def exception_html(error: BaseException) -> str:
     """Return the traceback that the running shell would print; without a shell, Python's."""
-    return f'<pre class="nbl-traceback" tabindex="0">{ansi_to_html(_text(error).strip())}</pre>'
+    return f'<pre class="nbp-traceback" tabindex="0">{ansi_to_html(_text(error).strip())}</pre>'
 
 
 def ansi_to_html(text: str) -> str:
@@ -41,20 +43,22 @@ def _select(classes: set[str], codes: str) -> set[str]:
         if number == 0:
             classes = set()
         elif number == 1:
-            classes = {*classes, "nbl-bold"}
+            classes = {*classes, "nbp-bold"}
         elif number in range(30, 38) or number in range(90, 98):
-            others = {name for name in classes if not name.startswith("nbl-ansi-")}
-            classes = {*others, f"nbl-ansi-{COLOURS[number % 10]}"}
+            others = {name for name in classes if not name.startswith("nbp-ansi-")}
+            classes = {*others, f"nbp-ansi-{COLOURS[number % 10]}"}
     return classes
 
 
 def _text(error: BaseException) -> str:
+    if isinstance(error.__cause__, RemoteTraceback):
+        return str(error.__cause__)  # It says all; what a cell adds is who raised it in the kernel.
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None:
         try:
             lines = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
-            return shell.InteractiveTB.stb2text(lines)
+            return str(shell.InteractiveTB.stb2text(lines))
         except Exception:  # noqa: BLE001, S110 - a shell that cannot draw it must not hide it
             pass
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))

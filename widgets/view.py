@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from notebook_launcher.widgets.fields import TextField
 from notebook_launcher.widgets.form import argument_field, argument_value, option_fields
 from notebook_launcher.widgets.gpus import DevicesField
 from notebook_launcher.widgets.parameters import MISSING, short
+from notebook_launcher.widgets.section import Section
 from notebook_launcher.widgets.settings_file import SettingsFile
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ ADVANCED = (
     "timeout",
     "max_restarts",
 )
+MICRO = "micro-batch"
 # A page has no other way to the clipboard from a core widget; without it a click selects the code.
 COPY = (
     "const text = this.parentNode.querySelector('code').textContent;"
@@ -61,20 +64,20 @@ class PanelView:
         """The fields of the function's parameters, by name."""
         self.file = SettingsFile(lambda: state.config, functools.partial(setattr, state, "config"))
         """Load and Save for Accelerate's settings file."""
-        self._summary = ipywidgets.HTML()
-        self._summary.add_class("nbl-summary-box")
-        self.accordion = ipywidgets.Accordion([_grid([self.fields[name] for name in ADVANCED]), self.file.box])
-        self.accordion.set_title(0, "Advanced")
-        self.accordion.set_title(1, "Accelerate's settings file")
-        self.accordion.selected_index = None
-        self.accordion.add_class("nbl-more")
+        self._formula, self._code = ipywidgets.HTML(), ipywidgets.HTML()
+        self.advanced = Section("Advanced", _grid([self.fields[name] for name in ADVANCED]))
+        """The options that one seldom changes."""
+        self.files = Section("Accelerate's settings file", self.file.box)
+        """Around `file`."""
+        sections = ipywidgets.VBox([self.advanced.box, self.files.box])
         self.children = [
             ipywidgets.HTML(f"<style>{CSS.read_text(encoding='utf-8')}</style>", layout={"display": "none"}),
             ipywidgets.HTML(self._title()),
             _grid(self._essential()),
+            self._formula,
             *self._arguments(),
-            self.accordion,
-            self._summary,
+            sections,
+            self._code,
             running.box,
         ]
         state.observe(lambda _: self.draw(), "revision")
@@ -91,7 +94,7 @@ class PanelView:
                 if f"arguments.{name}" not in mistakes:
                     self._show_argument(parameter)
             self._draw_notes(config)
-            self._summary.value = self._formula() + self._code()
+            self._formula.value, self._code.value = self._formula_html(), self._code_html()
             self._draw_readiness()
 
     # Making.
@@ -100,8 +103,8 @@ class PanelView:
         function = self._state.function
         name = "a function" if function is None else f"<code>{html.escape(checks.name_of(function))}</code>"
         return (
-            f'<div class="nbl-title">Launch {name}</div>'
-            f'<div class="nbl-note">{html.escape(hardware.describe_machine(self._state.machine))}</div>'
+            f'<div class="nbp-title">Launch {name}</div>'
+            f'<div class="nbp-note">{html.escape(hardware.describe_machine(self._state.machine))}</div>'
         )
 
     def _essential(self) -> list[Field]:
@@ -124,7 +127,7 @@ class PanelView:
         if not fields:
             return []
         name = html.escape(checks.name_of(self._state.function))
-        return [ipywidgets.HTML(f'<div class="nbl-heading">Arguments of <code>{name}</code></div>'), _grid(fields)]
+        return [ipywidgets.HTML(f'<div class="nbp-heading">Arguments of <code>{name}</code></div>'), _grid(fields)]
 
     def _label_of(self, parameter: Parameter) -> str:
         bound = self._state.micro_batch
@@ -154,7 +157,7 @@ class PanelView:
         machine, problems = self._state.machine, self._state.problems
         hints = {"num_processes": hardware.processes_hint(machine, self._state.plan)}
         hints["gradient_accumulation_steps"] = "Micro-batches for each optimizer update"
-        hints["devices"] = machine.why_no_gpu.capitalize()
+        hints["devices"] = machine.why_no_gpu[:1].upper() + machine.why_no_gpu[1:]
         for name, field in self.fields.items():
             if name in problems:
                 field.say(problems[name], "error")
@@ -191,34 +194,40 @@ class PanelView:
             return f'Taken from code: panel.arguments["{parameter.name}"]'
         return ""
 
-    def _formula(self) -> str:
+    def _formula_html(self) -> str:
         batch = self._state.effective_batch
-        factors = '<span class="nbl-sign">×</span>'.join(  # noqa: RUF001 - the sign
-            f'<span class="nbl-factor"><b>{"?" if value is None else f"{value:,}"}</b> {name}</span>'
-            for name, value in batch.factors.items()
+        counted = {name: value for name, value in batch.factors.items() if self._state.micro_batch or name != MICRO}
+        unit = "samples" if MICRO in counted else "micro-batches"
+        total = None if None in counted.values() else math.prod(value or 0 for value in counted.values())
+        factors = '<span class="nbp-sign">×</span>'.join(  # noqa: RUF001 - the sign
+            f'<span class="nbp-factor"><b>{"?" if value is None else f"{value:,}"}</b> {name}</span>'
+            for name, value in counted.items()
         )
-        total = "?" if batch.total is None else f"{batch.total:,}"
         return (
-            '<div class="nbl-formula" role="status"><span class="nbl-label">Effective batch</span>'
-            f'<span class="nbl-product">{factors}<span class="nbl-sign">=</span>'
-            f'<span class="nbl-factor nbl-total"><b>{total}</b> samples per update</span></span></div>'
+            '<div class="nbp-formula" role="status"><span class="nbp-label">Effective batch</span>'
+            f'<span class="nbp-product">{factors}<span class="nbp-sign">=</span>'
+            f'<span class="nbp-factor"><b>{"?" if total is None else f"{total:,}"}</b> {unit} per update</span>'
+            "</span></div>"
         )
 
-    def _code(self) -> str:
+    def _code_html(self) -> str:
         code = html.escape(self._state.code())
-        stale = " nbl-stale" if self._state.mistakes else ""
-        note = '<div class="nbl-note">Without what is marked above.</div>' if stale else ""
+        stale = " nbp-stale" if self._state.mistakes else ""
+        note = '<div class="nbp-note">Without what is marked above.</div>' if stale else ""
         return (
-            '<div class="nbl-code"><span class="nbl-label">The same in code</span>'
-            f'<div class="nbl-code-row{stale}"><pre tabindex="0"><code>{code}</code></pre>'
-            f'<button type="button" class="nbl-copy" onclick="{COPY}">Copy</button></div>{note}</div>'
+            '<div class="nbp-code"><span class="nbp-label">The same in code</span>'
+            f'<div class="nbp-code-row{stale}"><pre tabindex="0"><code>{code}</code></pre>'
+            f'<button type="button" class="nbp-copy" onclick="{COPY}">Copy</button></div>{note}</div>'
         )
 
     def _draw_readiness(self) -> None:
         problems, plan = self._state.problems, self._state.plan
+        fields = {**self.fields, **{f"arguments.{name}": field for name, field in self.argument_fields.items()}}
+        num_hidden = len(set(ADVANCED) & set(problems))
+        self.advanced.remark(f"{num_hidden} to correct" if num_hidden else "")
         if problems:
-            fields = [key.removeprefix("arguments.") for key in problems if key]
-            text = problems.get("", "") or f"Launch is off until this is right: {', '.join(fields)}."
+            labels = [fields[key].label if key in fields else key for key in problems if key]
+            text = problems.get("", "") or f"Launch is off until this is right: {', '.join(labels)}."
             self._running.set_ready(text, is_ready=False)
         elif plan is not None:
             seed = f", seed {plan.seed}"
@@ -228,5 +237,5 @@ class PanelView:
 
 def _grid(fields: list[Field]) -> ipywidgets.GridBox:
     grid = ipywidgets.GridBox([field.box for field in fields])
-    grid.add_class("nbl-grid")
+    grid.add_class("nbp-grid")
     return grid

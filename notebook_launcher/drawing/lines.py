@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from notebook_launcher.drawing.averages import Series
     from notebook_launcher.drawing.scales import Scale
 
-__all__ = ["band_path", "draw_series", "oddities"]
+__all__ = ["draw_series", "oddities"]
 
 Pixel = tuple[float, float]
 
@@ -48,16 +48,17 @@ def draw_series(
         num: How many lines the picture has. One alone needs no markers to be told from others.
     """
     style = line_style(series.style)
-    drawn = [thin(segment, x, columns) for segment in _segments(shown, x, y)]
-    body = band_path(series.band, x, y, columns, style.colour)
+    drawn = [_thin(segment, x, columns) for segment in _segments(shown, x, y)]
+    body = _band_path(series.band, x, y, columns, style.colour)
     line = f'fill="none" stroke="{style.colour}" stroke-linejoin="round" stroke-linecap="round"'
     if shown is not series.points:
-        raw = [thin(segment, x, columns) for segment in _segments(series.points, x, y)]
+        raw = [_thin(segment, x, columns) for segment in _segments(series.points, x, y)]
         body += f'<path d="{_path(raw)}" {line} stroke-width="1" stroke-opacity="0.35"/>'
     dash = f' stroke-dasharray="{style.dash}"' if style.dash else ""
     body += f'<path d="{_path(drawn)}" {line} stroke-width="1.6"{dash}/>' if drawn else ""
     pixels = [pixel for segment in drawn for pixel in segment]
-    return body + marker(style, _marked(pixels, place, num), 2.6)
+    lone = [segment[0] for segment in drawn if len(segment) == 1]  # Of these there is no line.
+    return body + marker(style, lone + _marked(pixels, place, num), 2.6)
 
 
 def _segments(points: Iterable[tuple[int, float]], x: Scale, y: Scale) -> list[list[Pixel]]:
@@ -74,7 +75,7 @@ def _segments(points: Iterable[tuple[int, float]], x: Scale, y: Scale) -> list[l
     return [segment for segment in segments if segment]
 
 
-def thin(segment: Sequence[Pixel], x: Scale, columns: int) -> list[Pixel]:
+def _thin(segment: Sequence[Pixel], x: Scale, columns: int) -> list[Pixel]:
     """Return at most two points for each column, its highest and its lowest, and both ends."""
     if len(segment) <= columns:
         return list(segment)
@@ -98,7 +99,7 @@ def _path(segments: Iterable[Sequence[Pixel]]) -> str:
     parts = []
     for segment in segments:
         coordinates = " ".join(f"{number(x)} {number(y)}" for x, y in segment)
-        parts.append(f"M{coordinates}" if len(segment) > 1 else f"M{coordinates}h0")  # Round caps make it a dot.
+        parts.append(f"M{coordinates}" if len(segment) > 1 else f"M{coordinates}h0")
     return "".join(parts)
 
 
@@ -111,7 +112,7 @@ def _marked(pixels: Sequence[Pixel], place: int, num: int) -> list[Pixel]:
     return [pixels[int((at + place / num) / NUM_MARKERS * len(pixels))] for at in range(NUM_MARKERS)]
 
 
-def band_path(band: Sequence[tuple[int, float, float]], x: Scale, y: Scale, columns: int, colour: str) -> str:
+def _band_path(band: Sequence[tuple[int, float, float]], x: Scale, y: Scale, columns: int, colour: str) -> str:
     """Return the range around a line as one shape; empty if there is none."""
     drawable = [(step, low, high) for step, low, high in band if not y.log or low > 0]
     if len(drawable) < 2:
@@ -124,7 +125,7 @@ def band_path(band: Sequence[tuple[int, float, float]], x: Scale, y: Scale, colu
 
 
 def oddities(every: Iterable[Series], x: Scale, y: Scale) -> tuple[str, str]:
-    """Return marks where a value could not be drawn, and a note with the first step of each kind.
+    """Return marks where a value could not be drawn, and a note with the kinds and the first step.
 
     NaN is a cross at the bottom, an infinite value a triangle at its edge.
     """
@@ -141,8 +142,8 @@ def oddities(every: Iterable[Series], x: Scale, y: Scale) -> tuple[str, str]:
             if kind in last and x(step) - last[kind] > NEAR:
                 last[kind] = x(step)
                 marks.append(_mark(kind, x(step), y, colour))
-    note = ", ".join(f"{symbol} from step {step:,}" for symbol, step in first.items())
-    return "".join(marks), note
+    since = f" from step {min(first.values()):,}" if first else ""
+    return "".join(marks), ", ".join(first) + since
 
 
 _KINDS = ("× NaN", "▲ ∞", "▼ -∞")  # noqa: RUF001 - the sign that is drawn

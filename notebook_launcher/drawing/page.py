@@ -1,7 +1,8 @@
 """A whole run as one static HTML fragment, one SVG and one text: what a saved notebook keeps of it.
 
-The picture is an output of its own: code hosts take SVG out of HTML. JupyterLab, on the other hand, shows no
-`image/svg+xml` of a notebook that it does not trust, but keeps an `<img>` in HTML that carries it: `picture_html`.
+Whoever cleans HTML takes `<svg>` out of it, so the picture is an output of its own. Of a notebook that it does not
+trust, one from another machine, JupyterLab 4.6 shows no `image/svg+xml` either, but keeps an `<img>` in HTML that
+carries the picture: `picture_html`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["headline", "picture_html", "static_html", "static_svg", "static_text"]
 
+WIDTH = 720.0
 MAX_FAILURES = 32
 MAX_TRACEBACKS = 2
 """Of a text: ranks tend to fail alike."""
@@ -58,7 +60,8 @@ def static_html(
     """
     parts = [_summary_html(snapshot), sections.failures_html(snapshot.failures)]
     if picture:
-        parts.append(picture_html(static_svg(snapshot, curves), f"Curves and timeline of {headline(snapshot)}"))
+        svg = document(stack(_drawings(snapshot, curves, WIDTH)), headline(snapshot))
+        parts.append(picture_html(svg, f"Curves and timeline of {headline(snapshot)}"))
     parts += [
         sections.ranks_html(snapshot.ranks),
         sections.metrics_html(curves),
@@ -73,6 +76,7 @@ def static_html(
 def _summary_html(snapshot: RunSnapshot) -> str:
     facts = [plural(snapshot.num_processes, "rank"), *_facts(snapshot)]
     name = f'<span style="font-size:15px;font-weight:600">{escape(one_line(snapshot.name, 80))}</span>'
+    seed = f"seed {snapshot.seed}, " if f"seed {snapshot.seed}" not in snapshot.summary else ""
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(max(snapshot.started, 0.0), 1e11)))
     error = (
         f'<div style="margin:8px 0;padding:2px 10px;border-left:3px solid {BAD}">{escape(snapshot.error)}</div>'
@@ -82,7 +86,7 @@ def _summary_html(snapshot: RunSnapshot) -> str:
     return (
         f"<div>{name} &nbsp;{tables.state_html(snapshot.state)} &nbsp;{escape(', '.join(facts))}</div>"
         + tables.note_html(one_line(snapshot.summary, 300))
-        + tables.note_html(f"{one_line(snapshot.id)}, seed {snapshot.seed}, started {started}")
+        + tables.note_html(f"{one_line(snapshot.id)}, {seed}started {started}")
         + error
     )
 
@@ -94,14 +98,16 @@ def picture_html(svg: str, description: str) -> str:
     return f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(description)}" style="{style}">'
 
 
-def static_svg(snapshot: RunSnapshot, curves: Curves, *, width: float = 720.0) -> str:
+def static_svg(snapshot: RunSnapshot, curves: Curves, *, width: float = WIDTH) -> str:
     """Return the run's curves and the timeline of its ranks as one `<svg>` of this width in pixels."""
     title = headline(snapshot)
-    parts = [Picture(width, 16, text(0, 12, title, bold=True, size=SIZE + 1, width=width))]
-    parts.append(curves_picture(curves, None, PlotOptions(width=width)))
-    if snapshot.phases:
-        parts.append(timeline_picture(snapshot.phases, width=width))
-    return document(stack(parts), title)
+    heading = Picture(width, 16, text(0, 12, title, bold=True, size=SIZE + 1, width=width))
+    return document(stack([heading, *_drawings(snapshot, curves, width)]), title)
+
+
+def _drawings(snapshot: RunSnapshot, curves: Curves, width: float) -> list[Picture]:
+    timeline = [timeline_picture(snapshot.phases, width=width)] if snapshot.phases else []
+    return [curves_picture(curves, None, PlotOptions(width=width)), *timeline]
 
 
 def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:

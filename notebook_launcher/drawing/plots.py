@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.drawing.averages import Series
 
-__all__ = ["MAX_PLOTS", "Plot", "PlotOptions", "draw_plots"]
+__all__ = ["MAX_PLOTS", "Plot", "PlotOptions", "draw_plots", "legend_of"]
 
 MAX_PLOTS = 24
 MAX_POINTS = 30_000
@@ -96,14 +96,15 @@ def _rows(plots: Sequence[Plot], options: PlotOptions, *, num_lines: int) -> Ite
     num_paths = sum(1 + bool(options.smoothing) + bool(series.band) for plot in plots for series in plot.series)
     points = int(min(width, max(40, MAX_POINTS / 2 / max(num_paths, 1))))
     frames = [_Frame(plot, options, height, num_lines=num_lines) for plot in plots]
-    margin = max(frame.margin for frame in frames)  # One for all: what lies below each other is aligned.
+    # Plots below each other are aligned.
+    margins = [max(frame.margin for frame in frames[place::num_columns]) for place in range(num_columns)]
     steps = _common_steps(plots)
     lefts = [place * (width + GAP) for place in range(num_columns)]
     for start in range(0, len(frames), num_columns):
         row = frames[start : start + num_columns]
         body = "".join(
             f'<g transform="translate({number(left)} 0)">{frame.draw(width, margin, steps, points)}</g>'
-            for left, frame in zip(lefts, row, strict=False)
+            for left, margin, frame in zip(lefts, margins, row, strict=False)
         )
         yield Picture(options.width, HEAD + height + FOOT, body)
 

@@ -104,7 +104,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
         return [_power(tick) for tick in ticks]
     spacing = min((abs(b - a) for a, b in itertools.pairwise(ticks)), default=largest) or 1.0
     if largest >= 1e15 or largest < 1e-3:
-        digits = max(0, math.floor(math.log10(largest / spacing) + 1e-9)) if largest else 0
+        digits = next((d for d in range(9) if all(abs(float(f"{t:.{d}e}") - t) < 1e-4 * spacing for t in ticks)), 9)
         return [_exponent(f"{tick:.{digits}e}") for tick in ticks]
     unit, letter = next(
         ((unit, letter) for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if largest >= 10 * unit),

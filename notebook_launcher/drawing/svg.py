@@ -11,7 +11,7 @@ from notebook_launcher.drawing.text import escape, shorten
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["SMALL", "Picture", "document", "marker", "number", "stack", "text"]
+__all__ = ["SIZE", "SMALL", "Picture", "document", "marker", "number", "stack", "text"]
 
 SIZE, SMALL = 12.0, 11.0
 """Font sizes in pixels: titles, and all else."""

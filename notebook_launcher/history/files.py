@@ -52,16 +52,20 @@ class MetricsFile:
         """Append points; raises `OSError`."""
         remaining = iter(points)
         while chunk := list(itertools.islice(remaining, CHUNK)):
-            kept = self._thinned(chunk, self._stride())
-            lines = [encode_point(point) + "\n" for point in kept]
-            # All is ASCII, so characters are bytes.
-            ends = list(itertools.accumulate(map(len, lines), initial=self.size))
-            lines = [line for line, end in zip(lines, ends[1:], strict=True) if end <= self._limit]
+            lines = self._fitting(encode_point(point) + "\n" for point in self._thinned(chunk, self._stride()))
             self.num_left_out += len(chunk) - len(lines)
             if lines:
                 data = "".join(lines).encode("ascii")
                 append(self._path, data)
                 self.size += len(data)
+
+    def _fitting(self, lines: Iterable[str]) -> list[str]:
+        fitting, room = [], self._limit - self.size
+        for line in lines:
+            if len(line) <= room:  # All is ASCII, so characters are bytes.
+                fitting.append(line)
+                room -= len(line)
+        return fitting
 
     def _stride(self) -> int:
         room = 1 - self.size / self._limit

@@ -120,7 +120,7 @@ def is_live(folder: Path, summary: dict[str, Any] | None) -> bool:
     return owners.is_alive(summary.get("kernel"), age=_age(folder / SUMMARY))
 
 
-def prune(home: Path, *, max_runs: int = MAX_RUNS, max_bytes: int | None = None) -> None:
+def prune(home: Path, *, max_runs: int, max_bytes: int | None = None) -> None:
     """Remove the oldest runs until the rest are few enough and, if `max_bytes` is given, small enough.
 
     The newest is left alone, and so is a run that goes on, and every file that no run wrote. Raises `OSError`

@@ -8,7 +8,9 @@ machine until it reboots.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+from pathlib import Path
 from typing import Any
 
 __all__ = ["SILENCE", "identify", "is_alive"]
@@ -21,7 +23,7 @@ One that lives writes every 5 s (`recorder.py`)."""
 def identify() -> dict[str, Any]:
     """Return what names this process, as JSON has it."""
     pid = os.getpid()
-    return {"pid": pid, "start": _start_of(pid), "boot": _boot(), "pid_namespace": _namespace()}
+    return {"pid": pid, "start": _start_of(pid), **_machine()}
 
 
 def is_alive(owner: object, *, age: float) -> bool:
@@ -34,7 +36,7 @@ def is_alive(owner: object, *, age: float) -> bool:
     if not isinstance(owner, dict):
         return False
     pid = owner.get("pid")
-    if (owner.get("boot"), owner.get("pid_namespace")) != (_boot(), _namespace()) or not isinstance(pid, int):
+    if not isinstance(pid, int) or not _machine().items() <= owner.items():
         return age < SILENCE
     return _start_of(pid) == owner.get("start") is not None
 
@@ -49,13 +51,12 @@ def _start_of(pid: int) -> int | None:
     return None
 
 
-def _boot() -> str:
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
-    return ""
-
-
-def _namespace() -> str:
+@functools.cache
+def _machine() -> dict[str, str]:
+    """Return what tells where a process number means this process."""
+    boot = namespace = ""
     with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")  # noqa: PTH115
-    return ""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - the text is no path
+    return {"boot": boot, "pid_namespace": namespace}

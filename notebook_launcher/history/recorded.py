@@ -147,8 +147,10 @@ class RecordedRun:
         if rank not in range(num):
             msg = f"there is no rank {rank!r}: this run has {num}, 0 to {num - 1}"
             raise LookupError(msg)
-        data = _read(self._folder / folders.log_name(rank), position)
-        return data.decode("utf-8", "replace"), position + len(data)
+        path = self._folder / folders.log_name(rank)
+        data = _read(path, position)
+        size = path.stat().st_size if path.exists() else 0
+        return data.decode("utf-8", "replace"), min(position, size) + len(data)
 
     def _tail(self, rank: int) -> str:
         path = self._folder / folders.log_name(rank)
@@ -183,7 +185,7 @@ def _decode(summary: dict[str, Any] | None, folder: Path) -> RunSnapshot:
         state="starting",
         started=folders.time_in(folder.name),
         seconds=0.0,
-        num_processes=len(list(folder.glob(folders.log_name("*")))),
+        num_processes=len(list(folder.glob("rank-*.log"))),
         summary="",
         seed=0,
         error="its summary cannot be read",

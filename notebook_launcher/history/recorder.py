@@ -34,6 +34,7 @@ FIRST_AFTER = 1.0
 """Seconds after the launch at which the folder is made."""
 WRITE_EVERY = 0.5
 SUMMARY_EVERY = 5.0
+"""More often in a run's first seconds, in which its ranks start."""
 HEAVY = 1_000_000
 """Bytes of a run that let it look at the size of all folders: this costs a look at each of their files."""
 
@@ -58,6 +59,7 @@ class Recorder:
         self._is_on = chosen is not None
         self._has_new = False
         self._write_at = self._summary_at = launched + FIRST_AFTER
+        self._summary_wait = WRITE_EVERY
         self._position = 0
         self._metrics: MetricsFile | None = None
         self._logs: list[LogFile] = []
@@ -85,7 +87,8 @@ class Recorder:
                 snapshot = self._reader.snapshot()
                 self._make_folder(snapshot)
                 self._write_summary(snapshot)
-                self._summary_at = now + SUMMARY_EVERY
+                self._summary_at = now + self._summary_wait
+                self._summary_wait = min(2 * self._summary_wait, SUMMARY_EVERY)
             if self._has_new and now >= self._write_at:
                 self._write_news()
                 self._has_new = False
@@ -116,14 +119,18 @@ class Recorder:
             return
         size = (self._metrics.size if self._metrics is not None else 0) + sum(log.size for log in self._logs)
         with contextlib.suppress(OSError):
-            folders.prune(self._home, max_bytes=folders.MAX_BYTES if size > HEAVY else None)
+            max_bytes = folders.MAX_BYTES if size > HEAVY else None
+            folders.prune(self._home, max_runs=folders.MAX_RUNS, max_bytes=max_bytes)
 
     def _make_folder(self, snapshot: RunSnapshot) -> None:
         assert self._home is not None
         if self.folder is None:
-            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder = self._home / snapshot.id
-            folder.mkdir(mode=0o700)
+            try:
+                folder.mkdir(mode=0o700)
+            except FileNotFoundError:
+                self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700)
             self.folder = folder
             self._metrics = MetricsFile(folder)
             self._logs = [LogFile(folder, rank, snapshot.num_processes) for rank in range(snapshot.num_processes)]

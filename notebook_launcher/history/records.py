@@ -172,4 +172,7 @@ class RunReader(Protocol):
         """Return the metrics after a position, and the next position; begin with 0."""
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
-        """Return what a rank has written after a position, and the next position; begin with 0."""
+        """Return what a rank has written after a position, and the next position; begin with 0.
+
+        A position counts bytes. One beyond the end gives an empty text and the end.
+        """

@@ -126,6 +126,7 @@ class Conductor:
                 self.future.set_exception(verdict.error)
             self.questions.close()
             self._recorder.make_room()
+            del self._recorder  # It knows this conductor; in a cycle, the logs' files would stay open for long.
 
     def _run_attempts(self) -> Attempt:
         limit = self.ranks.plan.config.max_restarts

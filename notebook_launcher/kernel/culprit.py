@@ -46,6 +46,11 @@ def is_victim_like(report: ExceptionReport) -> bool:
     return any(TORCHS_COLLECTIVES.search(frame.filename) for frame in report.frames)
 
 
+STOPPED = "stopped"
+"""The summary of a rank that ended because the run was stopped."""
+INTERRUPTS = ("KeyboardInterrupt", "notebook_launcher.context.RunStopped")
+
+
 def failures_of(failed: list[RankEnd], last_lines: Callable[[int], tuple[str, ...]]) -> tuple[Failure, ...]:
     """Return what is known of every rank that failed, the culprit first."""
     failures = [_failure(end, last_lines(end.rank)) for end in failed]
@@ -59,7 +64,7 @@ def _failure(end: RankEnd, last_lines: tuple[str, ...]) -> Failure:
             rank=end.rank,
             kind="return" if end.raised.stage == "return" else "exception",
             time=end.time,
-            summary="stopped" if end.after_stop and report.type_name == "KeyboardInterrupt" else one_line(report),
+            summary=STOPPED if end.after_stop and report.type_name in INTERRUPTS else one_line(report),
             traceback=format_report(report),
             victim=end.after_stop or is_victim_like(report),
             last_lines=last_lines,

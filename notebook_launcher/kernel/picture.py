@@ -20,10 +20,15 @@ def has_picture(snapshot: RunSnapshot, curves: Curves) -> bool:
 
 
 def picture_of(snapshot: RunSnapshot, curves: Curves) -> tuple[Bundle, Bundle]:
-    """Return two outputs, the tables and the drawing: code hosts show SVG, but not inside HTML."""
-    from notebook_launcher.drawing.page import static_html, static_svg, static_text
+    """Return two outputs, the tables and the drawing.
+
+    JupyterLab shows an SVG output of a notebook that it does not trust as text, and an image inside HTML as it is.
+    Whoever has no HTML takes the SVG itself.
+    """
+    from notebook_launcher.drawing.page import picture_html, static_html, static_svg, static_text
 
     table = {"text/html": static_html(snapshot, curves), "text/plain": static_text(snapshot)}
     if not has_picture(snapshot, curves):
         return table, {"text/html": "", "text/plain": ""}  # Takes no room.
-    return table, {"image/svg+xml": static_svg(snapshot, curves), "text/plain": f"{snapshot.name}: curves and timeline"}
+    drawing, words = static_svg(snapshot, curves), f"{snapshot.name}: curves and timeline"
+    return table, {"text/html": picture_html(drawing, words), "image/svg+xml": drawing, "text/plain": words}

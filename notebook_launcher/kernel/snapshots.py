@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from notebook_launcher import context
 from notebook_launcher.history.records import FailureRecord, RankSnapshot, RunSnapshot
+from notebook_launcher.kernel.culprit import STOPPED
 from notebook_launcher.kernel.formatting import one_line_of
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.history.records import MetricPoint, RankState, RunState
     from notebook_launcher.kernel.conductor import Conductor
+    from notebook_launcher.kernel.results import Results
     from notebook_launcher.messages import Failure
 
 __all__ = ["ConductorReader", "config_as_json", "state_of", "take_rank_snapshot", "take_snapshot"]
@@ -81,7 +83,7 @@ def take_snapshot(conductor: Conductor) -> RunSnapshot:
         timed_out=results.timed_out if results is not None else False,
         error=one_line_of(verdict.error) if verdict is not None and verdict.error is not None else "",
         ranks=tuple(take_rank_snapshot(conductor, rank) for rank in range(plan.num_processes)),
-        failures=tuple(_failure(failure) for failure in results.failures) if results is not None else (),
+        failures=tuple(_failure(failure) for failure in _failures(results)),
         phases=dict(conductor.live.phases),
     )
 
@@ -101,7 +103,7 @@ def take_rank_snapshot(conductor: Conductor, rank: int) -> RankSnapshot:
         rank=rank,
         pid=pid,
         state=_rank_state(conductor, rank),
-        reason=next((failure.summary for failure in results.failures if failure.rank == rank), "") if results else "",
+        reason=next((failure.summary for failure in _failures(results) if failure.rank == rank), ""),
         done=progress.done if progress else None,
         total=progress.total if progress else None,
         description=progress.description if progress else "",
@@ -129,6 +131,11 @@ def _rank_state(conductor: Conductor, rank: int) -> RankState:
     with contextlib.suppress(ValueError):  # The board was closed while the run ended.
         return ACTIVITIES[attempt.activity_of(rank)]
     return "running"
+
+
+def _failures(results: Results | None) -> list[Failure]:
+    """Return the failures, without ranks that only were stopped."""
+    return [failure for failure in results.failures if failure.summary != STOPPED] if results is not None else []
 
 
 def _resident(pid: int) -> int | None:

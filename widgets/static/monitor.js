@@ -86,7 +86,11 @@ const formatRankCount = (count) => `${count} ${count === 1 ? "rank" : "ranks"}`;
 function formatValue(value) {
   if (!isNumber(value)) return "not finite";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
+  if (size !== 0 && (size < 1e-3 || size >= 1e6))
+    return value
+      .toExponential(2)
+      .replace(/\.?0+e/, "e")
+      .replace("e+", "e");
   return Number(value.toPrecision(4)).toLocaleString("en-US", { maximumFractionDigits: 6 });
 }
 
@@ -116,7 +120,9 @@ function formatSeconds(seconds) {
 const formatRate = (rate) => (rate >= 1 ? `${rate.toFixed(1)} it/s` : `${(1 / rate).toFixed(1)} s/it`);
 
 const formatDone = ({ done, total }) =>
-  total ? `${formatCount(done)} of ${formatCount(total)} (${formatShare(done / total)})` : `${formatCount(done ?? 0)} done`;
+  total
+    ? `${formatCount(done)} of ${formatCount(total)} (${formatShare(done / total)})`
+    : `${formatCount(done ?? 0)} done`;
 
 // Escape sequences (colours, cursor, titles), then every other control character but the tab.
 const ESCAPES = /\u001b\[[0-9;?]*[ -/]*[@-~]|\u001b\][^\u0007\u001b]*(?:\u0007|\u001b\\)|\u001b[@-_]/g;
@@ -125,10 +131,18 @@ const CONTROLS = /[\u0000-\u0008\u000a-\u001f\u007f-\u009f]/g;
 /** What a terminal would show of a line: what stands after the last carriage return, without colours. */
 function plainLine(raw) {
   const written = raw.replace(/\r+$/, "");
-  return written.slice(written.lastIndexOf("\r") + 1).replace(ESCAPES, "").replace(CONTROLS, "").slice(0, MAX_LINE_LENGTH);
+  return written
+    .slice(written.lastIndexOf("\r") + 1)
+    .replace(ESCAPES, "")
+    .replace(CONTROLS, "")
+    .slice(0, MAX_LINE_LENGTH);
 }
 
-const plainText = (raw) => String(raw ?? "").split("\n").map(plainLine).join("\n");
+const plainText = (raw) =>
+  String(raw ?? "")
+    .split("\n")
+    .map(plainLine)
+    .join("\n");
 
 // ------------------------------------------------------------------------------- what is known of the run
 
@@ -152,16 +166,28 @@ class Curve {
     this.version += 1;
   }
 
+  /** Keep each stretch's extremes; stretches are equally wide, so that old points fare no worse than new ones. */
   #thin() {
+    const [first, last] = extentOf([this.steps]);
+    const width = (last - first) / (MAX_POINTS / 4) || 1;
+    this.#keepExtremes((at) => Math.floor((this.steps[at] - first) / width));
+    // Steps that go to and fro make a stretch of each point.
+    if (this.steps.length > 0.75 * MAX_POINTS) this.#keepExtremes((at) => Math.floor(at / 4));
+  }
+
+  #keepExtremes(stretchOf) {
     const kept = [];
-    for (let start = 0; start < this.steps.length; start += 4) kept.push(...this.#extremes(start, start + 4));
+    for (let start = 0, end = 0; start < this.steps.length; start = end) {
+      while (end < this.steps.length && stretchOf(end) === stretchOf(start)) end += 1;
+      kept.push(...this.#extremes(start, end));
+    }
     this.steps = kept.map((at) => this.steps[at]);
     this.values = kept.map((at) => this.values[at]);
   }
 
   #extremes(start, end) {
     let [low, high, gap] = [-1, -1, -1];
-    for (let at = start; at < Math.min(end, this.values.length); at += 1) {
+    for (let at = start; at < end; at += 1) {
       const value = this.values[at];
       if (value === null) gap = gap < 0 ? at : gap;
       else {
@@ -365,7 +391,11 @@ class RunData {
       appendBounded(data.errors, errors, MAX_LINES);
     },
     notices: (data, notices) => {
-      appendBounded(data.notices, notices.map((text) => ({ text: plainText(text) })), MAX_NOTICES);
+      appendBounded(
+        data.notices,
+        notices.map((text) => ({ text: plainText(text) })),
+        MAX_NOTICES,
+      );
     },
   };
 
@@ -438,7 +468,7 @@ class StateLight {
   show({ word, tone, shape }, reason = "") {
     setAttribute(this.element, "data-tone", tone);
     setAttribute(this.path, "d", SHAPES[shape]);
-    setText(this.word, reason ? `${word}: ${reason}` : word);
+    setText(this.word, reason && reason !== word ? `${word}: ${reason}` : word);
     setAttribute(this.element, "title", this.word.textContent);
   }
 }
@@ -478,7 +508,12 @@ class Section {
   constructor(title, ...controls) {
     this.controls = h("div", { class: "nbl-controls" }, ...controls);
     this.body = h("div", { class: "nbl-body" });
-    const heading = h("div", { class: "nbl-heading" }, h("div", { class: "nbl-title", role: "heading", "aria-level": "3" }, title), this.controls);
+    const heading = h(
+      "div",
+      { class: "nbl-heading" },
+      h("div", { class: "nbl-title", role: "heading", "aria-level": "3" }, title),
+      this.controls,
+    );
     this.element = h("section", { class: "nbl-section", "aria-label": title }, heading, this.body);
     this.element.hidden = true;
   }
@@ -513,11 +548,18 @@ class Stage {
   }
 
   request() {
-    this.#frame ||= requestAnimationFrame(() => {
-      this.#frame = 0;
+    this.#frame ||= requestAnimationFrame(() => this.#paint());
+  }
+
+  #paint() {
+    try {
       this.beforeSurfaces();
-      for (const surface of this.#surfaces.values()) if (surface.isVisible && surface.isStale) surface.paint(this.theme);
-    });
+      for (const surface of this.#surfaces.values()) {
+        if (surface.isVisible && surface.isStale) surface.paint(this.theme);
+      }
+    } finally {
+      this.#frame = 0; // last: what became stale meanwhile has just been painted
+    }
   }
 
   watch(surface) {
@@ -606,7 +648,10 @@ const DASHES = [[], [6, 3], [2, 2], [9, 3, 2, 3], [12, 4], [4, 4], [9, 2, 2, 2, 
 const PALETTE = 8;
 
 /** Colour and dash of a rank: neighbours differ in both, and 64 ranks have 64 pairs. */
-const styleOf = (rank) => ({ color: rank % PALETTE, dash: DASHES[(rank + Math.floor(rank / PALETTE)) % DASHES.length] });
+const styleOf = (rank) => ({
+  color: rank % PALETTE,
+  dash: DASHES[(rank + Math.floor(rank / PALETTE)) % DASHES.length],
+});
 
 /** The colours in force, read from the style sheet; whether they are dark is told by the ground itself. */
 function readTheme(root) {
@@ -631,7 +676,8 @@ function linearTicks(low, high, count) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const spacing = power * ([1, 2, 5].find((factor) => factor * power >= rough) ?? 10);
   const ticks = [];
-  for (let at = Math.ceil(low / spacing - 1e-9); at * spacing <= high + 1e-9 * spacing && ticks.length < 50; at += 1) ticks.push(at * spacing);
+  for (let at = Math.ceil(low / spacing - 1e-9); at * spacing <= high + 1e-9 * spacing && ticks.length < 50; at += 1)
+    ticks.push(at * spacing);
   return ticks;
 }
 
@@ -640,7 +686,8 @@ function logTicks(low, high, count) {
   const powers = linearTicks(low, high, count).filter((at) => Math.abs(at - Math.round(at)) < 1e-9);
   if (powers.length >= 2) return powers;
   const ticks = [];
-  for (let power = Math.floor(low); power <= high; power += 1) for (const factor of [1, 2, 5]) ticks.push(power + Math.log10(factor));
+  for (let power = Math.floor(low); power <= high; power += 1)
+    for (const factor of [1, 2, 5]) ticks.push(power + Math.log10(factor));
   const inside = ticks.filter((at) => at >= low && at <= high);
   return inside.length >= 2 ? inside : linearTicks(low, high, count);
 }
@@ -653,7 +700,12 @@ function formatTick(value, spacing) {
   return value.toFixed(digits);
 }
 
-const formatStep = (step) => (Math.abs(step) >= 1e6 ? `${formatValue(step / 1e6)}M` : Math.abs(step) >= 1e4 ? `${formatValue(step / 1e3)}k` : formatValue(step));
+const formatStep = (step) =>
+  Math.abs(step) >= 1e6
+    ? `${formatValue(step / 1e6)}M`
+    : Math.abs(step) >= 1e4
+      ? `${formatValue(step / 1e3)}k`
+      : formatValue(step);
 
 /** A line of pixels: at most four points a column (first, lowest, highest, last), in runs between gaps. */
 class PixelLine {
@@ -687,20 +739,31 @@ class PixelLine {
     if (Number.isNaN(this.#column)) return;
     if (!this.#run) this.runs.push((this.#run = []));
     this.#run.push(this.#x, this.#first);
-    if (this.#low !== this.#high) this.#run.push(this.#x, this.#low, this.#x, this.#high, this.#x, this.#last);
+    if (this.#high - this.#low > 1) this.#run.push(this.#x, this.#low, this.#x, this.#high, this.#x, this.#last);
   }
 }
 
-/** A gap, and a step that lies before its forerunner (a restart), lift the pen. */
-function pixelLine(steps, values, toX, toY) {
+/** A gap, and a step that lies before its forerunner (a restart), lift the pen; so do the gaps of a dash along x. */
+function pixelLine(steps, values, toX, toY, dash = []) {
   const line = new PixelLine();
   steps.forEach((step, at) => {
     const y = values[at] === null ? NaN : toY(values[at]);
-    if (!Number.isFinite(y) || (at > 0 && step < steps[at - 1])) line.lift();
-    if (Number.isFinite(y)) line.add(toX(step), y);
+    const x = toX(step);
+    const isDrawn = Number.isFinite(y) && !isInGap(dash, x);
+    if (!isDrawn || (at > 0 && step < steps[at - 1])) line.lift();
+    if (isDrawn) line.add(x, y);
   });
   line.lift();
   return line.runs;
+}
+
+function isInGap(dash, x) {
+  let rest = Math.round(x) % dash.reduce((sum, length) => sum + length, 0);
+  for (let at = 0; at < dash.length; at += 1) {
+    rest -= dash[at];
+    if (rest < 0) return at % 2 === 1;
+  }
+  return false;
 }
 
 /** Stroke runs of pixels; a run of one point becomes a dot. */
@@ -765,11 +828,21 @@ class Header {
     this.summary = h("div", { class: "nbl-summary" });
     this.hint = h("div", { class: "nbl-hint", role: "status" });
     this.buttons = ACTIONS.map(({ type, label, title }) =>
-      h("button", { type: "button", class: "nbl-button", "data-action": type, title, onclick: () => this.#press(type) }, label),
+      h(
+        "button",
+        { type: "button", class: "nbl-button", "data-action": type, title, onclick: () => this.#press(type) },
+        label,
+      ),
     );
     const identity = h("div", { class: "nbl-identity" }, this.light.element, this.name, this.clock);
     const actions = h("div", { class: "nbl-actions", role: "group", "aria-label": "Control the run" }, ...this.buttons);
-    this.element = h("header", { class: "nbl-header" }, h("div", { class: "nbl-top" }, identity, actions), this.summary, this.hint);
+    this.element = h(
+      "header",
+      { class: "nbl-header" },
+      h("div", { class: "nbl-top" }, identity, actions),
+      this.summary,
+      this.hint,
+    );
   }
 
   #press(type) {
@@ -780,24 +853,32 @@ class Header {
 
   paint(data) {
     const { run } = data;
-    const state = data.isKnown || run.state ? (RUN_STATES[run.state] ?? UNKNOWN_STATE) : { ...RUN_STATES.starting, word: "waiting for the kernel" };
+    const state =
+      data.isKnown || run.state
+        ? (RUN_STATES[run.state] ?? UNKNOWN_STATE)
+        : { ...RUN_STATES.starting, word: "waiting for the kernel" };
     this.light.show(state);
     setText(this.name, run.name ?? "");
     setAttribute(this.name, "title", run.id ?? "");
-    const summary = [run.summary, run.effective_batch && `effective batch ${run.effective_batch}`].filter(Boolean).join(" · ");
+    const summary = [run.summary, run.effective_batch && `effective batch ${run.effective_batch}`]
+      .filter(Boolean)
+      .join(" · ");
     setText(this.summary, summary);
     setHidden(this.summary, !summary);
     const hint = this.#hint(data);
     setText(this.hint, hint);
     setHidden(this.hint, !hint);
-    for (const button of this.buttons) button.disabled = !data.isConnected || Boolean(run.is_over) || !run.actions?.[button.dataset.action];
+    for (const button of this.buttons)
+      button.disabled = !data.isConnected || Boolean(run.is_over) || !run.actions?.[button.dataset.action];
     this.announce(run.name ? `${run.name}: ${state.word}` : state.word);
     this.tick(data);
   }
 
   #hint({ run, isConnected }) {
     if (run.is_over) return "";
-    return isConnected ? (run.action_hint ?? "") : "The kernel does not answer any more: this is the last that was heard.";
+    return isConnected
+      ? (run.action_hint ?? "")
+      : "The kernel does not answer any more: this is the last that was heard.";
   }
 
   tick(data) {
@@ -815,7 +896,13 @@ class Progress {
     this.bar.title = "Of the slowest rank";
     this.each = h("div", { class: "nbl-each" });
     this.details = h("details", { class: "nbl-details" }, h("summary", {}, "Each rank"), this.each);
-    this.element = h("div", { class: "nbl-progress" }, h("div", { class: "nbl-progress-text" }, this.what, this.pace), this.bar, this.details);
+    this.element = h(
+      "div",
+      { class: "nbl-progress" },
+      h("div", { class: "nbl-progress-text" }, this.what, this.pace),
+      this.bar,
+      this.details,
+    );
     this.list = new KeyedList(this.each, this.#makeRow, this.#updateRow);
     this.details.addEventListener("toggle", () => this.#paintRows());
   }
@@ -833,7 +920,10 @@ class Progress {
 
   #paintMerged(run, progress) {
     const text = [progress.description, formatDone(progress)].filter(Boolean).join(" · ");
-    const pace = [isNumber(progress.rate) && progress.rate > 0 ? formatRate(progress.rate) : "", isNumber(progress.seconds_left) ? `${formatClock(progress.seconds_left)} left` : ""];
+    const pace = [
+      isNumber(progress.rate) && progress.rate > 0 ? formatRate(progress.rate) : "",
+      isNumber(progress.seconds_left) ? `${formatClock(progress.seconds_left)} left` : "",
+    ];
     setText(this.what, text);
     setText(this.pace, run.is_over ? "" : pace.filter(Boolean).join(" · "));
     setAttribute(this.bar, "data-tone", (RUN_STATES[run.state] ?? UNKNOWN_STATE).tone);
@@ -867,7 +957,13 @@ class Errors {
     this.victims = h("div", {});
     this.victimCount = h("summary", {});
     this.folded = h("details", { class: "nbl-details" }, this.victimCount, this.victims);
-    this.element = h("section", { class: "nbl-errors", "aria-label": "Errors" }, this.banner, this.culprits, this.folded);
+    this.element = h(
+      "section",
+      { class: "nbl-errors", "aria-label": "Errors" },
+      this.banner,
+      this.culprits,
+      this.folded,
+    );
     this.cards = [this.culprits, this.victims].map((parent) => new KeyedList(parent, errorCard));
   }
 
@@ -877,7 +973,9 @@ class Errors {
     setHidden(this.element, !errors.length && !run.error);
     setText(this.banner, run.error ?? "");
     setHidden(this.banner, !run.error || culprits.length > 0);
-    [culprits, victims].forEach((some, at) => this.cards[at].show(some.map((error) => [`${error.rank} ${error.summary}`, error])));
+    [culprits, victims].forEach((some, at) =>
+      this.cards[at].show(some.map((error) => [`${error.rank} ${error.summary}`, error])),
+    );
     setText(this.victimCount, `${formatRankCount(victims.length)} failed only because of that`);
     setHidden(this.folded, !victims.length);
   }
@@ -886,9 +984,18 @@ class Errors {
 function errorCard({ rank, summary, traceback, victim, last_lines: lastLines }) {
   const light = new StateLight();
   light.show({ ...RUN_STATES.failed, word: `rank ${rank}` });
-  const card = h("div", { class: "nbl-error" }, h("div", { class: "nbl-error-head" }, light.element, h("code", {}, plainText(summary))));
+  const card = h(
+    "div",
+    { class: "nbl-error" },
+    h("div", { class: "nbl-error-head" }, light.element, h("code", {}, plainText(summary))),
+  );
   const fold = (title, text, open) => {
-    const details = h("details", { class: "nbl-details" }, h("summary", {}, title), h("pre", { tabindex: "0" }, plainText(text)));
+    const details = h(
+      "details",
+      { class: "nbl-details" },
+      h("summary", {}, title),
+      h("pre", { tabindex: "0" }, plainText(text)),
+    );
     details.open = open;
     card.append(details);
   };
@@ -915,7 +1022,12 @@ class Notices {
 function noticeCard({ text }) {
   const [first, ...rest] = text.trimEnd().split("\n");
   if (!rest.length) return { element: h("div", { class: "nbl-notice" }, first) };
-  const details = h("details", { class: "nbl-notice nbl-details" }, h("summary", {}, first), h("pre", { tabindex: "0" }, rest.join("\n")));
+  const details = h(
+    "details",
+    { class: "nbl-notice nbl-details" },
+    h("summary", {}, first),
+    h("pre", { tabindex: "0" }, rest.join("\n")),
+  );
   details.open = true;
   return { element: details };
 }
@@ -929,11 +1041,31 @@ const COLUMNS = [
   { title: "Rank", kind: "number", text: (rank) => String(rank.rank) },
   { title: "State", kind: "state" },
   { title: "Step", kind: "number", text: (rank) => formatCount(rank.step) },
-  { title: "Samples/s", kind: "number", text: (rank) => formatCount(rank.samples_per_second), hint: "Of all ranks together, over the last seconds" },
-  { title: "Memory", kind: "number", text: (rank) => formatBytes(rank.memory ?? rank.peak_memory), hint: "Resident memory now; of a rank that has ended, at the most" },
+  {
+    title: "Samples/s",
+    kind: "number",
+    text: (rank) => formatCount(rank.samples_per_second),
+    hint: "Of all ranks together, over the last seconds",
+  },
+  {
+    title: "Memory",
+    kind: "number",
+    text: (rank) => formatBytes(rank.memory ?? rank.peak_memory),
+    hint: "Resident memory now; of a rank that has ended, at the most",
+  },
   { title: "GPU memory", kind: "number", text: (rank) => formatBytes(rank.gpu_memory), when: any("gpu_memory") },
-  { title: "GPU", kind: "number", text: (rank) => formatShare(rank.gpu_utilization), when: any("gpu_utilization"), hint: "Utilisation" },
-  { title: "Last line", kind: "line", text: (rank) => (rank.returned ? `returned ${rank.returned}` : plainLine(rank.last_line ?? "")) },
+  {
+    title: "GPU",
+    kind: "number",
+    text: (rank) => formatShare(rank.gpu_utilization),
+    when: any("gpu_utilization"),
+    hint: "Utilisation",
+  },
+  {
+    title: "Last line",
+    kind: "line",
+    text: (rank) => (rank.returned ? `returned ${rank.returned}` : plainLine(rank.last_line ?? "")),
+  },
 ];
 
 class RankTable extends Section {
@@ -944,8 +1076,14 @@ class RankTable extends Section {
     this.head = h("tr", {});
     this.rows = h("tbody", {});
     const table = h("table", { class: "nbl-table" }, h("thead", {}, this.head), this.rows);
-    this.body.append(h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Table of ranks" }, table));
-    this.list = new KeyedList(this.rows, () => this.#makeRow(), (row, rank) => this.#updateRow(row, rank));
+    this.body.append(
+      h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Table of ranks" }, table),
+    );
+    this.list = new KeyedList(
+      this.rows,
+      () => this.#makeRow(),
+      (row, rank) => this.#updateRow(row, rank),
+    );
   }
 
   paint({ ranks: known }) {
@@ -959,13 +1097,17 @@ class RankTable extends Section {
   #setColumns(columns) {
     this.columns = columns;
     this.list.show([]);
-    this.head.replaceChildren(...columns.map(({ title, kind, hint }) => h("th", { scope: "col", "data-kind": kind, title: hint }, title)));
+    this.head.replaceChildren(
+      ...columns.map(({ title, kind, hint }) => h("th", { scope: "col", "data-kind": kind, title: hint }, title)),
+    );
   }
 
   #makeRow() {
     const light = new StateLight();
-    const slowest = h("span", { class: "nbl-tag", title: "Of all ranks, this one has come least far" }, "slowest");
-    const cells = this.columns.map(({ kind }) => (kind === "state" ? h("td", { "data-kind": kind }, light.element, slowest) : h("td", { "data-kind": kind })));
+    const slowest = h("span", { class: "nbl-tag", title: "The other ranks wait for this one" }, "slowest");
+    const cells = this.columns.map(({ kind }) =>
+      kind === "state" ? h("td", { "data-kind": kind }, light.element, slowest) : h("td", { "data-kind": kind }),
+    );
     return { light, slowest, cells, element: h("tr", {}, ...cells) };
   }
 
@@ -1006,18 +1148,44 @@ class CurveGrid extends Section {
     this.stage = stage;
     this.average = h("input", { type: "checkbox", onchange: () => this.#choose({ isAveraged: this.average.checked }) });
     this.log = h("input", { type: "checkbox", onchange: () => this.#choose({ isLog: this.log.checked }) });
-    this.smoothing = h("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", oninput: () => this.#choose({ smoothing: Number(this.smoothing.value) }) });
+    this.smoothing = h("input", {
+      type: "range",
+      min: "0",
+      max: "0.99",
+      step: "0.01",
+      value: "0",
+      oninput: () => this.#choose({ smoothing: Number(this.smoothing.value) }),
+    });
     this.smoothingValue = h("output", {}, "0.00");
-    this.filter = h("input", { type: "search", placeholder: "Find a metric", "aria-label": "Find a metric", oninput: () => this.#onFilter() });
+    this.filter = h("input", {
+      type: "search",
+      placeholder: "Find a metric",
+      "aria-label": "Find a metric",
+      oninput: () => this.#onFilter(),
+    });
     this.averageField = field(this.average, "Average of ranks");
-    const smoothingField = h("label", { class: "nbl-field" }, h("span", {}, "Smoothing"), this.smoothing, this.smoothingValue);
+    const smoothingField = h(
+      "label",
+      { class: "nbl-field" },
+      h("span", {}, "Smoothing"),
+      this.smoothing,
+      this.smoothingValue,
+    );
     this.controls.append(this.filter, this.averageField, field(this.log, "Log scale"), smoothingField);
     this.legend = h("div", { class: "nbl-legend", role: "group", "aria-label": "Ranks that are drawn" });
     this.grid = h("div", { class: "nbl-grid" });
     this.more = h("button", { type: "button", class: "nbl-button", onclick: () => this.#showMore() });
     this.body.append(this.legend, this.grid, this.more);
-    this.plots = new KeyedList(this.grid, (metric) => new Plot(metric, stage, this.options), (plot, metric) => plot.update(metric));
-    this.chips = new KeyedList(this.legend, (rank) => this.#makeChip(rank), (chip, rank) => chip.update(rank));
+    this.plots = new KeyedList(
+      this.grid,
+      (metric) => new Plot(metric, stage, this.options),
+      (plot, metric) => plot.update(metric),
+    );
+    this.chips = new KeyedList(
+      this.legend,
+      (rank) => this.#makeChip(rank),
+      (chip, rank) => chip.update(rank),
+    );
   }
 
   #choose(change) {
@@ -1068,7 +1236,12 @@ class CurveGrid extends Section {
 
   #makeChip(rank) {
     const swatch = h("canvas", { width: "44", height: "12", "aria-hidden": "true" });
-    const element = h("button", { type: "button", class: "nbl-chip", title: "Show or hide this rank", onclick: () => this.#toggle(rank) }, swatch, `rank ${rank}`);
+    const element = h(
+      "button",
+      { type: "button", class: "nbl-chip", title: "Show or hide this rank", onclick: () => this.#toggle(rank) },
+      swatch,
+      `rank ${rank}`,
+    );
     const update = () => {
       setAttribute(element, "aria-pressed", String(!this.options.hidden.has(rank)));
       this.#paintSwatch(swatch, rank);
@@ -1109,10 +1282,24 @@ class Plot {
 
   constructor(metric, stage, options) {
     this.options = options;
-    this.surface = new Surface(stage, (...all) => this.#draw(...all), { class: "nbl-canvas nbl-plot-canvas", tabindex: "0", role: "img" });
+    this.surface = new Surface(stage, (...all) => this.#draw(...all), {
+      class: "nbl-canvas nbl-plot-canvas",
+      tabindex: "0",
+      role: "img",
+    });
     this.latest = h("span", { class: "nbl-latest" });
-    this.reset = h("button", { type: "button", class: "nbl-link", title: "Or double-click the plot", onclick: () => this.#setZoom(null) }, "Reset zoom");
-    const caption = h("figcaption", {}, h("span", { class: "nbl-plot-name", title: metric.name }, metric.name), this.reset, this.latest);
+    this.reset = h(
+      "button",
+      { type: "button", class: "nbl-link", title: "Or double-click the plot", onclick: () => this.#setZoom(null) },
+      "Reset zoom",
+    );
+    const caption = h(
+      "figcaption",
+      {},
+      h("span", { class: "nbl-plot-name", title: metric.name }, metric.name),
+      this.reset,
+      this.latest,
+    );
     const frame = h("div", { class: "nbl-frame" }, this.surface.canvas);
     this.tooltip = new Tooltip(frame);
     this.element = h("figure", { class: "nbl-plot" }, caption, frame);
@@ -1128,14 +1315,21 @@ class Plot {
     if (this.metric === metric && this.seen === metric.version) return;
     [this.metric, this.seen] = [metric, metric.version];
     setText(this.latest, this.#latestText());
-    setAttribute(this.surface.canvas, "aria-label", `${metric.name}, last value ${this.latest.textContent}. Arrow keys read values, plus and minus zoom, Escape shows all.`);
+    setAttribute(
+      this.surface.canvas,
+      "aria-label",
+      `${metric.name}, last value ${this.latest.textContent}. Arrow keys read values, plus and minus zoom, Escape shows all.`,
+    );
     this.surface.invalidate();
   }
 
   #latestText() {
     const curves = [...this.metric.ranks];
     const broken = curves.filter(([, curve]) => curve.last === null).map(([rank]) => rank);
-    if (broken.length) return curves.length === 1 ? "not finite" : `not finite on rank ${broken.slice(0, 3).join(", ")}${broken.length > 3 ? "…" : ""}`;
+    if (broken.length)
+      return curves.length === 1
+        ? "not finite"
+        : `not finite on rank ${broken.slice(0, 3).join(", ")}${broken.length > 3 ? "…" : ""}`;
     const mean = curves.reduce((sum, [, curve]) => sum + curve.last, 0) / curves.length;
     const gaps = curves.some(([, curve]) => curve.hasGaps) ? "some not finite, " : "";
     return `${gaps}${curves.length === 1 ? "" : "mean "}${formatValue(mean)}`;
@@ -1181,7 +1375,8 @@ class Plot {
   #endDrag(x) {
     const from = this.drag;
     this.drag = null;
-    if (from !== null && x !== null && this.box && Math.abs(x - from) > 4) this.#setZoom([this.#stepAt(Math.min(from, x)), this.#stepAt(Math.max(from, x))]);
+    if (from !== null && x !== null && this.box && Math.abs(x - from) > 4)
+      this.#setZoom([this.#stepAt(Math.min(from, x)), this.#stepAt(Math.max(from, x))]);
     else this.surface.invalidate();
   }
 
@@ -1220,14 +1415,28 @@ class Plot {
     const { smoothing, hidden } = this.options;
     if (this.options.averages(this.metric)) {
       const { curve, low, high } = this.metric.average();
-      const line = { label: "mean", ink: theme.ranks[0], dash: [], steps: curve.steps, raw: curve.values, values: curve.smoothed(smoothing) };
+      const line = {
+        label: "mean",
+        ink: theme.ranks[0],
+        dash: [],
+        steps: curve.steps,
+        raw: curve.values,
+        values: curve.smoothed(smoothing),
+      };
       return [{ ...line, band: { low, high } }];
     }
     return [...this.metric.ranks]
       .filter(([rank]) => !hidden.has(rank))
       .map(([rank, curve]) => {
         const { color, dash } = styleOf(rank);
-        return { label: `rank ${rank}`, ink: theme.ranks[color], dash, steps: curve.steps, raw: curve.values, values: curve.smoothed(smoothing) };
+        return {
+          label: `rank ${rank}`,
+          ink: theme.ranks[color],
+          dash,
+          steps: curve.steps,
+          raw: curve.values,
+          values: curve.smoothed(smoothing),
+        };
       });
   }
 
@@ -1240,7 +1449,12 @@ class Plot {
     if (!scale) return this.#drawWords(context, width, height, theme);
     const ticks = scale.ticks(6);
     const label = Math.max(...ticks.map(({ text }) => context.measureText(text).width));
-    this.box = { left: PLOT_EDGE.left + label + 6, right: width - PLOT_EDGE.right, top: PLOT_EDGE.top, bottom: height - PLOT_EDGE.bottom };
+    this.box = {
+      left: PLOT_EDGE.left + label + 6,
+      right: width - PLOT_EDGE.right,
+      top: PLOT_EDGE.top,
+      bottom: height - PLOT_EDGE.bottom,
+    };
     const { left, right, top, bottom } = this.box;
     const span = this.domain[1] - this.domain[0];
     const toX = (step) => (span ? left + ((step - this.domain[0]) / span) * (right - left) : (left + right) / 2);
@@ -1248,7 +1462,7 @@ class Plot {
     this.#drawAxes(context, theme, ticks, toX);
     context.save();
     context.beginPath();
-    context.rect(left - 1, top - 3, right - left + 3, bottom - top + 6);
+    context.rect(left - 1, top - 3, right - left + 3, bottom - top + 8);
     context.clip();
     for (const line of lines) this.#drawLine(context, line, toX, toY);
     this.#drawDrag(context, theme);
@@ -1257,7 +1471,12 @@ class Plot {
   }
 
   #drawWords(context, width, height, theme) {
-    const words = this.options.isLog && this.extent ? "Nothing above zero to show on a log scale" : this.metric.ranks.size && !this.extent ? "All ranks are hidden" : "No finite value";
+    const words =
+      this.options.isLog && this.extent
+        ? "Nothing above zero to show on a log scale"
+        : this.metric.ranks.size && !this.extent
+          ? "All ranks are hidden"
+          : "No finite value";
     Object.assign(context, { fillStyle: theme.ink, globalAlpha: 0.6, textAlign: "center", textBaseline: "middle" });
     context.fillText(words, width / 2, height / 2);
     context.globalAlpha = 1;
@@ -1266,7 +1485,13 @@ class Plot {
 
   #drawAxes(context, theme, ticks, toX) {
     const { left, right, top, bottom } = this.box;
-    Object.assign(context, { fillStyle: theme.ink, strokeStyle: theme.ink, lineWidth: 1, textAlign: "right", textBaseline: "middle" });
+    Object.assign(context, {
+      fillStyle: theme.ink,
+      strokeStyle: theme.ink,
+      lineWidth: 1,
+      textAlign: "right",
+      textBaseline: "middle",
+    });
     for (const { part, text } of ticks) {
       const y = Math.round(bottom - part * (bottom - top)) + 0.5;
       context.globalAlpha = 0.07;
@@ -1278,7 +1503,8 @@ class Plot {
     context.strokeRect(left, bottom + 0.5, right - left, 0);
     context.globalAlpha = 0.62;
     context.textBaseline = "top";
-    const steps = this.domain[0] === this.domain[1] ? [this.domain[0]] : linearTicks(...this.domain, (right - left) / 70);
+    const steps =
+      this.domain[0] === this.domain[1] ? [this.domain[0]] : linearTicks(...this.domain, (right - left) / 70);
     for (const step of steps) {
       if (!Number.isInteger(step) && this.domain[1] - this.domain[0] >= 2) continue;
       const text = formatStep(step);
@@ -1298,20 +1524,28 @@ class Plot {
       strokeRuns(context, pixelLine(steps, raw, toX, toY));
       context.globalAlpha = 1;
     }
+    // A line that goes up and down in each column has no visible dashes of its own: its columns are left out instead,
+    // which is a third of the work as well.
+    const isDense = steps.length > this.box.right - this.box.left;
     context.lineWidth = 1.6;
-    context.setLineDash(dash);
-    strokeRuns(context, pixelLine(steps, values, toX, toY));
+    context.setLineDash(isDense ? [] : dash);
+    strokeRuns(context, pixelLine(steps, values, toX, toY, isDense ? dash : []));
     context.setLineDash([]);
-    // Where a value is not finite, a tick stands on the axis.
+    // Where a value is not finite, a tick hangs from the axis.
     steps.forEach((step, at) => {
-      if (raw[at] === null) context.fillRect(Math.round(toX(step)) - 1, this.box.bottom - 6, 2, 7);
+      if (raw[at] === null) context.fillRect(Math.round(toX(step)) - 1, this.box.bottom + 1, 2, 4);
     });
   }
 
   #drawDrag(context, theme) {
     if (this.drag === null || this.cursor === null) return;
     Object.assign(context, { fillStyle: theme.ink, globalAlpha: 0.12 });
-    context.fillRect(Math.min(this.drag, this.cursor), this.box.top, Math.abs(this.cursor - this.drag), this.box.bottom - this.box.top);
+    context.fillRect(
+      Math.min(this.drag, this.cursor),
+      this.box.top,
+      Math.abs(this.cursor - this.drag),
+      this.box.bottom - this.box.top,
+    );
     context.globalAlpha = 1;
   }
 
@@ -1328,7 +1562,11 @@ class Plot {
       const at = steps.lastIndexOf(step);
       if (at < 0) continue;
       rows.push({ color: ink, label, value: formatValue(values[at]) });
-      if (band) rows.push({ label: "lowest", value: formatValue(band.low[at]) }, { label: "highest", value: formatValue(band.high[at]) });
+      if (band)
+        rows.push(
+          { label: "lowest", value: formatValue(band.low[at]) },
+          { label: "highest", value: formatValue(band.high[at]) },
+        );
       context.fillStyle = ink;
       if (values[at] !== null && Number.isFinite(toY(values[at]))) fillDot(context, x, toY(values[at]), 3);
     }
@@ -1358,7 +1596,8 @@ function valueScale(lines, domain, isLog) {
     const found = [];
     steps.forEach((step, at) => {
       if (step < domain[0] || step > domain[1] || raw[at] === null) return;
-      for (const value of band ? [band.low[at], band.high[at]] : [raw[at]]) if (!Number.isNaN(toScale(value))) found.push(toScale(value));
+      for (const value of band ? [band.low[at], band.high[at]] : [raw[at]])
+        if (!Number.isNaN(toScale(value))) found.push(toScale(value));
     });
     return found;
   });
@@ -1391,7 +1630,9 @@ function nearestStep(lines, wanted, domain) {
 /** Shade what lies between the lowest and the highest rank. */
 function fillBand(context, steps, { low, high }, toX, toY) {
   context.globalAlpha = 0.16;
-  const there = steps.map((_, at) => at).filter((at) => low[at] !== null && Number.isFinite(toY(low[at])) && Number.isFinite(toY(high[at])));
+  const there = steps
+    .map((_, at) => at)
+    .filter((at) => low[at] !== null && Number.isFinite(toY(low[at])) && Number.isFinite(toY(high[at])));
   context.beginPath();
   for (const at of there) context.lineTo(toX(steps[at]), toY(high[at]));
   for (const at of there.reverse()) context.lineTo(toX(steps[at]), toY(low[at]));
@@ -1401,7 +1642,11 @@ function fillBand(context, steps, { low, high }, toX, toY) {
 
 // --------------------------------------------------------------------------------------------- timeline
 
-const WINDOW_CHOICES = [["4", "last 4 steps"], ["16", "last 16 steps"], ["Infinity", "all that is kept"]];
+const WINDOW_CHOICES = [
+  ["4", "last 4 steps"],
+  ["16", "last 16 steps"],
+  ["Infinity", "all that is kept"],
+];
 const AXIS_HEIGHT = 20;
 const LETTER_ROOM = 11;
 
@@ -1412,13 +1657,27 @@ class Timeline extends Section {
   constructor(stage) {
     super("Timeline");
     const options = WINDOW_CHOICES.map(([value, label]) => h("option", { value }, label));
-    this.windows = h("select", { "aria-label": "How much of the timeline", onchange: () => this.surface.invalidate() }, ...options);
+    this.windows = h(
+      "select",
+      { "aria-label": "How much of the timeline", onchange: () => this.surface.invalidate() },
+      ...options,
+    );
     this.controls.append(this.windows);
     this.text = h("p", { class: "nbl-sync" });
-    this.legend = h("div", { class: "nbl-legend" }, ...Object.entries(PHASES).map(([phase, { letter, word }]) => h("span", { class: "nbl-phase" }, h("i", { "data-phase": phase }, letter), word)));
+    this.legend = h(
+      "div",
+      { class: "nbl-legend" },
+      ...Object.entries(PHASES).map(([phase, { letter, word }]) =>
+        h("span", { class: "nbl-phase" }, h("i", { "data-phase": phase }, letter), word),
+      ),
+    );
     this.surface = new Surface(stage, (...all) => this.#draw(...all), { class: "nbl-canvas", role: "img" });
     const frame = h("div", { class: "nbl-frame" }, this.surface.canvas);
-    this.body.append(this.text, this.legend, h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Lanes of the ranks" }, frame));
+    this.body.append(
+      this.text,
+      this.legend,
+      h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Lanes of the ranks" }, frame),
+    );
     this.tooltip = new Tooltip(frame);
     this.surface.canvas.addEventListener("pointermove", (event) => this.#read(event.offsetX, event.offsetY));
     this.surface.canvas.addEventListener("pointerleave", () => this.tooltip.hide());
@@ -1431,11 +1690,18 @@ class Timeline extends Section {
   }
 
   #paintLanes(lanes) {
-    this.lanes = [...lanes].filter(([, spans]) => spans.length).sort(([a], [b]) => a - b).slice(0, MAX_LANES);
+    this.lanes = [...lanes]
+      .filter(([, spans]) => spans.length)
+      .sort(([a], [b]) => a - b)
+      .slice(0, MAX_LANES);
     setHidden(this.element, !this.lanes.length);
     this.laneHeight = this.lanes.length > 16 ? 16 : 24;
     this.surface.canvas.style.height = `${AXIS_HEIGHT + this.lanes.length * this.laneHeight + 2}px`;
-    setAttribute(this.surface.canvas, "aria-label", `Timeline of ${formatRankCount(this.lanes.length)}. ${this.text.textContent}`);
+    setAttribute(
+      this.surface.canvas,
+      "aria-label",
+      `Timeline of ${formatRankCount(this.lanes.length)}. ${this.text.textContent}`,
+    );
     this.surface.invalidate();
   }
 
@@ -1470,7 +1736,13 @@ class Timeline extends Section {
 
   #drawAxis(context, theme, left, right, height) {
     const [start, end] = this.domain;
-    Object.assign(context, { fillStyle: theme.ink, strokeStyle: theme.ink, lineWidth: 1, textAlign: "center", textBaseline: "top" });
+    Object.assign(context, {
+      fillStyle: theme.ink,
+      strokeStyle: theme.ink,
+      lineWidth: 1,
+      textAlign: "center",
+      textBaseline: "top",
+    });
     const ticks = linearTicks(start, end, (right - left) / 90);
     const spacing = ticks.length > 1 ? ticks[1] - ticks[0] : 1;
     for (const tick of ticks) {
@@ -1495,7 +1767,8 @@ class Timeline extends Section {
       // A hair of ground between neighbours, where there is room for it.
       context.fillRect(x, top, width > 3 ? width - 0.75 : width, height);
       if (phase === "sync" && width > 3) hatch(context, x, top, width - 0.75, height, theme.ground);
-      if (width >= LETTER_ROOM && PHASES[phase]) this.#drawLetter(context, theme, PHASES[phase].letter, x + width / 2, top + height / 2);
+      if (width >= LETTER_ROOM && PHASES[phase])
+        this.#drawLetter(context, theme, PHASES[phase].letter, x + width / 2, top + height / 2);
     }
   }
 
@@ -1544,17 +1817,35 @@ class Logs extends Section {
   constructor(uid) {
     super("Logs");
     this.panelId = `${uid}-log`;
-    this.search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search the log", oninput: () => this.#paintLines() });
+    this.search = h("input", {
+      type: "search",
+      placeholder: "Search",
+      "aria-label": "Search the log",
+      oninput: () => this.#paintLines(),
+    });
     this.differences = h("input", { type: "checkbox", onchange: () => this.#paintLines() });
     this.differencesField = field(this.differences, "Only differences");
     this.differencesField.title = "Leave out what every rank has written";
     this.controls.append(this.search, this.differencesField);
-    this.tabs = h("div", { class: "nbl-tabs", role: "tablist", "aria-label": "Whose log", onkeydown: (event) => this.#onKey(event) });
+    this.tabs = h("div", {
+      class: "nbl-tabs",
+      role: "tablist",
+      "aria-label": "Whose log",
+      onkeydown: (event) => this.#onKey(event),
+    });
     this.count = h("div", { class: "nbl-count", role: "status" });
     this.panel = h("div", { class: "nbl-log", role: "tabpanel", id: this.panelId, tabindex: "0" });
     this.body.append(this.tabs, this.panel, this.count);
-    this.tabList = new KeyedList(this.tabs, (key) => this.#makeTab(key), (tab, key) => this.#updateTab(tab, key));
-    this.lineList = new KeyedList(this.panel, (line) => new LogLine(line), (row, line) => row.update(line, this.words, this.selected === ALL));
+    this.tabList = new KeyedList(
+      this.tabs,
+      (key) => this.#makeTab(key),
+      (tab, key) => this.#updateTab(tab, key),
+    );
+    this.lineList = new KeyedList(
+      this.panel,
+      (line) => new LogLine(line),
+      (row, line) => row.update(line, this.words, this.selected === ALL),
+    );
   }
 
   paint(data, changed) {
@@ -1578,7 +1869,9 @@ class Logs extends Section {
     const kept = this.selected === ALL ? data.lines : (data.logs.get(this.selected)?.lines ?? []);
     const common = this.differences.checked && !this.differencesField.hidden ? data.commonTexts() : new Set();
     this.words = this.search.value.toLowerCase();
-    const found = kept.filter((line) => !common.has(line.text) && (!this.words || line.text.toLowerCase().includes(this.words)));
+    const found = kept.filter(
+      (line) => !common.has(line.text) && (!this.words || line.text.toLowerCase().includes(this.words)),
+    );
     const shown = found.slice(-SHOWN_LINES);
     const wasAtEnd = this.panel.scrollHeight - this.panel.scrollTop - this.panel.clientHeight < 24;
     this.lineList.show(shown.map((line) => [line, line]));
@@ -1588,13 +1881,26 @@ class Logs extends Section {
 
   #countText(kept, found, shown) {
     if (!kept) return "Nothing written yet";
-    if (!found) return this.words ? `None of ${formatCount(kept)} lines holds “${this.search.value}”` : "No line that not every rank wrote";
-    const lines = found === kept ? `${formatCount(kept)} ${kept === 1 ? "line" : "lines"}` : `${formatCount(found)} of ${formatCount(kept)} lines`;
+    if (!found)
+      return this.words
+        ? `None of ${formatCount(kept)} lines holds “${this.search.value}”`
+        : "No line that not every rank wrote";
+    const lines =
+      found === kept
+        ? `${formatCount(kept)} ${kept === 1 ? "line" : "lines"}`
+        : `${formatCount(found)} of ${formatCount(kept)} lines`;
     return shown < found ? `The last ${formatCount(shown)} of ${lines}` : lines;
   }
 
   #makeTab(key) {
-    const element = h("button", { type: "button", class: "nbl-tab", role: "tab", id: `${this.panelId}-${key}`, "aria-controls": this.panelId, onclick: () => this.#select(key) });
+    const element = h("button", {
+      type: "button",
+      class: "nbl-tab",
+      role: "tab",
+      id: `${this.panelId}-${key}`,
+      "aria-controls": this.panelId,
+      onclick: () => this.#select(key),
+    });
     return { element };
   }
 
@@ -1674,9 +1980,23 @@ class MonitorView {
     const uid = `nbl-${Math.random().toString(36).slice(2)}`;
     const announce = (text) => setText(this.live, text);
     this.header = new Header((message) => this.#send(message), announce);
-    this.views = [this.header, new Progress(), new Errors(), new Notices(), new RankTable(), new CurveGrid(this.stage), new Timeline(this.stage), new Logs(uid)];
+    this.views = [
+      this.header,
+      new Progress(),
+      new Errors(),
+      new Notices(),
+      new RankTable(),
+      new CurveGrid(this.stage),
+      new Timeline(this.stage),
+      new Logs(uid),
+    ];
     // JupyterLab's shortcuts (two zeros restart the kernel) must not hear keys that are pressed in here.
-    const attributes = { class: "nbl-monitor", role: "group", "aria-label": "Monitor of a run", "data-lm-suppress-shortcuts": "true" };
+    const attributes = {
+      class: "nbl-monitor",
+      role: "group",
+      "aria-label": "Monitor of a run",
+      "data-lm-suppress-shortcuts": "true",
+    };
     this.root = h("div", attributes, this.live, ...this.views.map((view) => view.element));
     el.append(this.root);
     this.stage.theme = readTheme(this.root);
@@ -1696,7 +2016,7 @@ class MonitorView {
   }
 
   #onMessage = (message) => {
-    if (message === null || typeof message !== "object") return;
+    if (message?.type !== "reset" && message?.type !== "update") return;
     this.data.take(message);
     this.#keepTime();
     this.stage.request();

@@ -1,0 +1,223 @@
+"""Measure what the live monitor costs: `python benchmarks/monitor.py`.
+
+A real kernel runs the cells and this program plays the page: it says hello and counts what it is sent. What a
+browser spends on drawing is not in the figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from _measurements import Measurements, say
+from _process import settle
+from _program import parse, publish
+from _report import megabytes, table
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from tests.kernels import Kernel
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+REPEATS, QUICK_REPEATS = 12, 2
+SECONDS = 6.0
+"""Of a launch; the first two are not counted."""
+NUM_LAUNCHES = 40
+NUM_STEPS = 100_000
+LIMIT = 0.01
+"""Share of a step that the monitor may cost."""
+
+CELLS = """
+import time
+from notebook_launcher import *
+def train(seconds):
+    import torch
+    torch.set_num_threads(1)
+    weights, begin = torch.randn(220, 220), time.monotonic()
+    step, counted, since = 0, 0, None
+    while (now := time.monotonic()) < begin + seconds:
+        if since is None and now > begin + 2:
+            counted, since, busy = step, now, time.process_time()
+        for _ in range(3):
+            weights = torch.nn.functional.normalize(weights @ weights)
+        report(step=step, loss=1 / (step + 1), lr=1e-3)
+        step += 1
+    return [(now - since) / (step - counted), (time.process_time() - busy) / (step - counted)]
+def fast(steps):
+    for step in track(range(steps)):
+        report(step=step, loss=1 / (step + 1))
+def nothing(): pass
+def launches(count):
+    took = {"auto": [], False: []}
+    for at in range(2 * count):
+        monitor = ("auto", False)[at % 2]
+        begin = time.perf_counter()
+        notebook_launch(nothing, 2, monitor=monitor)
+        took[monitor].append(time.perf_counter() - begin)
+        time.sleep(0.03)
+    return list(took.values())
+prewarm(); notebook_launch(nothing, 2)
+from notebook_launcher.widgets import Monitor
+"""
+
+
+class Page:
+    """Runs cells in a kernel and counts what a monitor sends."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._process = psutil.Process(kernel.pid)
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls) -> Iterator[Page]:
+        """A page of a kernel that has launched once and is at rest."""
+        with Kernel() as kernel:
+            page = cls(kernel)
+            page.value_of(f"import json{CELLS}value = 0")
+            page.settle()
+            yield page
+
+    def settle(self) -> None:
+        """Wait until the kernel and its fork server have nothing to do."""
+        settle(lambda: [self._process, *self._process.children(recursive=True)])
+
+    def value_of(self, code: str, limit: float = 120) -> Any:
+        """Run a cell and return what its last expression, as JSON, shows."""
+        cell = self._kernel.start(f"{code}\nprint('value', json.dumps(value))", allow_stdin=True)
+        says_hello = False
+        while not (outcome := self._kernel.outcome(cell)).done:
+            opened = [content for content in outcome.of("comm_open") if "_esm" in content["data"]["state"]]
+            if opened and not says_hello:
+                says_hello = True
+                self._kernel.send_comm(opened[0]["comm_id"], {"method": "custom", "content": {"type": "hello"}})
+            size = len(outcome.messages)
+            self._kernel.wait(cell, limit, until=lambda now, size=size: now.done or len(now.messages) > size)
+        if outcome.error:
+            raise RuntimeError(outcome.traceback)
+        self.sent = [message for message in outcome.messages if message["msg_type"] == "comm_msg"]
+        return json.loads(outcome.stdout.rpartition("value ")[2])
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of the kernel so far."""
+        times = self._process.cpu_times()
+        return times.user + times.system
+
+    @property
+    def memory(self) -> int:
+        """Resident memory of the kernel."""
+        return int(self._process.memory_info().rss)
+
+
+def main() -> None:
+    """Measure, print and write the report."""
+    options = parse(__doc__ or "")
+    publish("monitor", "What the live monitor costs", options, measure_everything(options))
+
+
+def measure_everything(options: argparse.Namespace) -> Iterator[str]:
+    """Measure in one kernel, and give the tables."""
+    repeats = options.repeats or (QUICK_REPEATS if options.quick else REPEATS)
+    found = Measurements(repeats, None)
+    with Page.opened() as page:
+        measure_steps(page, found)
+        yield step_table(found)
+        for took, monitor in zip(page.value_of(f"value = launches({NUM_LAUNCHES})"), ("auto", "False"), strict=True):
+            found.samples["launch", monitor] = took
+        yield launch_table(found)
+    measure_memory(found)
+    yield memory_table(found)
+
+
+def measure_steps(page: Page, found: Measurements) -> None:
+    """Launch with and without a monitor, in turns."""
+    for turn in range(2 * found.repeats):
+        monitor = (turn + turn // 2) % 2 == 0  # Each comes first as often as the other.
+        say(f"turn {turn + 1} of {2 * found.repeats}: {'with' if monitor else 'without'}")
+        before = page.seconds
+        code = f"value = list(notebook_launch(train, 2, args=({SECONDS},), output='none', monitor={monitor}))"
+        steps = page.value_of(code)
+        found.add((page.seconds - before) / SECONDS, "kernel", monitor)
+        found.add(statistics.mean(step for step, _ in steps), "step", monitor)
+        found.add(statistics.mean(busy for _, busy in steps), "busy", monitor)
+        if monitor:
+            times = [message["header"]["date"].timestamp() for message in page.sent]
+            contents = [json.dumps(message["content"]["data"]["content"]) for message in page.sent]
+            found.add((len(times) - 1) / (times[-1] - times[0]), "rate")
+            found.add(sum(map(len, contents[1:])) / (times[-1] - times[0]), "bytes")
+        page.settle()
+
+
+def step_table(found: Measurements) -> str:
+    """Return what a step takes with the monitor and without."""
+    with_it, without = found.samples["step", True], found.samples["step", False]
+    costs = [one / other - 1 for one, other in zip(with_it, without, strict=True)]
+    rows = [
+        ["a step, µs", *(_spread(found.samples["step", monitor], 1e6) for monitor in (True, False))],
+        ["of it processor time, µs", *(_spread(found.samples["busy", monitor], 1e6) for monitor in (True, False))],
+        [
+            "the kernel's processor time, % of a core",
+            *(_spread(found.samples["kernel", on], 100) for on in (True, False)),
+        ],
+    ]
+    cost = statistics.median(costs)
+    held = "yes" if cost < LIMIT else "**no**"
+    return (
+        f"## A training loop of 1 ms steps\n\n2 ranks, each reporting two metrics a step; {found.repeats} launches of "
+        f"{SECONDS:g} s with the monitor and as many without, in turns; medians (quartiles).\n\n"
+        + table(["", "with", "without"], rows)
+        + "\n"
+        + table(
+            ["promise", "measured", "held"],
+            [["the monitor costs a step less than 1 %", f"{_spread(costs, 100)} %", held]],
+        )
+        + f"\nSent to the page: {_spread(found.samples['rate',], 1)} messages a second, "
+        f"{_spread(found.samples['bytes',], 1e-3)} kB a second.\n"
+    )
+
+
+def launch_table(found: Measurements) -> str:
+    """Return what a launch takes that is over before a monitor would be shown."""
+    rows = [[f"monitor={name}", _spread(found.samples["launch", name], 1e3)] for name in ("auto", "False")]
+    return f"## A warm launch\n\n2 ranks, {NUM_LAUNCHES} of each in turns.\n\n" + table(["", "ms"], rows)
+
+
+def measure_memory(found: Measurements) -> None:
+    """Launch a run of many steps, with the monitor and without, in kernels of their own."""
+    for monitor in (False, True):
+        with Page.opened() as page:
+            before, begin = page.memory, time.monotonic()
+            code = f"run = launch(fast, args=({NUM_STEPS},), num_processes=1, output='none', monitor={monitor})"
+            page.value_of(f"{code}; value = run.wait()")
+            found.add(page.memory - before, "memory", monitor)
+            found.add(time.monotonic() - begin, "seconds", monitor)
+
+
+def memory_table(found: Measurements) -> str:
+    """Return how much the kernel grew."""
+    rows = [
+        [name, megabytes(found.samples["memory", monitor][0]), f"{found.samples['seconds', monitor][0]:.1f}"]
+        for name, monitor in (("without", False), ("with", True))
+    ]
+    return (
+        f"## Memory of the kernel after {NUM_STEPS:,} reported steps\n\nOne rank that does nothing but report, while "
+        "its run is kept; `run.metrics` holds every value.\n\n" + table(["", "MB more", "seconds"], rows)
+    )
+
+
+def _spread(values: list[float], scale: float) -> str:
+    low, middle, high = (scale * value for value in statistics.quantiles(values, n=4)) if len(values) > 1 else (0, 0, 0)
+    return f"{middle:,.3g} ({low:,.3g}-{high:,.3g})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,392 @@
+"""The live monitor in real kernels; the test plays the page: it says hello and clicks while the cell is busy."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import nbclient
+import nbformat
+import pytest
+
+from notebook_launcher import ConfigError, LaunchConfig, launch
+from notebook_launcher.widgets import Monitor
+from tests.kernels import ROOT, Outcome
+from tests.scenes import evaluate, unchanged, warm_kernel
+from tests.test_ipykernels import VERSIONS, installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.kernels import Kernel
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+NEWEST = "installed"
+
+TRAIN = """
+from notebook_launcher.widgets import Monitor
+def train(steps=10_000):
+    for step in track(range(steps)):
+        time.sleep(0.01)
+        report(step=step, loss=1 / (step + 1))
+"""
+LEFTOVERS = """
+import comm
+from ipywidgets.widgets import widget
+from notebook_launcher.widgets import tap
+k = get_ipython().kernel
+on_recv = k.shell_stream._recv_callback
+[len(comm.get_comm_manager().comms), len(widget._instances), len(tap._TAPS), "Tap" in repr(on_recv)]
+"""
+
+
+@pytest.fixture(scope="module", params=[NEWEST, *VERSIONS])
+def any_kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    folders = [] if request.param == NEWEST else [str(installed(request.param))]
+    with warm_kernel(env={"PYTHONPATH": os.pathsep.join([*folders, str(ROOT)])}) as kernel:
+        outcome = kernel.execute(TRAIN + "import ipykernel; print(ipykernel.__version__)")
+        assert request.param in (NEWEST, outcome.stdout.strip())
+        yield kernel
+
+
+@pytest.fixture
+def every_kernel(any_kernel: Kernel) -> Iterator[Kernel]:
+    with clean(any_kernel):
+        yield any_kernel
+
+
+@pytest.fixture(scope="module")
+def module_kernel() -> Iterator[Kernel]:
+    with warm_kernel() as kernel:
+        kernel.execute(TRAIN)
+        yield kernel
+
+
+@pytest.fixture
+def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
+    with clean(module_kernel):
+        yield module_kernel
+
+
+@contextlib.contextmanager
+def clean(kernel: Kernel) -> Iterator[None]:
+    """Check that no widget, comm or tap is left, nor anything else."""
+    with unchanged(kernel):
+        before = evaluate(kernel, LEFTOVERS)
+        yield
+        assert evaluate(kernel, LEFTOVERS) == before == [*before[:2], 0, False]
+
+
+@dataclasses.dataclass
+class Page:
+    """A front end with one view of a monitor."""
+
+    kernel: Kernel
+    cell: str
+    comm_id: str
+
+    @classmethod
+    def opened(cls, kernel: Kernel, cell: str, number: int = 0) -> Page:
+        """Wait until a cell shows a monitor."""
+        outcome = kernel.wait(cell, until=lambda outcome: len(views(outcome)) > number or finished(outcome))
+        assert len(views(outcome)) > number, outcome
+        return cls(kernel, cell, views(outcome)[number])
+
+    def send(self, kind: str, **header: Any) -> None:
+        self.kernel.send_comm(self.comm_id, {"method": "custom", "content": {"type": kind}}, **header)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What the page was sent, in order."""
+        return [message["content"]["data"]["content"] for message in self._received]
+
+    @property
+    def times(self) -> list[float]:
+        return [message["header"]["date"].timestamp() for message in self._received]
+
+    @property
+    def _received(self) -> list[dict[str, Any]]:
+        return [
+            message
+            for message in self.kernel.received
+            if message["msg_type"] == "comm_msg" and message["content"]["comm_id"] == self.comm_id
+        ]
+
+    @property
+    def is_closed(self) -> bool:
+        closed = (message for message in self.kernel.received if message["msg_type"] == "comm_close")
+        return any(message["content"]["comm_id"] == self.comm_id for message in closed)
+
+    def until(self, met: Callable[[list[dict[str, Any]]], bool], timeout: float = 15) -> list[dict[str, Any]]:
+        self.kernel.wait(self.cell, timeout, until=lambda _: met(self.messages))
+        return self.messages
+
+
+def executed(kernel: Kernel, code: str) -> Outcome:
+    """Run a cell as a front end does, which can ask for input."""
+    return kernel.wait(kernel.start(code, allow_stdin=True))
+
+
+def views(outcome: Outcome) -> list[str]:
+    """Return the models that a cell's displays show."""
+    bundles = [content["data"] for content in outcome.of("display_data", "execute_result")]
+    return [bundle[WIDGET_VIEW]["model_id"] for bundle in bundles if WIDGET_VIEW in bundle]
+
+
+def finished(outcome: Outcome) -> bool:
+    return outcome.error is not None or "done in" in outcome.stdout
+
+
+def final(outcome: Outcome) -> dict[str, dict[str, Any]]:
+    """Return what each display with an id shows in the end."""
+    shown = {}
+    for content in outcome.of("display_data", "update_display_data"):
+        if display_id := content["transient"].get("display_id"):
+            shown[display_id] = content["data"]
+    return shown
+
+
+def kinds(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["type"] for message in messages]
+
+
+def test_stop_while_the_cell_is_busy(every_kernel: Kernel) -> None:
+    cell = every_kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+    page = Page.opened(every_kernel, cell)
+    page.send("hello")
+    messages = page.until(lambda messages: len(messages) > 5)
+    assert kinds(messages)[:6] == ["reset"] + ["update"] * 5
+    assert messages[0]["run"]["actions"]["stop"]
+    assert messages[0]["run"]["action_hint"] == ""
+    assert max(messages[-1]["curves"][0]["steps"]) > max(messages[0]["curves"][0]["steps"])
+    page.send("stop")
+    outcome = every_kernel.wait(cell)
+    assert (outcome.error or "").startswith("RunStoppedError")
+    assert page.messages[-1]["run"]["state"] == "stopped"
+    assert page.messages[-1]["run"]["is_over"]
+    # Nothing that needs a kernel is left in the cell.
+    table, drawing = final(outcome).values()
+    assert "stopped" in table["text/html"]
+    assert WIDGET_VIEW not in table
+    assert drawing["image/svg+xml"].startswith("<svg")
+    assert page.is_closed
+    assert evaluate(every_kernel, LEFTOVERS)[2:] == [0, False]
+
+
+def test_messages_are_few(kernel: Kernel) -> None:
+    kernel.execute("def flood():\n    for step in range(30_000): report(step=step, loss=1.0, other=2.0)")
+    cell = kernel.start("notebook_launch(flood, 2, output='none', monitor=True)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    for _ in range(30):
+        page.send("hello")
+    kernel.wait(cell)
+    assert "reset" in kinds(page.messages)
+    seconds = [later - earlier for earlier, later in itertools.pairwise(page.times)]
+    assert sum(seconds) == 0 or len(seconds) / sum(seconds) <= 5
+    in_any_second = [sum(1 for other in page.times if 0 <= other - begin < 1) for begin in page.times]
+    assert max(in_any_second) <= 6  # Four a second, the answer to the first hello, and the last one.
+
+
+def test_other_messages_keep_their_order_and_get_their_replies(every_kernel: Kernel) -> None:
+    cell = every_kernel.start("notebook_launch(train, 2, kwargs={'steps': 200})", allow_stdin=True)
+    page = Page.opened(every_kernel, cell)
+    first = every_kernel.start("print('first')")
+    page.send("hello")
+    second = every_kernel.start("print('second')")
+    page.until(lambda messages: len(messages) > 1)
+    assert not every_kernel.outcome(first).messages
+    assert every_kernel.wait(cell).error is None
+    assert every_kernel.wait(first).stdout == "first\n"
+    assert every_kernel.wait(second).stdout == "second\n"
+
+
+def test_a_run_that_nobody_waits_for(every_kernel: Kernel) -> None:
+    cell = every_kernel.start("run = launch(train, 2)", allow_stdin=True)
+    page = Page.opened(every_kernel, cell)
+    page.send("hello")
+    page.until(lambda messages: len(messages) > 1)
+    page.send("interrupt")
+    page.until(lambda messages: any(message.get("run", {}).get("is_over") for message in messages))
+    outcome = every_kernel.wait(cell, until=lambda _: page.is_closed)
+    assert not any(WIDGET_VIEW in data for data in final(outcome).values())
+    assert evaluate(every_kernel, "run.wait(); run.state") == "stopped"
+
+
+def test_clicks_of_a_front_end_that_uses_subshells(kernel: Kernel) -> None:
+    subshell = kernel.ask_control("create_subshell_request")["subshell_id"]
+    cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    page.send("hello", subshell_id=subshell)
+    page.until(lambda messages: len(messages) > 1)
+    page.send("stop", subshell_id=subshell)
+    assert (kernel.wait(cell).error or "").startswith("RunStoppedError")
+    kernel.ask_control("delete_subshell_request", subshell_id=subshell)
+
+
+def test_what_the_page_asks_for(kernel: Kernel) -> None:
+    def notices(messages: list[dict[str, Any]]) -> str:
+        return "\n".join(notice for message in messages for notice in message.get("notices", ()))
+
+    cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    for kind in ("hello", "stacks", "save", "no such thing"):
+        page.send(kind)
+    page.until(lambda messages: "Accelerator" in notices(messages) and "train" in notices(messages))
+    assert "CallOrderError: no Accelerator has made an update in this run yet" in notices(page.messages)
+    assert "time.sleep(0.01)" in notices(page.messages) or "in train" in notices(page.messages)
+    for kind in ("stop", "stop", "interrupt", "stop"):
+        page.send(kind)
+    assert (kernel.wait(cell).error or "").startswith("RunStoppedError")
+
+
+def test_two_monitors_of_one_run_and_a_reload(kernel: Kernel) -> None:
+    cell = kernel.start("run = launch(train, 2, monitor=False)\ndisplay(Monitor(run))\nMonitor(run)")
+    pages = [Page.opened(kernel, cell, number) for number in (0, 1)]
+    for page in pages:
+        page.send("hello")
+        page.until(lambda messages: len(messages) > 1)
+    pages[0].send("hello")
+    pages[0].until(lambda messages: kinds(messages).count("reset") == 2)
+    assert kinds(pages[1].messages).count("reset") == 1
+    pages[1].send("stop")
+    kernel.wait(cell, until=lambda _: all(page.is_closed for page in pages))
+    shown = final(kernel.outcome(cell)).values()
+    assert len(shown) == 4
+    assert not any(WIDGET_VIEW in data for data in shown)
+
+
+@pytest.mark.parametrize("reader", ["run", "open_run(run.id)"])
+def test_a_run_that_is_over_is_there_to_look_around_in(kernel: Kernel, reader: str) -> None:
+    outcome = kernel.execute(
+        "from notebook_launcher import open_run\n"
+        "def short(): print('from a rank'); train(5)\n"
+        "run = launch(short, 2, output='none'); run.wait()"
+    )
+    assert outcome.error is None, outcome.traceback
+    cell = kernel.start(f"monitor = Monitor({reader}); monitor")
+    page = Page.opened(kernel, cell)
+    outcome = kernel.wait(cell)
+    (shown,) = final(outcome).values()
+    assert "done" in shown["text/html"]
+    assert shown["text/plain"]
+    page.send("hello")
+    (message,) = page.until(bool)
+    assert (message["type"], message["run"]["state"]) == ("reset", "done")
+    assert len(message["curves"][0]["steps"]) == 5
+    assert [log["text"] for log in message["logs"]] == ["from a rank\n"] * 2
+    assert not any(message["run"]["actions"].values())
+    outcome = kernel.execute("monitor.close(); monitor")
+    assert "done" in outcome.displays[0]["data"]["text/html"]
+    assert WIDGET_VIEW not in outcome.displays[0]["data"]
+
+
+def test_a_short_run_shows_nothing(kernel: Kernel) -> None:
+    outcome = executed(kernel, "notebook_launch(train, 2, kwargs={'steps': 1})")
+    assert not outcome.displays
+    assert not outcome.of("comm_open")
+
+
+@pytest.mark.parametrize("options", ["monitor=False", "output='none'"])
+def test_no_monitor_where_none_is_wanted(kernel: Kernel, options: str) -> None:
+    outcome = executed(kernel, f"notebook_launch(train, 2, kwargs={{'steps': 120}}, {options})")
+    assert outcome.error is None
+    assert not outcome.displays
+    assert not outcome.of("comm_open")
+
+
+def test_nobody_answers(kernel: Kernel) -> None:
+    """A page that cannot draw widgets: progress as text, and no dead widget in the end."""
+    outcome = executed(kernel, "notebook_launch(train, 2, kwargs={'steps': 550})")
+    assert outcome.error is None
+    assert views(outcome)
+    lines = [content["data"].get("text/plain", "") for content in outcome.of("display_data", "update_display_data")]
+    assert any(line.startswith("train: ") and "/550, " in line and "loss" in line for line in lines), lines
+    assert not any(WIDGET_VIEW in data for data in final(outcome).values())
+    assert not outcome.of("comm_msg")
+
+
+def test_a_captured_cell_gets_no_monitor(kernel: Kernel) -> None:
+    outcome = executed(kernel, "%%capture\nnotebook_launch(train, 2, kwargs={'steps': 120})")
+    assert outcome.error is None
+    assert not outcome.of("comm_open", "display_data")
+
+
+def test_an_ipykernel_that_is_built_otherwise(kernel: Kernel) -> None:
+    code = (
+        "from notebook_launcher.widgets import tap\n"
+        "known, tap._running_kernel = tap._running_kernel, lambda: object()\n"
+        "run = launch(train, 2, monitor=False)\nMonitor(run)"
+    )
+    page = Page.opened(kernel, kernel.start(code))
+    page.send("hello")
+    (message, *_) = page.until(bool)
+    assert "interrupt button" in message["run"]["action_hint"]
+    page.send("stop")
+    page.until(lambda messages: any(message.get("run", {}).get("is_over") for message in messages))
+    assert kernel.execute("tap._running_kernel = known; run.wait()").error is None
+
+
+def test_a_view_that_cannot_be_imported_costs_the_view_alone(kernel: Kernel) -> None:
+    hide = (
+        "import sys\nkept = {name: sys.modules.pop(name) for name in list(sys.modules) if 'launcher.widgets' in name}\n"
+    )
+    code = (
+        f"{hide}sys.modules['anywidget'], there = None, sys.modules['anywidget']\n"
+        "try: print(notebook_launch(train, 2, kwargs={'steps': 120})[0])\n"
+        "finally: sys.modules['anywidget'] = there; sys.modules.update(kept)"
+    )
+    outcome = executed(kernel, code)
+    assert outcome.error is None
+    assert "no monitor: ModuleNotFoundError" in outcome.stderr
+    assert outcome.stdout.endswith("None\n")
+
+
+def test_in_a_session(kernel: Kernel) -> None:
+    cell = kernel.start("with Session(2) as session: session.run(train)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    page.send("hello")
+    page.until(lambda messages: len(messages) > 1)
+    page.send("stop")
+    outcome = kernel.wait(cell)
+    assert (outcome.error or "").startswith("RunStoppedError")
+    assert not any(WIDGET_VIEW in data for data in final(outcome).values())
+
+
+def test_a_notebook_that_a_program_runs_keeps_no_widget() -> None:
+    source = f"import time\nfrom notebook_launcher import *{TRAIN}\nnotebook_launch(train, 2, kwargs={{'steps': 150}})"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    nbclient.NotebookClient(notebook, timeout=50, kernel_name="python3").execute(
+        env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    data = [output.data for output in notebook.cells[0].outputs if output.output_type == "display_data"]
+    assert any("done" in bundle.get("text/html", "") for bundle in data)
+    assert any("image/svg+xml" in bundle for bundle in data)
+    assert not any(WIDGET_VIEW in bundle for bundle in data)
+    assert "widgets" not in notebook.metadata
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_the_option_takes_three_values(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"monitor=.* is unknown. It can be True, False or 'auto'"):
+        LaunchConfig(monitor=value)
+    assert LaunchConfig().monitor == "auto"
+
+
+def test_what_is_no_run_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Monitor\(3\): this is no run. Pass what launch\(...\) returned"):
+        Monitor(3)  # type: ignore[arg-type]
+
+
+def test_a_closed_monitor_goes_with_its_last_reference() -> None:
+    run = launch(print, 1, output="none")
+    run.wait()
+    monitor = Monitor(run)
+    reference = weakref.ref(monitor)
+    monitor._handle_custom_msg({"type": "hello"}, [])
+    monitor.close()
+    del monitor
+    assert reference() is None

@@ -1,0 +1,586 @@
+"""The panel without a kernel and without a browser: fields are set, what they say is read."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+import types
+from typing import TYPE_CHECKING, Any, Literal, Union
+
+import pytest
+import traitlets
+
+from notebook_launcher import ConfigError, LaunchConfig
+from notebook_launcher.kernel import devices
+from notebook_launcher.kernel.devices import GPU, Machine
+from notebook_launcher.widgets import ConfigPanel
+from notebook_launcher.widgets.parameters import MISSING, parameters_of
+from notebook_launcher.widgets.traceback_html import ansi_to_html
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GIGABYTE = 10**9
+
+
+def machine(num_cores: int = 8, num_gpus: int = 0, capability: tuple[int, int] = (9, 0)) -> Machine:
+    gpus = tuple(
+        GPU(index=at, name="H200", total_memory=140 * GIGABYTE, free_memory=20 * GIGABYTE, capability=capability)
+        for at in range(num_gpus)
+    )
+    return Machine(num_cores=num_cores, gpus=gpus, torch_has_cuda=True, why_no_gpu="" if gpus else "no GPU found")
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    return lambda *args, **kwargs: monkeypatch.setattr(devices, "look", lambda: machine(*args, **kwargs))
+
+
+@pytest.fixture(autouse=True)
+def _small_machine(on: Any) -> None:
+    on(2)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of the notebook's cells."""
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    return module.__dict__
+
+
+class Optimizer(enum.Enum):
+    ADAM = "adam"
+    SGD = "sgd"
+
+
+class Model:
+    def __repr__(self) -> str:
+        return "Model()"
+
+
+def train(lr: float = 0.1, epochs: int = 3, batch_size: int = 32) -> float:
+    return lr
+
+
+def field(panel: ConfigPanel, name: str) -> Any:
+    """Return the field of an option, else that of an argument."""
+    return {**panel.view.argument_fields, **panel.view.fields}[name]
+
+
+def type_in(panel: ConfigPanel, name: str, text: Any) -> None:
+    field(panel, name).control.value = text
+
+
+def note_of(panel: ConfigPanel, name: str) -> str:
+    return str(field(panel, name).note.value)
+
+
+def chosen(panel: ConfigPanel) -> Any:
+    return panel.config.devices
+
+
+def pasted(panel: ConfigPanel, names: dict[str, Any]) -> tuple[Any, dict[str, Any], LaunchConfig]:
+    """Run the panel's code as a cell; return the function, its arguments and the options of its call."""
+    calls: list[Any] = []
+
+    def notebook_launch(fn, num_processes=None, *, args=(), kwargs=None, **options):
+        if num_processes is not None:
+            options["num_processes"] = num_processes
+        calls.append((fn, {**dict(enumerate(args)), **(kwargs or {})}, LaunchConfig(**options)))
+
+    lines = [line for line in panel.code.splitlines() if line != "from notebook_launcher import notebook_launch"]
+    exec("\n".join(lines), {**names, "notebook_launch": notebook_launch})
+    (call,) = calls
+    return call  # type: ignore[no-any-return]
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "value"),
+    [
+        ("num_processes", "2", 2),
+        ("gradient_accumulation_steps", " 8 ", 8),
+        ("max_grad_norm", "0.5", 0.5),
+        ("seed", "7", 7),
+        ("timeout", "1e3", 1000.0),
+        ("max_restarts", "1", 1),
+        ("backend", 1, "gloo"),
+        ("comm_hook", 2, "bf16"),
+    ],
+)
+def test_a_field_sets_its_option(name, typed, value):
+    panel = ConfigPanel(train)
+    type_in(panel, name, typed)
+    assert panel.config == LaunchConfig(**{name: value})
+    assert panel.problems == {}
+    assert not panel.launch_button.disabled
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "value"),
+    [("mixed_precision", "bf16", "bf16"), ("start_method", "spawn", "spawn"), ("output", "none", "none")],
+)
+def test_a_segment_sets_its_option(name, word, value):
+    panel = ConfigPanel(train)
+    buttons = field(panel, name).buttons
+    buttons[word].value = True
+    assert getattr(panel.config, name) == value
+    assert [each for each, button in buttons.items() if button.value] == [word]
+    buttons[word].value = False  # pressed again
+    assert buttons[word].value
+    assert getattr(panel.config, name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "message"),
+    [
+        ("num_processes", "two", "num_processes=&#x27;two&#x27; is a str; it must be a whole number."),
+        ("num_processes", "0", "num_processes=0 is too small"),
+        ("num_processes", "2.0", "Write 2."),
+        ("num_processes", "1000", "too many for this machine: it has 2 cores, and 64 ranks are the limit"),
+        ("seed", "-1", "seed=-1 is too small"),
+        ("timeout", "0", "timeout=0 must be more than 0 seconds"),
+        ("max_grad_norm", "x", "max_grad_norm=&#x27;x&#x27; is a str; it must be a number, or None"),
+        ("backend", 2, "needs a GPU for each rank: no GPU found"),
+    ],
+)
+def test_what_cannot_be_is_said_beside_its_field_and_keeps_the_launch_off(name, typed, message):
+    panel = ConfigPanel(train)
+    type_in(panel, name, typed)
+    assert message in note_of(panel, name)
+    assert list(panel.problems) == [name]
+    assert panel.launch_button.disabled
+    panel.launch_button.click()
+    assert panel.run is None
+    type_in(panel, name, 0 if name == "backend" else "")
+    assert panel.problems == {}
+    assert not panel.launch_button.disabled
+    assert "nbp-error" not in note_of(panel, name)
+
+
+def test_a_mistake_in_one_field_outlives_typing_in_another():
+    panel = ConfigPanel(train)
+    type_in(panel, "seed", "abc")
+    type_in(panel, "num_processes", "2")
+    assert field(panel, "seed").control.value == "abc"
+    assert list(panel.problems) == ["seed"]
+    assert panel.view.advanced.head.description == "▸ Advanced (1 to correct)"
+    assert (panel.config.seed, panel.config.num_processes) == (None, 2)
+
+
+def test_what_is_typed_is_left_as_it_was_typed():
+    panel = ConfigPanel(train)
+    type_in(panel, "timeout", "1e3")
+    type_in(panel, "seed", "3")
+    assert field(panel, "timeout").control.value == "1e3"
+
+
+def test_the_config_can_be_set_and_observed():
+    panel = ConfigPanel(train, 2)
+    seen: list[LaunchConfig] = []
+    panel.observe(lambda change: seen.append(change["new"]), "config")
+    type_in(panel, "seed", "abc")
+    panel.config = LaunchConfig(num_processes=1, timeout=60, env={"A": "b"}, mixed_precision="bf16", seed=5)
+    assert [field(panel, name).control.value for name in ("num_processes", "timeout", "seed")] == ["1", "60", "5"]
+    assert field(panel, "mixed_precision").buttons["bf16"].value
+    assert panel.problems == {}
+    type_in(panel, "seed", "6")
+    assert [config.seed for config in seen] == [5, 6]
+    assert panel.config.env == {"A": "b"}
+    with pytest.raises(traitlets.TraitError, match="expected a LaunchConfig"):
+        panel.config = {"num_processes": 1}  # type: ignore[assignment]
+
+
+def test_options_are_those_of_a_launch():
+    assert ConfigPanel(train, 2, config=LaunchConfig(seed=1), timeout=5).config == LaunchConfig(
+        num_processes=2, seed=1, timeout=5
+    )
+    with pytest.raises(ConfigError, match=r"unknown option num_proceses=. Did you mean num_processes="):
+        ConfigPanel(train, num_proceses=2)
+
+
+# The machine.
+
+
+def test_processes_are_bounded_by_the_machine(on):
+    assert "At most 64 on 2 cores" in note_of(ConfigPanel(train), "num_processes")
+    on(16, 4)
+    panel = ConfigPanel(train)
+    assert "One for each GPU is 4; at most 256" in note_of(panel, "num_processes")
+    assert field(panel, "num_processes").control.placeholder == "4 (automatic)"
+
+
+def test_without_a_gpu_the_devices_are_grey_with_the_reason():
+    panel = ConfigPanel(train)
+    segments = field(panel, "devices").segments.buttons
+    assert [segments[word].disabled for word in ("all", "some", "CPU")] == [True, True, False]
+    assert segments["CPU"].value
+    assert segments["all"].tooltip == "no GPU found"
+    assert "No GPU found" in note_of(panel, "devices")
+    panel.config = LaunchConfig(devices=[0])  # type: ignore[arg-type]
+    assert "devices=[0]: no GPU found. Use devices=&#x27;cpu&#x27;" in note_of(panel, "devices")
+    segments["CPU"].value = True
+    assert panel.config.devices == "cpu"
+    assert panel.problems == {}
+
+
+def test_gpus_are_picked_by_name_and_memory(on):
+    on(16, 3)
+    panel = ConfigPanel(train)
+    picker = field(panel, "devices")
+    assert [box.description for box in picker.boxes][1] == "1: H200, 20.0 GB free, 120.0 GB used"
+    assert picker.segments.buttons["all"].value
+    picker.segments.buttons["some"].value = True
+    assert chosen(panel) == (0, 1, 2)
+    picker.boxes[1].value = False
+    assert chosen(panel) == (0, 2)
+    assert field(panel, "num_processes").control.placeholder == "2 (automatic)"
+    picker.boxes[0].value = picker.boxes[2].value = False
+    assert "devices=() is empty" in note_of(panel, "devices")
+    picker.segments.buttons["CPU"].value = True
+    assert chosen(panel) == "cpu"
+    assert [box.value for box in picker.boxes] == [False] * 3
+    assert panel.problems == {}
+
+
+def test_memory_is_looked_at_again(on, monkeypatch):
+    on(16, 1)
+    panel = ConfigPanel(train)
+    fresh = GPU(index=0, name="H200", total_memory=140 * GIGABYTE, free_memory=140 * GIGABYTE)
+    monkeypatch.setattr(
+        devices, "look", lambda: Machine(num_cores=1, gpus=(fresh,), torch_has_cuda=True, why_no_gpu="")
+    )
+    field(panel, "devices").refresh.click()
+    assert field(panel, "devices").boxes[0].description == "0: H200, 140.0 GB free, 0 bytes used"
+
+
+@pytest.mark.parametrize(
+    ("on_machine", "grey", "reason"),
+    [
+        ((2, 0), ["fp16"], "fp16 needs a GPU"),
+        ((8, 1, (9, 0)), [], ""),
+        ((8, 1, (7, 5)), ["bf16"], "bf16 needs compute capability 8.0; H200 has 7.5."),
+        ((8, 1, (5, 2)), ["fp16", "bf16"], "fp16 needs compute capability 5.3"),
+    ],
+)
+def test_precisions_that_the_hardware_has_not_are_grey(on, on_machine, grey, reason):
+    on(*on_machine)
+    panel = ConfigPanel(train)
+    buttons = field(panel, "mixed_precision").buttons
+    assert [word for word, button in buttons.items() if button.disabled] == grey
+    assert reason in note_of(panel, "mixed_precision")
+    if grey:
+        panel.config = LaunchConfig(mixed_precision=grey[0])
+        assert "Note: " in note_of(panel, "mixed_precision")
+        assert panel.problems == {}  # It runs, if slowly; who says so in code is not stopped.
+
+
+def test_what_the_machine_refuses_stands_beside_the_field_it_is_about(on):
+    on(16, 2)
+    panel = ConfigPanel(train, 4, backend="nccl")
+    assert "NCCL needs a GPU for each rank, and there are 2" in note_of(panel, "num_processes")
+    assert panel.launch_button.disabled
+
+
+def test_backends_that_need_a_gpu_say_so():
+    words = [word for word, _ in field(ConfigPanel(train), "backend").control.options]
+    assert "nccl (no GPU found)" in words
+
+
+# The function's parameters.
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "kind", "optional"),
+    [
+        (int, 3, "int", False),
+        (float, 1, "float", False),
+        ("float", 0.1, "float", False),
+        ("int | None", None, "int", True),
+        (Union[str, None], None, "str", True),  # noqa: UP007 - as older code says it
+        (bool, True, "bool", False),
+        (bool, MISSING, "choice", False),
+        (Literal["a", "b"], "a", "choice", False),
+        ("Literal[1, 2]", 1, "choice", False),
+        (Optimizer, Optimizer.SGD, "choice", False),
+        ("Optimizer", MISSING, "choice", False),
+        (MISSING, 3, "int", False),
+        (MISSING, 0.5, "float", False),
+        (MISSING, True, "bool", False),
+        (MISSING, "a", "str", False),
+        (MISSING, Optimizer.ADAM, "choice", False),
+        (MISSING, (1, 2), "literal", False),
+        (MISSING, None, "literal", True),
+        (MISSING, MISSING, "literal", False),
+        (list[int], MISSING, "literal", False),
+        ("dict[str, int] | None", None, "literal", True),
+        (int | str, 1, "literal", False),
+        ("Unheard", MISSING, "literal", False),
+        (Model, MISSING, "code", False),
+        (MISSING, Model(), "code", False),
+        ("Model | None", None, "code", True),
+        ([1], MISSING, "code", False),
+        (float, float("nan"), "float", False),
+        (MISSING, print, "code", False),
+    ],
+)
+def test_the_kind_of_a_parameter_follows_annotation_and_default(annotation, default, kind, optional):
+    def function(x=default):
+        pass
+
+    function.__annotations__["x"] = annotation
+    if default is MISSING:
+        function.__defaults__ = None
+    if annotation is MISSING:
+        del function.__annotations__["x"]
+    (parameter,) = parameters_of(function)
+    assert (parameter.kind, parameter.optional) == (kind, optional)
+    assert parameter.fits(default) is (kind != "code" or default in (MISSING, None))
+
+
+def test_every_sort_of_callable_has_its_parameters():
+    class Trainer:
+        def fit(self, lr: float = 0.1):
+            pass
+
+        def __call__(self, steps: int = 1):
+            pass
+
+    assert list(ConfigPanel(Trainer().fit).view.argument_fields) == ["lr"]
+    assert list(ConfigPanel(Trainer()).view.argument_fields) == ["steps"]
+    assert list(ConfigPanel(functools.partial(train, lr=0.5)).view.argument_fields) == ["lr", "epochs", "batch_size"]
+    assert list(ConfigPanel(lambda *args, **kwargs: 0).view.argument_fields) == []
+    assert list(ConfigPanel(print).view.argument_fields)  # Whatever its signature says.
+    assert ConfigPanel(dict).view.argument_fields == {}
+
+
+def test_arguments_are_set_by_typing_and_choosing():
+    def function(lr: float = 0.1, opt: Optimizer = Optimizer.ADAM, flag=False, name: str | None = "x", h=(1,)):
+        pass
+
+    panel = ConfigPanel(function)
+    for name, value in {"lr": "1e-3", "opt": 1, "flag": True, "name": "", "h": "[2, 3]"}.items():
+        type_in(panel, name, value)
+    assert dict(panel.arguments) == {"lr": 0.001, "opt": Optimizer.SGD, "flag": True, "name": None, "h": [2, 3]}
+    for name, value in {"lr": "0.1", "opt": 0, "flag": False, "name": "x", "h": ""}.items():
+        type_in(panel, name, value)
+    assert dict(panel.arguments) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "message"),
+    [
+        ("lr", "fast", "lr=fast is not a number."),
+        ("epochs", "1.5", "epochs=1.5 is not a whole number."),
+        ("epochs", "1e3", "epochs=1e3 is not a whole number. Write 1000."),
+        ("epochs", "True", "is not a whole number"),
+        ("sizes", "[1,", "sizes=[1, is not a Python literal, such as 3, &#x27;text&#x27; or [1, 2]."),
+        ("sizes", "<script>", "sizes=&lt;script&gt; is not a Python literal"),
+    ],
+)
+def test_an_argument_that_is_no_value_is_refused(name, typed, message):
+    def function(lr=0.1, epochs=3, sizes=(1, 2)):
+        pass
+
+    panel = ConfigPanel(function)
+    type_in(panel, name, typed)
+    assert message in note_of(panel, name)
+    assert panel.launch_button.disabled
+    type_in(panel, name, "")
+    assert panel.problems == {}
+
+
+def test_what_is_required_and_cannot_be_typed_comes_from_code():
+    def function(model: Model, data, *, steps: int):
+        pass
+
+    panel = ConfigPanel(function)
+    assert set(panel.problems) == {"arguments.model", "arguments.data", "arguments.steps"}
+    assert "Set it from code: panel.arguments[&quot;model&quot;] = ..." in note_of(panel, "model")
+    panel.arguments["model"] = Model()
+    panel.arguments["data"] = Model()
+    assert field(panel, "data").control.placeholder == "from code: Model()"
+    type_in(panel, "steps", "3")
+    assert panel.problems == {}
+    assert "Taken from code" in note_of(panel, "model")
+    assert "Model()" in field(panel, "model").control.value
+    type_in(panel, "data", "[1]")
+    assert panel.arguments["data"] == [1]
+    del panel.arguments["steps"]
+    assert list(panel.problems) == ["arguments.steps"]
+    panel.arguments = {"steps": 1}
+    assert set(panel.problems) == {"arguments.model", "arguments.data"}
+
+
+def test_an_argument_that_the_function_does_not_take_is_refused():
+    panel = ConfigPanel(train)
+    with pytest.raises(ConfigError, match=r"arguments\['epoch'\]: train has no parameter of that name. Did you mean"):
+        panel.arguments["epoch"] = 3
+    with pytest.raises(ConfigError, match=r"arguments\['x'\]: train .* It takes lr, epochs, batch_size."):
+        ConfigPanel(train, kwargs={"x": 3})
+    with pytest.raises(ConfigError, match=r"arguments\['x'\]: nothing has no parameter .* It takes none"):
+        ConfigPanel(kwargs={"x": 3})
+    anything = ConfigPanel(lambda **kwargs: 0, kwargs={"x": 3})
+    assert dict(anything.arguments) == {"x": 3}
+
+
+def test_a_function_that_cannot_be_launched_keeps_the_launch_off():
+    async def function():
+        pass
+
+    panel = ConfigPanel(function)
+    assert "is a coroutine function" in panel.problems[""]
+    assert panel.launch_button.disabled
+    assert "make the panel with ConfigPanel(train)" in ConfigPanel().problems[""]
+
+
+# What it comes to.
+
+
+def test_the_effective_batch_is_a_formula():
+    panel = ConfigPanel(train, 2)
+    type_in(panel, "batch_size", "16")
+    type_in(panel, "gradient_accumulation_steps", "4")
+    assert panel.effective_batch == 128
+    assert str(panel._state.effective_batch) == "micro-batch 16 × accumulation 4 × processes 2 = 128"  # noqa: RUF001
+    assert "<b>128</b> samples per update" in panel.view._formula.value
+    type_in(panel, "gradient_accumulation_steps", "x")
+    assert panel.effective_batch is None
+    assert "<b>?</b> samples per update" in panel.view._formula.value
+
+
+@pytest.mark.parametrize("name", ["micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size"])
+def test_the_micro_batch_is_the_functions_own_parameter(name):
+    namespace: dict[str, Any] = {}
+    exec(f"def function({name}: int = 8): pass", namespace)
+    panel = ConfigPanel(namespace["function"], 2)
+    assert field(panel, name).label == "Micro-batch size"
+    assert panel.effective_batch == 16
+
+
+def test_a_function_without_a_micro_batch_says_how_to_get_one():
+    panel = ConfigPanel(lambda lr=0.1: lr, 2, gradient_accumulation_steps=4)
+    control, note = panel.view.children[2].children[1].children
+    assert control.disabled
+    assert "has no parameter for it. Give it one called batch_size" in note.value
+    assert "<b>8</b> micro-batches per update" in panel.view._formula.value
+    assert panel.effective_batch is None
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({}, {}),
+        ({"num_processes": 2, "gradient_accumulation_steps": 4}, {"lr": 0.02, "epochs": 3}),
+        ({"devices": "cpu", "backend": None, "env": {"A": 'b"\n'}, "seed": 3}, {"name": "it's", "sizes": [1, (2,)]}),
+        ({"timeout": 0.5, "output": "none", "start_method": "spawn", "max_grad_norm": 1, "max_restarts": 2}, {}),
+        ({"num_processes": 2}, {"name": "x" * 60, "sizes": list(range(20)), "lr": 1e-9}),
+        ({}, {"mode": Optimizer.SGD, "lr": float("inf")}),
+    ],
+)
+def test_the_code_does_the_same(names, options, arguments):
+    def function(lr=0.1, epochs=1, name="", sizes=(), mode=Optimizer.ADAM):
+        pass
+
+    panel = ConfigPanel(function, kwargs=arguments, **options)
+    names.update(train=function, panel=panel, Optimizer=Optimizer)
+    assert pasted(panel, names) == (function, arguments, LaunchConfig(**options))
+    assert max(map(len, panel.code.splitlines())) <= 120
+
+
+def test_the_code_says_only_what_differs(names):
+    names.update(train=train)
+    panel = ConfigPanel(train, 4, kwargs={"epochs": 5, "lr": 0.1}, mixed_precision="bf16")
+    assert panel.code.splitlines()[-1] == 'notebook_launch(train, 4, kwargs={"epochs": 5}, mixed_precision="bf16")'
+
+
+def test_the_code_names_what_has_no_literal(names):
+    model, nameless = Model(), Model()
+    panel = ConfigPanel(lambda model, other: 0, kwargs={"model": model, "other": nameless})
+    names.update(my_model=model, my_panel=panel)
+    code = panel.code.splitlines()[-1]
+    assert code == 'notebook_launch(my_panel.fn, kwargs={"model": my_model, "other": my_panel.arguments["other"]})'
+    assert pasted(panel, names)[1] == {"model": model, "other": nameless}
+
+
+def test_the_code_imports_what_the_notebook_lacks(names):
+    panel = ConfigPanel(functools.reduce, kwargs={})
+    assert "from functools import reduce" in panel.code or "from _functools import reduce" in panel.code
+    from notebook_launcher import notebook_launch
+
+    names.update(notebook_launch=notebook_launch, train=train)
+    assert ConfigPanel(train).code == "notebook_launch(train)"
+
+
+def test_positional_only_parameters_go_by_place(names):
+    def function(a, b=2, /, c=3):
+        pass
+
+    panel = ConfigPanel(function, kwargs={"a": 1, "c": 4})
+    names.update(f=function)
+    assert panel.code.endswith('notebook_launch(f, args=(1,), kwargs={"c": 4})')
+    assert panel._state.call() == ((1,), {"c": 4})
+    panel.arguments["b"] = 5
+    assert panel._state.call() == ((1, 5), {"c": 4})
+
+
+def test_the_code_is_escaped_and_dimmed_while_something_is_wrong():
+    panel = ConfigPanel(lambda name="": 0)
+    type_in(panel, "name", "</code><script>")
+    assert "&lt;/code&gt;&lt;script&gt;" in panel.view._code.value
+    assert "<script>" not in panel.view._code.value
+    assert "nbp-stale" not in panel.view._code.value
+    type_in(panel, "seed", "x")
+    assert "nbp-stale" in panel.view._code.value
+
+
+# Around it.
+
+
+def test_settings_are_saved_and_loaded(tmp_path):
+    path = tmp_path / "config.yaml"
+    panel = ConfigPanel(train, 2, seed=7, mixed_precision="bf16")
+    panel.view.file.path.value = str(path)
+    panel.view.file.save_button.click()
+    assert f"accelerate launch --config_file {path}" in panel.view.file.note.value
+    other = ConfigPanel(train)
+    other.view.file.path.value = str(path)
+    other.view.file.load_button.click()
+    assert other.config == panel.config
+    path.write_text("distributed_type: 'NO'\ndynamo_config: {dynamo_backend: INDUCTOR}\n")
+    other.view.file.load_button.click()
+    assert "Ignored, and kept on saving: dynamo_config" in other.view.file.note.value
+    path.write_text("distributed_type: FSDP\n")
+    other.view.file.load_button.click()
+    assert "it shards the model with FSDP" in other.view.file.note.value
+    assert other.config == LaunchConfig(num_processes=1)
+
+
+def test_its_text_is_short():
+    assert repr(ConfigPanel(train)) == "<ConfigPanel(train): not launched yet>"
+    assert repr(ConfigPanel()) == "<ConfigPanel(): not launched yet>"
+
+
+def test_labels_are_never_cut_off():
+    panel = ConfigPanel(train)
+    described = [each.control for each in panel.view.fields.values() if hasattr(each.control, "description")]
+    assert described
+    assert {control.style.description_width for control in described} == {"initial"}
+
+
+def test_colours_of_a_terminal_become_classes():
+    text = "\x1b[1;31m<b>\x1b[0m & \x1b[38;5;12mx\x1b[39;49m\x1b[2K\x07"
+    assert ansi_to_html(text) == (
+        '<span class="nbp-ansi-red nbp-bold">&lt;b&gt;</span> &amp; <span class="nbp-ansi-blue">x</span>'
+    )
+
+
+def test_there_are_no_results_before_a_run():
+    panel = ConfigPanel(train)
+    assert (panel.run, panel.results) == (None, None)
+    panel.stop_button.click()
+    assert panel.stop_button.disabled

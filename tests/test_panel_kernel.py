@@ -1,0 +1,178 @@
+"""The panel in a real kernel: clicked, it launches real ranks, and their results, failures and output come back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.scenes import evaluate, unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.kernels import Kernel
+
+PANEL = """
+import threading, time
+from notebook_launcher import report
+from notebook_launcher.widgets import ConfigPanel
+
+def train(lr: float = 0.1, fails: bool = False, endless: bool = False):
+    import torch.distributed as dist
+    print(f"lr is {lr}")
+    report(step=1, loss=lr)
+    if fails and dist.get_rank() == 1:
+        raise ValueError("bo<b>o</b>m")
+    while endless:
+        time.sleep(0.01)
+    dist.barrier()
+    return lr * (dist.get_rank() + 1)
+
+panel = ConfigPanel(train, 2)
+
+class Waiting:  # for a widget's trait to have a value that is wanted
+    def __init__(self, widget, name, is_wanted):
+        self.event = threading.Event()
+        widget.observe(lambda change: is_wanted(change["new"]) and self.event.set(), name)
+    def wait(self):
+        assert self.event.wait(30), (panel.run, panel._running.status.value, panel._running.error.value)
+
+def run_by_click():
+    over = Waiting(panel.launch_button, "disabled", lambda is_disabled: not is_disabled)
+    panel.launch_button.click()
+    over.wait()
+    return panel._running.status.value
+
+panel
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel_and_cell() -> Iterator[tuple[Kernel, str]]:
+    with warm_kernel(env={"NOTEBOOK_LAUNCHER_RUNS": "off"}) as kernel:
+        shown = kernel.execute(PANEL, timeout=60)
+        assert shown.error is None, shown.traceback
+        yield kernel, shown.msg_id
+
+
+@pytest.fixture
+def kernel(kernel_and_cell: tuple[Kernel, str]) -> Kernel:
+    evaluate(kernel_and_cell[0], "panel.arguments = {}; panel.config = type(panel.config)(num_processes=2); 0")
+    return kernel_and_cell[0]
+
+
+@pytest.fixture
+def cell(kernel_and_cell: tuple[Kernel, str]) -> str:
+    """The cell that shows the panel."""
+    return kernel_and_cell[1]
+
+
+def click(kernel: Kernel, button: str) -> None:
+    """Click as a front end does: by a message to the widget."""
+    comm_id = evaluate(kernel, f"panel.{button}.comm.comm_id")
+    content = {"comm_id": comm_id, "data": {"method": "custom", "content": {"event": "click"}}}
+    client: Any = kernel._client
+    client.shell_channel.send(client.session.msg("comm_msg", content))
+
+
+def test_it_is_shown_as_a_widget_with_a_text(kernel: Kernel, cell: str) -> None:
+    (shown,) = (content["data"] for content in kernel.outcome(cell).displays)
+    assert shown["text/plain"] == "<ConfigPanel(train): not launched yet>"
+    assert shown["application/vnd.jupyter.widget-view+json"]["model_id"] == evaluate(kernel, "panel.model_id")
+
+
+def test_a_click_runs_what_the_fields_say(kernel: Kernel, cell: str) -> None:
+    status = evaluate(kernel, 'panel.view.argument_fields["lr"].control.value = "0.5"; run_by_click()')
+    assert "✓ train: done in " in status
+    assert evaluate(kernel, "list(panel.results), panel.run.config.num_processes") == ([0.5, 1.0], 2)
+    assert evaluate(kernel, "type(panel._running.monitor_box.children[0]).__name__") == "Monitor"
+
+
+def test_what_the_ranks_write_and_the_picture_come_to_the_panels_cell(kernel: Kernel, cell: str) -> None:
+    num_pictures = len(kernel.outcome(cell).displays)
+    msg_id = kernel.start('panel.arguments["lr"] = 0.25; panel.launch_button.click()')
+    shown = kernel.wait(cell, until=lambda cell: len(cell.displays) > num_pictures and "lr is 0.25" in cell.stdout)
+    picture = shown.displays[-1]["data"]
+    assert picture["text/html"].startswith("<details><summary>train on 2 ranks: done")
+    assert kernel.wait(msg_id).stdout == ""
+
+
+def test_a_click_from_a_front_end_is_heard(kernel: Kernel, cell: str) -> None:
+    evaluate(kernel, 'over = Waiting(panel.launch_button, "disabled", lambda is_off: not is_off); 0')
+    click(kernel, "launch_button")
+    click(kernel, "launch_button")
+    kernel.execute("over.wait()")
+    assert evaluate(kernel, "panel.run.state") == "done"
+
+
+def test_a_failure_is_shown_as_in_a_cell_and_launch_is_free_again(kernel: Kernel) -> None:
+    assert "✕ train: failed after" in evaluate(kernel, 'panel.arguments["fails"] = True; run_by_click()')
+    error = evaluate(kernel, "panel._running.error.value")
+    assert "rank 1 of 2 failed first." in error
+    assert "ValueError: bo&lt;b&gt;o&lt;/b&gt;m" in error
+    assert "raise ValueError(" in error
+    outcome = kernel.execute("panel.results")
+    assert outcome.error == "ValueError: bo<b>o</b>m"
+    status = evaluate(kernel, 'panel.arguments["fails"] = False; run_by_click()')
+    assert "done in" in status
+    assert evaluate(kernel, "panel._running.error.value") == ""
+
+
+def test_stop_asks_and_then_kills(kernel: Kernel) -> None:
+    evaluate(
+        kernel,
+        'panel.arguments["endless"] = True\n'
+        'can_stop = Waiting(panel.stop_button, "disabled", lambda is_off: not is_off)\n'
+        'over = Waiting(panel.launch_button, "disabled", lambda is_off: not is_off)\n'
+        "panel.launch_button.click(); can_stop.wait(); 0",
+    )
+    first = panel_run(kernel)
+    assert evaluate(kernel, "panel.results, panel.launch_button.disabled") == (None, True)
+    evaluate(kernel, "panel.launch_button.click(); 0")  # harmless while a run goes on
+    assert panel_run(kernel) == first
+    assert evaluate(kernel, "panel.stop_button.click(); panel.stop_button.description") == "Kill"
+    evaluate(kernel, "panel.stop_button.click(); over.wait(); 0")
+    assert evaluate(kernel, "panel.run.state, panel.stop_button.disabled") == ("stopped", True)
+    assert "train: stopped after" in evaluate(kernel, "panel._running.status.value")
+
+
+def panel_run(kernel: Kernel) -> str:
+    return str(evaluate(kernel, "panel.run.id"))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_every_start_method_works_from_a_click(kernel: Kernel, method: str) -> None:
+    code = f"panel.config = type(panel.config)(num_processes=1, start_method={method!r}); run_by_click()"
+    assert "done in" in evaluate(kernel, code)
+
+
+def test_what_cannot_be_launched_is_shown(kernel: Kernel) -> None:
+    code = (
+        "captured = threading.Lock()\n"
+        "broken, panel = panel, ConfigPanel(lambda: captured, 2)\n"
+        "status = run_by_click()\n"
+        "error, panel = panel._running.error.value, broken\n"
+        "status, error"
+    )
+    status, error = evaluate(kernel, code)
+    assert "Nothing was started" in status
+    assert "CaptureError" in error
+    assert "captured" in error
+
+
+def test_a_launch_from_code_writes_into_its_own_cell_and_is_shown_in_the_panel(kernel: Kernel) -> None:
+    outcome = kernel.execute("panel.launch(None, lr=0.75).result()[0]", timeout=60)
+    assert outcome.result == "0.75", outcome.traceback
+    assert "lr is 0.75" in outcome.stdout
+    assert evaluate(kernel, "panel.results[1]") == 1.5
+    refused = kernel.execute("run = panel.launch(None, endless=True)\npanel.launch()")
+    assert refused.error is not None
+    assert refused.error.startswith("CallOrderError: this panel's run goes on")
+    assert evaluate(kernel, 'over = Waiting(panel.launch_button, "disabled", bool); run.stop(); run.state') == "stopped"
+
+
+def test_runs_leave_no_thread_and_no_process(kernel: Kernel) -> None:
+    evaluate(kernel, "run_by_click()")
+    with unchanged(kernel):
+        assert "done in" in evaluate(kernel, "run_by_click()")
