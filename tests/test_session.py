@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
+import os
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from notebook_launcher import Session
 from tests.scenes import unchanged, warm_kernel
 
 if TYPE_CHECKING:
@@ -186,3 +191,24 @@ def test_memory_is_shared_out_again(kernel: Kernel) -> None:
         "print(all(after - before < 200 for before, after in zip(first, session.run(rss))))"
     )
     assert last_line(kernel, code) == "True"
+
+
+@pytest.mark.parametrize("waits_in", ["barrier", "backward"])
+def test_a_kept_model_does_not_cost_the_peers_their_memory(waits_in):
+    def build() -> None:
+        builtins.kept = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))  # type: ignore[attr-defined]
+
+    def fail() -> None:
+        if dist.get_rank() == 1:
+            raise ValueError("boom")
+        if waits_in == "barrier":
+            dist.barrier()
+        else:
+            builtins.kept(torch.ones(1, 1)).sum().backward()  # type: ignore[attr-defined]
+
+    with Session(2, output="none") as session:
+        before = list(session.run(os.getpid))
+        session.run(build)
+        with pytest.raises(ValueError, match="boom"):
+            session.run(fail)
+        assert list(session.run(os.getpid)) == before

@@ -13,6 +13,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.processes.sockets import hang_up, open_sockets
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -60,6 +62,7 @@ class Rendezvous:
         self._ours: Any = None
         self._made: list[Any] = []
         self._asked_backend: str | None = None
+        self._sockets: set[str] = set()
 
     def join(self, generation: int) -> None:
         """Have the group of this generation up, making it anew if the one that is up is another."""
@@ -91,13 +94,17 @@ class Rendezvous:
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         self._ours = None
         self._made.clear()
+        sockets, self._sockets = self._sockets, set()
         if c10d is None or not c10d.is_initialized():
+            hang_up(sockets)
             return
         abort = getattr(c10d, "_abort_process_group", None)
         if abort is not None and "nccl" in c10d.get_backend():
             abort()
         else:
             c10d.destroy_process_group()
+            # A DDP model that the function kept keeps the group's connections too, and its peers waiting.
+            hang_up(sockets)
 
     def init_process_group(self, original: Callable[..., None], asked: dict[str, Any]) -> None:
         """Answer the function's own call of `init_process_group`."""
@@ -134,7 +141,9 @@ class Rendezvous:
             asked = {**asked, "store": self._next_store(asked.get("timeout")), "init_method": None}
             asked["rank"], asked["world_size"] = self._rank, self._world_size
         self._asked_backend = str(asked.get("backend")).lower()
+        before = open_sockets()
         init(**asked)
+        self._sockets |= open_sockets().keys() - before.keys()
         # Kept until the function has returned: a DDP model may outlive the group that the function destroys.
         # Were its reference the last one, it would wait, with the GIL, for the group's threads to end, and one
         # of them may be waiting for the GIL (torch 2.13). Letting go of this one releases the GIL.
