@@ -71,7 +71,7 @@ class LaunchConfig:
     """Intra-op threads of each rank; None: the cores, shared out evenly."""
     runs_folder: str | os.PathLike[str] | None = "auto"
     """Where the run leaves a folder with its options, metrics, logs and summary, for `runs()` and `open_run()`.
-    `"auto"`: what the environment variable `NOTEBOOK_LAUNCHER_RUNS` names, else
+    `"auto"`: what the environment variable `NOTEBOOK_LAUNCHER_RUNS` names (`off`: nowhere), else
     `$XDG_STATE_HOME/notebook-launcher/runs`, else `~/.local/state/notebook-launcher/runs`. None: nowhere."""
     monitor: bool | str = "auto"
     """`"auto"`: a run of more than a second shows its live monitor where a front end draws widgets, and a line of

@@ -310,7 +310,8 @@ def test_the_timeline_has_lanes_in_colours_letters_and_words(tab):
     tab.deliver(reset(lanes=LANES))
     for phase in ("data", "forward", "backward", "sync", "step"):
         assert len(tab.columns(TIMELINE, tab.variable(f"--nbl-phase-{phase}"))) > 50
-    assert tab.texts(".nbl-phase") == ["D\ndata", "F\nforward", "B\nbackward", "S\nsynchronise", "O\noptimizer step"]
+    words = ["D\ndata", "F\nforward", "B\nbackward", "S\nsynchronise", "O\noptimizer step", "elsewhere"]
+    assert [text.strip() for text in tab.texts(".nbl-phase")] == words
     assert tab.text(".nbl-sync") == "14 % of a window waits for the network"
 
 
@@ -321,6 +322,16 @@ def test_a_span_of_the_timeline_can_be_read(tab):
     tab.page.mouse.move(box["x"] + box["width"] - 4, box["y"] + box["height"] - 10)
     tip = tab.text(".nbl-section[aria-label=Timeline] .nbl-tip")
     assert tip.split("\n") == ["rank 1, optimizer step", "took", "100.0 ms", "at", "7.500 s"]
+
+
+def test_the_timeline_ends_where_all_ranks_are_known_unless_one_is_stuck(tab):
+    late = {"rank": 0, "spans": [["step", 8.0, 0.5]]}
+    tab.deliver(reset(lanes=[*LANES, late]))
+    before = tab.picture(TIMELINE)
+    tab.deliver({"type": "update", "lanes": [{"rank": 0, "spans": [["step", 8.6, 0.5]]}]})
+    assert tab.picture(TIMELINE) == before
+    tab.deliver({"type": "update", "lanes": [{"rank": 0, "spans": [["step", 12.0, 0.5]]}]})
+    assert tab.picture(TIMELINE) != before
 
 
 # Logs and errors.
@@ -495,6 +506,17 @@ def test_two_views_of_one_model_have_states_of_their_own(tab):
     tab.page.evaluate("cleanups.shift()()")
     tab.deliver({"type": "update", "logs": [log(1, "more")]})
     assert lines(tab) == ["one", "more"]
+
+
+def test_a_view_that_has_ended_hears_nothing(tab):
+    tab.deliver(reset())
+    root = tab.find(".nbl-monitor").element_handle()
+    tab.page.evaluate("cleanups.pop()()")
+    shown = root.evaluate("root => root.outerHTML")
+    tab.page.emulate_media(color_scheme="dark")
+    tab.page.evaluate("document.body.dataset.jpThemeName = 'another'")
+    tab.deliver(reset(run=run(name="another")))
+    assert root.evaluate("root => root.outerHTML") == shown
 
 
 def test_a_second_reset_shows_nothing_twice_and_keeps_what_was_chosen(tab):

@@ -79,6 +79,7 @@ def test_a_training_goes_on_from_where_it_was_asked_to_save(tmp_path, monkeypatc
 
 def test_each_request_is_answered_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+
     def are_there(number: int) -> bool:
         return len(list(tmp_path.glob("checkpoints/update_*"))) == number
 

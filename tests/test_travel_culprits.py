@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
-import ipywidgets  # type: ignore[import-untyped]
+import ipywidgets
 import pytest
 import torch
 from tqdm import tqdm

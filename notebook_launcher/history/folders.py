@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 VARIABLE = "NOTEBOOK_LAUNCHER_RUNS"
-"""Environment variable that names the folder of all runs."""
+"""Environment variable that names the folder of all runs; `off`: none leaves anything."""
 MAX_RUNS = 500
 """Folders that are kept; a new run takes the place of the oldest."""
 MAX_BYTES = 1_000_000_000
@@ -61,7 +61,8 @@ def find_home(chosen: str | os.PathLike[str] | None = "auto") -> Path | None:
 
     Args:
         chosen: `LaunchConfig.runs_folder`. `"auto"`: what the environment variable `NOTEBOOK_LAUNCHER_RUNS`
-            names, else `$XDG_STATE_HOME/notebook-launcher/runs`, else `~/.local/state/notebook-launcher/runs`.
+            names (`off`: none), else `$XDG_STATE_HOME/notebook-launcher/runs`, else
+            `~/.local/state/notebook-launcher/runs`.
 
     Raises:
         RuntimeError: No home folder is known.
@@ -71,6 +72,8 @@ def find_home(chosen: str | os.PathLike[str] | None = "auto") -> Path | None:
     if chosen != "auto":
         return Path(chosen).expanduser().absolute()
     if named := os.environ.get(VARIABLE):
+        if named == "off":
+            return None
         return Path(named).expanduser().absolute()
     # A relative path is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
     state = Path(os.environ.get("XDG_STATE_HOME", ""))

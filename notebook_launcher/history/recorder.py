@@ -56,7 +56,7 @@ class Recorder:
         self._home: Path | None = None
         self._reader = reader
         self._say = say
-        self._is_on = chosen is not None
+        self._is_on = False
         self._has_new = False
         self._write_at = self._summary_at = launched + FIRST_AFTER
         self._summary_wait = WRITE_EVERY
@@ -66,6 +66,7 @@ class Recorder:
         with self._forgiving():
             # Now, as the working directory and the environment may be others in a second.
             self._home = folders.find_home(chosen)
+            self._is_on = self._home is not None
 
     def note(self) -> None:
         """Take notice that a rank wrote or reported something."""
@@ -158,4 +159,5 @@ class Recorder:
             self._is_on = False
             reason = error.strerror or error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             where = f" in {self.folder or self._home}" if self._home is not None else ""
-            self._say(f"the run is not recorded any further{where}: {reason}")
+            with contextlib.suppress(Exception):
+                self._say(f"the run is not recorded any further{where}: {reason}")

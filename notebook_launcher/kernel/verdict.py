@@ -111,9 +111,7 @@ def _summary(end: RankEnd, launched: float, metrics: Mapping[str, float]) -> Ran
     record = end.returned or end.raised
     peak = record.peak_rss if record is not None else end.gone.peak_rss if end.gone is not None else None
     state: Any = "returned" if end.returned is not None else "stopped" if end.after_stop else "failed"
-    return RankSummary(
-        rank=end.rank, state=state, seconds=end.time - launched, peak_memory=peak, metrics=dict(metrics)
-    )
+    return RankSummary(rank=end.rank, state=state, seconds=end.time - launched, peak_memory=peak, metrics=dict(metrics))
 
 
 def _error(

@@ -767,14 +767,14 @@ function isInGap(dash, x) {
 }
 
 /** Stroke runs of pixels; a run of one point becomes a dot. */
-function strokeRuns(context, runs) {
+function strokeRuns(context, runs, radius = 2) {
   context.beginPath();
   for (const run of runs) {
     context.moveTo(run[0], run[1]);
     for (let at = 2; at < run.length; at += 2) context.lineTo(run[at], run[at + 1]);
   }
   context.stroke();
-  for (const run of runs) if (run.length === 2) fillDot(context, run[0], run[1], 2);
+  for (const run of runs) if (run.length === 2) fillDot(context, run[0], run[1], radius);
 }
 
 function fillDot(context, x, y, radius) {
@@ -1526,10 +1526,12 @@ class Plot {
     }
     // A line that goes up and down in each column has no visible dashes of its own: its columns are left out instead,
     // which is a third of the work as well.
-    const isDense = steps.length > this.box.right - this.box.left;
+    const [first, last] = this.domain;
+    const count = steps.reduce((sum, step) => sum + (step >= first && step <= last), 0);
+    const isDense = count > this.box.right - this.box.left;
     context.lineWidth = 1.6;
     context.setLineDash(isDense ? [] : dash);
-    strokeRuns(context, pixelLine(steps, values, toX, toY, isDense ? dash : []));
+    strokeRuns(context, pixelLine(steps, values, toX, toY, isDense ? dash : []), isDense ? 0.8 : 2);
     context.setLineDash([]);
     // Where a value is not finite, a tick hangs from the axis.
     steps.forEach((step, at) => {
@@ -1649,6 +1651,9 @@ const WINDOW_CHOICES = [
 ];
 const AXIS_HEIGHT = 20;
 const LETTER_ROOM = 11;
+const MAX_LAG = 2; // seconds that one rank's report may come after another's; one that is silent for longer is stuck
+
+const endOf = ([, start, seconds]) => start + seconds;
 
 /** What each rank did when: a lane for each, in colours, letters and hatches. */
 class Timeline extends Section {
@@ -1664,13 +1669,11 @@ class Timeline extends Section {
     );
     this.controls.append(this.windows);
     this.text = h("p", { class: "nbl-sync" });
-    this.legend = h(
-      "div",
-      { class: "nbl-legend" },
-      ...Object.entries(PHASES).map(([phase, { letter, word }]) =>
-        h("span", { class: "nbl-phase" }, h("i", { "data-phase": phase }, letter), word),
-      ),
+    const entries = [...Object.entries(PHASES), ["", { letter: "", word: "elsewhere" }]];
+    const chips = entries.map(([phase, { letter, word }]) =>
+      h("span", { class: "nbl-phase" }, h("i", { "data-phase": phase }, letter), word),
     );
+    this.legend = h("div", { class: "nbl-legend" }, ...chips);
     this.surface = new Surface(stage, (...all) => this.#draw(...all), { class: "nbl-canvas", role: "img" });
     const frame = h("div", { class: "nbl-frame" }, this.surface.canvas);
     this.body.append(
@@ -1705,16 +1708,17 @@ class Timeline extends Section {
     this.surface.invalidate();
   }
 
-  /** From the end of the last step but `count` to the newest end, over all lanes. */
+  /** The last steps of the rank that has taken longest for them, up to where all lanes are known. */
   #domain() {
     const count = Number(this.windows.value);
-    let [start, end] = [Infinity, 0];
-    for (const [, spans] of this.lanes) {
-      const steps = spans.filter(([phase]) => phase === "step");
-      const before = steps[steps.length - 1 - count];
-      start = Math.min(start, before ? before[1] + before[2] : spans[0][1]);
-      for (const [, at, seconds] of spans) end = Math.max(end, at + seconds);
-    }
+    const ends = this.lanes.map(([, spans]) => endOf(spans[spans.length - 1]));
+    const [earliest, latest] = [Math.min(...ends), Math.max(...ends)];
+    const end = latest - earliest > MAX_LAG ? latest : earliest;
+    const starts = this.lanes.map(([, spans]) => {
+      const steps = spans.filter((span) => span[0] === "step" && endOf(span) <= end);
+      return steps.length > count ? endOf(steps[steps.length - 1 - count]) : spans[0][1];
+    });
+    const start = Math.min(...starts);
     return [start, Math.max(end, start + 1e-6)];
   }
 
@@ -1761,7 +1765,7 @@ class Timeline extends Section {
     const height = this.laneHeight - 4;
     for (const [phase, at, seconds] of spans) {
       const x = Math.max(left, this.toX(at));
-      const width = this.toX(at + seconds) - x;
+      const width = Math.min(this.surface.width, this.toX(at + seconds)) - x;
       if (width <= 0) continue;
       context.fillStyle = theme.phases[phase] ?? theme.ink;
       // A hair of ground between neighbours, where there is room for it.
