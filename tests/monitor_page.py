@@ -58,9 +58,10 @@ const monitor = (await import(url)).default;
 URL.revokeObjectURL(url);
 window.model = makeModel();
 window.cleanups = [];
-window.mount = () => {
-  const el = document.body.appendChild(document.createElement("div"));
+window.mount = () => { // as JupyterLab does: first made, then put on the page
+  const el = document.createElement("div");
   cleanups.push(monitor.render({ model, el }));
+  document.body.append(el);
 };
 mount();
 </script>

@@ -543,7 +543,8 @@ class Stage {
   #seen = new IntersectionObserver((entries) => this.#onSeen(entries), { rootMargin: "50px" });
   #sized = new ResizeObserver((entries) => this.#onSized(entries));
 
-  constructor(beforeSurfaces) {
+  constructor(readTheme, beforeSurfaces) {
+    this.readTheme = readTheme;
     this.beforeSurfaces = beforeSurfaces;
   }
 
@@ -553,6 +554,8 @@ class Stage {
 
   #paint() {
     try {
+      // Each time: a view is made before it is put on the page, where no style is known yet.
+      this.theme = this.readTheme();
       this.beforeSurfaces();
       for (const surface of this.#surfaces.values()) {
         if (surface.isVisible && surface.isStale) surface.paint(this.theme);
@@ -1979,7 +1982,10 @@ class MonitorView {
   constructor(model, el) {
     this.model = model;
     this.data = new RunData(model.get("title") ?? "");
-    this.stage = new Stage(() => this.#paintViews());
+    this.stage = new Stage(
+      () => readTheme(this.root),
+      () => this.#paintViews(),
+    );
     this.live = h("div", { class: "nbl-unseen", role: "status", "aria-live": "polite" });
     const uid = `nbl-${Math.random().toString(36).slice(2)}`;
     const announce = (text) => setText(this.live, text);
@@ -2003,7 +2009,6 @@ class MonitorView {
     };
     this.root = h("div", attributes, this.live, ...this.views.map((view) => view.element));
     el.append(this.root);
-    this.stage.theme = readTheme(this.root);
     this.#listen();
     this.stage.request();
     this.#send({ type: "hello" });
@@ -2033,7 +2038,6 @@ class MonitorView {
   };
 
   #onTheme = () => {
-    this.stage.theme = readTheme(this.root);
     this.data.changed.add("curves");
     this.stage.invalidateAll();
   };
