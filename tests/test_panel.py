@@ -359,7 +359,9 @@ def test_every_sort_of_callable_has_its_parameters():
 
 
 def test_arguments_are_set_by_typing_and_choosing():
-    def function(lr: float = 0.1, opt: Optimizer = Optimizer.ADAM, flag: bool = False, name: str | None = "x", h=(1,)):
+    def function(
+        lr: float = 0.1, opt: Optimizer = Optimizer.ADAM, *, flag: bool = False, name: str | None = "x", h=(1,)
+    ):
         pass
 
     panel = ConfigPanel(function)
