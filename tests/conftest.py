@@ -1,7 +1,8 @@
-"""What every test gets: the leak police, and a place of its own for the folders of runs."""
+"""What every test gets: the leak police, interrupts, and a place of its own for the folders of runs."""
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["home", "leave_nothing_behind", "marked_session", "runs_aside"]
+__all__ = ["home", "interruptible", "leave_nothing_behind", "marked_session", "runs_aside"]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -22,6 +23,14 @@ def runs_aside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("runs")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> Iterator[None]:
+    """SIGINT raises, here and in what is started from here, also where the tests run in the background, without it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

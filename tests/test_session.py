@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import os
+import signal
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -104,6 +106,23 @@ def test_it_survives_a_failure(kernel: Kernel, what: str, error: str) -> None:
     assert replaced == (what == "die")
     assert last_line(kernel, "print(*session.run(add))") == "2.0 2.0"
     assert last_line(kernel, "print(*session.run(kept))") == ("before None" if replaced else "before before")
+
+
+def test_an_interrupt_at_any_moment_of_the_start_ends_that_run() -> None:
+    def wait() -> None:
+        import time
+
+        time.sleep(60)
+
+    with Session(2, output="none") as session:
+        assert list(session.run(os.getppid))
+        for at in range(25):
+            timer = threading.Timer(0.0004 * at, os.kill, (os.getpid(), signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt):
+                timer.start()
+                session.run(wait)
+            timer.join()
+            assert len(session.launch(os.getpid).result()) == 2
 
 
 @pytest.mark.parametrize("what", ["wait_for_peer", "both_wait"])

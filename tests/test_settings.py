@@ -116,7 +116,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 ELSEWHERE = {
     "devices": "test_plan.py: there is one kind of device on most machines",
     "display": "test_output.py: it needs a front end",
+    "monitor": "test_monitor.py",
     "output": "test_output.py",
+    "runs_folder": "test_run_folders.py",
     "timeout": "test_stop.py",
 }
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel, anonymous_file, channel_pair
 from notebook_launcher.errors import ResourceError
-from notebook_launcher.processes import boot
+from notebook_launcher.processes import boot, forking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -179,6 +179,7 @@ def fork_birth(call: Any) -> Birth:
             # Python 3.12 warns that a fork of a process with threads may deadlock. The user asked for
             # it, and the probe has looked for what is known to (`kernel/probe.py`).
             warnings.simplefilter("ignore", DeprecationWarning)
+            forking.settle_before_a_fork()
             pid = os.fork()
         if pid == 0:
             _become_supervisor(sock, call, errors, kernel_ends)

@@ -86,6 +86,7 @@ class _RankEnd:
     def __init__(self) -> None:
         self.pid: int | None = None
         self.stacks_fd: int | None = None
+        self.has_hung_up = False
         self.channel, self.their_channel = channel_pair()
         self.pipes: dict[int, Stream] = {}
         self.their_pipes: list[int] = []
@@ -247,6 +248,11 @@ class ProcessTree:
             happened += key.data()
         return happened
 
+    @property
+    def is_dying(self) -> bool:
+        """Whether a rank has gone whose end the supervisor has not told yet."""
+        return any(end.has_hung_up and end.pid is not None for end in self._ends.values())
+
     def drain(self, rank: int) -> list[Event]:
         """Return what the rank has written and has not been read yet."""
         happened: list[Event] = []
@@ -283,6 +289,7 @@ class ProcessTree:
             return []  # Taken already, by an event of the same batch.
         if received is None:
             self._selector.unregister(end.channel)
+            end.has_hung_up = True
             return []
         return [*self.drain(rank), *self._record(rank, *received)]
 

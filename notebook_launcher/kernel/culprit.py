@@ -64,7 +64,7 @@ def _failure(end: RankEnd, last_lines: tuple[str, ...]) -> Failure:
             rank=end.rank,
             kind="return" if end.raised.stage == "return" else "exception",
             time=end.time,
-            summary=STOPPED if end.after_stop and report.type_name in INTERRUPTS else one_line(report),
+            summary=STOPPED if end.after_stop and _comes_of_a_stop(report) else one_line(report),
             traceback=format_report(report),
             victim=end.after_stop or is_victim_like(report),
             last_lines=last_lines,
@@ -81,6 +81,11 @@ def _failure(end: RankEnd, last_lines: tuple[str, ...]) -> Failure:
         victim=end.after_stop,
         last_lines=last_lines,
     )
+
+
+def _comes_of_a_stop(report: ExceptionReport) -> bool:
+    """Return whether a rank was stopped, or lost a peer that was while it waited for it."""
+    return report.type_name in INTERRUPTS or is_victim_like(report)
 
 
 def _end_summary(end: RankEnd, exitcode: int | None) -> str:

@@ -58,6 +58,7 @@ class Questions:
 
     def answer_all(
         self,
+        begin: Callable[[], object],
         reply: Callable[[Answer], None],
         stop: Callable[[bool], object],
         idle: Callable[[], float | None] = lambda: None,
@@ -65,6 +66,7 @@ class Questions:
         """Answer until the run is over.
 
         Args:
+            begin: Begins the run; called again after an interrupt, which may have come in the middle of it.
             reply: Takes the answers.
             stop: Called at each interrupt, with whether there was one before.
             idle: Called at once, and again after as many seconds as it returned, or after a question; None: after
@@ -76,6 +78,7 @@ class Questions:
         interrupted = False
         while True:
             try:
+                begin()
                 question = self._next(idle)
                 if question is None:
                     break

@@ -52,13 +52,17 @@ class Run:
         call = (fn, args, kwargs)
         try:
             ranks.start(call)
+            conductor = Conductor(ranks, checks.name_of(fn), call, parcel, in_cell=in_cell)
         except BaseException:
             if parcel is not None:
                 os.close(parcel)
+            if not ranks.many_calls:
+                ranks.close()
             raise
         # From here on the parcel and the ranks are the run's.
-        run = cls(Conductor(ranks, checks.name_of(fn), call, parcel, in_cell=in_cell))
+        run = cls(conductor)
         if not in_cell:
+            run._conductor.begin()
             views.watch(run, run._conductor.output)
         return run
 
@@ -248,14 +252,20 @@ class Run:
             raise
 
     def wait_in_cell(self) -> Results:
-        """Wait in the main thread, answering the ranks' questions; an interrupt stops the run."""
+        """Begin, and wait in the main thread, answering the ranks' questions; an interrupt stops the run."""
         conductor = self._conductor
         with contextlib.closing(views.RunView(self, conductor.output)) as view:
-            interrupted = conductor.questions.answer_all(
-                conductor.command,
-                lambda again: self.stop(wait=False, at_once=again),  # The second one means now.
-                view.step,
-            )
+            try:
+                interrupted = conductor.questions.answer_all(
+                    conductor.begin,
+                    conductor.command,
+                    lambda again: self.stop(wait=False, at_once=again),  # The second one means now.
+                    view.step,
+                )
+            except KeyboardInterrupt:  # One that came while another was answered.
+                self.stop(at_once=True)
+                interrupted = True
+        conductor.join()
         if not interrupted:
             return self._future.result()
         error = KeyboardInterrupt()

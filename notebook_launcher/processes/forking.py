@@ -15,11 +15,17 @@ import threading
 import time
 from pathlib import Path
 
-__all__ = ["has_the_defect", "let_threads_settle", "settle_before_forks"]
+__all__ = ["has_the_defect", "let_threads_settle", "settle_before_a_fork", "settle_before_forks"]
 
 # Two looks in 0.2 ms are the rule; a thread that computes for longer than this is not worth waiting for.
 PATIENCE_S = 0.05
 BETWEEN_LOOKS_S = 0.0001
+
+
+def settle_before_a_fork() -> None:
+    """Let threads come to rest, once, if this Python needs it."""
+    if has_the_defect(sys.version_info[:3]):
+        let_threads_settle()
 
 
 def settle_before_forks() -> None:
