@@ -313,6 +313,10 @@ class Phases:
     """Micro-batches that these windows held."""
     samples: float
     """What the micro-batches counted for, those of all ranks together."""
+    fullest: tuple[int, float]
+    """Micro-batches and samples of the window that held most."""
+    num_fullest: int
+    """Windows that held just as much."""
     seconds: dict[str, float]
     """By phase: "data", "forward", "backward", "sync" and "step"."""
     counts: dict[str, int]

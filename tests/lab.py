@@ -95,6 +95,7 @@ class Lab:
             *("--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0"),
             *("--IdentityProvider.token=", f"--ServerApp.root_dir={self._folder}", "--LabApp.news_url="),
             *("--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", "--LabApp.expose_app_in_browser=True"),
+            "--JupyterNotebookApp.expose_app_in_browser=True",
         ]
 
     def _environ(self, folder: Path, env: Mapping[str, str]) -> dict[str, str]:
@@ -228,3 +229,7 @@ class Lab:
             page.wait_for_timeout(50)
         msg = f"{name} was not saved"
         raise AssertionError(msg)
+
+    def copy(self, notebook: Any, name: str) -> None:
+        """Write a notebook, with its outputs, as another one."""
+        nbformat.write(notebook, self._folder / name)

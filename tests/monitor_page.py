@@ -169,6 +169,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "name": "train",
         "state": "running",
         "summary": "2 processes on cpu",
+        "arguments": "lr=0.1, epochs=3",
         "seconds": 61.4,
         "num_processes": 2,
         "is_over": False,

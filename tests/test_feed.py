@@ -77,7 +77,7 @@ def train_steps() -> str:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    accelerator = Accelerator(gradient_accumulation_steps=4)
+    accelerator = Accelerator(gradient_accumulation_steps=4, max_grad_norm=1.0)
     model = torch.nn.Linear(4, 1)
     data = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), batch_size=2)
     model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
@@ -110,6 +110,9 @@ def test_a_real_run_as_one_message(trained: Any) -> None:
     assert [rank["returned"] for rank in message["ranks"]] == ["'weights'", "'weights'"]
     assert [rank["state"] for rank in message["ranks"]] == ["returned", "returned"]
     assert {(curve["name"], curve["rank"]) for curve in message["curves"]} >= {("loss", 0), ("broken", 0)}
+    # Whoever logs a loss gets these as well.
+    assert {curve["values"][-1] for curve in message["curves"] if curve["name"] == "learning_rate"} == {0.1}
+    assert next(curve for curve in message["curves"] if curve["name"] == "grad_norm")["values"][-1] > 0
     assert set(next(curve for curve in message["curves"] if curve["name"] == "broken")["values"]) == {None}
     assert [lane["rank"] for lane in message["lanes"]] == [0, 1]
     assert {phase for lane in message["lanes"] for phase, _, _ in lane["spans"]} >= {"forward", "backward", "step"}
@@ -124,6 +127,34 @@ def test_what_accumulating_saved_is_measured(trained: Any) -> None:
     assert sync["saved_seconds"] == pytest.approx(sum(expected) / 2, rel=0.01)
     assert 0 < sync["share"] < 1
     assert "accumulating saved" in sync["text"]
+
+
+@pytest.mark.parametrize(
+    ("windows", "micro_batches", "samples", "fullest", "num_fullest", "text"),
+    [
+        (1, 4, 256.0, (4, 256.0), 1, "32 x 4 x 2 = 256 samples per update"),
+        # 29 batches an epoch: its last window has one of them, and that one is not full.
+        (80, 290, 17_970.0, (4, 256.0), 70, "32 x 4 x 2 = 256 samples per update"),
+        (1, 3, 148.0, (3, 148.0), 1, "24.7 x 3 x 2 = 148 samples per update"),
+        (9, 36, 7_200_000.0, (4, 800_000.0), 9, "100,000 x 4 x 2 = 800,000 samples per update"),
+        # Tokens as weights: no two windows are alike.
+        (10, 40, 10_240.0, (4, 1900.0), 1, "128 x 4 x 2 = 1,024 samples per update on average"),
+        (10, 25, 800.0, (4, 128.0), 4, "16 x 2.5 x 2 = 80 samples per update on average"),
+        # Without a prepared loader, nobody counts samples.
+        (10, 40, 80.0, (4, 8.0), 10, "4 x 2 = 8 micro-batches per update"),
+        (0, 0, 0.0, (0, 0.0), 0, ""),
+        (3, 6, math.inf, (2, math.inf), 1, ""),
+        (3, 6, 0.0, (2, 0.0), 3, ""),
+    ],
+)
+def test_the_effective_batch_is_that_of_a_full_window(
+    windows: int, micro_batches: int, samples: float, fullest: tuple[int, float], num_fullest: int, text: str
+) -> None:
+    told = RankPhases(
+        windows=windows, micro_batches=micro_batches, samples=samples, fullest=fullest, num_fullest=num_fullest
+    )
+    reader = Reader(ranks=(RankSnapshot(rank=0), RankSnapshot(rank=1)), phases={0: told})
+    assert Feed(reader).reset()["run"]["effective_batch"] == text
 
 
 def test_what_was_not_measured_is_said() -> None:

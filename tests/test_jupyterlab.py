@@ -69,7 +69,45 @@ NOTEBOOKS = {
     "panel.ipynb": [TRAIN, PANEL, "panel.results"],
     "busy.ipynb": [TRAIN, BUSY, "print('free again')"],
     "failing.ipynb": [TRAIN, PANEL.replace("train", "fail")],
+    "typed.ipynb": [TRAIN, PANEL],
+    "dying.ipynb": [
+        TRAIN,
+        "from notebook_launcher import launch\nrun = launch(train, 2, kwargs={'epochs': 10**6, 'pause': 0.01})",
+        "import os; os.kill(os.getpid(), 9)",
+    ],
 }
+# The contrast of each text that can be seen, by WCAG 2.1, and how far anything stands out of the panel to the right.
+LOOK = """() => {
+    const panel = document.querySelector(".nbp-panel");
+    const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    const paint = (colors) => {
+        context.clearRect(0, 0, 1, 1);
+        for (const color of colors) { context.fillStyle = color; context.fillRect(0, 0, 1, 1); }
+        return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3).map((part) => part / 255);
+    };
+    const light = (color) => color
+        .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+    const seen = [...panel.querySelectorAll("*")].filter((one) => one.checkVisibility() && one.tagName !== "OPTION");
+    const said = seen.filter((one) => !one.disabled && (one.value || one.placeholder || [...one.childNodes].some(
+        (node) => node.nodeType === Node.TEXT_NODE && node.data.trim())));
+    const contrast = (one) => {
+        const grounds = [];
+        for (let at = one; at; at = at.parentElement) grounds.unshift(getComputedStyle(at).backgroundColor);
+        const of = one.placeholder && !one.value ? "::placeholder" : null;
+        const [low, high] = [paint(grounds), paint([...grounds, getComputedStyle(one, of).color])].map(light).sort();
+        return (high + 0.05) / (low + 0.05);
+    };
+    const edge = panel.getBoundingClientRect().right;
+    const rightOf = (one) => one.getBoundingClientRect().right - edge;
+    return {
+        poor: said.map((one) => [contrast(one), one.className, one.textContent || one.value || one.placeholder])
+            .filter(([ratio]) => ratio < 4.5),
+        texts: said.length,
+        outside: seen.filter((one) => rightOf(one) > 1).map((one) => [rightOf(one), one.tagName, one.className]),
+        width: panel.clientWidth,
+    };
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +158,24 @@ def wait_for_more_ink(page: Page, than: int) -> int:
     pytest.fail(f"the curves do not grow beyond {than} pixels")
 
 
+NAME = """() => {
+    const at = document.activeElement;
+    return at.labels?.[0]?.textContent || at.getAttribute("aria-label") || at.textContent || at.title;
+}"""
+
+
+def set_theme(page: Page, name: str) -> None:
+    page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', { theme })", name)
+    page.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=name)
+
+
 def wait_for_state(page: Page, state: str) -> None:
     monitor_of(page).locator(".nbl-header .nbl-state-word").get_by_text(state).wait_for()
 
 
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_a_panel_is_filled_in_and_its_run_watched(lab):
-    page = lab.open("panel.ipynb", height=1600)
+    page = lab.open("panel.ipynb", height=1900)
     lab.run(page, 0)
     lab.run(page, 1)
     panel = page.locator(".nbp-panel")
@@ -135,6 +184,7 @@ def test_a_panel_is_filled_in_and_its_run_watched(lab):
     panel.get_by_text("256", exact=True).wait_for()  # 32 x 4 x 2
     panel.get_by_role("button", name="Launch", exact=True).click()
     wait_for_state(page, "running")
+    monitor_of(page).get_by_text("effective batch 32 x 4 x 2 = 256 samples per update").wait_for()
     first = wait_for_more_ink(page, 0)
     wait_for_more_ink(page, first)
     picture(page, page.locator(".nbp-panel"), "panel.png")
@@ -177,3 +227,85 @@ def test_the_error_of_a_rank_is_shown(lab):
     shown = page.locator(".nbp-panel").inner_text()
     assert "ValueError: rank one <b>gave up</b>" in shown
     assert "Cell In[1], line" in shown or 'File "Cell In[1]"' in shown
+
+
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_a_panel_is_filled_in_by_keys_and_what_is_wrong_stands_beside_its_field(lab):
+    page = lab.open("typed.ipynb", width=600, height=1200)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    panel = page.locator(".nbp-panel")
+    launch = panel.get_by_role("button", name="Launch", exact=True)
+    processes = panel.get_by_label("Processes", exact=True)
+    for typed, message in {"abc": "must be a whole number", "-1": "is too small", "1e3": "Write 1000"}.items():
+        processes.fill("")
+        processes.press_sequentially(typed)
+        alert = panel.locator(".nbp-field", has=page.get_by_label("Processes", exact=True)).get_by_role("alert")
+        alert.get_by_text(message).wait_for()
+        assert launch.is_disabled()
+    looks = [page.evaluate(LOOK)]
+    set_theme(page, "JupyterLab Dark")
+    looks.append(page.evaluate(LOOK))
+    picture(page, panel, "panel-dark.png")
+    for look in looks:
+        assert look["poor"] == []
+        assert look["texts"] > 30
+        assert look["outside"] == [], look
+        assert look["width"] < 600
+    set_theme(page, "JupyterLab Light")
+
+    processes.fill("")
+    reached: list[str] = []
+    while not reached or "Launch" not in reached[-1]:
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(NAME))
+        assert len(reached) < 60, reached
+        if "Advanced" in reached[-1]:
+            page.keyboard.press("Enter")
+            panel.get_by_label("Seed", exact=True).wait_for()
+        if reached[-1] == "bf16":
+            page.keyboard.press("Space")
+            panel.locator("pre", has_text='mixed_precision="bf16"').wait_for()
+    for name in ("Micro-batch size", "Accumulation steps", "lr", "epochs", "CPU", "Seed", "Backend", "Copy", "Launch"):
+        assert any(name in one for one in reached), (name, reached)
+    page.keyboard.press("Enter")
+    wait_for_state(page, "done")
+
+
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+@pytest.mark.parametrize("lab", ["lab"], indirect=True)
+def test_the_monitor_of_a_dead_kernel(lab):
+    page = lab.open("dying.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    wait_for_state(page, "running")
+    kept = lab.output(page, 1).locator("img[alt^='Curves and timeline of train on 2 ranks: running']")
+    kept.wait_for(state="attached")  # It is folded.
+    lab.start(page, 2)
+    page.get_by_role("button", name="Ok").click()  # JupyterLab says that the kernel has died.
+    page.get_by_text("The kernel does not answer any more: this is the last that was heard.").wait_for()
+    assert page.get_by_role("button", name="Stop after this step").is_disabled()
+    page.keyboard.press("Escape")
+    lab.save(page, "dying.ipynb")
+    page.reload()
+    lab.show(page, "dying.ipynb")
+    lab.output(page, 1).locator("summary", has_text="train on 2 ranks: running").wait_for()
+    kept.wait_for(state="attached")
+
+
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+@pytest.mark.parametrize("lab", ["lab"], indirect=True)
+def test_a_panel_that_was_copied_to_another_notebook_runs_there(lab):
+    page = lab.open("failing.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    page.locator(".nbp-panel").wait_for()
+    lab.copy(lab.save(page, "failing.ipynb"), "copied.ipynb")
+    other = lab.open("copied.ipynb", height=1600)
+    # Its widget lives in the other notebook's kernel: nothing that could be clicked is shown, until the cell runs.
+    assert other.locator(".nbp-panel").count() == 0
+    lab.run(other, 0)
+    lab.run(other, 1)
+    other.locator(".nbp-panel").get_by_role("button", name="Launch", exact=True).click()
+    wait_for_state(other, "failed")
+    assert page.locator(".nbl-monitor").count() == 0

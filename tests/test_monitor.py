@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import nbclient
 import nbformat
 import pytest
 
-from notebook_launcher import ConfigError, LaunchConfig, launch
+from notebook_launcher import ConfigError, LaunchConfig, launch, report, track
 from notebook_launcher.widgets import Monitor
 from tests.kernels import ROOT, Outcome
 from tests.scenes import evaluate, unchanged, warm_kernel
@@ -309,6 +310,47 @@ def test_nobody_answers(kernel: Kernel) -> None:
     assert not outcome.of("comm_msg")
 
 
+@pytest.mark.parametrize("hellos", [0, 1])
+def test_a_picture_is_kept_for_the_case_that_the_kernel_dies(kernel: Kernel, hellos: int) -> None:
+    cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    for _ in range(hellos):
+        page.send("hello")
+    outcome = kernel.wait(cell, until=lambda outcome: "loss" in str(final(outcome)))
+    widget, kept = final(outcome).values()
+    assert WIDGET_VIEW in widget
+    assert kept["text/html"].startswith("<details")
+    assert "train on 2 ranks: running" in kept["text/html"]
+    assert "<img" in kept["text/html"]
+    assert kept["text/plain"].startswith("train on 2 ranks: running")
+    kernel.interrupt()
+    outcome = kernel.wait(cell)
+    table, drawing = final(outcome).values()
+    assert "stopped" in table["text/html"]
+    assert "<details" not in drawing["text/html"]
+    assert bool(page.messages) == bool(hellos)
+
+
+def test_what_a_picture_has_read_is_missing_on_no_page() -> None:
+    def report_and_wait() -> None:
+        report(step=7, loss=1.0)
+        for _ in track(range(10**6)):
+            time.sleep(0.01)
+
+    run = launch(report_and_wait, 1, output="none")
+    monitor = Monitor(run)
+    sent: list[Any] = []
+    monitor.send = sent.append
+    monitor._seen.set()
+    while not run.metrics:
+        run.wait(0.01)
+    monitor._keep_picture()
+    monitor._send_news()
+    run.stop()
+    monitor.close()
+    assert [curve["steps"] for curve in sent[0]["curves"]] == [[7]]
+
+
 def test_a_captured_cell_gets_no_monitor(kernel: Kernel) -> None:
     outcome = executed(kernel, "%%capture\nnotebook_launch(train, 2, kwargs={'steps': 120})")
     assert outcome.error is None
@@ -364,6 +406,10 @@ def test_a_notebook_that_a_program_runs_keeps_no_widget() -> None:
     )
     data = [output.data for output in notebook.cells[0].outputs if output.output_type == "display_data"]
     assert any("done" in bundle.get("text/html", "") for bundle in data)
+    # Of the progress nothing is left but an empty output, and the text is the first line and the last.
+    assert not any("/150" in bundle.get("text/plain", "") for bundle in data)
+    text = "".join(output.text for output in notebook.cells[0].outputs if output.output_type == "stream")
+    assert [line.partition(" ")[0] for line in text.splitlines()] == ["train:", "train:"]
     assert any("image/svg+xml" in bundle for bundle in data)
     assert not any(WIDGET_VIEW in bundle for bundle in data)
     assert "widgets" not in notebook.metadata

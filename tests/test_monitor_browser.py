@@ -50,7 +50,8 @@ def test_a_view_says_hello_and_shows_what_is_answered(tab):
     assert "waiting for the kernel" in tab.text(".nbl-header")
     tab.deliver(reset())
     assert tab.text(".nbl-identity").split() == ["running", "train", "1:01"]
-    assert "2 processes on cpu · effective batch 8 x 4 x 2 = 64" in tab.text(".nbl-summary")
+    told = "lr=0.1, epochs=3 · 2 processes on cpu · effective batch 8 x 4 x 2 = 64 samples per update"
+    assert tab.text(".nbl-summary") == told
     assert tab.text(".nbl-unseen") == "train: running"
 
 
@@ -483,6 +484,7 @@ def test_a_closed_comm_is_told_and_breaks_nothing(tab, way):
     tab.page.get_by_role("button", name="Interrupt").click()
     tab.settle()
     assert "does not answer any more" in tab.text(".nbl-hint")
+    assert 'open_run("20261121-142501-train-3f9c") shows what its folder holds' in tab.text(".nbl-hint")
     assert tab.find(".nbl-button[data-action]:enabled").count() == 0
 
 
@@ -545,6 +547,7 @@ def test_text_of_the_users_is_text(tab):
             id=EVIL,
             name=EVIL,
             summary=EVIL,
+            arguments=EVIL,
             error=EVIL,
             effective_batch=EVIL,
             action_hint=EVIL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import sys
+import time
 import types
 from typing import TYPE_CHECKING, Any, Literal, Union
 
@@ -57,7 +58,7 @@ class Optimizer(enum.Enum):
 
 class Model:
     def __repr__(self) -> str:
-        return "Model()"
+        raise AssertionError("of a real model it takes long, and it is asked for at each stroke of a key")
 
 
 def train(lr: float = 0.1, epochs: int = 3, batch_size: int = 32) -> float:
@@ -108,6 +109,8 @@ def pasted(panel: ConfigPanel, names: dict[str, Any]) -> tuple[Any, dict[str, An
         ("seed", "7", 7),
         ("timeout", "1e3", 1000.0),
         ("max_restarts", "1", 1),
+        ("max_grad_norm", "None", None),
+        ("num_processes", "", None),
         ("backend", 1, "gloo"),
         ("comm_hook", 2, "bf16"),
     ],
@@ -140,9 +143,16 @@ def test_a_segment_sets_its_option(name, word, value):
     [
         ("num_processes", "two", "num_processes=&#x27;two&#x27; is a str; it must be a whole number."),
         ("num_processes", "0", "num_processes=0 is too small"),
+        ("num_processes", "-3", "num_processes=-3 is too small; it must be 1 or more."),
+        ("num_processes", "True", "num_processes=True is a bool"),
+        ("num_processes", "[2]", "num_processes=&#x27;[2]&#x27; is a str"),
+        ("gradient_accumulation_steps", "1e3", "it must be a whole number. Write 1000."),
+        ("gradient_accumulation_steps", "None", "gradient_accumulation_steps=None"),
+        ("gradient_accumulation_steps", "1,5", "it must be a whole number."),
         ("num_processes", "2.0", "Write 2."),
         ("num_processes", "1000", "too many for this machine: it has 2 cores, and 64 ranks are the limit"),
         ("seed", "-1", "seed=-1 is too small"),
+        ("timeout", "inf", "timeout=inf must be more than 0 seconds and finite"),
         ("timeout", "0", "timeout=0 must be more than 0 seconds"),
         ("max_grad_norm", "x", "max_grad_norm=&#x27;x&#x27; is a str; it must be a number, or None"),
         ("backend", 2, "needs a GPU for each rank: no GPU found"),
@@ -191,8 +201,6 @@ def test_the_config_can_be_set_and_observed():
     type_in(panel, "seed", "6")
     assert [config.seed for config in seen] == [5, 6]
     assert panel.config.env == {"A": "b"}
-    with pytest.raises(traitlets.TraitError, match="expected a LaunchConfig"):
-        panel.config = {"num_processes": 1}  # type: ignore[assignment]
 
 
 def test_options_are_those_of_a_launch():
@@ -405,11 +413,11 @@ def test_what_is_required_and_cannot_be_typed_comes_from_code():
     assert "Set it from code: panel.arguments[&quot;model&quot;] = ..." in note_of(panel, "model")
     panel.arguments["model"] = Model()
     panel.arguments["data"] = Model()
-    assert field(panel, "data").control.placeholder == "from code: Model()"
+    assert field(panel, "data").control.placeholder == "from code: Model"
     type_in(panel, "steps", "3")
     assert panel.problems == {}
     assert "Taken from code" in note_of(panel, "model")
-    assert "Model()" in field(panel, "model").control.value
+    assert ">Model<" in field(panel, "model").control.value
     type_in(panel, "data", "[1]")
     assert panel.arguments["data"] == [1]
     del panel.arguments["steps"]
@@ -453,6 +461,16 @@ def test_the_effective_batch_is_a_formula():
     type_in(panel, "gradient_accumulation_steps", "x")
     assert panel.effective_batch is None
     assert "<b>?</b> samples per update" in panel.view._formula.value
+
+
+@pytest.mark.parametrize("size", [0, -8])
+def test_a_micro_batch_has_a_sample_at_least(size):
+    panel = ConfigPanel(train, 2)
+    type_in(panel, "batch_size", str(size))
+    assert f"batch_size={size} is too small; it must be 1 or more." in note_of(panel, "batch_size")
+    assert (panel.effective_batch, panel.launch_button.disabled) == (None, True)
+    own_meaning = ConfigPanel(lambda batch_size=-1: 0, 2)
+    assert (own_meaning.effective_batch, own_meaning.problems) == (None, {})
 
 
 @pytest.mark.parametrize("name", ["micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size"])
@@ -507,6 +525,75 @@ def test_the_code_names_what_has_no_literal(names):
     code = panel.code.splitlines()[-1]
     assert code == 'notebook_launch(my_panel.fn, kwargs={"model": my_model, "other": my_panel.arguments["other"]})'
     assert pasted(panel, names)[1] == {"model": model, "other": nameless}
+
+
+def test_the_code_names_methods_by_their_objects(names):
+    class Trainer:
+        def fit(self, lr: float = 0.1):
+            pass
+
+        @classmethod
+        def make(cls, size: int = 2):
+            pass
+
+        def __call__(self, steps: int = 1):
+            pass
+
+    trainer = Trainer()
+    names.update(trainer=trainer, Trainer=Trainer)
+    for function, name in ((trainer.fit, "trainer.fit"), (Trainer.make, "Trainer.make"), (trainer, "trainer")):
+        panel = ConfigPanel(function, 2)
+        assert panel.code.splitlines()[-1] == f"notebook_launch({name}, 2)"
+        assert pasted(panel, names)[0] == function
+
+
+def test_the_code_of_a_partial_is_a_call_of_it(names):
+    names.update(tuned=functools.partial(train, lr=0.5))
+    panel = ConfigPanel(names["tuned"], 2, kwargs={"epochs": 9})
+    assert panel.code.splitlines()[-1] == 'notebook_launch(tuned, 2, kwargs={"epochs": 9})'
+    assert field(panel, "lr").control.placeholder == "0.5"
+    names.update(panel=ConfigPanel(functools.partial(train, lr=0.5)))
+    assert names["panel"].code.splitlines()[-1] == "notebook_launch(panel.fn)"
+
+
+def test_the_four_that_matter_stand_first():
+    panel = ConfigPanel(train)
+    first = [box.children[0].description for box in panel.view.children[2].children[:3]]
+    assert first == ["Processes", "Micro-batch size", "Accumulation steps"]
+    assert panel.view.children[2].children[3] is field(panel, "mixed_precision").box
+    assert not panel.view.advanced.is_open
+
+
+def test_arguments_for_a_function_that_takes_any(names):
+    def function(lr=0.1, **more):
+        pass
+
+    names.update(function=function)
+    panel = ConfigPanel(function, kwargs={"depth": 3})
+    panel.arguments["width"] = 4
+    assert panel._state.call() == ((), {"depth": 3, "width": 4})
+    assert panel.code.splitlines()[-1] == 'notebook_launch(function, kwargs={"depth": 3, "width": 4})'
+    assert panel.problems == {}
+
+
+def test_large_arguments_cost_a_stroke_of_a_key_little():
+    def function(data, model, lr=0.1):
+        pass
+
+    panel = ConfigPanel(function, kwargs={"data": list(range(10**6)), "model": Model()})
+    began = time.perf_counter()
+    for stroke in range(10):
+        type_in(panel, "lr", str(stroke))
+    assert time.perf_counter() - began < 1  # Writing such a list out takes 0.1 s.
+
+
+@pytest.mark.parametrize("value", [None, 3, "auto", {"num_processes": 2}, LaunchConfig])
+def test_what_is_no_config_is_refused_and_changes_nothing(value):
+    panel = ConfigPanel(train, 2)
+    with pytest.raises(traitlets.TraitError, match="expected a LaunchConfig"):
+        panel.config = value
+    assert panel.config == LaunchConfig(num_processes=2)
+    assert field(panel, "num_processes").control.value == "2"
 
 
 def test_the_code_imports_what_the_notebook_lacks(names):

@@ -130,8 +130,8 @@ def test_it_costs_little() -> None:
 
 
 def record_of(**fields: Any) -> messages.Phases:
-    given = {"time": 12.0, "windows": 1, "micro_batches": 2, "samples": 8.0, "counts": {}, "seconds": {}, "spans": ()}
-    return messages.Phases(**{**given, **fields})
+    given = {"time": 12.0, "windows": 1, "micro_batches": 2, "samples": 8.0, "fullest": (2, 8.0), "num_fullest": 1}
+    return messages.Phases(**{**given, "counts": {}, "seconds": {}, "spans": (), **fields})
 
 
 def test_the_kernel_sums_up_and_keeps_the_newest_spans() -> None:
@@ -145,6 +145,19 @@ def test_the_kernel_sums_up_and_keeps_the_newest_spans() -> None:
     assert known.shares == {"forward": 0.75, "data": 0.25}
     assert len(known.spans) == MAX_SPANS
     assert (known.spans[-1].phase, known.spans[-1].start, known.spans[-1].seconds) == ("forward", 63.0, 0.5)
+
+
+def test_the_fullest_windows_are_counted(line: Line) -> None:
+    live = LiveRecords(launched=0.0)
+    for micro_batches, samples in [(3, 192.0), (4, 256.0), (4, 240.0), (4, 256.0), (1, 999.0)]:
+        line.clock.end_window(samples, micro_batches)
+        line.clock.flush()  # Each in a record of its own,
+    for _ in range(2):
+        line.clock.end_window(256.0, 4)
+    line.clock.flush()  # or several in one.
+    for record in line.sent:
+        live.fold(0, record)
+    assert (live.phases[0].fullest, live.phases[0].num_fullest, live.phases[0].windows) == ((4, 256.0), 4, 7)
 
 
 def test_shares_of_nothing() -> None:

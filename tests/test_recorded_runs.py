@@ -125,6 +125,13 @@ def test_what_holds_no_run_says_so(tmp_path):
         open_run(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("look", [runs, lambda: open_run("x")])
+def test_where_no_run_leaves_a_folder_there_is_none_to_look_in(look, monkeypatch):
+    monkeypatch.setenv(folders.VARIABLE, "off")
+    with pytest.raises(LookupError, match=r"runs leave no folder: NOTEBOOK_LAUNCHER_RUNS is 'off'. Pass the folder"):
+        look()
+
+
 def test_runs_are_listed_newest_first(home):
     assert repr(runs()) == f"no runs in {home}"
     assert str(home) in runs()._repr_html_()

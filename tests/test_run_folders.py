@@ -239,7 +239,7 @@ def test_a_run_can_be_read_while_it_goes_on(home, tmp_path):
     with contextlib.ExitStack() as stack:
         stack.callback(run.stop)
         again = wait_until(lambda: len(runs()) and open_run(run.id))
-        wait_until(lambda: again.state == "running" and again.metrics)
+        wait_until(lambda: again.state == "running" and again.metrics and again.logs(0))
         assert again.ranks[0].state == "running"
         (first,), position = again.metrics_since(0)
         text, mark = again.logs_since(0, 0)

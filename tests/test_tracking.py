@@ -432,6 +432,36 @@ def test_only_the_main_process_writes_and_every_rank_tells_the_run(session: Sess
         assert set(point.values) == {"loss", "accuracy", "step", "val/loss"}
 
 
+def log_twice(folder: str) -> Any:
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, max_grad_norm=1.0, log_with="jsonl", project_dir=folder)
+    accelerator.init_trackers("run")
+    model, *optimizers = accelerator.prepare(
+        *(module := torch.nn.Linear(1, 1), torch.optim.SGD(module.parameters(), lr=0.5)),
+        torch.optim.SGD(module.parameters(), lr=torch.tensor(0.25)),
+    )
+    accelerator.log({"loss": 1.0})
+    accelerator.backward(model(torch.full((1, 1), 3.0)).sum())
+    optimizers[0].step()
+    accelerator.log({"loss": 2.0, "lr": 0.5, "learning_rate_1": 7.0})
+    accelerator.end_training()
+
+
+def test_whoever_logs_a_loss_sees_the_learning_rate_and_the_norm_of_the_gradient(session: Session, tmp_path: Path):
+    run = session.launch(log_twice, args=(str(tmp_path),))
+    run.result()
+    first, second = (point.values for point in run.metrics if point.rank == 0)
+    assert first == {"loss": 1.0, "learning_rate": 0.5, "learning_rate_1": 0.25}
+    assert list(second) == ["loss", "lr", "learning_rate_1", "grad_norm"]  # What is logged already is left alone.
+    assert second["learning_rate_1"] == 7.0
+    assert second["grad_norm"] == pytest.approx(10**0.5)
+    logged = ({"loss": 1.0}, {"loss": 2.0, "lr": 0.5, "learning_rate_1": 7.0})
+    assert [line["values"] for line in lines_of(tmp_path / "run")] == list(logged)  # Trackers get what was logged.
+
+
 def log_until_stopped(folder: str) -> None:
     import itertools
 

@@ -6,6 +6,7 @@ import enum
 import json
 import keyword
 import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.kernel.launch import notebook_launch
@@ -36,6 +37,8 @@ class Namer:
         for name, held in self._namespace.items():
             if held is value and name.isidentifier() and not name.startswith("_") and not keyword.iskeyword(name):
                 return name
+        if isinstance(value, types.MethodType) and (owner := self.name_of(value.__self__)) is not None:
+            return f"{owner}.{value.__name__}"
         return self._import(value, own)
 
     def expression(self, value: Any, otherwise: str) -> str:

@@ -42,8 +42,9 @@ def compare(
         compare(run_a, run_b, metrics="loss")
 
     Args:
-        runs: What `launch`, `open_run` or `runs()` gave, or ids, as `open_run` takes them. `Results` have no
-            curves and no settings; their times and memory are compared all the same.
+        runs: What `launch`, `notebook_launch`, `open_run` or `runs()` gave, or ids, as `open_run` takes them.
+            `Results` whose run has left no folder have no curves and no settings; their times and memory are
+            compared all the same.
         metrics: Which metrics are drawn; None: all, in the order in which they appeared.
 
     Raises:
@@ -94,11 +95,11 @@ class Comparison:
 
     @property
     def settings(self) -> dict[str, dict[str, str]]:
-        """The settings that differ, as text, by name and letter; a run that has no such setting is left out.
+        """The arguments and options that differ, as text, by name and letter; who has no such setting is left out.
 
         The values of environment variables are not told.
         """
-        known = {letter: plain_settings(run.config) for letter, run in self._runs.items() if run.config}
+        known = {letter: plain_settings(run) for letter, run in self._runs.items() if run.config}
         names = dict.fromkeys(name for settings in known.values() for name in settings)
         every = {name: {key: value[name] for key, value in known.items() if name in value} for name in names}
         return {name: row for name, row in every.items() if len(row) < len(known) or len(set(row.values())) > 1}

@@ -8,9 +8,10 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS, PRECISIONS, LaunchConfig
+from notebook_launcher.kernel.arguments import describe_value
 from notebook_launcher.widgets.fields import CheckField, ChoiceField, CodeField, SegmentField, TextField
 from notebook_launcher.widgets.gpus import DevicesField
-from notebook_launcher.widgets.parameters import MISSING, short
+from notebook_launcher.widgets.parameters import MISSING
 from notebook_launcher.widgets.state import number_or_text
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def argument_value(state: LaunchState, parameter: Parameter) -> Any:
     """Return what the field of a parameter shows."""
     value = state.value_of(parameter.name)
     if parameter.kind == "code":
-        return "not set" if value is MISSING else short(value)
+        return "not set" if value is MISSING else describe_value(value)
     return value
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import time
 import uuid
 import weakref
 from pathlib import Path
@@ -13,7 +15,7 @@ import anywidget
 import traitlets
 
 from notebook_launcher.kernel import cell
-from notebook_launcher.kernel.picture import picture_of
+from notebook_launcher.kernel.picture import folded_picture, picture_of
 from notebook_launcher.widgets.feed import Feed
 from notebook_launcher.widgets.tap import open_tap
 
@@ -29,6 +31,8 @@ __all__ = ["Monitor"]
 STATIC = Path(__file__).parent / "static"
 INTERVAL = 0.25
 """Seconds between two messages, for all ranks together; Jupyter's server drops what comes above 1000 messages/s."""
+KEEP_AFTER, KEEP_EVERY = 2.0, 30.0
+"""Seconds until a picture of the run is kept below the monitor; twice as many to each next one, up to the second."""
 END_BUDGET = 5.0
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 DEAF_HINT = "These buttons are heard when the cell ends. The kernel's interrupt button (the square) stops the run now."
@@ -52,8 +56,9 @@ class Monitor(anywidget.AnyWidget):
 
     The page asks for the whole run when it is ready, and again after a reload; from then on it is sent what is
     new, at most four times a second. When the run ends, each output that shows the monitor is replaced by
-    tables and a drawing, which need no kernel: a saved notebook shows the run to everybody. A run that is over
-    already is shown as it was, to look around in.
+    tables and a drawing, which need no kernel: a saved notebook shows the run to everybody. Until then a folded
+    picture is kept below it, for the case that the kernel dies first. A run that is over already is shown as it
+    was, to look around in.
 
     Args:
         run: What `launch` returned, or what `open_run` read.
@@ -120,7 +125,7 @@ class Monitor(anywidget.AnyWidget):
         sink.display(self._bundle(), transient={"display_id": ids[0]})
         if not self.is_live:
             return
-        # Where the drawing will be, which is an output of its own: empty HTML takes no room.
+        # Where pictures will be, an output of its own: empty HTML takes no room.
         sink.display({"text/html": "", "text/plain": ""}, transient={"display_id": ids[1]})
         with self._lock:
             self._places.append((sink, ids))
@@ -213,10 +218,15 @@ class Monitor(anywidget.AnyWidget):
 
     def _tick(self) -> None:
         assert self._wait is not None
+        keep_at, pause = time.monotonic() + KEEP_AFTER, KEEP_AFTER
         try:
             while self.comm is not None and not self._wait(INTERVAL):
                 if self._seen.is_set():
                     self._send_news()
+                if time.monotonic() >= keep_at:
+                    self._keep_picture()
+                    pause = min(2 * pause, KEEP_EVERY)
+                    keep_at = time.monotonic() + pause
         finally:
             self._end()  # Also after a fault of ours, which Python then prints.
 
@@ -226,6 +236,15 @@ class Monitor(anywidget.AnyWidget):
             message = self._feed.reset() if asks_for_all else self._feed.update()
         if message is not None:
             self._sink.call(self.send, message)
+
+    def _keep_picture(self) -> None:
+        """Renew what is left of the run if the kernel dies now: a page without it has no data, and no widget."""
+        with self._lock, contextlib.suppress(Exception):  # Whatever the drawing runs into, the page goes on.
+            if not self._seen.is_set():
+                self._feed.read_metrics()  # Else they are read, and sent, with the news.
+            picture = folded_picture(self._run.snapshot(), self._feed.curves)
+            for sink, (_, below) in self._places:
+                sink.display(picture, transient={"display_id": below}, update=True)
 
     # The end.
 

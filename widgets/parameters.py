@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-__all__ = ["MISSING", "Parameter", "is_literal", "parameters_of", "short", "takes_any_name"]
+__all__ = ["MISSING", "Parameter", "is_literal", "parameters_of", "takes_any_name"]
 
 MISSING: Any = inspect.Parameter.empty
 """Stands for a value that is not there."""
@@ -26,12 +26,12 @@ MISSING: Any = inspect.Parameter.empty
 Kind = Literal["bool", "int", "float", "str", "choice", "literal", "code"]
 PLAIN: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 LITERALS = (list, tuple, dict, set, frozenset, Mapping, Sequence)
+LITERAL_TYPES = (type(None), bool, int, complex, str, bytes, list, tuple, dict, set)
 WORDS = {
     "int": "a whole number",
     "float": "a number",
     "literal": "a Python literal, such as 3, 'text' or [1, 2]",
 }
-SHORT = 40
 LONGEST = 1000
 """Characters of a literal that may still be typed, or shown in a line of code."""
 
@@ -110,23 +110,19 @@ def takes_any_name(function: Any) -> bool:
 
 
 def is_literal(value: Any) -> bool:
-    """Whether the value's repr is Python that gives it back."""
+    """Whether the value's repr is Python that gives it back, and short enough for a line of code."""
     if type(value) is float:
         return math.isfinite(value)
+    if type(value) not in LITERAL_TYPES or (hasattr(value, "__len__") and len(value) > LONGEST):
+        return False  # Asked at each stroke of a key, so no foreign repr is called.
+    inside = [*value, *value.values()] if type(value) is dict else value if type(value) in LITERALS else ()
+    if not all(map(is_literal, inside)):
+        return False
     try:
         text = repr(value)
         return len(text) <= LONGEST and bool(ast.literal_eval(text) == value)
     except Exception:  # noqa: BLE001 - whatever a foreign repr or comparison does, it is no literal
         return False
-
-
-def short(value: Any) -> str:
-    """Return a value's repr in a few words."""
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:  # noqa: BLE001 - a broken repr must not break the panel
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."
 
 
 def _signature(function: Any) -> list[inspect.Parameter]:

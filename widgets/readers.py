@@ -8,6 +8,7 @@ from typing import Any
 from notebook_launcher.drawing.text import one_line
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history.curves import Curves
+from notebook_launcher.history.recorded import RecordedRun
 from notebook_launcher.history.records import FailureRecord, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.results import Results
 
@@ -18,7 +19,7 @@ def read_run(run: Any, place: int) -> tuple[RunSnapshot, Curves]:
     """Return what a run is now.
 
     Args:
-        run: A `Run`, a `RecordedRun`, an id or a folder, or `Results`, which have no curves.
+        run: A `Run`, a `RecordedRun`, an id or a folder, or `Results`, which have curves if the run's folder is there.
         place: Which argument it was, for the error.
 
     Raises:
@@ -30,7 +31,9 @@ def read_run(run: Any, place: int) -> tuple[RunSnapshot, Curves]:
 
         run = open_run(run)
     if isinstance(run, Results):
-        return _snapshot_of(run, place), Curves()
+        if run.folder is None or not run.folder.is_dir():
+            return _snapshot_of(run, place), Curves()
+        run = RecordedRun(run.folder)
     if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since")) or isinstance(run, type):
         raise ConfigError(_no_run(run, place))
     curves = Curves()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.drawing.page import call_text
 from notebook_launcher.history.progress import merge_progress
 from notebook_launcher.history.records import RankPhases
 from notebook_launcher.history.synchronization import measure_sync, slowest_rank
@@ -38,6 +39,7 @@ def run_record(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dic
         "name": snapshot.name,
         "state": snapshot.state,
         "summary": snapshot.summary,
+        "arguments": call_text(snapshot),
         "seconds": round(snapshot.seconds, 1),
         "num_processes": snapshot.num_processes,
         "is_over": snapshot.is_over,
@@ -120,14 +122,27 @@ def _error_record(failure: FailureRecord) -> dict[str, Any]:
 
 
 def effective_batch(snapshot: RunSnapshot) -> str:
-    """Return `8 x 4 x 2 = 64 samples per update`, as the ranks have counted so far; empty if none has."""
+    """Return `8 x 4 x 2 = 64 samples per update`, as the ranks have counted so far; empty if none has.
+
+    These are a full window's figures: that the last one of an epoch is cut short is no news. Where most windows
+    are not as full as that, since their micro-batches vary, it says what they come to on average.
+    """
     told = next((phases for _, phases in sorted(snapshot.phases.items()) if phases.windows and phases.samples), None)
     if told is None or not math.isfinite(told.samples):
         return ""
-    per_window = told.micro_batches / told.windows
-    each = told.samples / told.micro_batches / snapshot.num_processes
-    total = told.samples / told.windows
-    return f"{each:.4g} x {per_window:.3g} x {snapshot.num_processes} = {total:.4g} samples per update"
+    varies = 2 * told.num_fullest < told.windows
+    means = told.micro_batches / told.windows, told.samples / told.windows
+    per_window, samples = means if varies else told.fullest
+    each = samples / per_window / snapshot.num_processes
+    # Where no prepared loader counts samples, a micro-batch counts as 1.
+    factors, unit = ([each], "samples") if each != 1 else ([], "micro-batches")
+    product = " x ".join(_count(factor) for factor in [*factors, per_window, snapshot.num_processes])
+    return f"{product} = {_count(samples)} {unit} per update{' on average' * varies}"
+
+
+def _count(value: float) -> str:
+    """Return `1,024`, or three digits of what is no whole number."""
+    return f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:.3g}"
 
 
 def _short(text: str) -> str:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
-from notebook_launcher.drawing.page import headline, static_html, static_text
 from notebook_launcher.errors import CallOrderError, ConfigError, RunStoppedError
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.kernel import cell
 from notebook_launcher.kernel.formatting import format_seconds
-from notebook_launcher.kernel.picture import has_picture
+from notebook_launcher.kernel.picture import folded_picture
 from notebook_launcher.widgets.fields import WIDE
 from notebook_launcher.widgets.monitor import Monitor
 from notebook_launcher.widgets.traceback_html import exception_html
@@ -174,9 +173,4 @@ class RunArea:
             return
         curves = Curves()
         curves.fold(run.metrics)
-        snapshot = run.snapshot()
-        folded = (
-            f"<details><summary>{html.escape(headline(snapshot))}</summary>"
-            f"{static_html(snapshot, curves, picture=has_picture(snapshot, curves))}</details>"
-        )
-        self._sink.display({"text/html": folded, "text/plain": static_text(snapshot)})
+        self._sink.display(folded_picture(run.snapshot(), curves))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import re
@@ -80,7 +81,7 @@ class LaunchState(traitlets.HasTraits):
         steps = None if "gradient_accumulation_steps" in self.mistakes else self.config.gradient_accumulation_steps
         num = self.config.num_processes if self.plan is None else self.plan.num_processes
         return EffectiveBatch(
-            micro_batch=size if isinstance(size, int) and not isinstance(size, bool) else None,
+            micro_batch=size if type(size) is int and size > 0 else None,
             accumulation=steps,
             processes=None if "num_processes" in self.mistakes else num,
         )
@@ -145,6 +146,7 @@ class LaunchState(traitlets.HasTraits):
             for name, parameter in self.parameters.items():
                 if parameter.is_required and name not in self.arguments:
                     self.problems.setdefault(f"arguments.{name}", _how_to_set(parameter))
+            self._check_micro_batch()
             self.plan = None
             try:
                 self.plan = make_plan(self.config, self.machine)
@@ -155,6 +157,13 @@ class LaunchState(traitlets.HasTraits):
             except ConfigError as error:
                 self.problems.setdefault(_field_of(str(error)), str(error))
             self.revision += 1
+
+    def _check_micro_batch(self) -> None:
+        name = "" if self.micro_batch is None else self.micro_batch.name
+        size = self.value_of(name)
+        # A function's own default may be -1, for whatever it means by that.
+        if type(size) is int and size < 1 and not self._is_default(name, size):
+            self.problems.setdefault(f"arguments.{name}", f"{name}={size} is too small; it must be 1 or more.")
 
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments as the function takes them: by place where they must, else by name."""
@@ -212,12 +221,15 @@ class LaunchState(traitlets.HasTraits):
 
 
 def number_or_text(text: str) -> Any:
-    """Return the number that was typed, else the text as it is: `LaunchConfig` says what is wrong with it."""
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return text
-    return value if isinstance(value, (int, float)) else text
+    """Return the number or the None that was typed, else the text: `LaunchConfig` says what is wrong with it."""
+    if text == "None":
+        return None
+    for read in (ast.literal_eval, float):  # 0x10 is read by the first alone, and inf by the second.
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            value = read(text)
+            if isinstance(value, (int, float)):
+                return value
+    return text
 
 
 def _field_of(message: str) -> str:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from notebook_launcher.kernel import checks
+from notebook_launcher.kernel.arguments import describe_value
 from notebook_launcher.widgets import hardware
 from notebook_launcher.widgets.fields import TextField
 from notebook_launcher.widgets.form import argument_field, argument_value, option_fields
 from notebook_launcher.widgets.gpus import DevicesField
-from notebook_launcher.widgets.parameters import MISSING, short
+from notebook_launcher.widgets.parameters import MISSING
 from notebook_launcher.widgets.section import Section
 from notebook_launcher.widgets.settings_file import SettingsFile
 
@@ -149,7 +150,7 @@ class PanelView:
     def _show_argument(self, parameter: Parameter) -> None:
         field, value = self.argument_fields[parameter.name], self._state.value_of(parameter.name)
         if isinstance(field, TextField) and not parameter.fits(value):
-            field.show_from_code(short(value))
+            field.show_from_code(describe_value(value))
         else:
             field.show(argument_value(self._state, parameter))
 

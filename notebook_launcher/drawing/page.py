@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.records import RunSnapshot
 
-__all__ = ["headline", "picture_html", "static_html", "static_svg", "static_text"]
+__all__ = ["call_text", "headline", "picture_html", "static_html", "static_svg", "static_text"]
 
 WIDTH = 720.0
 MAX_FAILURES = 32
@@ -45,6 +45,11 @@ def _facts(snapshot: RunSnapshot) -> list[str]:
     facts += [f"restarted {plural(snapshot.restarts, 'time')}"] if snapshot.restarts else []
     facts += [f"stopped by {one_line(snapshot.stopped_by, 40)}"] if snapshot.stopped_by else []
     return facts
+
+
+def call_text(snapshot: RunSnapshot) -> str:
+    """Return the arguments in one line, `lr=0.1, epochs=3`; empty if there are none."""
+    return one_line(", ".join(f"{name}={words}" for name, words in snapshot.arguments.items()), 300)
 
 
 def static_html(
@@ -67,7 +72,7 @@ def static_html(
         sections.metrics_html(curves),
         sections.shares_html(snapshot.phases),
         tables.note_html(sync_text(snapshot.phases)),
-        sections.settings_html(snapshot.config),
+        sections.settings_html(snapshot),
         sections.logs_html(logs or {}),
     ]
     return tables.joined(parts)
@@ -85,6 +90,7 @@ def _summary_html(snapshot: RunSnapshot) -> str:
     )
     return (
         f"<div>{name} &nbsp;{tables.state_html(snapshot.state)} &nbsp;{escape(', '.join(facts))}</div>"
+        + tables.note_html(call_text(snapshot))
         + tables.note_html(one_line(snapshot.summary, 300))
         + tables.note_html(f"{one_line(snapshot.id)}, {seed}started {started}")
         + error
@@ -117,7 +123,7 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:
         snapshot: What is known of the run.
         curves: Its metrics, drawn in one line each; None: without them.
     """
-    lines = [headline(snapshot), one_line(snapshot.summary, 300)]
+    lines = [headline(snapshot), *filter(None, [call_text(snapshot)]), one_line(snapshot.summary, 300)]
     lines += [f"error: {one_line(snapshot.error)}"] if snapshot.error and not snapshot.failures else []
     for place, failure in enumerate(snapshot.failures[:MAX_FAILURES]):
         lines.append(f"rank {failure.rank}{sections.because(failure)}: {one_line(failure.summary)}")

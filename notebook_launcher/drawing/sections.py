@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from notebook_launcher.history.curves import Curves
-    from notebook_launcher.history.records import FailureRecord, RankPhases, RankSnapshot
+    from notebook_launcher.history.records import FailureRecord, RankPhases, RankSnapshot, RunSnapshot
 
 __all__ = [
     "because",
@@ -144,15 +144,16 @@ def failures_html(failures: Sequence[FailureRecord]) -> str:
     return "".join(parts)
 
 
-def plain_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings as text, by name.
+def plain_settings(snapshot: RunSnapshot) -> dict[str, str]:
+    """Return what a run was launched with as text, by name: the function's arguments, and the options.
 
     Of environment variables only that they were set is told: their values may be secrets, and notebooks are shared.
     """
-    settings = {name: _plain(value) for name, value in config.items() if name != "env"}
-    env = config.get("env")
+    arguments = {f"arguments.{one_line(name, 80)}": one_line(words) for name, words in snapshot.arguments.items()}
+    settings = {name: _plain(value) for name, value in snapshot.config.items() if name != "env"}
+    env = snapshot.config.get("env")
     names = sorted(env) if isinstance(env, dict) else []
-    return {**settings, **{f"env[{one_line(name, 80)!r}]": "set" for name in names}}
+    return {**arguments, **settings, **{f"env[{one_line(name, 80)!r}]": "set" for name in names}}
 
 
 def _plain(value: Any) -> str:
@@ -162,9 +163,9 @@ def _plain(value: Any) -> str:
         return one_line(value)
 
 
-def settings_html(config: Mapping[str, Any]) -> str:
+def settings_html(snapshot: RunSnapshot) -> str:
     """Return all settings, folded away."""
-    settings = plain_settings(config)
+    settings = plain_settings(snapshot)
     if not settings:
         return ""
     columns = [Column("setting", list(settings)), Column("value", list(settings.values()))]

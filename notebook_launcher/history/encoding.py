@@ -101,7 +101,8 @@ def _decode_rank(data: Mapping[str, Any]) -> RankSnapshot:
 
 def _decode_phases(data: Mapping[str, Any]) -> RankPhases:
     spans = tuple(PhaseSpan(phase=span[0], start=span[1], seconds=span[2]) for span in data.get("spans", ()))
-    return dataclasses.replace(_build(RankPhases, data), spans=spans)
+    micro_batches, samples = data.get("fullest", (0, 0.0))
+    return dataclasses.replace(_build(RankPhases, data), spans=spans, fullest=(int(micro_batches), float(samples)))
 
 
 def _fields(record: Any) -> dict[str, Any]:

@@ -79,9 +79,11 @@ def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
 
     Args:
         folder: Where they lie; `"auto"`: see `LaunchConfig.runs_folder`.
+
+    Raises:
+        LookupError: `folder` is `"auto"`, and runs are to leave no folder.
     """
-    home = folders.find_home(folder)
-    assert home is not None
+    home = _find_home(folder)
     items = []
     # The name tells the second; within one, the summary tells more.
     for _, names in itertools.groupby(folders.list_ids(home), key=lambda name: name[: len("20261121-142501")]):
@@ -105,7 +107,8 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
         folder: Where runs lie; `"auto"`: see `LaunchConfig.runs_folder`.
 
     Raises:
-        LookupError: There is no such run, or the beginning fits several.
+        LookupError: There is no such run, the beginning fits several, or `folder` is `"auto"` and runs are to
+            leave no folder.
         TypeError: `run` is neither text nor a path.
     """
     if not isinstance(run, str | os.PathLike):
@@ -113,13 +116,20 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
         raise TypeError(msg)
     if isinstance(run, os.PathLike) or os.sep in run:
         return RecordedRun(Path(run).expanduser().absolute())
-    home = folders.find_home(folder)
-    assert home is not None
+    home = _find_home(folder)
     ids = folders.list_ids(home)
     found = [name for name in ids if name == run] or [name for name in ids if run and name.startswith(run)]
     if len(found) == 1:
         return RecordedRun(home / found[0])
     raise LookupError(_why_not_one(run, home, ids, found))
+
+
+def _find_home(folder: str | os.PathLike[str]) -> Path:
+    home = folders.find_home(folder)
+    if home is None:
+        msg = f"runs leave no folder: {folders.VARIABLE} is 'off'. Pass the folder in which runs lie."
+        raise LookupError(msg)
+    return home
 
 
 def _why_not_one(run: str, home: Path, ids: list[str], found: list[str]) -> str:

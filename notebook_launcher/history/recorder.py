@@ -1,6 +1,6 @@
 """Writes the folder of a run while it goes on; driven by the run's thread, it has none of its own.
 
-    config.json     the run's LaunchConfig
+    config.json     the run's LaunchConfig, and the function's arguments in a few words
     metrics.jsonl   one call of report(...) or accelerator.log(...) on each line
     rank-0.log ...  what each rank wrote; no file for one that wrote nothing
     summary.json    the run's snapshot, replaced as a whole: when the folder is made, every 5 s, at the end
@@ -96,7 +96,7 @@ class Recorder:
                 self._write_at = now + WRITE_EVERY
 
     def finish(self) -> None:
-        """Write the end of the run."""
+        """Write the end of the run, and remove old runs."""
         if self._is_on:
             with self._forgiving():
                 self._write_end(self._reader.snapshot())
@@ -104,6 +104,7 @@ class Recorder:
             # It could not be written before; the little that tells how the run ended may fit by now.
             with contextlib.suppress(Exception):
                 self._write_summary(self._reader.snapshot())
+        self._make_room()
 
     def _write_end(self, snapshot: RunSnapshot) -> None:
         if self.folder is None and snapshot.state == "done" and not self._has_new:
@@ -114,8 +115,7 @@ class Recorder:
             log.finish(self._reader)
         self._write_summary(snapshot)
 
-    def make_room(self) -> None:
-        """Remove old runs; when the result is out, since it may take some milliseconds."""
+    def _make_room(self) -> None:
         if self.folder is None or self._home is None:
             return
         size = (self._metrics.size if self._metrics is not None else 0) + sum(log.size for log in self._logs)
@@ -135,7 +135,8 @@ class Recorder:
             self.folder = folder
             self._metrics = MetricsFile(folder)
             self._logs = [LogFile(folder, rank, snapshot.num_processes) for rank in range(snapshot.num_processes)]
-            append(folder / folders.CONFIG, encode(snapshot.config).encode("ascii"))
+            settings = {**snapshot.config, "arguments": snapshot.arguments}
+            append(folder / folders.CONFIG, encode(settings).encode("ascii"))
 
     def _write_news(self) -> None:
         assert self._metrics is not None

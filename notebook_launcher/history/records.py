@@ -60,6 +60,10 @@ class RankPhases:
     micro_batches: int = 0
     samples: float = 0.0
     """What the micro-batches counted for, those of all ranks together."""
+    fullest: tuple[int, float] = (0, 0.0)
+    """Micro-batches and samples of the window that held most; others are cut short where their loader ends."""
+    num_fullest: int = 0
+    """Windows that held just as much."""
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By phase."""
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -100,9 +104,9 @@ class RankSnapshot:
     peak_memory: int | None = None
     """Bytes of resident memory at the most; None while it runs."""
     gpu_memory: int | None = None
-    """Bytes used on its GPU, by all processes; None without one."""
+    """Bytes that all processes use on its GPU; once the run is over, the most that was seen; None without one."""
     gpu_utilization: float | None = None
-    """0 to 1; None without a GPU."""
+    """The part of the last second in which its GPU was at work, 0 to 1; None without one, and once the run is over."""
     last_line: str = ""
     """What it wrote last."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -145,6 +149,8 @@ class RunSnapshot:
     seed: int
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The fields of the run's LaunchConfig, as JSON has them."""
+    arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What the function was called with, each argument in a few words; its defaults too."""
     restarts: int = 0
     stopped_by: str | None = None
     timed_out: bool = False

@@ -17,9 +17,11 @@ from notebook_launcher import messages, travel
 from notebook_launcher.engines.local import FromRank, Output
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.recorder import Recorder
+from notebook_launcher.kernel.arguments import describe_arguments
 from notebook_launcher.kernel.attempt import Attempt
 from notebook_launcher.kernel.formatting import format_seconds
 from notebook_launcher.kernel.live import LiveRecords
+from notebook_launcher.kernel.meter import GpuMeter
 from notebook_launcher.kernel.output import RunOutput
 from notebook_launcher.kernel.progress import ProgressTeller
 from notebook_launcher.kernel.questions import Answer, Question, Questions
@@ -37,6 +39,8 @@ __all__ = ["EXIT_BUDGET", "TOO_LATE", "Command", "Conductor", "Save", "Stop"]
 EXIT_BUDGET = 5.0
 """Seconds that ranks get to run their exit handlers after a success."""
 FAILED_EXIT_BUDGET = 0.5
+DEATH_NOTICE = 1.0
+"""Seconds that the supervisor gets to tell how a rank has ended that has hung up."""
 TOO_LATE = "the run has just ended: its ranks are gone"
 
 
@@ -67,11 +71,13 @@ class Conductor:
         config = ranks.plan.config
         self.ranks = ranks
         self.name = name
+        self.arguments = describe_arguments(*call)
         self.launched = time.monotonic()
         self.started = time.time()
         self.id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(self.started))}-{_slug(name)}-{secrets.token_hex(3)}"
         self.output = RunOutput(config, ranks.plan.num_processes)
         self.live = LiveRecords(self.launched)
+        self.gpus = GpuMeter(ranks.plan.gpus)
         self._progress = ProgressTeller(self.launched)
         self.attempt: Attempt | None = None
         self.asking: set[int] = set()
@@ -92,7 +98,18 @@ class Conductor:
             forked = config.start_method == "fork"
             version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"
             self.output.notice(f"{', '.join(stale)} changed since the kernel imported it: {version}")
-        threading.Thread(target=self._conduct, name=f"notebook-launcher {name}", daemon=True).start()
+        self._claim = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Start the run's thread; again where an interrupt may have cut that short."""
+        if self._thread is None:
+            threading.Thread(target=self._conduct, name=f"notebook-launcher {self.name}", daemon=True).start()
+
+    def join(self) -> None:
+        """Wait until the thread of a run that is over has ended, too."""
+        if self._thread is not None:
+            self._thread.join()
 
     def command(self, command: Command) -> None:
         """Ask for something; from any thread. What comes too late is refused."""
@@ -104,6 +121,9 @@ class Conductor:
             tree.wake()
 
     def _conduct(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return  # `begin` was called again before the first thread had got here.
+        self._thread = threading.current_thread()
         try:
             verdict = self._judge(self._run_attempts())
         except BaseException as fault:  # noqa: BLE001 - a fault of ours must reach the cell, not vanish with the thread
@@ -119,13 +139,14 @@ class Conductor:
             self._call = self._parcel = None
             self.verdict = verdict
             self._refuse_commands()
+            self.gpus.close()
             self._recorder.finish()
+            verdict.results.folder = self._recorder.folder
             if verdict.error is None:
                 self.future.set_result(verdict.results)
             else:
                 self.future.set_exception(verdict.error)
             self.questions.close()
-            self._recorder.make_room()
             del self._recorder  # It knows this conductor; in a cycle, the logs' files would stay open for long.
 
     def _run_attempts(self) -> Attempt:
@@ -178,8 +199,9 @@ class Conductor:
         """Replace ranks of a session that died while nobody was looking."""
         if not self.ranks.many_calls:
             return
-        while events := tree.events(0):
-            for event in events:
+        until = time.monotonic() + DEATH_NOTICE
+        while (events := tree.events(0)) or (tree.is_dying and time.monotonic() < until):
+            for event in events or tree.events(DEATH_NOTICE):
                 self._take(event, attempt)
         if attempt.ends and attempt.supervisor_lost is None:
             self._say_replaced(self.ranks.mend(attempt.ends))

@@ -7,13 +7,14 @@ NVML, NVIDIA's management library, which initialises nothing.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import importlib.util
 import math
 import os
 import re
 from pathlib import Path
+
+from notebook_launcher.kernel import nvml
 
 __all__ = ["GPU", "Machine", "look"]
 
@@ -84,44 +85,22 @@ def _torch_has_cuda() -> bool:
     return False
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
-
-
 def _nvml_gpus() -> list[tuple[GPU, str]]:
     """Return every GPU with its UUID; an empty list where NVML is missing or broken."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        if nvml.nvmlInit_v2() != 0:
-            return []
-    except (OSError, AttributeError):
-        return []
-    try:
-        count = ctypes.c_uint()
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return []
-        return [_nvml_gpu(nvml, index) for index in range(count.value)]
-    finally:
-        nvml.nvmlShutdown()
+    with contextlib.suppress(OSError), contextlib.closing(nvml.Library()) as library:
+        return [(_gpu(library, index), library.uuid(index)) for index in range(library.count())]
+    return []
 
 
-def _nvml_gpu(nvml: ctypes.CDLL, index: int) -> tuple[GPU, str]:
-    handle, memory = ctypes.c_void_p(), _Memory()
-    name, uuid = ctypes.create_string_buffer(96), ctypes.create_string_buffer(96)
-    nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
-    nvml.nvmlDeviceGetName(handle, name, 96)
-    nvml.nvmlDeviceGetUUID(handle, uuid, 96)
-    nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    is_known = nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
-    gpu = GPU(
+def _gpu(library: nvml.Library, index: int) -> GPU:
+    total, free, _ = library.memory(index) or (0, 0, 0)
+    return GPU(
         index=index,
-        name=name.value.decode(),
-        total_memory=memory.total,
-        free_memory=memory.free,
-        capability=(major.value, minor.value) if is_known else None,
+        name=library.name(index),
+        total_memory=total,
+        free_memory=free,
+        capability=library.capability(index),
     )
-    return gpu, uuid.value.decode()
 
 
 def _visible(gpus: list[tuple[GPU, str]], variable: str | None) -> tuple[GPU, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 import textwrap
 import traceback
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from notebook_launcher.messages import ExceptionReport, Frame
 
-__all__ = ["format_report", "format_seconds", "frame_place", "one_line", "one_line_of"]
+__all__ = ["SECRET", "format_report", "format_seconds", "frame_place", "one_line", "one_line_of"]
 
+SECRET = re.compile(r"(^|_)(key|token|secret|password|passwd|credentials?)(_|$)", re.IGNORECASE)
+"""Names of variables and arguments whose values are kept out of files and notebooks."""
 BECAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
 

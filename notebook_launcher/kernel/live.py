@@ -100,10 +100,13 @@ class LiveRecords:
             PhaseSpan(phase=phase, start=start - self._launched, seconds=seconds)
             for phase, start, seconds in record.spans
         )
+        fullest = max(sums.fullest, record.fullest)
         return RankPhases(
             windows=sums.windows + record.windows,
             micro_batches=sums.micro_batches + record.micro_batches,
             samples=sums.samples + record.samples,
+            fullest=fullest,
+            num_fullest=sum(part.num_fullest for part in (sums, record) if part.fullest == fullest),
             seconds={phase: sums.seconds.get(phase, 0.0) + more for phase, more in record.seconds.items()},
             counts={phase: sums.counts.get(phase, 0) + more for phase, more in record.counts.items()},
             spans=(*sums.spans, *new)[-MAX_SPANS:],

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.records import RunSnapshot
 
-__all__ = ["Bundle", "has_picture", "picture_of"]
+__all__ = ["Bundle", "folded_picture", "has_picture", "picture_of"]
 
 Bundle = dict[str, str]
 """One output: its representations by MIME type."""
@@ -32,3 +32,12 @@ def picture_of(snapshot: RunSnapshot, curves: Curves) -> tuple[Bundle, Bundle]:
         return table, {"text/html": "", "text/plain": ""}  # Takes no room.
     drawing, words = static_svg(snapshot, curves), f"{snapshot.name}: curves and timeline"
     return table, {"text/html": picture_html(drawing, words), "image/svg+xml": drawing, "text/plain": words}
+
+
+def folded_picture(snapshot: RunSnapshot, curves: Curves) -> Bundle:
+    """Return all of it as one output, of which one line is seen until somebody clicks on it."""
+    from notebook_launcher.drawing.page import headline, static_html, static_text
+    from notebook_launcher.drawing.tables import folded
+
+    page = static_html(snapshot, curves, picture=has_picture(snapshot, curves))
+    return {"text/html": folded(headline(snapshot), page), "text/plain": static_text(snapshot)}

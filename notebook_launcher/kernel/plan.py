@@ -34,7 +34,8 @@ class Plan:
     config: LaunchConfig
     num_processes: int
     backend: str | None
-    use_gpu: bool
+    gpus: tuple[int, ...]
+    """The NVML indices of the GPUs that the ranks take, in turn; none: they use the CPU."""
     threads_per_process: int
     seed: int
     environ: dict[str, str]
@@ -43,6 +44,11 @@ class Plan:
     """One clause: the GPUs, or why there is none."""
     note: str = ""
     """One more clause, where something unusual was decided."""
+
+    @property
+    def use_gpu(self) -> bool:
+        """Whether the ranks have GPUs."""
+        return bool(self.gpus)
 
     @property
     def summary(self) -> str:
@@ -94,7 +100,7 @@ def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
         config=config,
         num_processes=num_processes,
         backend=backend,
-        use_gpu=bool(gpus),
+        gpus=tuple(machine.gpus[at].index for at in gpus),
         threads_per_process=threads,
         seed=seed,
         environ=_environment(config, machine, gpus, threads),

@@ -14,6 +14,8 @@ from notebook_launcher.kernel.formatting import format_seconds
 from notebook_launcher.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from notebook_launcher.messages import Failure
 
 __all__ = ["RankSummary", "Results"]
@@ -65,6 +67,8 @@ class Results(Sequence[Any]):
         self._restarts = restarts
         self._stopped_by = stopped_by
         self._timed_out = timed_out
+        self.folder: Path | None = None
+        """What the run has left, for `open_run(results.folder)`: its curves, logs and settings; None: nothing."""
 
     @property
     def returned(self) -> dict[int, Any]:

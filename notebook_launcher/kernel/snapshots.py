@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from notebook_launcher import context
 from notebook_launcher.history.records import FailureRecord, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.culprit import STOPPED
-from notebook_launcher.kernel.formatting import one_line_of
+from notebook_launcher.kernel.formatting import SECRET, one_line_of
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
@@ -30,8 +29,6 @@ ACTIVITIES: dict[int, RankState] = {
     context.WAITING: "waiting",
     context.SAVING: "saving",
 }
-SECRET = re.compile(r"(^|_)(key|token|secret|password|passwd|credentials?)(_|$)", re.IGNORECASE)
-"""Names of environment variables whose values are kept out of files and notebooks."""
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -78,6 +75,7 @@ def take_snapshot(conductor: Conductor) -> RunSnapshot:
         summary=plan.summary,
         seed=plan.seed,
         config=config_as_json(plan.config),
+        arguments=conductor.arguments,
         restarts=results.restarts if results is not None else conductor.restarts,
         stopped_by=results.stopped_by if results is not None else None,
         timed_out=results.timed_out if results is not None else False,
@@ -99,6 +97,7 @@ def take_rank_snapshot(conductor: Conductor, rank: int) -> RankSnapshot:
     results = verdict.results if verdict is not None else None
     summary = results.summary_of(rank) if results is not None else None
     lines = conductor.output.last_lines(rank, 1)
+    gpu = conductor.gpus.read(rank)
     return RankSnapshot(
         rank=rank,
         pid=pid,
@@ -112,6 +111,8 @@ def take_rank_snapshot(conductor: Conductor, rank: int) -> RankSnapshot:
         samples_per_second=live.samples_per_second(rank),
         memory=_resident(pid) if pid is not None else None,
         peak_memory=summary.peak_memory if summary else None,
+        gpu_memory=gpu.memory,
+        gpu_utilization=gpu.utilization,
         last_line=lines[0] if lines else "",
         metrics=dict(live.last_values.get(rank, {})),
         seconds=summary.seconds if summary else None,

@@ -200,7 +200,9 @@ class Accelerator(
         self._save_hooks: collections.OrderedDict[int, Callable[..., Any]] = collections.OrderedDict()
         self._load_hooks: collections.OrderedDict[int, Callable[..., Any]] = collections.OrderedDict()
         self._prepared: dict[int, tuple[Any, Any]] = {}
-        self._trackers = Trackers(self.state, log_with, self.project_configuration.logging_dir)
+        self._trackers = Trackers(
+            self.state, log_with, self.project_configuration.logging_dir, observe=self._updates.observe
+        )
         settings.say_conflicts(conflicts)
 
     def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:

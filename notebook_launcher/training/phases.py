@@ -50,6 +50,7 @@ class PhaseClock:
         self._counts: dict[str, int] = dict.fromkeys(PHASES, 0)
         self._num_windows = self._num_micro_batches = 0
         self._num_samples = 0.0
+        self._fullest, self._num_fullest = (0, 0.0), 0
 
     def mark(self, phase: Phase | None) -> None:
         """Say that the time since the last mark was spent on this phase; None: on none of them.
@@ -119,6 +120,10 @@ class PhaseClock:
         self._num_windows += 1
         self._num_micro_batches += micro_batches
         self._num_samples += samples
+        window = micro_batches, samples
+        if window > self._fullest:
+            self._fullest, self._num_fullest = window, 0
+        self._num_fullest += window == self._fullest
         self.mark(None)
 
     def flush(self) -> None:
@@ -141,6 +146,8 @@ class PhaseClock:
             windows=self._num_windows,
             micro_batches=self._num_micro_batches,
             samples=self._num_samples,
+            fullest=self._fullest,
+            num_fullest=self._num_fullest,
             seconds=self._seconds,
             counts=self._counts,
             spans=tuple(self._spans[at & MAX_SPANS - 1] for at in newest),

@@ -15,7 +15,7 @@ from notebook_launcher.training.tracker import BlankTracker, GeneralTracker, as_
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from notebook_launcher.training.process import ProcessState
 
@@ -117,18 +117,25 @@ class Trackers:
         process_state: Which process this is.
         log_with: See `filter_trackers`.
         logging_dir: The folder for trackers that require one.
+        observe: Gives metrics that the live run gets as well: whoever logs a loss need not log the learning rate.
 
     Raises:
         ValueError: As `filter_trackers`.
     """
 
     def __init__(
-        self, process_state: ProcessState, log_with: Any = None, logging_dir: str | os.PathLike[str] | None = None
+        self,
+        process_state: ProcessState,
+        log_with: Any = None,
+        logging_dir: str | os.PathLike[str] | None = None,
+        *,
+        observe: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.log_with = filter_trackers(log_with, logging_dir)
         """What was named: classes and instances."""
         self.trackers: list[GeneralTracker] = []
         """What runs on this process, from `init_trackers` to `end_training`."""
+        self._observe = observe
         self._is_main = process_state.is_main_process
         self._logging_dir = logging_dir
 
@@ -201,8 +208,14 @@ class Trackers:
         step = None if step is None else _whole(step)
         for tracker in self.trackers:
             tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
-        numbers = {name: as_number(value) for name, value in values.items()} if context.current() else {}
-        context.report_values({name: number for name, number in numbers.items() if number is not None}, step=step)
+        context.report_values(self._numbers(values) if context.current() else {}, step=step)
+
+    def _numbers(self, values: Mapping[str, Any]) -> dict[str, float]:
+        """Return what the run is told, the user's own first."""
+        told = {*values, *(["learning_rate"] if "lr" in values else [])}
+        observed = {name: value for name, value in self._observe().items() if name not in told}
+        numbers = {name: as_number(value) for name, value in {**values, **observed}.items()}
+        return {name: number for name, number in numbers.items() if number is not None}
 
     def end_training(self) -> None:
         """Finish the trackers, each even if another fails; idempotent."""

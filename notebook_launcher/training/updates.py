@@ -42,6 +42,13 @@ class Updates:
         """The optimizers that are in use."""
         return [prepared for prepared in (ref() for ref in self._optimizers) if prepared is not None]
 
+    def observe(self) -> dict[str, Any]:
+        """Return `learning_rate`, of each optimizer's first group, and `grad_norm`, where gradients are clipped."""
+        groups = [group for prepared in self.optimizers for group in prepared.param_groups[:1]]
+        rates = [group["lr"] for group in groups if "lr" in group]
+        named = {f"learning_rate_{number}" if number else "learning_rate": rate for number, rate in enumerate(rates)}
+        return {**named, "grad_norm": self.last_grad_norm} if self.last_grad_norm is not None else named
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_optimizers": self.optimizers}
 

@@ -863,7 +863,7 @@ class Header {
     this.light.show(state);
     setText(this.name, run.name ?? "");
     setAttribute(this.name, "title", run.id ?? "");
-    const summary = [run.summary, run.effective_batch && `effective batch ${run.effective_batch}`]
+    const summary = [run.arguments, run.summary, run.effective_batch && `effective batch ${run.effective_batch}`]
       .filter(Boolean)
       .join(" · ");
     setText(this.summary, summary);
@@ -879,9 +879,9 @@ class Header {
 
   #hint({ run, isConnected }) {
     if (run.is_over) return "";
-    return isConnected
-      ? (run.action_hint ?? "")
-      : "The kernel does not answer any more: this is the last that was heard.";
+    if (isConnected) return run.action_hint ?? "";
+    const again = run.id ? ` open_run("${run.id}") shows what its folder holds.` : "";
+    return `The kernel does not answer any more: this is the last that was heard.${again}`;
   }
 
   tick(data) {

@@ -48,7 +48,10 @@ class RecordMethods:
         return self._trackers.get_tracker(name, unwrap=unwrap)
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
-        """Give metrics to all trackers, and to the launcher's live view, which wants them from every rank."""
+        """Give metrics to all trackers, and to the launcher's live view, which wants them from every rank.
+
+        The view also gets `learning_rate`, and `grad_norm` where gradients are clipped, unless they are among them.
+        """
         self._trackers.log(values, step, log_kwargs or {})
 
     def end_training(self) -> None:

@@ -1,0 +1,88 @@
+"""NVML, NVIDIA's management library: which GPUs there are, how full and how busy, without initialising CUDA.
+
+The functions are those of the NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+__all__ = ["Library"]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class Library:
+    """The library, opened; `close` it. Several may be open at once.
+
+    Raises:
+        OSError: It is missing, or does not work.
+    """
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        if self._call("nvmlInit_v2") != 0:
+            msg = "NVML cannot be initialised: is the driver loaded, and as new as the library?"
+            raise OSError(msg)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._call("nvmlShutdown")
+
+    def count(self) -> int:
+        """Return how many GPUs there are, visible to CUDA or not."""
+        count = ctypes.c_uint()
+        return count.value if self._call("nvmlDeviceGetCount_v2", ctypes.byref(count)) == 0 else 0
+
+    def name(self, index: int) -> str:
+        """Return what the GPU is called."""
+        return self._text("nvmlDeviceGetName", index)
+
+    def uuid(self, index: int) -> str:
+        """Return what `CUDA_VISIBLE_DEVICES` may call it."""
+        return self._text("nvmlDeviceGetUUID", index)
+
+    def capability(self, index: int) -> tuple[int, int] | None:
+        """Return the CUDA compute capability, such as (9, 0); None: unknown."""
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        where = ctypes.byref(major), ctypes.byref(minor)
+        known = self._call("nvmlDeviceGetCudaComputeCapability", self._handle(index), *where) == 0
+        return (major.value, minor.value) if known else None
+
+    def memory(self, index: int) -> tuple[int, int, int] | None:
+        """Return the bytes that it has, that are free, and that all processes together use; None: unknown."""
+        memory = _Memory()
+        known = self._call("nvmlDeviceGetMemoryInfo", self._handle(index), ctypes.byref(memory)) == 0
+        return (memory.total, memory.free, memory.used) if known else None
+
+    def utilization(self, index: int) -> float | None:
+        """Return the part of the last moments (1/6 s to 1 s) in which a kernel ran on it, 0 to 1; None: unknown."""
+        rates = _Utilization()
+        known = self._call("nvmlDeviceGetUtilizationRates", self._handle(index), ctypes.byref(rates)) == 0
+        return rates.gpu / 100 if known else None
+
+    def _handle(self, index: int) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
+        return handle
+
+    def _text(self, function: str, index: int) -> str:
+        text = ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
+        self._call(function, self._handle(index), text, 96)
+        return text.value.decode(errors="replace")
+
+    def _call(self, function: str, *args: Any) -> int:
+        """Return the code of an NVML call, 0 for a success."""
+        try:
+            code: int = getattr(self._library, function)(*args)
+        except AttributeError:
+            msg = f"this NVML has no {function}"
+            raise OSError(msg) from None
+        return code
