@@ -1,13 +1,14 @@
 """Measure what the live monitor costs: `python benchmarks/monitor.py`.
 
-A real kernel runs the cells and this program plays the page: it says hello and counts what it is sent. What a
-browser spends on drawing is not in the figures.
+A real kernel runs the cells and this program plays the page: it says hello and counts what it is sent. The messages
+of the last launch are then played, as fast as they came, to the page itself in a headless Chromium.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import statistics
 import sys
 import time
@@ -22,6 +23,7 @@ from _report import megabytes, table
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from tests.kernels import Kernel
+from tests.monitor_page import open_tab
 
 if TYPE_CHECKING:
     import argparse
@@ -75,6 +77,8 @@ class Page:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._process = psutil.Process(kernel.pid)
+        self.played: list[tuple[float, Any]] = []
+        """Seconds and content of each message of the last monitor."""
 
     @classmethod
     @contextlib.contextmanager
@@ -134,6 +138,7 @@ def measure_everything(options: argparse.Namespace) -> Iterator[str]:
         for took, monitor in zip(page.value_of(f"value = launches({NUM_LAUNCHES})"), ("auto", "False"), strict=True):
             found.samples["launch", monitor] = took
         yield launch_table(found)
+    yield browser_table(page.played)
     measure_memory(found)
     yield memory_table(found)
 
@@ -151,9 +156,10 @@ def measure_steps(page: Page, found: Measurements) -> None:
         found.add(statistics.mean(busy for _, busy in steps), "busy", monitor)
         if monitor:
             times = [message["header"]["date"].timestamp() for message in page.sent]
-            contents = [json.dumps(message["content"]["data"]["content"]) for message in page.sent]
+            contents = [message["content"]["data"]["content"] for message in page.sent]
+            page.played = [(at - times[0], content) for at, content in zip(times, contents, strict=True)]
             found.add((len(times) - 1) / (times[-1] - times[0]), "rate")
-            found.add(sum(map(len, contents[1:])) / (times[-1] - times[0]), "bytes")
+            found.add(sum(len(json.dumps(content)) for content in contents[1:]) / (times[-1] - times[0]), "bytes")
         page.settle()
 
 
@@ -189,6 +195,47 @@ def launch_table(found: Measurements) -> str:
     """Return what a launch takes that is over before a monitor would be shown."""
     rows = [[f"monitor={name}", _spread(found.samples["launch", name], 1e3)] for name in ("auto", "False")]
     return f"## A warm launch\n\n2 ranks, {NUM_LAUNCHES} of each in turns.\n\n" + table(["", "ms"], rows)
+
+
+def browser_table(played: list[tuple[float, Any]]) -> str:
+    """Play the messages to a page and return what the browser's main thread was busy with."""
+    title = "## The page\n\n"
+    chromium = shutil.which("chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        return title + "Not measured: playwright is not installed.\n"
+    if chromium is None:
+        return title + "Not measured: chromium is not installed.\n"
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        with contextlib.closing(opened), open_tab(opened.new_page()) as tab:
+            session = tab.page.context.new_cdp_session(tab.page)
+            session.send("Performance.enable")
+
+            def look() -> dict[str, float]:
+                return {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
+
+            before, begin = look(), time.monotonic()
+            for at, content in played:
+                tab.page.wait_for_timeout(max(0.0, 1e3 * (begin + at - time.monotonic())))
+                tab.page.evaluate("message => model.fire('msg:custom', message, [])", content)
+            tab.settle()
+            after, seconds = look(), time.monotonic() - begin
+    rows = [
+        [name, f"{1e3 * (after[metric] - before[metric]) / seconds:.1f}"]
+        for name, metric in (
+            ("all tasks", "TaskDuration"),
+            ("of it scripts", "ScriptDuration"),
+            ("layout", "LayoutDuration"),
+            ("style", "RecalcStyleDuration"),
+        )
+    ]
+    return (
+        title
+        + f"{len(played)} messages in {seconds:.1f} s, played to the page in a headless Chromium without a GPU.\n\n"
+        + table(["the page's main thread", "ms a second"], rows)
+    )
 
 
 def measure_memory(found: Measurements) -> None:

@@ -186,8 +186,6 @@ def test_messages_are_few(kernel: Kernel) -> None:
         page.send("hello")
     kernel.wait(cell)
     assert "reset" in kinds(page.messages)
-    seconds = [later - earlier for earlier, later in itertools.pairwise(page.times)]
-    assert sum(seconds) == 0 or len(seconds) / sum(seconds) <= 5
     in_any_second = [sum(1 for other in page.times if 0 <= other - begin < 1) for begin in page.times]
     assert max(in_any_second) <= 6  # Four a second, the answer to the first hello, and the last one.
 
