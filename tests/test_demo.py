@@ -32,13 +32,12 @@ def test_every_weight_of_the_tutorial_is_the_documented_one():
 @pytest.mark.parametrize(
     ("good", "bad", "said"),
     [
-        ("LEARNING_RATE = 0.02", "LEARNING_RATE = 0.03", "failed"),
         (
             'DOCUMENTED = \\"2.04000\\"',
             'DOCUMENTED = \\"3.06000\\"; LEARNING_RATE = 0.03',
             "Not 9 rows of 2.04000",
         ),
-        ("import psutil", "import os; os._exit(1)", "failed"),
+        ("import torch", "import os; os._exit(1)", "failed"),
     ],
 )
 def test_a_tutorial_that_goes_wrong_ends_with_1(tmp_path, good, bad, said):

@@ -16,6 +16,7 @@ import pytest
 
 from tests import pages
 from tests.kernels import ROOT
+from tests.scenes import warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,10 +123,16 @@ def test_examples_in_docstrings_run(tmp_path):
             assert outcome.error is None, f"{where}\n{outcome.traceback}"
 
 
+@pytest.fixture(scope="module")
+def reader():
+    with warm_kernel() as kernel:
+        yield kernel
+
+
 @pytest.mark.parametrize("how_to", HOW_TOS, ids=lambda path: path.stem)
-def test_the_code_of_a_how_to_runs(how_to, tmp_path):
+def test_the_code_of_a_how_to_runs(how_to, reader, tmp_path):
     found = list(pages.blocks(how_to.read_text(encoding="utf-8")))
     assert found
-    with pages.reader(tmp_path) as kernel:
-        for block in found:
-            pages.run(block, kernel)
+    assert reader.execute(f"%reset -f\nimport os; os.chdir({str(tmp_path)!r}); del os").error is None
+    for block in found:
+        pages.run(block, reader)

@@ -110,6 +110,9 @@ LOOK = """() => {
 }"""
 
 
+lab_alone = pytest.mark.parametrize("lab", ["lab"], indirect=True)  # what does not depend on the application
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     with browser() as opened:
@@ -229,6 +232,7 @@ def test_the_error_of_a_rank_is_shown(lab):
     assert "Cell In[1], line" in shown or 'File "Cell In[1]"' in shown
 
 
+@lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_a_panel_is_filled_in_by_keys_and_what_is_wrong_stands_beside_its_field(lab):
     page = lab.open("typed.ipynb", width=600, height=1200)
@@ -272,8 +276,8 @@ def test_a_panel_is_filled_in_by_keys_and_what_is_wrong_stands_beside_its_field(
     wait_for_state(page, "done")
 
 
+@lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-@pytest.mark.parametrize("lab", ["lab"], indirect=True)
 def test_the_monitor_of_a_dead_kernel(lab):
     page = lab.open("dying.ipynb", height=1600)
     lab.run(page, 0)
@@ -293,8 +297,8 @@ def test_the_monitor_of_a_dead_kernel(lab):
     kept.wait_for(state="attached")
 
 
+@lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-@pytest.mark.parametrize("lab", ["lab"], indirect=True)
 def test_a_panel_that_was_copied_to_another_notebook_runs_there(lab):
     page = lab.open("failing.ipynb", height=1600)
     lab.run(page, 0)

@@ -108,7 +108,7 @@ def test_it_says_first_what_will_be_seen_and_shows_last_that_nothing_is_left(pat
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_loop_left")
-@every_notebook
+@pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)  # test_demo.py runs the first
 def test_it_runs_from_top_to_bottom_and_leaves_no_process(path: Path, tmp_path: Path) -> None:
     # pytest would print all stacks after 50 s, which a busy machine may need; the limit above prints them too.
     faulthandler.cancel_dump_traceback_later()

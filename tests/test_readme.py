@@ -67,7 +67,7 @@ def _filled_in(code: str) -> str:
     return code
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"(?:\]\(|src=\")([^)#:\"]+)[)\"]", README))))
 def test_links_lead_somewhere(path: str) -> None:
     assert (ROOT / path).exists()
 
