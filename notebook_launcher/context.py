@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.settings import TrainingSettings
     from notebook_launcher.training.phases import PhaseClock
+    from notebook_launcher.training.safepoint import Safepoint
 
 __all__ = [
     "activity",
@@ -39,17 +40,23 @@ T = TypeVar("T")
 
 PROGRESS_INTERVAL = 0.1
 """Seconds between two progress records of one loop."""
+PATIENCE = 2.0
+"""Seconds without a backward after which a rank that is to stop takes it that there will be no more updates."""
 
 # The board: a page of memory that the kernel and all ranks map. A rank looks at it at every step, which
 # must cost nanoseconds.
 BOARD_SIZE = 4096
 STOP_FLAG = 0
+STOP_EACH, STOP_TOGETHER = 1, 2
+"""Its values: each rank stops at its own next step; all ranks stop after the same update."""
 SAVES_ASKED = 1
 """How many checkpoints the kernel has asked for, modulo 256."""
-CAN_SAVE = 2
-"""Whether an Accelerator answers to that."""
+HAS_SAFEPOINT = 2
+"""Whether an Accelerator has made an update, and so can save, and stop all ranks together."""
 SAVE_CHOICE = slice(8, 24)
 """Rank 0's answer, two 64-bit integers: which request, and after which update all ranks save."""
+STOP_CHOICE = slice(24, 32)
+"""Rank 0's choice, a 64-bit integer: after which update all ranks stop."""
 COOPERATIVE = 64
 MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // 2
 """Rank r says that it looks at the board in byte COOPERATIVE + r, and what it does in byte ACTIVITY + r."""
@@ -59,6 +66,9 @@ COMPUTING, WAITING, SAVING = range(3)
 
 class RunStopped(KeyboardInterrupt):
     """Raised at a step boundary of a run that was asked to stop."""
+
+    def __init__(self, message: str = "the run was asked to stop") -> None:
+        super().__init__(message)
 
 
 @dataclasses.dataclass(slots=True)
@@ -77,8 +87,10 @@ class RankContext:
     """What the rank spends its time on, once somebody measures it."""
     last_progress: float = -math.inf
     """When `progress` last sent a record."""
-    saver: object = None
-    """What saves when the run asks for a checkpoint: that of the first Accelerator to make an update."""
+    safepoint: Safepoint | None = None
+    """What saves and stops all ranks after the same update: that of the first Accelerator to make one."""
+    waits_since: tuple[int, float] = (-1, 0.0)
+    """How many backwards there were when a step was last allowed to a rank that is to stop, and since when."""
 
     def set_activity(self, activity: int) -> int:
         """Say what the rank does now, COMPUTING, WAITING or SAVING; return what it was."""
@@ -101,7 +113,7 @@ def enter(context: RankContext | None) -> None:
 def forget_call() -> None:
     """Let the next call's Accelerator be the one that answers."""
     if _Current.context is not None:
-        _Current.context.saver = None
+        _Current.context.safepoint = None
 
 
 def current() -> RankContext | None:
@@ -239,6 +251,18 @@ def step_boundary() -> None:
 
 
 def _step_boundary(context: RankContext) -> None:
-    if stop_requested() and context.pid == os.getpid():
-        msg = "the run was asked to stop"
-        raise RunStopped(msg)
+    if stop_requested() and context.pid == os.getpid() and not _has_an_update_ahead(context):
+        raise RunStopped
+
+
+def _has_an_update_ahead(context: RankContext) -> bool:
+    """Return whether this rank's training is about to stop together with the others'."""
+    if context.board[STOP_FLAG] == STOP_EACH or not context.board[HAS_SAFEPOINT]:
+        return False
+    safepoint, now = context.safepoint, time.monotonic()
+    if safepoint is not None and safepoint.is_past_stop():
+        return False
+    num_backwards = 0 if safepoint is None else safepoint.num_backwards
+    if num_backwards != context.waits_since[0]:
+        context.waits_since = num_backwards, now
+    return now - context.waits_since[1] < PATIENCE

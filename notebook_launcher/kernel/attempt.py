@@ -161,17 +161,17 @@ class Attempt:
         """Begin to stop, or go to the last rung."""
         now = time.monotonic()
         if self.ladder is None:
-            self.tree.board[context.STOP_FLAG] = 1
+            self.tree.board[context.STOP_FLAG] = context.STOP_EACH
             self._climb_onto(Ladder.start(now, USER_BUDGETS, can_ask=self._asked_at is None and self._can_ask()))
         if at_once:
             self.ladder.climb(now, to_top=True)  # type: ignore[union-attr]
             self._send_signal()
 
     def ask_to_stop(self) -> bool:
-        """Ask the ranks to stop at their next step boundary, however far that is; return whether one looks."""
+        """Ask the ranks to stop after the step they are in, however long it is; return whether one looks."""
         if not self._can_ask():
             return False
-        self.tree.board[context.STOP_FLAG] = 1
+        self.tree.board[context.STOP_FLAG] = context.STOP_TOGETHER
         self._asked_at = time.monotonic()
         return True
 
@@ -184,7 +184,7 @@ class Attempt:
     @property
     def can_save(self) -> bool:
         """Whether an Accelerator answers to `ask_to_save`."""
-        return bool(self.tree.board[context.CAN_SAVE])
+        return bool(self.tree.board[context.HAS_SAFEPOINT])
 
     def activity_of(self, rank: int) -> int:
         """Return what a rank says that it does: COMPUTING, WAITING or SAVING."""

@@ -190,8 +190,9 @@ class Run:
         Args:
             wait: Whether to wait until the run is over.
             at_once: Kill the ranks without asking.
-            after_step: Only ask, and give the ranks as long as their present step takes. Where no rank looks
-                (none calls `report`, `track` or an Accelerator), this is a stop like any other. Another
+            after_step: Only ask, and give the ranks as long as their present step takes. Ranks that make updates
+                with an `Accelerator` all stop after the same one; other ranks each at their next `report` or
+                item of `track`. Where no rank does any of these, this is a stop like any other. Another
                 `stop()` does not wait for the step.
 
         Returns:

@@ -30,7 +30,7 @@ from notebook_launcher.training.plugins import (
     pick_handlers,
 )
 from notebook_launcher.training.rules import EXACT, Rules
-from notebook_launcher.training.savepoint import Savepoint
+from notebook_launcher.training.safepoint import Safepoint
 from notebook_launcher.training.state import AcceleratorState
 from notebook_launcher.training.surface.collectives import CollectiveMethods
 from notebook_launcher.training.surface.loaders import LoaderSettings, loader_config
@@ -190,8 +190,8 @@ class Accelerator(
         self._accumulation.device = self.device
         self._accumulation.clock = phases.make_clock()
         self._accumulation.scaler = self._make_scaler()
-        self._accumulation.savepoint = Savepoint(self)
-        self.gradient_state.stack.on_next = self._accumulation.savepoint.save_if_due
+        self._accumulation.safepoint = Safepoint(self)
+        self.gradient_state.stack.on_next = self._accumulation.safepoint.act_if_due
         self._updates = Updates(self._accumulation, self._rules, world=self.num_processes, max_grad_norm=max_grad_norm)
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []

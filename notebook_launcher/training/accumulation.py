@@ -18,7 +18,7 @@ from notebook_launcher.training import models
 from notebook_launcher.training.blocks import Block
 from notebook_launcher.training.models import FORWARD_ALONE, FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.plugins import warn_user
-from notebook_launcher.training.savepoint import Savepoint
+from notebook_launcher.training.safepoint import Safepoint
 
 if TYPE_CHECKING:
     from notebook_launcher.training.members import Members
@@ -37,7 +37,7 @@ class Accumulation:
         self.scaler: torch.amp.GradScaler | None = None
         self.clock: Any = None
         """A `PhaseClock`, if a launcher listens."""
-        self.savepoint = Savepoint()
+        self.safepoint = Safepoint()
         self.device = torch.device("cpu")
         self._rules = rules
         self._rank = rank
@@ -93,8 +93,7 @@ class Accumulation:
             self._correct(window, pending)
         if clock is not None:
             clock.mark_backward(synced=syncs)
-        if ends:
-            self.savepoint.count_update()
+        self.safepoint.count(updated=ends)
 
     def _run(self, loss: torch.Tensor, factor: float, kwargs: dict[str, Any], *, watch: bool) -> None:
         if watch and self.clock is not None and self.clock.watch_sync() and loss.requires_grad:

@@ -70,9 +70,9 @@ class Block:
         state, window = accumulation.state, self._window
         if accumulation.clock is not None and state.stack.active is None:
             accumulation.clock.mark("data")  # a prepared loader marks its waits itself
-        context.step_boundary()
         if window.num_batches == 0:
-            accumulation.savepoint.save_if_due()
+            accumulation.safepoint.act_if_due()
+        context.step_boundary()
         self._outer, self.outer_block = state.current, state.block
         num_before = window.num_batches
         if state.enter(window):

@@ -33,6 +33,10 @@ def until(condition: Callable[[], object], run: Run) -> None:
             pytest.fail("the run was over before")
 
 
+def has_reported(run: Run) -> bool:
+    return len(run.metrics) > 10
+
+
 def train(num_updates: int, *, checkpoint: str | None = None, loops: bool = True, names: bool = False) -> Any:
     """Train, from a checkpoint if there is one; return the weights."""
     from notebook_launcher import ProjectConfiguration
@@ -67,7 +71,7 @@ def train(num_updates: int, *, checkpoint: str | None = None, loops: bool = True
 def test_a_training_goes_on_from_where_it_was_asked_to_save(tmp_path, monkeypatch, num_processes):
     monkeypatch.chdir(tmp_path)
     run = launch(train, num_processes, args=(NUM_UPDATES,), output="none")
-    until(lambda: len(run.metrics) > 10, run)
+    until(functools.partial(has_reported, run), run)
     run.save()
     whole = run.result()
     (folder,) = (tmp_path / "checkpoints").iterdir()
@@ -97,7 +101,7 @@ def test_each_request_is_answered_once(tmp_path, monkeypatch, capsys):
 def test_automatic_names_are_used(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = launch(train, 2, args=(NUM_UPDATES,), kwargs={"names": True}, output="none")
-    until(lambda: len(run.metrics) > 10, run)
+    until(functools.partial(has_reported, run), run)
     run.save()
     run.result()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_0"]
@@ -142,10 +146,82 @@ def test_a_stop_after_the_step_waits_for_it(tmp_path):
 @pytest.mark.parametrize("num_processes", [2, 3])
 def test_ranks_that_wait_for_each_other_stop_after_the_step(num_processes):
     run = launch(train, num_processes, args=(10**9,), output="none")
-    until(lambda: len(run.metrics) > 10, run)
+    until(functools.partial(has_reported, run), run)
     assert run.stop(after_step=True) == "ask"
     assert {rank.state for rank in run.ranks} == {"stopped"}
     assert run.snapshot().failures == ()
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+@pytest.mark.parametrize("loops", ["prepared", "reporting"])
+def test_all_ranks_stop_after_the_same_update(tmp_path, num_processes, loops):
+    def loop() -> None:
+        accelerator = Accelerator(gradient_accumulation_steps=2)
+        model, data = torch.nn.Linear(1, 1), DataLoader(TensorDataset(torch.ones(64, 1)), batch_size=1)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+        if loops == "prepared":
+            data = accelerator.prepare(data)
+        rank, num_updates = accelerator.process_index, 0
+        try:
+            while True:
+                for number, (inputs,) in enumerate(data, 1):
+                    if loops == "prepared":
+                        with accelerator.accumulate(model):
+                            accelerator.backward(model(inputs).sum())
+                            optimizer.step()
+                            optimizer.zero_grad()
+                        num_updates += accelerator.sync_gradients
+                    elif number % 2:
+                        with accelerator.no_sync(model):
+                            accelerator.backward(model(inputs).sum())
+                    else:
+                        accelerator.backward(model(inputs).sum())
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        num_updates += 1
+                    time.sleep(0.002 * rank)  # One rank is ahead of the other in every window.
+                    report(num_updates=num_updates)
+        except BaseException as error:
+            # Not one that waited in a reduction for a peer that had stopped before it.
+            weight = accelerator.unwrap_model(model).weight.item()
+            (tmp_path / f"{rank}").write_text(f"{type(error).__name__} after {num_updates} updates: {weight!r}")
+            raise
+
+    for _ in range(5):
+        run = launch(loop, num_processes, output="none")
+        until(functools.partial(has_reported, run), run)
+        assert run.stop(after_step=True) == "ask"
+        assert {rank.state for rank in run.ranks} == {"stopped"}
+        ends = {path.read_text() for path in tmp_path.iterdir()}
+        assert len(ends) == 1, ends
+        assert ends.pop().startswith("RunStopped after ")
+
+
+def test_a_checkpoint_is_saved_before_a_stop_after_the_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = launch(train, 2, args=(10**9,), output="none")
+    until(functools.partial(has_reported, run), run)
+    run.save()
+    assert run.stop(after_step=True) == "ask"
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    assert re.fullmatch(r"update_\d+", folder.name)
+
+
+def test_ranks_without_another_update_stop_at_their_own_steps():
+    def evaluate() -> None:
+        accelerator = Accelerator()
+        model = torch.nn.Linear(1, 1)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        accelerator.backward(model(torch.ones(1, 1)).sum())
+        optimizer.step()
+        for number in track(range(10**9)):
+            time.sleep(0.001)
+            report(number=number)
+
+    run = launch(evaluate, 2, output="none")
+    until(functools.partial(has_reported, run), run)
+    assert run.stop(after_step=True) == "ask"
+    assert {rank.state for rank in run.ranks} == {"stopped"}
 
 
 def test_another_stop_does_not_wait_for_the_step():

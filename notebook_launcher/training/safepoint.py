@@ -1,0 +1,112 @@
+"""The moment at which all ranks of a training do what the launcher asks for: after the same update.
+
+The launcher asks for a checkpoint, or for the end. Ranks see that at different moments, so rank 0 chooses:
+the end of its next window. It writes that on the board, which all ranks map, before it takes part in that
+window's reduction; whoever has come out of the reduction therefore finds it there. This costs no message,
+and a look at two bytes for each window.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import context, messages
+
+if TYPE_CHECKING:
+    from notebook_launcher.context import RankContext
+
+__all__ = ["Safepoint"]
+
+SAVE_CHOICE = struct.Struct("<QQ")
+"""Which request, and after which update."""
+STOP_CHOICE = struct.Struct("<Q")
+"""After which update; 0: nobody has chosen."""
+
+
+class Safepoint:
+    """Counts an Accelerator's synchronised backwards, one for each update, and knows what is due after which."""
+
+    def __init__(self, accelerator: Any = None) -> None:
+        self._accelerator = None if accelerator is None else weakref.ref(accelerator)
+        self.num_backwards = 0
+        self._num_updates = 0
+        self._seen = 0
+        self._saves = False
+        self._stop_at: int | None = None
+
+    def count(self, *, updated: bool) -> None:
+        """Count a backward; `updated`: all ranks have reduced their gradients, every rank at the same update."""
+        self.num_backwards += 1
+        if not updated:
+            return
+        self._num_updates += 1
+        rank = context.current()
+        if rank is None or not (rank.safepoint is self or self._claim(rank)):
+            return
+        asked = rank.board[context.SAVES_ASKED]
+        if asked != self._seen:
+            self._agree_to_save(rank, asked)
+        if rank.board[context.STOP_FLAG] == context.STOP_TOGETHER:
+            self._agree_to_stop(rank)
+
+    def _claim(self, rank: RankContext) -> bool:
+        # One Accelerator of a call answers: two would count different updates.
+        if rank.pid != os.getpid() or rank.safepoint is not None or self._accelerator is None:
+            return False
+        rank.safepoint, self._seen, self._saves, self._stop_at = self, 0, False, None
+        rank.board[context.HAS_SAFEPOINT] = 1
+        return True
+
+    def _agree_to_save(self, rank: RankContext, asked: int) -> None:
+        request, at = SAVE_CHOICE.unpack(rank.board[context.SAVE_CHOICE])
+        if rank.rank == 0 and request != asked and at <= self._num_updates:
+            request, at = asked, self._next_of_all(rank)
+            rank.board[context.SAVE_CHOICE] = SAVE_CHOICE.pack(request, at)
+        if at == self._num_updates:
+            self._seen, self._saves = request, True
+
+    def _agree_to_stop(self, rank: RankContext) -> None:
+        (at,) = STOP_CHOICE.unpack(rank.board[context.STOP_CHOICE])
+        if rank.rank == 0 and not at:
+            at = self._next_of_all(rank)
+            rank.board[context.STOP_CHOICE] = STOP_CHOICE.pack(at)
+        self._stop_at = at or None
+
+    def _next_of_all(self, rank: RankContext) -> int:
+        # A peer may be past this update already, but not past the next one.
+        return self._num_updates + (rank.num_processes > 1)
+
+    def is_past_stop(self) -> bool:
+        """Return whether updates were made beyond the last one: in this loop nothing calls `act_if_due`."""
+        return self._stop_at is not None and self._num_updates > self._stop_at
+
+    def act_if_due(self) -> None:
+        """Save or stop, if this is the moment; called between two micro-batches, when the first is done with.
+
+        Raises:
+            KeyboardInterrupt: All ranks stop after this update.
+        """
+        if self._saves:
+            self._saves = False
+            self._save()
+        if self._stop_at == self._num_updates:
+            raise context.RunStopped
+
+    def _save(self) -> None:
+        accelerator = self._accelerator() if self._accelerator is not None else None
+        if accelerator is None:
+            return
+        configuration, folder = accelerator.project_configuration, None
+        if not (configuration.automatic_checkpoint_naming and configuration.project_dir):
+            folder = Path(configuration.project_dir or ".") / "checkpoints" / f"update_{self._num_updates}"
+        saved = accelerator.save_state(folder)
+        rank = context.current()
+        if rank is not None and rank.rank == 0:
+            rank.send(messages.Notice(text=f"saved {saved}, after update {self._num_updates}"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Safepoint, ()  # An Accelerator that is pickled does not answer to another launch.
