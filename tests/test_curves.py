@@ -23,7 +23,7 @@ def point(rank: int = 0, step: int = 0, **values: float) -> MetricPoint:
 def grown(num_points: int, value=math.sin) -> Curve:
     curve = Curve()
     for step in range(num_points):
-        curve.add(step, value(step))
+        curve.extend([(step, value(step))])
     return curve
 
 
@@ -68,6 +68,18 @@ def test_a_number_that_is_not_finite_stays_beside_the_peaks(value):
 def test_a_curve_of_nothing_but_nan_is_bounded():
     points = grown(50_000, lambda _: math.nan).points()
     assert 0 < len(points) <= MAX_POINTS + SLACK
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_points_that_come_together_are_kept_as_those_that_come_one_by_one(seed):
+    rng = random.Random(seed)
+    values = [rng.choice([rng.gauss(0, 1), math.inf, 1e308]) for _ in range(30_000)]
+    single, batched, at = grown(len(values), values.__getitem__), Curve(), 0
+    while at < len(values):
+        end = at + rng.choice([0, 1, 7, 500, 5_000])
+        batched.extend(list(enumerate(values))[at:end])
+        at = end
+    assert (batched.points(), batched.count, batched.stride) == (single.points(), len(values), single.stride)
 
 
 def test_100_000_steps_take_less_than_a_second():

@@ -223,8 +223,7 @@ def test_lines_differ_without_colour() -> None:
 
 def curve_of(points: Iterable[tuple[int, float]]) -> Curve:
     curve = Curve()
-    for step, value in points:
-        curve.add(step, value)
+    curve.extend(list(points))
     return curve
 
 

@@ -224,8 +224,9 @@ def test_ten_thousand_metrics_a_second_stay_small() -> None:
             step += 1
         update = feed.update()
         assert update is not None
-        assert points(update) <= feeds.NEW_POINTS
-        assert size(update) < 200_000
+        assert points(update) <= 2 * feeds.MAX_SENT
+        assert any(curve["replace"] for curve in update["curves"]) or points(update) <= 2 * feeds.NEW_OF_A_CURVE
+        assert {curve["steps"][-1] for curve in update["curves"]} == {step - 1}
     reset = feed.reset()
     assert points(reset) <= 2 * feeds.MAX_SENT
     assert max(reset["curves"][1]["values"]) == 1e9

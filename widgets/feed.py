@@ -13,10 +13,10 @@ from notebook_launcher.widgets.feeds import CurveFeed, LaneFeed, LogFeed
 from notebook_launcher.widgets.records import error_records, rank_records, run_record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from notebook_launcher.history.curves import Curves
-    from notebook_launcher.history.records import MetricPoint, RunReader, RunSnapshot
+    from notebook_launcher.history.records import RunReader, RunSnapshot
 
 __all__ = ["Feed"]
 
@@ -102,11 +102,10 @@ class Feed:
         message = {key: value for key, value in news.items() if value}
         return {"type": "update", **message} if message else None
 
-    def read_metrics(self) -> Sequence[MetricPoint]:
-        """Bring `curves` up to date, and return what was new."""
+    def read_metrics(self) -> Mapping[tuple[str, int], list[tuple[int, float]]]:
+        """Bring `curves` up to date, and return the new points of each, by name and rank."""
         points, self._position = self._reader.metrics_since(self._position)
-        self._curves.fold(points)
-        return points
+        return self._curves.fold(points)
 
     def _run_record(self, snapshot: RunSnapshot) -> Message:
         return run_record(snapshot, can_act=self.can_act, action_hint=self.action_hint)

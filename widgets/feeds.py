@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.history.curves import Curves, thin
@@ -26,6 +25,8 @@ ALL_POINTS = 200_000
 """Points of all curves together in a first message: 3 MB."""
 NEW_POINTS = 4000
 """New points of all curves together in an update."""
+NEW_OF_A_CURVE = 24
+"""New points of one curve in an update: a hundred a second, which is more than an eye follows."""
 REPLACED = 20
 """Curves that are sent anew in one update."""
 
@@ -48,9 +49,9 @@ class CurveFeed:
         self.curves = Curves()
         self._num_sent: dict[tuple[str, int], int] = {}
 
-    def fold(self, points: Iterable[MetricPoint]) -> None:
-        """Take in what the ranks have reported."""
-        self.curves.fold(points)
+    def fold(self, points: Iterable[MetricPoint]) -> Mapping[tuple[str, int], Points]:
+        """Take in what the ranks have reported; return the new points of each curve, by name and rank."""
+        return self.curves.fold(points)
 
     def everything(self) -> list[Record]:
         """Return all curves, with fewer points each the more there are."""
@@ -58,23 +59,16 @@ class CurveFeed:
         limit = min(MAX_SENT, max(16, ALL_POINTS // max(1, len(keys))))
         return [self._whole(key, limit) for key in keys]
 
-    def news(self, points: Sequence[MetricPoint]) -> list[Record]:
-        """Return the points that were just folded in: to be appended, or curves to replace those the page has."""
-        new: defaultdict[tuple[str, int], Points] = defaultdict(list)
-        for point in points:
-            for name, value in point.values.items():
-                new[name, point.rank].append((point.step, value))
-        limit = max(4, NEW_POINTS // max(1, len(new)))
+    def news(self, new: Mapping[tuple[str, int], Points]) -> list[Record]:
+        """Return what `fold` returned as points to be appended, or curves to replace those the page has."""
+        limit = max(4, min(NEW_OF_A_CURVE, NEW_POINTS // max(1, len(new))))
         records, num_replaced = [], 0
         for key, values in new.items():
-            name, rank = key
-            if name not in self.curves or rank not in self.curves[name]:
-                continue  # Beyond the number of curves that are kept.
             if self._num_sent.get(key, 0) + min(len(values), limit) > PAGE_POINTS and num_replaced < REPLACED:
                 num_replaced += 1
                 records.append(self._whole(key, MAX_SENT))
             else:
-                thinned = thin(values, limit)
+                thinned = _thin_to_the_end(values, limit)
                 self._num_sent[key] = self._num_sent.get(key, 0) + len(thinned)
                 records.append(_curve(key, thinned, replace=False))
         return records
@@ -82,11 +76,14 @@ class CurveFeed:
     def _whole(self, key: tuple[str, int], limit: int) -> Record:
         name, rank = key
         curve = self.curves[name][rank]
-        points = thin(curve.points(), limit - 1)
-        if curve.last is not None and points[-1] != curve.last:
-            points.append(curve.last)  # Where the curve stands now is what one looks for.
+        points = _thin_to_the_end(curve.points(), limit)
         self._num_sent[key] = len(points)
         return _curve(key, points, replace=True)
+
+
+def _thin_to_the_end(points: Points, limit: int) -> Points:
+    """Thin points, but for the newest: where the curve stands now is what one looks for."""
+    return points if len(points) <= limit else [*thin(points[:-1], limit - 1), points[-1]]
 
 
 def _curve(key: tuple[str, int], points: Points, *, replace: bool) -> Record:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from notebook_launcher.history.records import MetricPoint
 
@@ -32,17 +33,27 @@ class Curve:
         self._points: list[tuple[int, float]] = []
         self._pending: list[tuple[int, float]] = []
 
-    def add(self, step: int, value: float) -> None:
-        """Add one point."""
-        self.count += 1
-        self.last = (step, value)
-        if self.stride == 1:
-            self._points.append(self.last)
+    def extend(self, points: Sequence[tuple[int, float]]) -> None:
+        """Add points, each a step and a value, in the order of arrival."""
+        if points:
+            self.count += len(points)
+            self.last = points[-1]
+            self._pending += points
+            while len(self._pending) >= self.stride:
+                self._put_away()
+
+    def _put_away(self) -> None:
+        # Up to the point at which a curve of single points would be thinned, so that batches change nothing.
+        room, stride = MAX_POINTS + 1 - len(self._points), self.stride
+        if stride == 1:
+            taken = room
+            self._points += self._pending[:taken]
         else:
-            self._pending.append(self.last)
-            if len(self._pending) == self.stride:
-                self._points += _extremes(self._pending)
-                self._pending.clear()
+            taken = 0
+            while len(self._points) <= MAX_POINTS and taken + stride <= len(self._pending):
+                self._points += _extremes(self._pending[taken : taken + stride])
+                taken += stride
+        del self._pending[:taken]
         if len(self._points) > MAX_POINTS:
             self._thin()
 
@@ -56,7 +67,10 @@ class Curve:
 
     def points(self) -> list[tuple[int, float]]:
         """Return (step, value) in the order of arrival, the newest included: at most `MAX_POINTS` and a few."""
-        return self._points + (_extremes(self._pending) if self._pending else [])
+        if not self._pending:
+            return list(self._points)
+        kept = self._points + _extremes(self._pending)
+        return kept if kept[-1] is self._pending[-1] else [*kept, self._pending[-1]]
 
 
 class Curves:
@@ -68,21 +82,28 @@ class Curves:
         self.num_left_out = 0
         """Values that belong to metrics beyond `MAX_CURVES`."""
 
-    def fold(self, points: Iterable[MetricPoint]) -> None:
-        """Take in what ranks reported."""
+    def fold(self, points: Iterable[MetricPoint]) -> Mapping[tuple[str, int], list[tuple[int, float]]]:
+        """Take in what ranks reported; return the new points of each curve, by name and rank."""
+        news: defaultdict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
         for point in points:
+            rank, step = point.rank, point.step
             for name, value in point.values.items():
-                self._add(name, point.rank, point.step, value)
+                news[name, rank].append((step, value))
+        for name, rank in list(news):
+            curve = self._find(name, rank)
+            if curve is None:
+                self.num_left_out += len(news.pop((name, rank)))
+            else:
+                curve.extend(news[name, rank])
+        return news
 
-    def _add(self, name: str, rank: int, step: int, value: float) -> None:
+    def _find(self, name: str, rank: int) -> Curve | None:
+        """Return a curve, a new one if there is room for it."""
         curve = self._curves.get(name, {}).get(rank)
-        if curve is None:
-            if self._num_curves >= MAX_CURVES:
-                self.num_left_out += 1
-                return
+        if curve is None and self._num_curves < MAX_CURVES:
             self._num_curves += 1
             curve = self._curves.setdefault(name, {}).setdefault(rank, Curve())
-        curve.add(step, value)
+        return curve
 
     def __getitem__(self, name: str) -> dict[int, Curve]:
         return self._curves[name]
@@ -111,6 +132,10 @@ def thin(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]
 
 def _extremes(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     """Return the lowest and the highest point, and the first that is not finite, in their order."""
+    values = [value for _, value in points]
+    if math.isfinite(sum(values)):  # A NaN or an infinity would be in it; huge numbers only take the longer way.
+        low, high = values.index(min(values)), values.index(max(values))
+        return [points[low]] if low == high else [points[min(low, high)], points[max(low, high)]]
     finite = [at for at, (_, value) in enumerate(points) if math.isfinite(value)]
     kept = {at for at in range(len(points)) if at not in finite}
     kept = {min(kept)} if kept else kept
