@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.kernels import Outcome
+
 # Runs in the kernel. Reads what is, and says it as JSON.
 LOOK = """
 def _look():
@@ -101,3 +103,12 @@ def _difference(before: Any, after: Any) -> Any:
     if not isinstance(before, list):
         return before, after
     return list((Counter(before) - Counter(after)).elements()), list((Counter(after) - Counter(before)).elements())
+
+
+def final(outcome: Outcome) -> dict[str, dict[str, Any]]:
+    """Return what each display with an id shows in the end."""
+    shown = {}
+    for content in outcome.of("display_data", "update_display_data"):
+        if display_id := content["transient"].get("display_id"):
+            shown[display_id] = content["data"]
+    return shown

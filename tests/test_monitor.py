@@ -16,7 +16,7 @@ import pytest
 from notebook_launcher import ConfigError, LaunchConfig, launch, report, track
 from notebook_launcher.widgets import Monitor
 from tests.kernels import ROOT, Outcome
-from tests.scenes import evaluate, unchanged, warm_kernel
+from tests.scenes import evaluate, final, unchanged, warm_kernel
 from tests.test_ipykernels import VERSIONS, installed
 
 if TYPE_CHECKING:
@@ -139,15 +139,6 @@ def views(outcome: Outcome) -> list[str]:
 
 def finished(outcome: Outcome) -> bool:
     return outcome.error is not None or "done in" in outcome.stdout
-
-
-def final(outcome: Outcome) -> dict[str, dict[str, Any]]:
-    """Return what each display with an id shows in the end."""
-    shown = {}
-    for content in outcome.of("display_data", "update_display_data"):
-        if display_id := content["transient"].get("display_id"):
-            shown[display_id] = content["data"]
-    return shown
 
 
 def kinds(messages: list[dict[str, Any]]) -> list[str]:

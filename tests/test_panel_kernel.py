@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.scenes import evaluate, unchanged, warm_kernel
+from tests.scenes import evaluate, final, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.kernels import Kernel
+    from tests.kernels import Kernel, Outcome
 
 PANEL = """
 import threading, time
@@ -90,13 +90,31 @@ def test_a_click_runs_what_the_fields_say(kernel: Kernel, cell: str) -> None:
 
 
 def test_what_the_ranks_write_and_the_picture_come_to_the_panels_cell(kernel: Kernel, cell: str) -> None:
-    num_pictures = len(kernel.outcome(cell).displays)
+    before = set(final(kernel.outcome(cell)))
     msg_id = kernel.start('panel.arguments["lr"] = 0.25; panel.launch_button.click()')
-    shown = kernel.wait(cell, until=lambda cell: len(cell.displays) > num_pictures and "lr is 0.25" in cell.stdout)
-    picture = shown.displays[-1]["data"]
-    assert picture["text/html"].startswith("<details ")
-    assert ">train on 2 ranks: done, " in picture["text/html"]
+    shown = kernel.wait(cell, until=lambda cell: "lr is 0.25" in cell.stdout and new_picture(cell, before, "done, "))
+    assert new_picture(shown, before)["text/html"].startswith("<details ")
     assert kernel.wait(msg_id).stdout == ""
+
+
+def new_picture(cell: Outcome, before: set[str], says: str = "") -> Any:
+    """Return the newest picture of a run, if it says that the run is so."""
+    shown = final(cell)
+    pictures = [shown[key] for key in shown if key not in before]
+    return pictures[-1] if pictures and f">train on 2 ranks: {says}" in pictures[-1].get("text/html", "") else None
+
+
+def test_a_picture_is_kept_for_the_case_that_the_kernel_dies(kernel: Kernel, cell: str) -> None:
+    before = set(final(kernel.outcome(cell)))
+    evaluate(kernel, 'panel.arguments["endless"] = True; panel.launch_button.click(); 0')
+    shown = kernel.wait(cell, until=lambda cell: new_picture(cell, before, "running"))
+    assert "<img" in new_picture(shown, before)["text/html"]
+    evaluate(
+        kernel,
+        'over = Waiting(panel.launch_button, "disabled", lambda is_off: not is_off)\npanel.run.stop(); over.wait(); 0',
+    )
+    shown = kernel.wait(cell, until=lambda cell: new_picture(cell, before, "stopped"))
+    assert len(set(final(shown)) - before) == 1
 
 
 def test_a_click_from_a_front_end_is_heard_and_a_second_one_starts_nothing(kernel: Kernel, cell: str) -> None:

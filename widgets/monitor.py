@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.records import RunReader
     from notebook_launcher.kernel.cell import Sink
+    from notebook_launcher.kernel.picture import Bundle
     from notebook_launcher.widgets.tap import Tap
 
 __all__ = ["Monitor"]
@@ -82,7 +83,10 @@ class Monitor(anywidget.AnyWidget):
         self._over = threading.Event()
         self._asks_for_all = False
         self._busy_with: set[str] = set()
-        self._places: list[tuple[Sink, tuple[str, str]]] = []
+        self._views: list[tuple[Sink, str]] = []
+        """Outputs that show the monitor, each a cell and the output's id."""
+        self._pictures: list[tuple[Sink, str]] = []
+        """Outputs for pictures of the run."""
         self._ticker: threading.Thread | None = None
         self._tap: Tap | None = None
         self._comm_id = ""
@@ -121,14 +125,24 @@ class Monitor(anywidget.AnyWidget):
             for bundle in self._picture():
                 sink.display(bundle)
             return
-        ids = (uuid.uuid4().hex, uuid.uuid4().hex)
-        sink.display(self._bundle(), transient={"display_id": ids[0]})
-        if not self.is_live:
-            return
-        # Where pictures will be, an output of its own: empty HTML takes no room.
-        sink.display({"text/html": "", "text/plain": ""}, transient={"display_id": ids[1]})
+        view = uuid.uuid4().hex
+        sink.display(self._bundle(), transient={"display_id": view})
+        if self.is_live:
+            with self._lock:
+                self._views.append((sink, view))
+            self.keep_picture(sink)
+
+    def keep_picture(self, sink: Sink) -> None:
+        """Keep a folded picture of the run at the end of a cell's outputs: renewed while it goes on, and when it ends.
+
+        Below the monitor itself this is done by `show`. Whoever puts the monitor into another widget calls it for
+        the cell that shows that one.
+        """
+        below = uuid.uuid4().hex
+        # An output of its own, empty as yet: such HTML takes no room.
+        sink.display({"text/html": "", "text/plain": ""}, transient={"display_id": below})
         with self._lock:
-            self._places.append((sink, ids))
+            self._pictures.append((sink, below))
         self._start_ticker()
 
     def _ipython_display_(self, **_: Any) -> None:
@@ -242,9 +256,11 @@ class Monitor(anywidget.AnyWidget):
         with self._lock, contextlib.suppress(Exception):  # Whatever the drawing runs into, the page goes on.
             if not self._seen.is_set():
                 self._feed.read_metrics()  # Else they are read, and sent, with the news.
-            picture = folded_picture(self._run.snapshot(), self._feed.curves)
-            for sink, (_, below) in self._places:
-                sink.display(picture, transient={"display_id": below}, update=True)
+            self._draw_pictures(folded_picture(self._run.snapshot(), self._feed.curves))
+
+    def _draw_pictures(self, picture: Bundle) -> None:
+        for sink, below in self._pictures:
+            sink.display(picture, transient={"display_id": below}, update=True)
 
     # The end.
 
@@ -267,20 +283,22 @@ class Monitor(anywidget.AnyWidget):
             return
         if self._seen.is_set():
             self._send_news()
-        if self._places:
-            self._leave_pictures()
+        if self._views:
+            self._replace_views()
             self._sink.call(self.close)
+        elif self._pictures:
+            self._keep_picture()
         self._sink.flush()
 
-    def _leave_pictures(self) -> None:
+    def _replace_views(self) -> None:
         try:
-            picture = self._picture()
+            tables, drawing = self._picture()
         except Exception as error:  # noqa: BLE001 - no dead widget may stay, whatever the drawing runs into
             reason = f"{self.title} is over; it could not be drawn: {type(error).__name__}: {error}"
-            picture = {"text/plain": reason}, {"text/html": "", "text/plain": ""}
-        for sink, ids in self._places:
-            for bundle, display_id in zip(picture, ids, strict=True):
-                sink.display(bundle, transient={"display_id": display_id}, update=True)
+            tables, drawing = {"text/plain": reason}, {"text/html": "", "text/plain": ""}
+        for sink, view in self._views:
+            sink.display(tables, transient={"display_id": view}, update=True)
+        self._draw_pictures(drawing)
 
     def close(self) -> None:
         """Close the widget; the run goes on."""

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from notebook_launcher.errors import CallOrderError, ConfigError, RunStoppedError
-from notebook_launcher.history.curves import Curves
 from notebook_launcher.kernel import cell
 from notebook_launcher.kernel.formatting import format_seconds
-from notebook_launcher.kernel.picture import folded_picture
 from notebook_launcher.widgets.fields import WIDE
 from notebook_launcher.widgets.monitor import Monitor
 from notebook_launcher.widgets.traceback_html import exception_html
@@ -20,7 +18,6 @@ from notebook_launcher.widgets.traceback_html import exception_html
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.kernel.cell import Sink
     from notebook_launcher.kernel.run import Run
 
 __all__ = ["RunArea"]
@@ -44,7 +41,6 @@ class RunArea:
         self._busy = threading.Lock()
         self._ready = "", True
         self._monitor: Monitor | None = None
-        self._sink: Sink | None = None
         self.launch_button = ipywidgets.Button(description="Launch", button_style="primary", layout=WIDE)
         self.stop_button = ipywidgets.Button(description="Stop", disabled=True, layout=WIDE, tooltip=STOP_TIP)
         self.status = ipywidgets.HTML()
@@ -123,9 +119,11 @@ class RunArea:
         num = len(run.ranks)
         self._say(f"{run.name} runs on {num} rank{'s' * (num > 1)}.", "busy")
         self.stop_button.disabled = False
-        self._sink = cell.make_sink()
         old, self._monitor = self._monitor, Monitor(run)
         self.monitor_box.children = [self._monitor]
+        sink = cell.make_sink()
+        if sink.is_cell:
+            self._monitor.keep_picture(sink)
         if old is not None:
             old.close()
 
@@ -148,7 +146,8 @@ class RunArea:
         else:
             self.attempt(lambda: self.show_error(error))
             self._draw_end(f"{run.name}: failed after {seconds}.", "error")
-        self.attempt(lambda: self._leave_picture(run))
+        if self._monitor is not None:
+            self.attempt(self._monitor.finish)
 
     def _draw_start(self) -> None:
         self.error.value = ""
@@ -164,13 +163,3 @@ class RunArea:
     def _say(self, text: str, kind: str) -> None:
         mark = {"error": "✕ ", "done": "✓ ", "busy": "● "}.get(kind, "")
         self.status.value = f'<span class="nbp-status nbp-{kind}" role="status">{mark}{html.escape(text)}</span>'
-
-    def _leave_picture(self, run: Run) -> None:
-        """Leave the run in the cell, folded: a widget is not in a notebook that is opened again."""
-        if self._monitor is not None:
-            self._monitor.finish()
-        if self._sink is None or not self._sink.is_cell:
-            return
-        curves = Curves()
-        curves.fold(run.metrics)
-        self._sink.display(folded_picture(run.snapshot(), curves))
