@@ -160,6 +160,32 @@ def test_an_edited_module_is_not_stale(kernel: Kernel, tmp_path: Path) -> None:
     assert outcome.stdout.endswith("22 22\n")
 
 
+@pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
+def test_variables_of_the_ranks_that_the_notebook_overwrites_are_told_once(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        "weights, untouched, counter = None, [1], 0\n"
+        "def build():\n    global weights, only_here, counter\n    weights = only_here = [2.0]\n    counter = 5\n"
+        "def use():\n    return weights, untouched, only_here\n"
+        f"with Session(2, start_method={start_method!r}) as three:\n"
+        "    three.run(build)\n"
+        "    for _ in range(3):\n        print(three.run(use)[0])\n",
+        timeout=60,
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.stdout.count("(None, [1], [2.0])") == 3
+    (told,) = (line for line in outcome.stdout.splitlines() if "earlier run" in line)
+    assert told == (
+        "weights: what an earlier run gave the ranks was replaced by the notebook's. A variable that the ranks are to "
+        "keep needs a name that the notebook does not use."
+    )
+
+
+def test_what_was_found_is_said_once_and_each_end(kernel: Kernel) -> None:
+    outcome = kernel.execute("with Session(2) as two:\n    two.run(add)\n    two.run(add)")
+    assert outcome.stdout.count("2 CPU ranks, gloo") == 1
+    assert outcome.stdout.count("add: done in ") == 2
+
+
 def test_one_run_at_a_time(kernel: Kernel) -> None:
     outcome = kernel.execute("run = session.launch(wait_for_peer)\nsession.run(add)")
     assert "CallOrderError: the session is busy with <Run of wait_for_peer on 2 ranks:" in (outcome.error or "")

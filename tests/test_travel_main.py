@@ -55,7 +55,7 @@ def serve(fd: int) -> None:
     while (received := channel.receive()) is not None:
         outcome, parcel = "returned", None
         try:
-            fn, args, kwargs = travel.unpack_call(received[1][0])
+            fn, args, kwargs, _ = travel.unpack_call(received[1][0])
             parcel = travel.pack_value(fn(*args, **kwargs))
         except BaseException as exc:  # noqa: BLE001
             outcome, parcel = f"raised {exc!r}", travel.pack_exception(exc)

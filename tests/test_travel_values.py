@@ -31,7 +31,7 @@ LARGE = 4 << 20  # beyond what is copied on arrival
 
 
 def there_and_back(value: Any) -> Any:
-    fn, args, _ = travel.unpack_call(travel.pack_call(print, (value,), {}))
+    fn, args, *_ = travel.unpack_call(travel.pack_call(print, (value,), {}))
     assert fn is print
     return travel.unpack_value(travel.pack_value(args[0]))
 

@@ -92,7 +92,9 @@ class Conductor:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.restarts = 0
         self._stacks: Stacks | None = None
-        self.output.headline(f"{name}: {ranks.plan.summary}")
+        if not ranks.announced:
+            ranks.announced = True
+            self.output.headline(f"{name}: {ranks.plan.summary}")
         self._recorder = Recorder(ConductorReader(self), config.runs_folder, self.launched, self._say)
         if stale := travel.stale_modules(parcel):
             forked = config.start_method == "fork"

@@ -29,6 +29,8 @@ class Ranks:
         self.many_calls = many_calls
         self.tree: ProcessTree | None = None
         self.generation = 0
+        self.announced = False
+        """Whether the user was told what was found and chosen."""
         self._call_id = 0
 
     @classmethod

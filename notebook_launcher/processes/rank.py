@@ -155,12 +155,22 @@ class _Rank:
             text = f"{', '.join(edited)} changed: the ranks import this folder's modules anew"
             self._channel.send(messages.Notice(text=text))
 
+    def _tell_overwritten(self, names: list[str]) -> None:
+        if names and self._number == 0:
+            text = (
+                f"{', '.join(names)}: what an earlier run gave the ranks was replaced by the notebook's. A variable "
+                "that the ranks are to keep needs a name that the notebook does not use."
+            )
+            self._channel.send(messages.Notice(text=text))
+
     def _perform(self, call: messages.Call, fds: list[int], stage: _Stage) -> tuple[object, int | None]:
         if fds:
             self._inherited_call = None
-            function, args, kwargs = travel.unpack_call(fds[0])
+            function, args, kwargs, overwritten = travel.unpack_call(fds[0])
+            self._tell_overwritten(overwritten)
         else:
             function, args, kwargs = self._inherited_call
+            travel.note_inherited()
         stage.name = "group"
         if self._setup.use_gpu:
             seeding.choose_gpu(self._number)

@@ -18,11 +18,12 @@ from typing import Any
 from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
 from notebook_launcher.travel.culprits import Part, find_culprit, largest_parts
 from notebook_launcher.travel.modules import notes_of_modules, stale_modules
-from notebook_launcher.travel.namespace import HomeUnpickler, unpack_luggage
+from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_luggage
 from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
 from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler
 
 __all__ = [
+    "note_inherited",
     "pack_call",
     "pack_exception",
     "pack_value",
@@ -63,16 +64,18 @@ def pack_call(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
         parcel.discard()
 
 
-def unpack_call(fd: int) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
+def unpack_call(fd: int) -> tuple[Function, tuple[Any, ...], dict[str, Any], list[str]]:
     """Unpack a call in a rank, and install the notebook's definitions in its `__main__`.
+
+    The last item lists the rank's own global variables that were overwritten.
 
     Raises what importing and rebuilding raise, such as ModuleNotFoundError.
     """
-    parcel = open_parcel(fd)
+    parcel, overwritten = open_parcel(fd), Overwritten()
     unpickler = pickle.Unpickler(parcel.file, buffers=parcel.buffers)
     fn, args, kwargs = unpickler.load()
     unpack_luggage(unpickler.load())
-    return fn, args, kwargs
+    return fn, args, kwargs, overwritten.names()
 
 
 def pack_value(value: object, what: str = "return value") -> int:

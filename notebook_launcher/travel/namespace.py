@@ -3,7 +3,8 @@
 The user's functions live in the kernel's `__main__`. In a rank they use the rank's `__main__` as their
 globals, all of them the same one, and are installed there under their names, so that `global` counters
 are shared and `pickle` (hence `all_gather_object`) finds the user's classes by name. A later call of a
-live session brings the kernel's present values of the globals that it uses, which win.
+live session brings the kernel's present values of the globals that it uses, which win; names to which the
+ranks had given values of their own are then told.
 
 On the way back a definition that came from the kernel is a reference to it, so that `isinstance` and
 `except` hold. A class is known by the id that cloudpickle gave it, and therefore found even if the
@@ -29,7 +30,15 @@ from cloudpickle.cloudpickle import _get_or_create_tracker_id as class_id_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["HomeUnpickler", "Luggage", "main_globals", "reference_to", "unpack_luggage"]
+__all__ = [
+    "HomeUnpickler",
+    "Luggage",
+    "Overwritten",
+    "main_globals",
+    "note_inherited",
+    "reference_to",
+    "unpack_luggage",
+]
 
 # Where a rank's `__main__` keeps what it knows of the kernel's: the book goes with the namespace.
 BOOK_NAME = "__notebook_launcher_arrivals__"
@@ -56,6 +65,9 @@ class _Book:
 
     names: set[str] = dataclasses.field(default_factory=set)
     class_ids: weakref.WeakKeyDictionary[type, str] = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
+    value_ids: dict[str, int] = dataclasses.field(default_factory=dict)
+    """By name, the `id` of what arrived: a reference would keep alive what the ranks have dropped."""
+    told: set[str] = dataclasses.field(default_factory=set)
 
 
 class Luggage:
@@ -85,12 +97,48 @@ class Luggage:
         return names, class_ids, sources
 
 
+class Overwritten:
+    """Finds the names to which the rank had given values of its own, and which a call's arrival has changed."""
+
+    def __init__(self) -> None:
+        self._before = dict(main_globals())
+
+    def names(self) -> list[str]:
+        """Return those that were not returned before; call it when everything has arrived."""
+        namespace, book = main_globals(), _book()
+        arrived = {
+            name: value
+            for name, value in namespace.items()
+            if name != BOOK_NAME and (name not in self._before or self._before[name] is not value)
+        }
+        lost = {
+            name
+            for name in arrived.keys() & self._before.keys()
+            if book.value_ids.get(name) != id(self._before[name]) and name not in book.told
+        }
+        book.value_ids.update((name, id(value)) for name, value in arrived.items())
+        book.told |= lost
+        return sorted(lost)
+
+
+def note_inherited() -> None:
+    """Take everything in `__main__` for what came from the kernel: this process was forked from it."""
+    names = {name: id(value) for name, value in main_globals().items()}
+    book = _book()
+    book.names.update(names)
+    book.value_ids.update(names)
+
+
+def _book() -> _Book:
+    book: _Book = main_globals().setdefault(BOOK_NAME, _Book())
+    return book
+
+
 def unpack_luggage(luggage: tuple[Any, ...]) -> None:
     """Install what came with a call into this process."""
     names, class_ids, sources = luggage
-    namespace = main_globals()
-    namespace.update(names)
-    book = namespace.setdefault(BOOK_NAME, _Book())
+    main_globals().update(names)
+    book = _book()
     book.names.update(names)
     book.class_ids.update(class_ids)
     for filename, lines in sources.items():
@@ -114,7 +162,6 @@ def reference_to(definition: Any) -> tuple[Any, ...] | None:
     name = getattr(definition, "__qualname__", "")
     if definition.__module__ != "__main__" or _by_name(name) is not definition:
         return None
-    # Without a book this process was forked from the kernel: what `__main__` holds is the kernel's.
     if book and name.partition(".")[0] not in book.names:
         return None
     if isinstance(definition, type):
