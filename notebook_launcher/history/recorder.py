@@ -95,8 +95,10 @@ class Recorder:
                 self._has_new = False
                 self._write_at = now + WRITE_EVERY
 
-    def finish(self) -> None:
-        """Write the end of the run, and remove old runs."""
+    def finish(self, *, failed: bool) -> None:
+        """Write the end of the run, if it has a folder or something to tell, and remove old runs."""
+        if self.folder is None and not (failed or self._has_new):
+            return
         if self._is_on:
             with self._forgiving():
                 self._write_end(self._reader.snapshot())
@@ -107,8 +109,6 @@ class Recorder:
         self._make_room()
 
     def _write_end(self, snapshot: RunSnapshot) -> None:
-        if self.folder is None and snapshot.state == "done" and not self._has_new:
-            return
         self._make_folder(snapshot)
         self._write_news()
         for log in self._logs:

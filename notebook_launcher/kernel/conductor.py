@@ -142,7 +142,7 @@ class Conductor:
             self.verdict = verdict
             self._refuse_commands()
             self.gpus.close()
-            self._recorder.finish()
+            self._recorder.finish(failed=verdict.error is not None)
             verdict.results.folder = self._recorder.folder
             if verdict.error is None:
                 self.future.set_result(verdict.results)

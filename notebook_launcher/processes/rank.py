@@ -13,6 +13,7 @@ import dataclasses
 import faulthandler
 import mmap
 import os
+import resource
 import signal
 import socket
 import sys
@@ -296,8 +297,6 @@ def _mend_output() -> None:
 
 
 def _peak_rss() -> int:
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

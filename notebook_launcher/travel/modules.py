@@ -7,6 +7,7 @@ source of another size or time.
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import importlib.util
 import json
@@ -50,7 +51,9 @@ def stale_modules(fd: int | None) -> list[str]:
     return sorted(str(module.__file__) for module in seen.values() if _has_changed(module))
 
 
+@functools.lru_cache(maxsize=1)
 def _installed_folders() -> tuple[str, ...]:
+    # They are those of the interpreter, and take 0.4 ms to find.
     installed = [*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()]
     own = str(Path(__file__).parent.parent)
     scripts = {sysconfig.get_path("scripts"), sysconfig.get_path("data")}
