@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import time
 import weakref
@@ -178,6 +179,27 @@ def test_messages_are_few(kernel: Kernel) -> None:
     assert "reset" in kinds(page.messages)
     in_any_second = [sum(1 for other in page.times if 0 <= other - begin < 1) for begin in page.times]
     assert max(in_any_second) <= 6  # Four a second, the answer to the first hello, and the last one.
+
+
+def test_64_ranks(kernel: Kernel) -> None:
+    kernel.execute(
+        "def many():\n"
+        "    for step in range(40):\n"
+        "        report(step=step, **{f'metric {number}': step * number for number in range(8)})\n"
+        "        print('step', step); time.sleep(0.1)"
+    )
+    cell = kernel.start("notebook_launch(many, 64, backend=None, output='rank0')", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    page.send("hello")
+    outcome = kernel.wait(cell, timeout=90)
+    assert outcome.error is None, outcome.traceback
+    assert {rank["rank"] for rank in page.messages[0]["ranks"]} == set(range(64))
+    last = {rank["rank"]: rank["state"] for message in page.messages for rank in message.get("ranks", ())}
+    assert set(last.values()) == {"returned"}
+    assert max(len(json.dumps(message)) for message in page.messages) < 1_000_000
+    table, drawing = final(outcome).values()
+    assert table["text/html"].count("returned") >= 64
+    assert len(drawing["image/svg+xml"]) < 2_000_000
 
 
 def test_other_messages_keep_their_order_and_get_their_replies(every_kernel: Kernel) -> None:
