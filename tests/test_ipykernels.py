@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 VERSIONS = ("6.29.5", "7.3.0")
 
 
-def installed(version: str) -> Path:
-    """Install a version beside the environment's own, once; skip without a package index."""
-    folder = Path(sys.prefix, "ipykernels", version)
+def installed(version: str, package: str = "ipykernel", *needs: str) -> Path:
+    """Install a version, and what else it needs, beside the environment's own, once; skip without a package index."""
+    folder = Path(sys.prefix, "others", f"{package}-{version}")
     if not folder.exists():
         command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder)]
-        done = subprocess.run([*command, f"ipykernel=={version}"], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, f"{package}=={version}", *needs], capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            pytest.skip(f"ipykernel {version} cannot be installed: {done.stderr.splitlines()[-1]}")
+            pytest.skip(f"{package} {version} cannot be installed: {done.stderr.splitlines()[-1]}")
     return folder
 
 

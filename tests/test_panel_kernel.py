@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.kernels import ROOT
 from tests.scenes import evaluate, final, unchanged, warm_kernel
+from tests.test_ipykernels import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,6 +77,41 @@ def click(kernel: Kernel, button: str) -> None:
     content = {"comm_id": comm_id, "data": {"method": "custom", "content": {"event": "click"}}}
     client: Any = kernel._client
     client.shell_channel.send(client.session.msg("comm_msg", content))
+
+
+def test_the_oldest_ipywidgets() -> None:
+    path = os.pathsep.join([str(installed("7.7.5", "ipywidgets", "ipython-genutils")), str(ROOT)])
+    with warm_kernel(env={"PYTHONPATH": path, "NOTEBOOK_LAUNCHER_RUNS": "off"}) as kernel:
+        shown = kernel.execute("import ipywidgets; print(ipywidgets.__version__)" + PANEL, timeout=60)
+        assert shown.error is None, shown.traceback
+        assert shown.stdout == "7.7.5\n"
+        before = set(final(shown))
+        evaluate(kernel, "panel.view.argument_fields['endless'].control.value = True; 0")
+        click(kernel, "launch_button")
+        kernel.wait(shown.msg_id, until=lambda _: monitors(kernel))
+        (comm_id,) = monitors(kernel)
+        kernel.send_comm(comm_id, {"method": "custom", "content": {"type": "hello"}})
+        kernel.wait(shown.msg_id, until=lambda _: "reset" in sent(kernel, comm_id))
+        kernel.send_comm(comm_id, {"method": "custom", "content": {"type": "interrupt"}})
+        ended = kernel.wait(shown.msg_id, until=lambda cell: new_picture(cell, before, "stopped"))
+        assert "update" in sent(kernel, comm_id)
+        assert "lr is 0.1" in ended.stdout
+        closed = kernel.execute("monitor = panel._running._monitor; monitor.close(); monitor")
+        assert closed.error is None, closed.traceback
+        assert "stopped" in str(closed.result)
+
+
+def monitors(kernel: Kernel) -> list[str]:
+    """Return the comms of all monitors so far."""
+    opened = (message["content"] for message in kernel.received if message["msg_type"] == "comm_open")
+    return [content["comm_id"] for content in opened if "_esm" in content["data"].get("state", {})]
+
+
+def sent(kernel: Kernel, comm_id: str) -> list[str]:
+    """Return the kinds of messages that a monitor's page was sent."""
+    contents = (message["content"] for message in kernel.received if message["msg_type"] == "comm_msg")
+    mine = (content["data"].get("content", {}) for content in contents if content["comm_id"] == comm_id)
+    return [content.get("type", "") for content in mine]
 
 
 def test_it_is_shown_as_a_widget_with_a_text(kernel: Kernel, cell: str) -> None:

@@ -149,7 +149,8 @@ class Monitor(anywidget.AnyWidget):
         self.show()
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self._bundle(), {}
+        # ipywidgets 7 takes `_ipython_display_` away from a widget that is closed.
+        return (self._picture()[0] if self.comm is None else self._bundle()), {}
 
     def _bundle(self) -> dict[str, Any]:
         """Return the widget, and what is shown where there are no widgets."""
@@ -305,7 +306,7 @@ class Monitor(anywidget.AnyWidget):
         tap = getattr(self, "_tap", None)  # Also called for one whose making has failed.
         if tap is not None:
             tap.close(self._comm_id)
-        layout = self.layout
+        layout = self._trait_values.get("layout")  # Asked for, ipywidgets 7 would make one.
         super().close()
         if layout is not None:
             layout.close()  # A widget with a comm of its own.
