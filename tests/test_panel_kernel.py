@@ -88,7 +88,7 @@ def test_the_oldest_ipywidgets() -> None:
         before = set(final(shown))
         evaluate(kernel, "panel.view.argument_fields['endless'].control.value = True; 0")
         click(kernel, "launch_button")
-        kernel.wait(shown.msg_id, until=lambda _: monitors(kernel))
+        kernel.wait(shown.msg_id, until=lambda _: bool(monitors(kernel)))
         (comm_id,) = monitors(kernel)
         kernel.send_comm(comm_id, {"method": "custom", "content": {"type": "hello"}})
         kernel.wait(shown.msg_id, until=lambda _: "reset" in sent(kernel, comm_id))
