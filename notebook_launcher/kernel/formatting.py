@@ -9,10 +9,12 @@ import textwrap
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.travel import cells
+
 if TYPE_CHECKING:
     from notebook_launcher.messages import ExceptionReport, Frame
 
-__all__ = ["SECRET", "format_report", "format_seconds", "frame_place", "one_line", "one_line_of"]
+__all__ = ["SECRET", "format_report", "format_seconds", "one_line", "one_line_of"]
 
 SECRET = re.compile(r"(^|_)(key|token|secret|password|passwd|credentials?)(_|$)", re.IGNORECASE)
 """Names of variables and arguments whose values are kept out of files and notebooks."""
@@ -57,19 +59,8 @@ def _summary(frame: Frame) -> traceback.FrameSummary:
     if sys.version_info >= (3, 11) and not frame.line and frame.colno is not None:
         extra = {"end_lineno": frame.end_lineno, "colno": frame.colno, "end_colno": frame.end_colno}
     return traceback.FrameSummary(
-        frame_place(frame.filename), frame.lineno, frame.name, lookup_line=False, line=line, **extra
+        cells.place_of(frame.filename), frame.lineno, frame.name, lookup_line=False, line=line, **extra
     )
-
-
-def frame_place(filename: str) -> str:
-    """Return `Cell In[3]` for the file name that IPython gives a cell's code, and other names as they are."""
-    ipython: Any = sys.modules.get("IPython")
-    shell: Any = ipython.get_ipython() if ipython is not None else None
-    try:
-        label, name = shell.compile.format_code_name(filename)
-    except Exception:  # noqa: BLE001 - no shell, an old one, or no cell
-        return filename
-    return f"{label} {name}"
 
 
 def format_seconds(seconds: float) -> str:

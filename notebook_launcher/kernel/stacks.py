@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.folding import rank_list
-from notebook_launcher.kernel.formatting import frame_place
+from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,7 @@ class StackFrame:
     @property
     def place(self) -> str:
         """`Cell In[3], line 7`."""
-        return f"{frame_place(self.file)}, line {self.line}"
+        return f"{cells.place_of(self.file)}, line {self.line}"
 
     @property
     def is_library(self) -> bool:

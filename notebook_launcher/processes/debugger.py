@@ -6,9 +6,12 @@ import io
 import pdb  # noqa: T100
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from notebook_launcher.travel import cells
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pdb import Pdb as PlainPdb
+    from types import FrameType
 else:
     # ipykernel puts IPython's debugger in the place of Python's, and a rank may be a fork of a kernel.
     PlainPdb = next(cls for cls in pdb.Pdb.__mro__ if cls.__module__ == "pdb")
@@ -28,6 +31,12 @@ class RankPdb(PlainPdb):
             nosigint=True,
         )
         self.prompt = ""
+
+    def format_stack_entry(self, frame_lineno: tuple[FrameType, int], lprefix: str = ": ") -> str:
+        """Return `Cell In[3](4)train()-> loss.backward()`: a cell's file name says nothing to anybody."""
+        entry = super().format_stack_entry(frame_lineno, lprefix)
+        filename = self.canonic(frame_lineno[0].f_code.co_filename)
+        return entry.replace(filename, cells.place_of(filename), 1)
 
 
 class _Prompt(io.TextIOBase):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import linecache
 import pickle
 import sys
 import types
@@ -26,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_CLASS as IDS_OF_CLASSES
 from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID as CLASSES_BY_ID
 from cloudpickle.cloudpickle import _get_or_create_tracker_id as class_id_of
+
+from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -93,8 +94,7 @@ class Luggage:
             (definition, class_id_of(definition)) for definition in definitions if isinstance(definition, type)
         ]
         files = {d.__code__.co_filename for d in definitions if isinstance(d, types.FunctionType)}
-        sources = {name: lines for name in files if (lines := _source_in_memory(name))}
-        return names, class_ids, sources
+        return names, class_ids, cells.pack(files)
 
 
 class Overwritten:
@@ -137,21 +137,11 @@ def _book() -> _Book:
 def unpack_luggage(luggage: tuple[Any, ...]) -> None:
     """Install what came with a call into this process."""
     names, class_ids, sources = luggage
+    cells.install(sources)
     main_globals().update(names)
     book = _book()
     book.names.update(names)
     book.class_ids.update(class_ids)
-    for filename, lines in sources.items():
-        # Without a modification time, so that linecache.checkcache() does not look for the file.
-        linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
-
-
-def _source_in_memory(filename: str) -> list[str]:
-    """Return the lines of a cell: those that linecache holds without a file behind them."""
-    entry = linecache.cache.get(filename)
-    if entry is None or (len(entry) > 1 and entry[1] is not None):
-        return []
-    return linecache.getlines(filename)
 
 
 def reference_to(definition: Any) -> tuple[Any, ...] | None:

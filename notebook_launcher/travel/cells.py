@@ -1,0 +1,49 @@
+"""The notebook's cells as source files: their lines, which go with a call, and what a reader calls them."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Cells", "install", "pack", "place_of"]
+
+Cells: TypeAlias = "dict[str, tuple[str, list[str]]]"
+"""By file name: the cell's place, and its lines."""
+
+
+def pack(filenames: Iterable[str]) -> Cells:
+    """Return the cells among these files."""
+    return {name: (place_of(name), lines) for name in filenames if (lines := _lines_in_memory(name))}
+
+
+def install(cells: Cells) -> None:
+    """Let this process find the lines of cells that were packed in another one."""
+    for filename, (place, lines) in cells.items():
+        # Without a modification time, so that linecache.checkcache() does not look for the file.
+        linecache.cache[filename] = (sum(map(len, lines)), None, lines, place)
+
+
+def place_of(filename: str) -> str:
+    """Return `Cell In[3]` for the file name that IPython gives a cell's code, and other names as they are."""
+    entry = linecache.cache.get(filename, ())
+    if len(entry) == 4 and entry[1] is None and entry[3] != filename:
+        return str(entry[3])  # It came with a call.
+    ipython: Any = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython is not None else None
+    try:
+        label, name = shell.compile.format_code_name(filename)
+    except Exception:  # noqa: BLE001 - no shell, an old one, or no cell
+        return filename
+    return f"{label} {name}"
+
+
+def _lines_in_memory(filename: str) -> list[str]:
+    """Return the lines of a cell: those that linecache holds without a file behind them."""
+    entry = linecache.cache.get(filename)
+    if entry is None or (len(entry) > 1 and entry[1] is not None):
+        return []
+    return linecache.getlines(filename)
