@@ -113,7 +113,7 @@ def enter(context: RankContext | None) -> None:
 def forget_call() -> None:
     """Let the next call's Accelerator be the one that answers."""
     if _Current.context is not None:
-        _Current.context.safepoint = None
+        _Current.context.safepoint, _Current.context.waits_since = None, (-1, 0.0)
 
 
 def current() -> RankContext | None:

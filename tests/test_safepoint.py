@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import os
 import re
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator, launch, notebook_launch, report, track
+from notebook_launcher import Accelerator, Session, launch, notebook_launch, report, track
 from notebook_launcher.errors import CallOrderError, RunStoppedError
 
 if TYPE_CHECKING:
@@ -205,6 +206,37 @@ def test_a_checkpoint_is_saved_before_a_stop_after_the_step(tmp_path, monkeypatc
     assert run.stop(after_step=True) == "ask"
     (folder,) = (tmp_path / "checkpoints").iterdir()
     assert re.fullmatch(r"update_\d+", folder.name)
+
+
+def test_an_accelerator_that_a_session_keeps_trains_on_after_a_stop():
+    def prepare() -> None:
+        accelerator = Accelerator()
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        builtins.kept = accelerator, *accelerator.prepare(model, optimizer)  # type: ignore[attr-defined]
+
+    def train_on(num_updates: int) -> int:
+        accelerator, model, optimizer = builtins.kept  # type: ignore[attr-defined]
+        for number in track(range(num_updates)):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.ones(1, 1)).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+            report(number=number)
+        return num_updates
+
+    # One rank: several get a new process group after a stop, to which a model that was kept does not belong.
+    with Session(1, output="none") as session:
+        session.run(prepare)
+        for _ in range(2):
+            run = session.launch(train_on, args=(10**9,))
+            until(functools.partial(has_reported, run), run)
+            assert run.stop(after_step=True) == "ask"
+            assert {rank.state for rank in run.ranks} == {"stopped"}
+            try:
+                assert list(session.run(train_on, args=(3,))) == [3]
+            except KeyboardInterrupt as error:  # It would end all tests.
+                pytest.fail(f"the next run was stopped too: {error!r}")
 
 
 def test_ranks_without_another_update_stop_at_their_own_steps():

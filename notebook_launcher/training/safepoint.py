@@ -94,6 +94,7 @@ class Safepoint:
             self._saves = False
             self._save()
         if self._stop_at == self._num_updates:
+            self._stop_at = None  # A session's next run may go on with this Accelerator.
             raise context.RunStopped
 
     def _save(self) -> None:
