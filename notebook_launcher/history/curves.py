@@ -29,18 +29,15 @@ class Curve:
         self.stride = 1
         self.count = 0
         """How many points there were."""
-        self.last: tuple[int, float] | None = None
         self._points: list[tuple[int, float]] = []
         self._pending: list[tuple[int, float]] = []
 
     def extend(self, points: Sequence[tuple[int, float]]) -> None:
         """Add points, each a step and a value, in the order of arrival."""
-        if points:
-            self.count += len(points)
-            self.last = points[-1]
-            self._pending += points
-            while len(self._pending) >= self.stride:
-                self._put_away()
+        self.count += len(points)
+        self._pending += points
+        while len(self._pending) >= self.stride:
+            self._put_away()
 
     def _put_away(self) -> None:
         # Up to the point at which a curve of single points would be thinned, so that batches change nothing.
