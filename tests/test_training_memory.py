@@ -127,9 +127,9 @@ def test_the_size_falls_as_with_accelerate_until_it_fits():
 
     sizes: list[list[int]] = [[], []]
     for finder, memory in zip((find_executable_batch_size, theirs), sizes, strict=True):
-        finder(fits_up_to(90, memory=memory))()
+        finder(fits_up_to(20, memory=memory))()
     assert sizes[0] == sizes[1]
-    assert sizes[0] == [128, 115, 103, 92, 82]
+    assert (sizes[0][0], sizes[0][-1]) == (128, 19)
 
 
 def test_arguments_follow_the_size_and_the_next_call_starts_where_this_one_ended():
