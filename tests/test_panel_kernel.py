@@ -91,11 +91,11 @@ def test_the_oldest_ipywidgets() -> None:
         kernel.wait(shown.msg_id, until=lambda _: bool(monitors(kernel)))
         (comm_id,) = monitors(kernel)
         kernel.send_comm(comm_id, {"method": "custom", "content": {"type": "hello"}})
-        kernel.wait(shown.msg_id, until=lambda _: "reset" in sent(kernel, comm_id))
+        kernel.wait(shown.msg_id, until=lambda cell: "reset" in sent(kernel, comm_id) and "lr is 0.1" in cell.stdout)
         kernel.send_comm(comm_id, {"method": "custom", "content": {"type": "interrupt"}})
         ended = kernel.wait(shown.msg_id, until=lambda cell: new_picture(cell, before, "stopped"))
         assert "update" in sent(kernel, comm_id)
-        assert "lr is 0.1" in ended.stdout
+        assert "stopped after" in ended.stdout
         closed = kernel.execute("monitor = panel._running._monitor; monitor.close(); monitor")
         assert closed.error is None, closed.traceback
         assert "stopped" in str(closed.result)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator, Session, launch, notebook_launch, report, track
+from notebook_launcher import Accelerator, Session, context, launch, notebook_launch, report, track
 from notebook_launcher.errors import CallOrderError, RunStoppedError
 
 if TYPE_CHECKING:
@@ -268,6 +268,38 @@ def test_another_stop_does_not_wait_for_the_step():
     run.stop(after_step=True, wait=False)
     assert not run.wait(0.2)
     assert run.stop() == "interrupt"
+
+
+class SlowBoard:
+    """A board whose writer, the run's thread, is held up when it has asked the ranks to stop."""
+
+    def __init__(self, board: Any) -> None:
+        self.board = board
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.board[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.board[index] = value
+        if index == context.STOP_FLAG:
+            time.sleep(0.5)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.board, name)
+
+
+def test_a_rank_may_stop_sooner_than_whoever_asked_it_goes_on():
+    def loop() -> None:
+        for number in track(range(10**9)):
+            report(number=number)
+
+    run = launch(loop, 1, output="none")
+    until(functools.partial(has_reported, run), run)
+    tree: Any = run._conductor.ranks.tree
+    tree.board = SlowBoard(tree.board)
+    assert run.stop(after_step=True) == "ask"
+    with pytest.raises(RunStoppedError, match="stopped before rank 0 returned"):
+        run.result()
 
 
 def test_ranks_that_never_look_are_stopped_as_always():

@@ -171,8 +171,8 @@ class Attempt:
         """Ask the ranks to stop after the step they are in, however long it is; return whether one looks."""
         if not self._can_ask():
             return False
+        self._asked_at = time.monotonic()  # Before a rank can see the flag, and end because of it.
         self.tree.board[context.STOP_FLAG] = context.STOP_TOGETHER
-        self._asked_at = time.monotonic()
         return True
 
     def ask_to_save(self) -> bool:
