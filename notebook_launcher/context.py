@@ -143,7 +143,7 @@ def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None
     if context is None:
         return
     context.send(messages.Metrics(time=time.monotonic(), step=step, values=numbers))
-    _step_boundary(context)
+    step_boundary()
 
 
 def _number(name: str, value: Any) -> float:
@@ -183,7 +183,7 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
         total = _length(iterable)
     last = -PROGRESS_INTERVAL
     for done, item in enumerate(iterable, 1):
-        _step_boundary(context)
+        step_boundary()
         yield item
         now = time.monotonic()
         if now - last >= PROGRESS_INTERVAL or done == total:
@@ -209,7 +209,7 @@ def progress(done: int, total: int | None = None, description: str = "") -> None
     if now - context.last_progress >= PROGRESS_INTERVAL or done == total:
         context.last_progress = now
         context.send(messages.Progress(time=now, done=done, total=total, description=description))
-    _step_boundary(context)
+    step_boundary()
 
 
 def _length(iterable: Any) -> int | None:
@@ -246,12 +246,12 @@ def stop_requested() -> bool:
 def step_boundary() -> None:
     """Stop here if the run was asked to; raises KeyboardInterrupt."""
     context = _Current.context
-    if context is not None:
-        _step_boundary(context)
-
-
-def _step_boundary(context: RankContext) -> None:
-    if stop_requested() and context.pid == os.getpid() and not _has_an_update_ahead(context):
+    if context is None:
+        return
+    board, at = context.board, COOPERATIVE + context.rank
+    if not board[at]:  # All ranks write to this cache line, so each writes once.
+        board[at] = 1
+    if board[STOP_FLAG] and context.pid == os.getpid() and not _has_an_update_ahead(context):
         raise RunStopped
 
 

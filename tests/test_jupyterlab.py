@@ -221,6 +221,24 @@ def test_stop_is_heard_while_the_cell_is_busy(lab):
 
 
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_a_page_that_is_reloaded_while_the_cell_is_busy_shows_the_whole_run(lab):
+    page = lab.open("busy.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.start(page, 1)
+    wait_for_state(page, "running")
+    before = wait_for_more_ink(page, 0)
+    lab.save(page, "busy.ipynb")
+    page.reload()
+    lab.show(page, "busy.ipynb")
+    wait_for_state(page, "running")
+    wait_for_more_ink(page, before)
+    page.get_by_role("button", name="Stop after this step").last.click()
+    wait_for_state(page, "stopped")
+    lab.run(page, 2)
+    assert "free again" in lab.output(page, 2).inner_text()
+
+
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_the_error_of_a_rank_is_shown(lab):
     page = lab.open("failing.ipynb", height=1600)
     lab.run(page, 0)

@@ -80,6 +80,7 @@ class Monitor(anywidget.AnyWidget):
         self._wait: Callable[[float | None], bool] | None = getattr(run, "wait", None)
         self._lock = threading.RLock()
         self._seen = threading.Event()
+        self._pages: set[str] = set()
         self._over = threading.Event()
         self._asks_for_all = False
         self._busy_with: set[str] = set()
@@ -180,6 +181,7 @@ class Monitor(anywidget.AnyWidget):
         run: Any = self._run
         match kind:
             case "hello":
+                self._pages.add(str(content.get("page", "")))
                 self._seen.set()
                 self._asks_for_all = True
                 if not self._start_ticker():
@@ -266,7 +268,9 @@ class Monitor(anywidget.AnyWidget):
     # The end.
 
     def finish(self) -> None:
-        """Wait until the picture of a run that is over stands where the monitor was."""
+        """Wait until the picture of a run that is over stands where the monitor was; for whoever called `poll`."""
+        if self._tap is not None:
+            self._tap.end_wait()
         ticker = self._ticker
         if ticker is not None:
             ticker.join(END_BUDGET)
@@ -286,7 +290,9 @@ class Monitor(anywidget.AnyWidget):
             self._send_news()
         if self._views:
             self._replace_views()
-            self._sink.call(self.close)
+            # After a reload JupyterLab knows no output by its id. The picture does not reach that page; the widget stays.
+            if len(self._pages) <= 1:
+                self._sink.call(self.close)
         elif self._pictures:
             self._keep_picture()
         self._sink.flush()

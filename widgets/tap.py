@@ -6,17 +6,19 @@ own, where our messages can be taken out before they are queued; ipykernel 6 rea
 which has to look now and then while it waits (`Tap.poll`). Subshells do not help: front ends that know none
 send none, and ipykernel 7.4 sends replies to the shell that used a comm last, which is the main one.
 
-Only custom messages to our own comms are taken; everything else goes on in its order, untouched. IPython's
+Only custom messages to our own comms are taken and, while the main thread waits for a run, those by which a
+page that was reloaded asks for all widgets. Everything else goes on in its order, untouched. IPython's
 pre- and post-execute hooks are not run for ours: on another thread they make the running cell lose figures.
 
 This is the one module that uses what has no public name in ipykernel (`shell_stream`, `shell_channel_thread`,
-`msg_queue`, `dispatch_shell`, `_publish_status`). Where anything of it is missing there is no tap, and clicks
-are heard when the cell ends.
+`shell_handlers`, `msg_queue`, `dispatch_shell`, `_publish_status`). Where anything of it is missing there is no
+tap, and clicks are heard when the cell ends.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ __all__ = ["Tap", "open_tap"]
 
 POLL_INTERVAL = 0.1
 """Seconds between two looks of a waiting main thread, for ipykernel 6."""
+
+CONTROL = "jupyter.widget.control"
+"""The target of the comm by which a page asks for the state of all widgets (ipywidgets >= 7.7)."""
 
 # A process has one kernel, a kernel one shell stream, and so all monitors share a tap, while there are any.
 _TAPS: dict[int, Tap] = {}
@@ -62,6 +67,9 @@ class Tap:
         self._session = kernel.session
         self._publishing_loop = kernel.iopub_thread.io_loop
         self._hearers: dict[str, Callable[[Any], None]] = {}
+        self._handlers = kernel.shell_handlers
+        self._control_comms: set[str] = set()
+        self._is_waited = False
         self._on_recv: Any = None
         thread = getattr(kernel, "shell_channel_thread", None)
         self._reading_loop = None if thread is None else thread.io_loop
@@ -92,8 +100,14 @@ class Tap:
             self._reading_loop.add_callback(self._uninstall)
 
     def poll(self) -> float | None:
-        """Hear what has come, if it takes a look from the main thread; return in how many seconds to look again."""
-        if not (self.must_poll and self._hearers):
+        """Hear what has come, if it takes a look from the main thread; return in how many seconds to look again.
+
+        From then on a page can ask for all widgets: nobody changes them while the main thread waits.
+        """
+        if not self._hearers or threading.current_thread() is not threading.main_thread():
+            return None
+        self._is_waited = True
+        if not self.must_poll:
             return None
         import zmq
 
@@ -104,6 +118,10 @@ class Tap:
             if not (dispatch == self._dispatch and self._takes(arguments[0])):
                 self._queue.put_nowait(item)
         return POLL_INTERVAL
+
+    def end_wait(self) -> None:
+        """Say that the main thread has waited."""
+        self._is_waited = False
 
     # In ipykernel 7's thread for the shell channel.
 
@@ -126,14 +144,18 @@ class Tap:
     def _takes(self, frames: list[Any]) -> bool:
         """Handle a message if it is one of ours, and return whether it was."""
         try:
-            _, rest = self._session.feed_identities(frames, copy=False)
+            identities, rest = self._session.feed_identities(frames, copy=False)
             message = self._session.deserialize(rest, content=False, copy=False)
-            if message["header"]["msg_type"] != "comm_msg":
+            kind = message["header"]["msg_type"]
+            if kind not in ("comm_open", "comm_msg", "comm_close"):
                 return False
-            content = self._session.unpack(message["content"])
+            content = message["content"] = self._session.unpack(message["content"])
+            if self._is_waited and self._asks_for_all(kind, content):
+                self._answer(self._handlers[kind], identities, message)
+                return True
             hear = self._hearers.get(content.get("comm_id"))
             data = content.get("data") or {}
-            if hear is None or data.get("method") != "custom":
+            if kind != "comm_msg" or hear is None or data.get("method") != "custom":
                 return False  # Traits and requests for a widget's state take the usual way.
         except Exception:  # noqa: BLE001 - what cannot be read is ipykernel's to refuse
             return False
@@ -145,6 +167,19 @@ class Tap:
         finally:
             self._say("idle", message)
         return True
+
+    def _asks_for_all(self, kind: str, content: dict[str, Any]) -> bool:
+        """Return whether a message is of a comm by which a page asks for all widgets."""
+        comm_id = content["comm_id"]
+        if kind == "comm_open" and content["target_name"] == CONTROL:
+            self._control_comms.add(comm_id)
+        return comm_id in self._control_comms
+
+    def _answer(self, handle: Callable[[Any, Any, Any], None], identities: Any, message: Any) -> None:
+        # Where our own messages to pages are sent from too.
+        self._say("busy", message)
+        self._publishing_loop.add_callback(handle, None, identities, message)
+        self._say("idle", message)
 
     def _say(self, status: str, message: Any) -> None:
         # Front ends wait for this with each message that they send.

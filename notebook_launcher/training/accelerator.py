@@ -30,7 +30,7 @@ from notebook_launcher.training.plugins import (
     pick_handlers,
 )
 from notebook_launcher.training.rules import EXACT, Rules
-from notebook_launcher.training.safepoint import Safepoint
+from notebook_launcher.training.safepoint import make_safepoint
 from notebook_launcher.training.state import AcceleratorState
 from notebook_launcher.training.surface.collectives import CollectiveMethods
 from notebook_launcher.training.surface.loaders import LoaderSettings, loader_config
@@ -190,8 +190,8 @@ class Accelerator(
         self._accumulation.device = self.device
         self._accumulation.clock = phases.make_clock()
         self._accumulation.scaler = self._make_scaler()
-        self._accumulation.safepoint = Safepoint(self)
-        self.gradient_state.stack.on_next = self._accumulation.safepoint.act_if_due
+        self._accumulation.safepoint = safepoint = make_safepoint(self)
+        self.gradient_state.stack.on_next = None if safepoint is None else safepoint.act
         self._updates = Updates(self._accumulation, self._rules, world=self.num_processes, max_grad_norm=max_grad_norm)
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
@@ -303,7 +303,8 @@ class Accelerator(
         before_forward, model.require_forward_param_sync = model.require_forward_param_sync, True
         # DDP readies its reducer at the forward; these forwards are over. An empty list waits for all parameters.
         model.reducer.prepare_for_backward([])
-        model.__dict__["forwards"] = models.FORWARD_SYNCED
+        if isinstance(model, models.SyncedModel):
+            model.notes.forwards = models.FORWARD_SYNCED
         try:
             yield
         finally:
@@ -324,7 +325,8 @@ class Accelerator(
         Raises:
             ValueError: The loss has more than one element, or the weights of a window do not go together.
         """
-        self._updates.update_scaler()
+        if self._accumulation.scaler is not None:
+            self._updates.update_scaler()
         self._accumulation.backward(loss, weight, reduction, kwargs)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:

@@ -16,13 +16,15 @@ import torch.distributed as dist
 
 from notebook_launcher.training import models
 from notebook_launcher.training.blocks import Block
-from notebook_launcher.training.models import FORWARD_ALONE, FORWARD_SYNCED, SyncedModel
-from notebook_launcher.training.plugins import warn_user
-from notebook_launcher.training.safepoint import Safepoint
+from notebook_launcher.training.models import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
+from notebook_launcher.training.plugins import Warner
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notebook_launcher.training.members import Members
     from notebook_launcher.training.rules import Rules
+    from notebook_launcher.training.safepoint import Safepoint
     from notebook_launcher.training.windows import GradientState, Window
 
 __all__ = ["Accumulation", "Block"]
@@ -37,13 +39,14 @@ class Accumulation:
         self.scaler: torch.amp.GradScaler | None = None
         self.clock: Any = None
         """A `PhaseClock`, if a launcher listens."""
-        self.safepoint = Safepoint()
+        self.safepoint: Safepoint | None = None
+        """What saves and stops all ranks together, if a launcher may ask for it."""
         self.device = torch.device("cpu")
         self._rules = rules
         self._rank = rank
         self._world = world
         self._blocks: dict[tuple[int, ...], Block] = {}
-        self._warned: set[str] = set()
+        self.warn_once = Warner()
         self._seed: tuple[float, torch.Tensor] | None = None
 
     def block(self, targets: tuple[Any, ...]) -> Block:
@@ -59,44 +62,39 @@ class Accumulation:
         """Let go of the models."""
         self._blocks.clear()
 
-    def warn_once(self, key: str, message: str) -> None:
-        """Warn, the first time."""
-        if key not in self._warned:
-            self._warned.add(key)
-            warn_user(message)
-
     def backward(self, loss: Any, weight: Any, reduction: str, kwargs: dict[str, Any]) -> None:
         """Compute gradients; at the end of a window they are those of the mean over all of it."""
-        _check_loss(loss, reduction, weight)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or reduction != "mean":
+            _check_loss(loss, reduction, weight)
         state, clock = self.state, self.clock
         window = state.current
-        if clock is not None:
-            clock.mark("forward")
         if window is None:
             factor, ends = self._scale_alone(weight, reduction), True
+            syncs = self._world > 1 and self.members.next_backward_syncs
         else:
             factor, ends = self._scale_in(window, weight, reduction), state.sync_gradients
-        syncs = self._world > 1 and (ends if window is not None else self.members.next_backward_syncs)
-        watched = self._watched() if self._rules.guards else []
-        pending = self._sum_weights(window) if ends and window is not None else None
+            syncs = ends and self._world > 1
+        is_watched = clock is not None and clock.begin_backward(syncs=syncs)
+        watched = self._watched() if self._world > 1 and self._rules.guards else ()
+        pending = self._sum_weights(window) if ends and window is not None and window.kind == "given" else None
         try:
-            self._run(loss, factor, kwargs, watch=syncs)
+            self._run(loss, factor, kwargs, is_watched=is_watched)
         except BaseException:
             if window is not None:
                 window.broken = True
             raise
-        for model, before in watched:
-            if model.grad_versions(all_of_them=before is not None) != before:
-                self._note(model)
-        self._sync_leaves()
-        if ends and window is not None:
+        if self._world > 1:
+            self._take_synced(watched)
+        # Of a window of one micro-batch `_scale_in` knew all.
+        if ends and window is not None and (window.num_backwards != 1 or window.kind != "counted"):
             self._correct(window, pending)
         if clock is not None:
-            clock.mark_backward(synced=syncs)
-        self.safepoint.count(updated=ends)
+            clock.end_backward(synced=syncs)
+        if self.safepoint is not None:
+            self.safepoint.count(updated=ends)
 
-    def _run(self, loss: torch.Tensor, factor: float, kwargs: dict[str, Any], *, watch: bool) -> None:
-        if watch and self.clock is not None and self.clock.watch_sync() and loss.requires_grad:
+    def _run(self, loss: torch.Tensor, factor: float, kwargs: dict[str, Any], *, is_watched: bool) -> None:
+        if is_watched and loss.requires_grad:
             loss.register_hook(self._mark_computed)  # type: ignore[no-untyped-call]
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
@@ -162,12 +160,12 @@ class Accumulation:
     def _weigh_counted(self, window: Window) -> float:
         """Count a micro-batch by its samples; one that no prepared loader counted, as a full one."""
         loader = self.state.stack.active
-        weights = self._round_weights()
-        if weights is None:
+        weights = None if loader is None else self._round_weights()
+        if loader is None or weights is None:
             mine = window.reference if window.kind == "counted" else 1.0
             window.weigh("counted", mine, mine * self._world, mine)
             return mine
-        full = float(loader.full_rows or max(loader.current_round.rows) or 1)  # type: ignore[union-attr]
+        full = float(loader.full_rows or max(loader.current_round.rows) or 1)
         reference = window.reference if window.kind == "counted" else full
         # Where the first micro-batch was not counted, a full one is 1.
         unit = full if reference == 1.0 else 1.0
@@ -198,7 +196,7 @@ class Accumulation:
 
     def _sum_weights(self, window: Window) -> Any:
         """Begin to add up the weights that only their ranks know, beside the backward."""
-        if window.kind != "given" or self._world == 1 or window.backwards_in_block > 1:
+        if self._world == 1 or window.backwards_in_block > 1:
             return None
         total = torch.tensor([window.weight], dtype=torch.float64, device=self.device)
         return total, dist.all_reduce(total, async_op=True)
@@ -212,8 +210,6 @@ class Accumulation:
             window.world_weight = float(pending[0])
         elif window.kind == "given":
             window.world_weight = window.weight
-        if window.num_backwards == 1 and window.kind != "given":
-            return
         if not window.world_weight:
             return
         window.correction = self._world * window.divisor * window.reference / window.world_weight
@@ -223,13 +219,20 @@ class Accumulation:
             if grads:
                 torch._foreach_mul_(grads, window.correction)
 
+    def _take_synced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
+        """Note which models' gradients DDP has synchronised, and synchronise those of leaf tensors."""
+        for model, before in watched:
+            if model.grad_versions(all_of_them=before is not None) != before:
+                self._note(model)
+        if self.members.leaves:
+            self._sync_leaves()
+
     def _sync_leaves(self) -> None:
-        if self._world > 1 and self.members.leaves:
-            wanted = [leaf for leaf in self.members.leaves if leaf.require_backward_grad_sync]
-            for leaf in self.members.leaves:
-                leaf.synced = False
-            if wanted:
-                models.synchronise(wanted)
+        wanted = [leaf for leaf in self.members.leaves if leaf.require_backward_grad_sync]
+        for leaf in self.members.leaves:
+            leaf.synced = False
+        if wanted:
+            models.synchronise(wanted)
 
     def _watched(self) -> list[tuple[SyncedModel, list[int] | None]]:
         """Return the models that this backward may reach, each with the versions of its gradients.
@@ -238,25 +241,22 @@ class Accumulation:
         look at every gradient: None stands for it if it has none yet.
         """
         synced_models = self.members.synced_models
-        if len(synced_models) == 1 and synced_models[0].forwards:
+        if len(synced_models) == 1 and synced_models[0].notes.forwards:
             return [(synced_models[0], None)]
-        return [(model, model.grad_versions()) for model in synced_models if model.forwards or model.synced]
+        noted = (model for model in synced_models if (model.notes.forwards or model.notes.answered & FORWARD_SYNCED))
+        return [(model, model.grad_versions()) for model in noted]
 
     def _note(self, model: SyncedModel) -> None:
         """Note whether a model's gradients, which a backward has just written to, are the same on all ranks."""
-        seen, values = model.forwards, model.__dict__
-        if seen == FORWARD_SYNCED and not model.require_backward_grad_sync:
+        notes = model.notes
+        if notes.forwards == FORWARD_SYNCED and not model.require_backward_grad_sync:
             self.warn_once(
                 "backward alone",
                 f"{type(model.module).__name__}: no_sync() was around the backward only. DDP decides at the "
                 "forward, so the gradients were synchronised all the same. Put forward and backward inside, or "
                 "write `with accelerator.accumulate(model):` around both.",
             )
-        values["forwards"] = 0
-        values["synced"] = bool(seen & FORWARD_SYNCED)
-        values["ran_alone"] = bool(seen & FORWARD_ALONE)
-        # DDP reduces once for each forward; what a second backward adds stays the rank's own.
-        values["ran_twice"] = not seen
+        notes.answered, notes.forwards = notes.forwards or FORWARD_REPEATED, 0
 
     def _check_again(self, window: Window) -> None:
         if self._rules.guards and window.backwards_in_block >= max(1, len(self.state.block.members)):

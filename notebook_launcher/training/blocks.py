@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
@@ -23,8 +22,8 @@ __all__ = ["Block"]
 class Block:
     """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch."""
 
-    __slots__ = ("_accumulation", "_before", "_outer", "_probes", "_rules", "_synced", "_targets", "_window", "free",
-                 "members", "outer_block")  # fmt: skip
+    __slots__ = ("_before", "_clock", "_outer", "_probes", "_rules", "_safepoint", "_state", "_synced", "_targets",
+                 "_warn_once", "_window", "free", "members", "outer_block")  # fmt: skip
 
     def __init__(
         self,
@@ -34,8 +33,9 @@ class Block:
         key: frozenset[int],
         rules: Rules,
     ) -> None:
-        # Weakly: it keeps its blocks, and a cycle would keep the models until the garbage collector comes.
-        self._accumulation = weakref.ref(accumulation)
+        # Not the accumulation: it keeps its blocks, and a cycle would keep the models until the collector comes.
+        self._state, self._clock = accumulation.state, accumulation.clock
+        self._safepoint, self._warn_once = accumulation.safepoint, accumulation.warn_once
         self._targets = targets  # so that their ids stay theirs
         self.members = members
         self.free = True
@@ -51,12 +51,6 @@ class Block:
         self._before: list[bool] | None = None
         self.outer_block: Any = None
 
-    def _owner(self) -> Accumulation:
-        owner = self._accumulation()
-        if owner is None:
-            raise RuntimeError("accumulate(): its Accelerator is gone. Keep it in a variable for as long as you train.")
-        return owner
-
     def copy(self) -> Block:
         """Return a block for the same models, to be entered inside this one."""
         twin = object.__new__(Block)
@@ -66,15 +60,14 @@ class Block:
         return twin
 
     def __enter__(self) -> None:
-        accumulation = self._owner()
-        state, window = accumulation.state, self._window
-        if accumulation.clock is not None and state.stack.active is None:
-            accumulation.clock.mark("data")  # a prepared loader marks its waits itself
-        if window.num_batches == 0:
-            accumulation.safepoint.act_if_due()
+        state, window = self._state, self._window
+        num_before = window.num_batches
+        if self._clock is not None and state.stack.active is None:
+            self._clock.mark("data")  # a prepared loader marks its waits itself
+        if self._safepoint is not None and self._safepoint.is_due and num_before == 0:
+            self._safepoint.act()
         context.step_boundary()
         self._outer, self.outer_block = state.current, state.block
-        num_before = window.num_batches
         if state.enter(window):
             self._drop(num_before)
         elif num_before and self._rules.guards:
@@ -88,25 +81,24 @@ class Block:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        accumulation = self._owner()
-        state, window = accumulation.state, self._window
+        state, window = self._state, self._window
         if self._before is not None:
             for member, before in zip(self._synced, self._before, strict=True):
                 _restore_sync(member, before=before)
-        window.versions = [-1 if probe is None else probe._version for probe in self._probes]  # noqa: SLF001
         self.free = True
-        ends, weight, num_batches = state.sync_gradients, window.world_weight, window.num_batches
+        if not state.sync_gradients:
+            window.versions = [-1 if probe is None else probe._version for probe in self._probes]  # noqa: SLF001
+        elif kind is None and self._clock is not None:
+            self._clock.end_window(window.world_weight, window.num_batches)
         state.leave(window, self._outer, failed=kind is not None)
         state.block, self.outer_block = self.outer_block, None
-        if ends and kind is None and accumulation.clock is not None:
-            accumulation.clock.end_window(weight, num_batches)
 
     def _drop(self, num_batches: int) -> None:
         """Drop the gradients of a window that was left before its end."""
         for member in self.members:
             for parameter in member.parameters():
                 parameter.grad = None
-        self._owner().warn_once(
+        self._warn_once(
             "abandoned",
             f"a window of {self._window.divisor} micro-batches was left after {num_batches}, by a break or an "
             "exception: its gradients were dropped, so that they do not mix with the next window's.",
@@ -115,7 +107,7 @@ class Block:
     def _check_untouched(self) -> None:
         for probe, version in zip(self._probes, self._window.versions, strict=False):
             if probe is not None and probe._version != version:  # noqa: SLF001
-                self._owner().warn_once(
+                self._warn_once(
                     "touched",
                     "the weights changed inside a window, before its update: was an optimizer stepped that prepare() "
                     "did not return? Write `model, optimizer = accelerator.prepare(model, optimizer)`: a prepared "
@@ -131,7 +123,7 @@ def _set_sync(member: Any, asked: bool) -> bool:  # noqa: FBT001
     if isinstance(member, SyncedModel):
         before = member.require_backward_grad_sync
         # With `static_graph`, torch wants the very first iteration to be one that synchronises.
-        member.__dict__["require_backward_grad_sync"] = before and member.static_graph and not member.recorded
+        member.__dict__["require_backward_grad_sync"] = before and member.static_graph and not member.notes.recorded
         return before
     if asked:
         member.set_requires_gradient_sync(False)

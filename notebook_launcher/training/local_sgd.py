@@ -79,7 +79,7 @@ class LocalSGD:
 
     def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - the one thing there is to say
         if isinstance(self._model, SyncedModel):
-            self._model.trains_alone = allowed
+            self._model.notes.trains_alone = allowed
 
     def _average(self) -> None:
         for parameter in self._model.parameters():

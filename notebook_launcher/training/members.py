@@ -47,13 +47,13 @@ class Members:
 
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Member]:
         """Return the members with parameters that the optimizer updates."""
-        key = id(optimizer)
-        if key not in self._owners:
+        owned = self._owners.get(id(optimizer))
+        if owned is None:
             mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            self._owners[key] = [
+            owned = self._owners[id(optimizer)] = [
                 member for member in self.everybody if any(id(parameter) in mine for parameter in member.parameters())
             ]
-        return self._owners[key]
+        return owned
 
     def add_model(self, model: Any) -> None:
         """Take in a prepared model."""
@@ -86,7 +86,7 @@ class Members:
         """Whether a backward that no `accumulate` decides for waits for the ranks."""
         # DDP decides at the forward; of other members all that is known is what they are set to.
         return any(
-            member.forwards & FORWARD_SYNCED
+            member.notes.forwards & FORWARD_SYNCED
             if isinstance(member, SyncedModel)
             else getattr(member, "require_backward_grad_sync", True)
             for member in self.everybody

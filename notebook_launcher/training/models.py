@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,11 @@ DEFAULTS = DistributedDataParallelKwargs()
 FORWARD_ALONE = 1
 """There was a forward whose backward will not synchronise."""
 FORWARD_SYNCED = 2
+FORWARD_REPEATED = 4
+"""A second backward went through a forward that the first one had answered.
+
+DDP reduces once for each forward, so what it added stays the rank's own.
+"""
 
 
 class SyncedModel(DistributedDataParallel):
@@ -40,21 +46,11 @@ class SyncedModel(DistributedDataParallel):
     leaves every rank with its own gradients, silently; see `Guard`.
     """
 
-    forwards: int = 0
-    """The states of the forwards that no backward has answered, as flags."""
-    synced: bool = False
-    """Whether the gradients that the parameters hold are the same on all ranks."""
-    ran_alone: bool = False
-    """Whether the last forward that a backward answered was one that does not synchronise."""
-    ran_twice: bool = False
-    """Whether a second backward went through a forward whose gradients had been synchronised."""
-    recorded: bool = False
-    """Whether there was a forward whose backward synchronises, which `static_graph` records the graph from."""
-    trains_alone: bool = False
-    """Whether each rank is meant to step with its own gradients (`LocalSGD`)."""
-
-    trained: tuple[torch.Tensor, ...] = ()
-    """The parameters that get gradients."""
+    def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
+        super().__init__(module, **kwargs)
+        self.notes = Notes()
+        self.trained = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
+        """The parameters that get gradients."""
 
     def grad_versions(self, *, all_of_them: bool = True) -> list[int] | None:
         """Return how often each gradient was written to, -1 where there is none; None if there is none at all.
@@ -74,12 +70,27 @@ class SyncedModel(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model."""
         if torch.is_grad_enabled():
-            # Past Module.__setattr__, which takes 1 us to find out that an int is no parameter.
+            notes = self.notes
             if self.require_backward_grad_sync:
-                self.__dict__["forwards"], self.__dict__["recorded"] = self.forwards | FORWARD_SYNCED, True
+                notes.forwards |= FORWARD_SYNCED
+                notes.recorded = True
             else:
-                self.__dict__["forwards"] = self.forwards | FORWARD_ALONE
+                notes.forwards |= FORWARD_ALONE
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+
+@dataclasses.dataclass(slots=True)
+class Notes:
+    """What is known of a model's forwards and backwards; not in the module, which looks at all that it is given."""
+
+    forwards: int = 0
+    """The states of the forwards that no backward has answered, as flags."""
+    answered: int = 0
+    """Those that the last backward answered, whose gradients the parameters hold; 0: they hold none."""
+    recorded: bool = False
+    """Whether there was a forward whose backward synchronises, which `static_graph` records the graph from."""
+    trains_alone: bool = False
+    """Whether each rank is meant to step with its own gradients (`LocalSGD`)."""
 
 
 class LeafTensor:
@@ -116,7 +127,6 @@ def wrap(
         given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb, _one_bucket(model))
     devices = [device.index] if device.type == "cuda" else None
     synced = SyncedModel(model, device_ids=devices, process_group=process_group, **given)
-    synced.trained = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
     _register_hook(synced, kwargs)
     return synced
 

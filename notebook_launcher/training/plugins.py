@@ -290,6 +290,19 @@ def warn_user(message: str) -> None:
     warnings.warn(message, stacklevel=_outside())
 
 
+class Warner:
+    """Warns of each thing once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, key: str, message: str) -> None:
+        """Warn, the first time that it is called with this key."""
+        if key not in self._said:
+            self._said.add(key)
+            warn_user(message)
+
+
 def _outside() -> int:
     # `skip_file_prefixes` of warnings.warn does this, from Python 3.12 on.
     here, level = str(Path(__file__).parents[1]), 1

@@ -19,7 +19,7 @@ from notebook_launcher import context, messages
 if TYPE_CHECKING:
     from notebook_launcher.context import RankContext
 
-__all__ = ["Safepoint"]
+__all__ = ["Safepoint", "make_safepoint"]
 
 SAVE_CHOICE = struct.Struct("<QQ")
 """Which request, and after which update."""
@@ -30,9 +30,12 @@ STOP_CHOICE = struct.Struct("<Q")
 class Safepoint:
     """Counts an Accelerator's synchronised backwards, one for each update, and knows what is due after which."""
 
-    def __init__(self, accelerator: Any = None) -> None:
-        self._accelerator = None if accelerator is None else weakref.ref(accelerator)
+    def __init__(self, accelerator: Any, rank: RankContext) -> None:
+        self._accelerator = weakref.ref(accelerator)
+        self._rank = rank
         self.num_backwards = 0
+        self.is_due = False
+        """Whether `act` has something to do."""
         self._num_updates = 0
         self._seen = 0
         self._saves = False
@@ -44,20 +47,20 @@ class Safepoint:
         if not updated:
             return
         self._num_updates += 1
-        rank = context.current()
-        if rank is None or not (rank.safepoint is self or self._claim(rank)):
+        rank = self._rank
+        if rank.safepoint is not self and not self._claim(rank):
             return
-        asked = rank.board[context.SAVES_ASKED]
-        if asked != self._seen:
-            self._agree_to_save(rank, asked)
-        if rank.board[context.STOP_FLAG] == context.STOP_TOGETHER:
+        board = rank.board
+        if board[context.SAVES_ASKED] != self._seen:
+            self._agree_to_save(rank, board[context.SAVES_ASKED])
+        if board[context.STOP_FLAG] == context.STOP_TOGETHER:
             self._agree_to_stop(rank)
 
     def _claim(self, rank: RankContext) -> bool:
         # One Accelerator of a call answers: two would count different updates.
-        if rank.pid != os.getpid() or rank.safepoint is not None or self._accelerator is None:
+        if rank.pid != os.getpid() or rank.safepoint is not None:
             return False
-        rank.safepoint, self._seen, self._saves, self._stop_at = self, 0, False, None
+        rank.safepoint, self._seen, self._saves, self._stop_at, self.is_due = self, 0, False, None, False
         rank.board[context.HAS_SAFEPOINT] = 1
         return True
 
@@ -67,7 +70,7 @@ class Safepoint:
             request, at = asked, self._next_of_all(rank)
             rank.board[context.SAVE_CHOICE] = SAVE_CHOICE.pack(request, at)
         if at == self._num_updates:
-            self._seen, self._saves = request, True
+            self._seen, self._saves, self.is_due = request, True, True
 
     def _agree_to_stop(self, rank: RankContext) -> None:
         (at,) = STOP_CHOICE.unpack(rank.board[context.STOP_CHOICE])
@@ -75,21 +78,23 @@ class Safepoint:
             at = self._next_of_all(rank)
             rank.board[context.STOP_CHOICE] = STOP_CHOICE.pack(at)
         self._stop_at = at or None
+        self.is_due = self.is_due or at == self._num_updates
 
     def _next_of_all(self, rank: RankContext) -> int:
         # A peer may be past this update already, but not past the next one.
         return self._num_updates + (rank.num_processes > 1)
 
     def is_past_stop(self) -> bool:
-        """Return whether updates were made beyond the last one: in this loop nothing calls `act_if_due`."""
+        """Return whether updates were made beyond the last one: in this loop nothing calls `act`."""
         return self._stop_at is not None and self._num_updates > self._stop_at
 
-    def act_if_due(self) -> None:
+    def act(self) -> None:
         """Save or stop, if this is the moment; called between two micro-batches, when the first is done with.
 
         Raises:
             KeyboardInterrupt: All ranks stop after this update.
         """
+        self.is_due = False
         if self._saves:
             self._saves = False
             self._save()
@@ -98,7 +103,7 @@ class Safepoint:
             raise context.RunStopped
 
     def _save(self) -> None:
-        accelerator = self._accelerator() if self._accelerator is not None else None
+        accelerator = self._accelerator()
         if accelerator is None:
             return
         configuration, folder = accelerator.project_configuration, None
@@ -110,4 +115,14 @@ class Safepoint:
             rank.send(messages.Notice(text=f"saved {saved}, after update {self._num_updates}"))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Safepoint, ()  # An Accelerator that is pickled does not answer to another launch.
+        return _nobody, ()  # An Accelerator that is pickled does not answer to another launch.
+
+
+def _nobody() -> None:
+    pass
+
+
+def make_safepoint(accelerator: Any) -> Safepoint | None:
+    """Return the safepoint of an Accelerator; None without a launcher."""
+    rank = context.current()
+    return None if rank is None else Safepoint(accelerator, rank)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.models import FORWARD_SYNCED, LeafTensor, SyncedModel
+from notebook_launcher.training.models import FORWARD_REPEATED, FORWARD_SYNCED, LeafTensor, SyncedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -107,17 +107,19 @@ class Updates:
         state = self._accumulation.state
         if self._rules.zero_grad_drops_window:
             return state.sync_gradients
-        if state.awaits_window:
+        if state.loaded:
             return False
         owned = self._accumulation.members.of_optimizer(prepared.optimizer)
-        for key, window in state.open_windows:
-            if key and not any(id(member) in key or id(_tensor(member)) in key for member in owned):
+        for key, window in state.windows.items():
+            if not window.num_backwards:
                 continue
-            if not (window is state.current and state.sync_gradients and window.backwards_in_block):
+            if window is state.current and state.sync_gradients and window.backwards_in_block:
+                continue
+            if not key or any(id(member) in key or id(_tensor(member)) in key for member in owned):
                 return False
         for member in owned:
             if isinstance(member, SyncedModel):
-                member.__dict__["synced"] = False
+                member.notes.answered = 0
             elif isinstance(member, LeafTensor):
                 member.synced = False
         return True
@@ -157,12 +159,13 @@ class Updates:
 
     def _check_synced(self, prepared: AcceleratedOptimizer) -> None:
         for member in self._accumulation.members.of_optimizer(prepared.optimizer):
-            if not isinstance(member, (SyncedModel, LeafTensor)) or member.synced:
+            if isinstance(member, SyncedModel):
+                notes = member.notes
+                # A forward that no backward of ours has answered: somebody called loss.backward() themselves.
+                if (notes.answered | notes.forwards) & FORWARD_SYNCED or notes.trains_alone:
+                    continue
+            elif not isinstance(member, LeafTensor) or member.synced:
                 continue
-            if isinstance(member, SyncedModel) and member.trains_alone:
-                continue
-            if isinstance(member, SyncedModel) and member.forwards & FORWARD_SYNCED:
-                continue  # somebody called loss.backward() themselves
             if any(parameter.grad is not None for parameter in member.parameters()):
                 raise RuntimeError(_not_synced(member))
 
@@ -186,12 +189,12 @@ def _not_synced(member: SyncedModel | LeafTensor) -> str:
     message = f"step(): the gradients of {what} were not synchronised, so each rank would go its own way. "
     if isinstance(member, LeafTensor):
         return message + "Call accelerator.backward(loss) outside of no_sync(), not loss.backward()."
-    if member.ran_twice:
+    if member.notes.answered == FORWARD_REPEATED:
         return message + (
             "A second backward() went through a forward whose gradients had been synchronised; DDP does that once for "
             "each forward. Add the losses up and write one backward(loss_a + loss_b)."
         )
-    if member.ran_alone or member.forwards:
+    if member.notes.answered or member.notes.forwards:
         return message + (
             "Its forward ran under no_sync(): DDP decides at the forward, whatever the backward is under. Put forward "
             "and backward of the last micro-batch both outside, or write `with accelerator.accumulate(model):` around "

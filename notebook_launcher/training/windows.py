@@ -65,7 +65,8 @@ class Window:
     def weigh(self, kind: str, weight: float, world_weight: float, reference: float) -> None:
         """Count a micro-batch; raises ValueError if the window's others were weighed in another way."""
         if self.kind is None:
-            self.kind, self.reference = kind, reference
+            self.kind = kind
+            self.reference = reference
         elif self.kind != kind:
             have, miss = ("weight=", "none") if kind == "given" else ("no weight=", "one")
             raise ValueError(
@@ -96,9 +97,11 @@ class GradientState:
         self.given_reference: float | None = None
         """What weights given by hand are measured in, under a gradient scaler."""
         self._rules = rules
-        self._windows: dict[frozenset[int], Window] = {}
+        self.windows: dict[frozenset[int], Window] = {}
+        """Each set of models' window; the key of one that is for all models is empty."""
         self._last: Window | None = None
-        self._loaded: dict[int, dict[str, Any]] = {}
+        self.loaded: dict[int, dict[str, Any]] = {}
+        """Windows of a checkpoint whose models have not been used since, by their numbers."""
 
     @property
     def active_dataloader(self) -> Any | None:
@@ -155,34 +158,38 @@ class GradientState:
     def window_of(self, key: frozenset[int]) -> Window:
         """Return the window of a set of models."""
         key = frozenset() if self._rules.shared_window else key
-        window = self._windows.get(key)
+        window = self.windows.get(key)
         if window is None:
             window = Window()
-            _restore(window, self._loaded.pop(len(self._windows), {}))
-            self._windows[key] = window
+            _restore(window, self.loaded.pop(len(self.windows), {}))
+            self.windows[key] = window
         return window
 
     def enter(self, window: Window) -> bool:
         """Begin a micro-batch; return whether what the window held before must be dropped."""
         loader = self.stack.active
         token = None if loader is None else loader.iteration_token
-        abandoned = window.broken or (
-            window.num_batches > 0 and window.token is not None and token is not window.token and self._is_over(window)
-        )
-        abandoned = abandoned and not self._rules.keep_abandoned
+        abandoned = (window.num_batches > 0 or window.broken) and self._is_abandoned(window, token)
         if abandoned:
             window.reset()
             window.broken = False
         if window.num_batches == 0:
             window.divisor = self.num_steps
-        if window.num_batches == 0 or window.token is None:
+            window.token = token
+        elif window.token is None:
             window.token = token
         window.num_batches += 1
         window.backwards_in_block = 0
-        at_end = self.plugin.sync_with_dataloader and loader is not None and loader.end_of_dataloader
-        self.sync_gradients = bool(at_end or window.num_batches >= self.num_steps)
+        at_end = loader is not None and self.plugin.sync_with_dataloader and loader.end_of_dataloader
+        self.sync_gradients = bool(at_end) or window.num_batches >= self.num_steps
         self.current = self._last = window
         return abandoned
+
+    def _is_abandoned(self, window: Window, token: object | None) -> bool:
+        """Return whether a micro-batch in this iteration, or in none, is not one of the window that was open."""
+        if self._rules.keep_abandoned:
+            return False
+        return window.broken or (window.token is not None and token is not window.token and self._is_over(window))
 
     def leave(self, window: Window, outer: Window | None, *, failed: bool) -> None:
         """End a micro-batch; one that failed before its backward is as if it had not been."""
@@ -207,18 +214,13 @@ class GradientState:
         return all(loader.iteration_token is not window.token for loader in self.stack.loaders)
 
     @property
-    def open_windows(self) -> list[tuple[frozenset[int], Window]]:
-        """The windows that have gathered gradients; the key of one that is for all models is empty."""
-        return [(key, window) for key, window in self._windows.items() if window.num_backwards]
-
-    @property
     def has_open_window(self) -> bool:
         """Whether gradients have been gathered that no update has used."""
-        return any(window.num_batches for window in self._windows.values())
+        return any(window.num_batches for window in self.windows.values())
 
     def forget_windows(self) -> None:
         """Begin anew, with windows of models that are not known yet."""
-        self._windows.clear()
+        self.windows.clear()
         self._last = None
         self.sync_gradients = True
 
@@ -226,7 +228,7 @@ class GradientState:
         """Return the open windows, each with its number in the order in which they came to be."""
         opened = [
             {"number": number, **{name: getattr(window, name) for name in _KEPT}}
-            for number, window in enumerate(self._windows.values())
+            for number, window in enumerate(self.windows.values())
             if window.num_batches
         ]
         return {"windows": opened, "given_reference": self.given_reference} if opened else {}
@@ -234,17 +236,12 @@ class GradientState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with windows that were open when the state was taken; one that is not known yet, at its first use."""
         self.given_reference = state.get("given_reference", self.given_reference)
-        self._loaded = {window["number"]: window for window in state.get("windows", [])}
-        for number, window in enumerate(self._windows.values()):
+        self.loaded = {window["number"]: window for window in state.get("windows", [])}
+        for number, window in enumerate(self.windows.values()):
             window.reset()
             window.token = None
             window.versions = []
-            _restore(window, self._loaded.pop(number, {}))
-
-    @property
-    def awaits_window(self) -> bool:
-        """Whether a window was loaded whose models have not been used since."""
-        return bool(self._loaded)
+            _restore(window, self.loaded.pop(number, {}))
 
     def __repr__(self) -> str:
         return (

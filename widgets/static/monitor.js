@@ -3,7 +3,7 @@
 // Python -> page: {type: "reset", ...} is the whole run and answers {type: "hello"}; {type: "update", ...}
 // has the same keys, each optional. `run` and the entries of `ranks` replace what was known; entries of
 // `curves`, `lanes`, `logs`, `errors` and `notices` are appended. A number that is not finite is null.
-// Page -> Python: hello, stop, interrupt, stacks, save.
+// Page -> Python: hello, with a name for the page, stop, interrupt, stacks, save.
 //
 // A message changes `RunData` and asks for a frame; the frame brings the views up to date, at most once per
 // screen refresh and not at all while the page is hidden. Text of the user's goes into text nodes only.
@@ -20,6 +20,8 @@ const MAX_NOTICES = 20;
 const PLOTS_AT_ONCE = 12; // more of them on demand
 const MANY_RANKS = 4; // beyond, curves are averaged unless asked otherwise
 const TOOLTIP_ROWS = 8;
+
+const PAGE = Math.random().toString(36).slice(2); // another one after a reload
 
 // ------------------------------------------------------------------------------------- words and numbers
 
@@ -2011,7 +2013,7 @@ class MonitorView {
     el.append(this.root);
     this.#listen();
     this.stage.request();
-    this.#send({ type: "hello" });
+    this.#send({ type: "hello", page: PAGE });
   }
 
   #listen() {
@@ -2033,7 +2035,7 @@ class MonitorView {
 
   /** The kernel has gone, restarts, or was only out of reach: then it answers the hello. */
   #onLost = () => {
-    this.#send({ type: "hello" });
+    this.#send({ type: "hello", page: PAGE });
     this.#disconnect();
   };
 
