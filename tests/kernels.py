@@ -171,9 +171,13 @@ class Kernel:
         """Send a cell off and return its id."""
         return str(self._client.execute(code, allow_stdin=allow_stdin))
 
-    def send_comm(self, comm_id: str, data: dict[str, Any], **header: Any) -> None:
-        """Send what a page sends to a widget; `header` fields are added, `subshell_id` for instance."""
-        message = self._client.session.msg("comm_msg", {"comm_id": comm_id, "data": data})
+    def send_comm(self, comm_id: str, data: dict[str, Any], *, opens: str | None = None, **header: Any) -> None:
+        """Send what a page sends to a widget, or to a target whose comm it opens; `header` fields are added."""
+        content = {"comm_id": comm_id, "data": data}
+        message = self._client.session.msg("comm_msg", content)
+        if opens is not None:
+            message = self._client.session.msg("comm_open", {**content, "target_name": opens})
+            message["metadata"]["version"] = "1.0.0"  # of ipywidgets' protocol
         message["header"].update(header)
         self._client.shell_channel.send(message)
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import time
+import uuid
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +98,8 @@ class Page:
         assert len(views(outcome)) > number, outcome
         return cls(kernel, cell, views(outcome)[number])
 
-    def send(self, kind: str, **header: Any) -> None:
-        self.kernel.send_comm(self.comm_id, {"method": "custom", "content": {"type": kind}}, **header)
+    def send(self, kind: str, page: str = "", **header: Any) -> None:
+        self.kernel.send_comm(self.comm_id, {"method": "custom", "content": {"type": kind, "page": page}}, **header)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -200,6 +201,38 @@ def test_64_ranks(kernel: Kernel) -> None:
     table, drawing = final(outcome).values()
     assert table["text/html"].count("returned") >= 64
     assert len(drawing["image/svg+xml"]) < 2_000_000
+
+
+def test_a_page_is_reloaded_while_the_cell_is_busy(every_kernel: Kernel) -> None:
+    def widgets() -> list[Any]:
+        messages = (one["content"]["data"] for one in every_kernel.received if one["content"].get("comm_id") == control)
+        return [data["states"] for data in messages if data.get("method") == "update_states"]
+
+    cell = every_kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+    page = Page.opened(every_kernel, cell)
+    page.send("hello", page="first")
+    page.until(lambda messages: len(messages) > 1)
+    control = uuid.uuid4().hex
+    every_kernel.send_comm(control, {}, opens="jupyter.widget.control")
+    every_kernel.send_comm(control, {"method": "request_states"})
+    every_kernel.wait(cell, until=lambda _: bool(widgets()))
+    assert widgets()[0][page.comm_id]["state"]["title"] == "train"
+    page.send("hello", page="second")
+    page.until(lambda messages: kinds(messages).count("reset") == 2)
+    page.send("stop")
+    assert (every_kernel.wait(cell).error or "").startswith("RunStoppedError")
+    # The picture does not come to a page that was reloaded, so it keeps the monitor of the run that is over.
+    assert not page.is_closed
+    page.send("hello", page="third")
+    page.until(lambda messages: kinds(messages).count("reset") == 3)
+    assert page.messages[-1]["run"]["state"] == "stopped"
+    closing = f"""
+import comm
+from ipywidgets.widgets import widget
+widget._instances[{page.comm_id!r}].close()
+comm.get_comm_manager().comms[{control!r}].close()
+0"""
+    assert evaluate(every_kernel, closing) == 0
 
 
 def test_other_messages_keep_their_order_and_get_their_replies(every_kernel: Kernel) -> None:

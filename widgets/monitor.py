@@ -290,7 +290,7 @@ class Monitor(anywidget.AnyWidget):
             self._send_news()
         if self._views:
             self._replace_views()
-            # After a reload JupyterLab knows no output by its id. The picture does not reach that page; the widget stays.
+            # After a reload JupyterLab knows no output's id: where the picture does not come the widget stays.
             if len(self._pages) <= 1:
                 self._sink.call(self.close)
         elif self._pictures:
