@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["home", "interruptible", "leave_nothing_behind", "marked_session", "runs_aside"]
+__all__ = ["home", "interruptible", "leave_nothing_behind", "light_collections", "marked_session", "runs_aside"]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -23,6 +24,15 @@ def runs_aside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("runs")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def light_collections() -> Iterator[None]:
+    """Let the garbage collector, which many tests call, not look at all that was imported: 0.2 s each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
