@@ -203,20 +203,13 @@ def test_64_ranks(kernel: Kernel) -> None:
     assert len(drawing["image/svg+xml"]) < 2_000_000
 
 
-def test_a_page_is_reloaded_while_the_cell_is_busy(every_kernel: Kernel) -> None:
-    def widgets() -> list[Any]:
-        messages = (one["content"]["data"] for one in every_kernel.received if one["content"].get("comm_id") == control)
-        return [data["states"] for data in messages if data.get("method") == "update_states"]
-
+def test_a_page_is_reloaded_while_the_cell_waits(every_kernel: Kernel) -> None:
     cell = every_kernel.start("notebook_launch(train, 2)", allow_stdin=True)
     page = Page.opened(every_kernel, cell)
     page.send("hello", page="first")
     page.until(lambda messages: len(messages) > 1)
-    control = uuid.uuid4().hex
-    every_kernel.send_comm(control, {}, opens="jupyter.widget.control")
-    every_kernel.send_comm(control, {"method": "request_states"})
-    every_kernel.wait(cell, until=lambda _: bool(widgets()))
-    assert widgets()[0][page.comm_id]["state"]["title"] == "train"
+    control, widgets = all_widgets(every_kernel, cell)
+    assert widgets[page.comm_id]["state"]["title"] == "train"
     page.send("hello", page="second")
     page.until(lambda messages: kinds(messages).count("reset") == 2)
     page.send("stop")
@@ -226,13 +219,40 @@ def test_a_page_is_reloaded_while_the_cell_is_busy(every_kernel: Kernel) -> None
     page.send("hello", page="third")
     page.until(lambda messages: kinds(messages).count("reset") == 3)
     assert page.messages[-1]["run"]["state"] == "stopped"
-    closing = f"""
-import comm
-from ipywidgets.widgets import widget
-widget._instances[{page.comm_id!r}].close()
-comm.get_comm_manager().comms[{control!r}].close()
-0"""
-    assert evaluate(every_kernel, closing) == 0
+    closing = f"from ipywidgets.widgets import widget; widget._instances[{page.comm_id!r}].close()"
+    assert every_kernel.execute(closing).error is None
+    close_comm(every_kernel, control)
+
+
+def test_a_page_is_reloaded_while_the_cell_computes(kernel: Kernel) -> None:
+    cell = kernel.start(
+        "import time\nrun = launch(train, 2)\nwhile run.state != 'stopped': time.sleep(0.001)", allow_stdin=True
+    )
+    page = Page.opened(kernel, cell)
+    control, widgets = all_widgets(kernel, cell)
+    assert page.comm_id in widgets
+    page.send("stop")
+    assert kernel.wait(cell).error is None
+    close_comm(kernel, control)
+
+
+def all_widgets(kernel: Kernel, cell: str) -> tuple[str, dict[str, Any]]:
+    """Ask for all widgets as a page does that was loaded; return the comm that it opens, and the widgets."""
+
+    def answers() -> list[dict[str, Any]]:
+        messages = (one["content"]["data"] for one in kernel.received if one["content"].get("comm_id") == control)
+        return [data["states"] for data in messages if data.get("method") == "update_states"]
+
+    control = uuid.uuid4().hex
+    kernel.send_comm(control, {}, opens="jupyter.widget.control")
+    kernel.send_comm(control, {"method": "request_states"})
+    kernel.wait(cell, until=lambda _: bool(answers()))
+    return control, answers()[0]
+
+
+def close_comm(kernel: Kernel, comm_id: str) -> None:
+    outcome = kernel.execute(f"import comm; comm.get_comm_manager().comms[{comm_id!r}].close()")
+    assert outcome.error is None, outcome.traceback
 
 
 def test_other_messages_keep_their_order_and_get_their_replies(every_kernel: Kernel) -> None:

@@ -268,9 +268,7 @@ class Monitor(anywidget.AnyWidget):
     # The end.
 
     def finish(self) -> None:
-        """Wait until the picture of a run that is over stands where the monitor was; for whoever called `poll`."""
-        if self._tap is not None:
-            self._tap.end_wait()
+        """Wait until the picture of a run that is over stands where the monitor was."""
         ticker = self._ticker
         if ticker is not None:
             ticker.join(END_BUDGET)

@@ -6,9 +6,9 @@ own, where our messages can be taken out before they are queued; ipykernel 6 rea
 which has to look now and then while it waits (`Tap.poll`). Subshells do not help: front ends that know none
 send none, and ipykernel 7.4 sends replies to the shell that used a comm last, which is the main one.
 
-Only custom messages to our own comms are taken and, while the main thread waits for a run, those by which a
-page that was reloaded asks for all widgets. Everything else goes on in its order, untouched. IPython's
-pre- and post-execute hooks are not run for ours: on another thread they make the running cell lose figures.
+Only custom messages to our own comms are taken, and those by which a page that was reloaded asks for all
+widgets. Everything else goes on in its order, untouched. IPython's pre- and post-execute hooks are not run for
+what is taken: on another thread they make the running cell lose figures.
 
 This is the one module that uses what has no public name in ipykernel (`shell_stream`, `shell_channel_thread`,
 `shell_handlers`, `msg_queue`, `dispatch_shell`, `_publish_status`). Where anything of it is missing there is no
@@ -69,7 +69,6 @@ class Tap:
         self._hearers: dict[str, Callable[[Any], None]] = {}
         self._handlers = kernel.shell_handlers
         self._control_comms: set[str] = set()
-        self._is_waited = False
         self._on_recv: Any = None
         thread = getattr(kernel, "shell_channel_thread", None)
         self._reading_loop = None if thread is None else thread.io_loop
@@ -100,14 +99,8 @@ class Tap:
             self._reading_loop.add_callback(self._uninstall)
 
     def poll(self) -> float | None:
-        """Hear what has come, if it takes a look from the main thread; return in how many seconds to look again.
-
-        From then on a page can ask for all widgets: nobody changes them while the main thread waits.
-        """
-        if not self._hearers or threading.current_thread() is not threading.main_thread():
-            return None
-        self._is_waited = True
-        if not self.must_poll:
+        """Hear what has come, if it takes a look from the main thread; return in how many seconds to look again."""
+        if not (self.must_poll and self._hearers and threading.current_thread() is threading.main_thread()):
             return None
         import zmq
 
@@ -118,10 +111,6 @@ class Tap:
             if not (dispatch == self._dispatch and self._takes(arguments[0])):
                 self._queue.put_nowait(item)
         return POLL_INTERVAL
-
-    def end_wait(self) -> None:
-        """Say that the main thread has waited."""
-        self._is_waited = False
 
     # In ipykernel 7's thread for the shell channel.
 
@@ -150,7 +139,7 @@ class Tap:
             if kind not in ("comm_open", "comm_msg", "comm_close"):
                 return False
             content = message["content"] = self._session.unpack(message["content"])
-            if self._is_waited and self._asks_for_all(kind, content):
+            if self._asks_for_all(kind, content):
                 self._answer(self._handlers[kind], identities, message)
                 return True
             hear = self._hearers.get(content.get("comm_id"))
@@ -176,7 +165,8 @@ class Tap:
         return comm_id in self._control_comms
 
     def _answer(self, handle: Callable[[Any, Any, Any], None], identities: Any, message: Any) -> None:
-        # Where our own messages to pages are sent from too.
+        # In the thread that our own messages come from. If the cell that runs makes a widget just now, ipywidgets may
+        # refuse; JupyterLab asks again in another way, which takes its turn after the cell.
         self._say("busy", message)
         self._publishing_loop.add_callback(handle, None, identities, message)
         self._say("idle", message)
