@@ -44,14 +44,13 @@ class Run:
     def start(cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool) -> Run:
         """Check the call, pack it, start the ranks that are not up, and begin; raises before anything starts."""
         args, kwargs = checks.check_call(fn, args, kwargs)
-        parcel = None
-        if ranks.inherits_call:
-            ranks.plan = probe.adapt(ranks.plan)
-        else:
-            parcel = travel.pack_call(fn, args, kwargs)
-        call = (fn, args, kwargs)
+        call, parcel = (fn, args, kwargs), None
         try:
-            ranks.start(call)
+            if ranks.inherits_call:
+                ranks.plan = probe.adapt(ranks.plan)
+                ranks.start(call)
+            else:
+                parcel = travel.pack_call(*call, start=lambda: ranks.start(call))
             conductor = Conductor(ranks, checks.name_of(fn), call, parcel, in_cell=in_cell)
         except BaseException:
             if parcel is not None:

@@ -11,8 +11,9 @@ unpacked them; a parcel's memory is freed once all of them, in all processes, ar
 
 from __future__ import annotations
 
+import contextlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
@@ -34,10 +35,16 @@ __all__ = [
 ]
 
 Function = Callable[..., Any]
+Call = tuple[Function, tuple[Any, ...], dict[str, Any]]
 
 
-def pack_call(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def pack_call(
+    fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any], *, start: Callable[[], object] = lambda: None
+) -> int:
     """Pack a function with its closure and arguments; return the descriptor, which any number may unpack.
+
+    `start` is called once it is known that all can travel, and before large data are copied: what it starts
+    comes up meanwhile.
 
     Raises CaptureError, by name, if something cannot travel, and ResourceError if memory is short.
     """
@@ -48,20 +55,39 @@ def pack_call(fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
     ]
     parcel = ParcelWriter("call", what="the captured data need")
     try:
+        with _naming_what_is_large(roots):
+            notes = _pickle_call(parcel, roots, (fn, args, kwargs))
+            parcel.check_room()
+        start()
+        with _naming_what_is_large(roots):
+            return parcel.seal(notes)
+    finally:
+        parcel.discard()
+
+
+def _pickle_call(parcel: ParcelWriter, roots: list[Part], call: Call) -> bytes:
+    """Pickle all but the buffers; return the notes for the parcel's end."""
+    try:
         pickler = CallPickler(parcel, parcel.add_buffer)
-        pickler.dump((fn, args, kwargs))
+        pickler.dump(call)
         pickler.dump(pickler.luggage.pack())
-        return parcel.seal(notes_of_modules(pickler.modules))
+        return notes_of_modules(pickler.modules)
+    except ResourceError:
+        raise
+    except Exception as error:
+        culprit = find_culprit(roots, CallPickler)
+        name = getattr(call[0], "__qualname__", repr(call[0]))
+        message = f"the function {name} or its arguments cannot travel to another process: {error}"
+        raise CaptureError(culprit.in_call() if culprit else message) from error
+
+
+@contextlib.contextmanager
+def _naming_what_is_large(roots: list[Part]) -> Iterator[None]:
+    try:
+        yield
     except ResourceError as error:
         largest = largest_parts(roots, CallPickler)
         raise ResourceError(f"{error} ({largest})" if largest else str(error)) from error
-    except Exception as error:
-        culprit = find_culprit(roots, CallPickler)
-        name = getattr(fn, "__qualname__", repr(fn))
-        message = f"the function {name} or its arguments cannot travel to another process: {error}"
-        raise CaptureError(culprit.in_call() if culprit else message) from error
-    finally:
-        parcel.discard()
 
 
 def unpack_call(fd: int) -> tuple[Function, tuple[Any, ...], dict[str, Any], list[str]]:

@@ -66,13 +66,17 @@ class ParcelWriter:
         """Take a buffer; it is read when the parcel is sealed."""
         self._buffers.append(buffer.raw())
 
-    def seal(self, notes: bytes = b"") -> int:
-        """Write the buffers and give the descriptor away; raises ResourceError if memory is short."""
-        pickle_length = self._end - ALIGNMENT
-        lengths = [view.nbytes for view in self._buffers]
-        needed = sum(lengths) + ALIGNMENT * len(lengths)
+    def check_room(self) -> None:
+        """Raise ResourceError if there is no memory for the buffers."""
+        needed = sum(view.nbytes + ALIGNMENT for view in self._buffers)
         if needed > UNCHECKED_SIZE:
             self._check_room(needed)
+
+    def seal(self, notes: bytes = b"") -> int:
+        """Write the buffers and give the descriptor away; raises ResourceError if memory is short."""
+        self.check_room()
+        pickle_length = self._end - ALIGNMENT
+        lengths = [view.nbytes for view in self._buffers]
         table = bytearray()
         for view, length in zip(self._buffers, lengths, strict=True):
             offset = _aligned(self._end)
