@@ -33,6 +33,8 @@ __all__ = ["Birth", "ForkServer", "Supervisor", "fork_birth", "fork_server", "sp
 
 
 LAST_WORDS = 4000
+_FORKING = threading.Lock()
+"""One fork at a time: the child gets a copy of the locks that other threads hold, and of the warnings' filters."""
 READ_AT_IMPORT = ("TORCH_", "PYTORCH_")
 """Variables that torch reads when it is imported: ranks that have others need another fork server."""
 
@@ -179,7 +181,7 @@ def fork_birth(call: Any) -> Birth:
         errors = anonymous_file("errors")
         if "torch" in sys.modules:
             _import_for_children()
-        with warnings.catch_warnings():
+        with _FORKING, warnings.catch_warnings():
             # Python 3.12 warns that a fork of a process with threads may deadlock. The user asked for
             # it, and the probe has looked for what is known to (`kernel/probe.py`).
             warnings.simplefilter("ignore", DeprecationWarning)
