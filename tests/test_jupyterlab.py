@@ -220,6 +220,7 @@ def test_stop_is_heard_while_the_cell_is_busy(lab):
     assert "application/vnd.jupyter.widget-view+json" not in kinds
 
 
+@lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_a_page_that_is_reloaded_while_the_cell_is_busy_shows_the_whole_run(lab):
     page = lab.open("busy.ipynb", height=1600)
