@@ -107,6 +107,48 @@ def test_what_lies_between_two_calls_is_nobodys(line: Line) -> None:
     assert (record.seconds["data"], record.seconds["forward"]) == (0.0, 0.5)
 
 
+def synced_backward(line: Line, *, computing: float, waiting: float) -> bool:
+    """Spend a backward that waits for the ranks; return whether it was watched."""
+    watched = line.clock.begin_backward(syncs=True)
+    line.now += computing
+    if watched:
+        line.clock.mark_computed()
+    line.now += waiting
+    line.clock.end_backward(synced=True)
+    return watched
+
+
+def test_the_wait_for_the_ranks_is_measured_now_and_then_and_taken_to_be_the_same_between(line: Line) -> None:
+    assert synced_backward(line, computing=0.03, waiting=0.01)
+    assert not synced_backward(line, computing=0.05, waiting=0.03)
+    line.now += 0.1
+    assert synced_backward(line, computing=0.02, waiting=0.02)
+    assert not line.clock.begin_backward(syncs=False)
+    line.now += 0.5
+    line.clock.end_backward(synced=False)
+    line.clock.flush()
+    seconds, counts = ({phase: sum(getattr(record, what)[phase] for record in line.sent) for phase in PHASES}
+                       for what in ("seconds", "counts"))  # fmt: skip
+    assert seconds["sync"] == pytest.approx(0.01 + 0.02 + 0.02)
+    assert seconds["backward"] == pytest.approx(0.03 + 0.06 + 0.02 + 0.5)
+    assert (counts["backward"], counts["sync"]) == (4, 3)
+
+
+def test_a_backward_that_failed_is_not_mistaken_for_the_next(line: Line) -> None:
+    assert line.clock.begin_backward(syncs=True)
+    line.clock.mark_computed()
+    line.now += 0.05  # Then it fails.
+    assert not synced_backward(line, computing=0.01, waiting=0.01)
+    line.clock.flush()
+    assert all(seconds >= 0 for record in line.sent for _, _, seconds in record.spans)
+
+
+def test_backwards_alone_are_told_of(line: Line) -> None:
+    for _ in range(35):
+        synced_backward(line, computing=0.01, waiting=0.01)
+    assert len(line.sent) == 3  # 0.7 s
+
+
 def test_nobody_listens_without_a_launcher() -> None:
     assert make_clock() is None
     context.progress(1, 2)

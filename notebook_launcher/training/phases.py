@@ -40,7 +40,7 @@ class PhaseClock:
         self._due = _now() + SEND_INTERVAL
         self._since = 0.0
         """The last mark that is in a record; 0: what comes next only begins to measure."""
-        # Two lists, since a million tuples of a phase and its time would keep the garbage collector busy.
+        # Two lists: a tuple for each mark would be one more thing for the garbage collector to look at.
         self._phases: list[Phase | None] = []
         self._times: list[float] = []
         self._windows: list[tuple[int, float]] = []
@@ -71,10 +71,10 @@ class PhaseClock:
         now = _now()
         self._phases.append("forward")
         self._times.append(now)
-        if not syncs or now < self._watch_at:
-            return False
-        self._watching, self._began, self._watch_at = True, now, now + WATCH_INTERVAL
-        return True
+        self._watching = syncs and now >= self._watch_at
+        if self._watching:
+            self._began, self._watch_at = now, now + WATCH_INTERVAL
+        return self._watching
 
     def mark_computed(self) -> None:
         """Say that a watched backward has computed all gradients and now waits for the ranks."""
@@ -93,16 +93,17 @@ class PhaseClock:
             return
         now, since = _now(), self._times[-1] if self._times else self._since
         if self._watching:
-            self._watching = False
             if self._began < self._computed:
                 self._sync_share = (now - self._computed) / max(now - since, 1e-9)
             if self._set_activity is not None:
                 self._set_activity(context.COMPUTING)
-        # Without calls: next to a busy peer one costs more than what it does. The next mark sends what is due.
+        # Twice what `mark` does, without the calls: beside a busy peer one costs more than what is done in it.
         self._phases.append("backward")
         self._times.append(since + (now - since) * (1.0 - self._sync_share))
         self._phases.append("sync")
         self._times.append(now)
+        if now > self._due:
+            self._report(now)
 
     def end_window(self, samples: float, micro_batches: int = 1) -> None:
         """Say that a window has ended.
