@@ -114,15 +114,26 @@ def test_an_interrupt_at_any_moment_of_the_start_ends_that_run() -> None:
 
         time.sleep(60)
 
+    def interrupt(delay: float) -> None:
+        while not over.wait(delay):
+            sent.append(delay)
+            os.kill(os.getpid(), signal.SIGINT)
+            delay = 5.0
+
+    sent: list[float] = []
     with Session(2, output="none") as session:
         assert list(session.run(os.getppid))
         for at in range(25):
-            timer = threading.Timer(0.0004 * at, os.kill, (os.getpid(), signal.SIGINT))
+            over = threading.Event()
+            thread = threading.Thread(target=interrupt, args=(0.0004 * at,))
             with pytest.raises(KeyboardInterrupt):
-                timer.start()
+                thread.start()
                 session.run(wait)
-            timer.join()
+            over.set()
+            thread.join()
             assert len(session.launch(os.getpid).result()) == 2
+    # Python drops an interrupt that meets it in a weak reference's callback, one in 5,000 here.
+    assert len(sent) <= 26
 
 
 @pytest.mark.parametrize("what", ["wait_for_peer", "both_wait"])

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Question", "Questions"]
 
 
+AWAKE_EVERY = 0.25
+"""Seconds for which an interrupt can be overlooked: one that comes just before a wait begins does not end it."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
     """What a rank asks during a call."""
@@ -69,8 +73,7 @@ class Questions:
             begin: Begins the run; called again after an interrupt, which may have come in the middle of it.
             reply: Takes the answers.
             stop: Called at each interrupt, with whether there was one before.
-            idle: Called at once, and again after as many seconds as it returned, or after a question; None: after
-                a question alone.
+            idle: Called at once, and again after as many seconds as it returned, or sooner.
 
         Returns:
             Whether there was an interrupt.
@@ -92,8 +95,9 @@ class Questions:
 
     def _next(self, idle: Callable[[], float | None]) -> Question | None:
         while True:
+            pause = idle()
             with contextlib.suppress(queue.Empty):
-                return self._queue.get(timeout=idle())
+                return self._queue.get(timeout=AWAKE_EVERY if pause is None else min(pause, AWAKE_EVERY))
 
     def _answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
         request = question.request
