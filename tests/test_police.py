@@ -14,7 +14,7 @@ FORK_SERVER = "notebook_launcher.processes.forkserver"
 
 HEADER = """
 import os, signal, socket, subprocess, sys, tempfile, threading
-import pytest
+import psutil, pytest
 from tests import police
 
 police.PATIENCE = 0.1
@@ -27,6 +27,11 @@ def start_server(body, *words):
         server.stdout.readline()
     kept.append(server)
 
+def await_sleeper():
+    # Between a fork and the end of an exec, a process' environment cannot be read.
+    while ["sleep", "61"] not in [one.info["cmdline"] for one in psutil.process_iter(["cmdline"])]:
+        pass
+
 @pytest.mark.leaks("to see that a reason is accepted")
 def test_excused():
     os.environ["EXCUSED"] = "1"
@@ -38,7 +43,7 @@ def test_no_reason():
 
 LEAKS = {
     "process": "subprocess.Popen(['sleep', '60'])",
-    "orphan": "subprocess.run('setsid sleep 61 & disown', shell=True, executable='/bin/bash')",
+    "orphan": "subprocess.run('setsid sleep 61 & disown', shell=True, executable='/bin/bash'); await_sleeper()",
     "thread": "threading.Thread(target=threading.Event().wait, daemon=True).start()",
     "descriptor": "kept.append(os.open('/dev/null', os.O_RDONLY))",
     "listener": "kept.append(socket.create_server(('127.0.0.1', 0)))",
