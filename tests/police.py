@@ -250,10 +250,11 @@ def _listeners(processes: list[psutil.Process]) -> dict[Any, str]:
         with contextlib.suppress(OSError):
             folder = Path(f"/proc/{process.pid}")
             network = str((folder / "ns/net").readlink())
-            table = tables.get(network) or tables.setdefault(network, _listening(folder))
+            if network not in tables:
+                tables[network] = _listening(folder)
             for descriptor in (folder / "fd").iterdir():
                 with contextlib.suppress(FileNotFoundError):
-                    address = table.get(str(descriptor.readlink()))
+                    address = tables[network].get(str(descriptor.readlink()))
                     if address is not None:
                         found[process.pid, address] = f"{address} of {_describe(process)}"
     return found

@@ -176,6 +176,15 @@ def wait_for_state(page: Page, state: str) -> None:
     monitor_of(page).locator(".nbl-header .nbl-state-word").get_by_text(state).wait_for()
 
 
+def watch_a_busy_cell(lab: Lab) -> tuple[Page, int]:
+    """Run a cell that waits for its run; return the page and how many pixels of a curve are drawn."""
+    page = lab.open("busy.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.start(page, 1)
+    wait_for_state(page, "running")
+    return page, wait_for_more_ink(page, 0)
+
+
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_a_panel_is_filled_in_and_its_run_watched(lab):
     page = lab.open("panel.ipynb", height=1900)
@@ -204,11 +213,7 @@ def test_a_panel_is_filled_in_and_its_run_watched(lab):
 
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_stop_is_heard_while_the_cell_is_busy(lab):
-    page = lab.open("busy.ipynb", height=1600)
-    lab.run(page, 0)
-    lab.start(page, 1)
-    wait_for_state(page, "running")
-    wait_for_more_ink(page, 0)
+    page, _ = watch_a_busy_cell(lab)
     assert "[*]" in lab.cell(page, 1).locator(".jp-InputPrompt").first.inner_text()
     page.get_by_role("button", name="Stop after this step").last.click()
     lab.wait(page, 1)
@@ -223,11 +228,7 @@ def test_stop_is_heard_while_the_cell_is_busy(lab):
 @lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_a_page_that_is_reloaded_while_the_cell_is_busy_shows_the_whole_run(lab):
-    page = lab.open("busy.ipynb", height=1600)
-    lab.run(page, 0)
-    lab.start(page, 1)
-    wait_for_state(page, "running")
-    before = wait_for_more_ink(page, 0)
+    page, before = watch_a_busy_cell(lab)
     lab.save(page, "busy.ipynb")
     page.reload()
     lab.show(page, "busy.ipynb")

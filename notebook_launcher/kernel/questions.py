@@ -15,8 +15,7 @@ from notebook_launcher.kernel import cell
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Answer", "Question", "Questions"]
-
+__all__ = ["AWAKE_EVERY", "Answer", "Question", "Questions"]
 
 AWAKE_EVERY = 0.25
 """Seconds for which an interrupt can be overlooked: one that comes just before a wait begins does not end it."""

@@ -17,6 +17,7 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, probe, snapshots, views
 from notebook_launcher.kernel.conductor import TOO_LATE, Conductor, Save, Stop
 from notebook_launcher.kernel.formatting import format_seconds
+from notebook_launcher.kernel.questions import AWAKE_EVERY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.stacks import Stacks
 
 __all__ = ["Run"]
-
-AWAKE_EVERY = 0.25
 
 
 class Run:
