@@ -57,7 +57,7 @@ class ParcelWriter:
     def write(self, data: bytes) -> int:
         """Append to the pickle."""
         if self._end + len(data) > self._checked_end:
-            self._check_room(len(data))
+            self._require(len(data))
             self._checked_end = self._end + len(data) + UNCHECKED_SIZE
         self._end = self._write_at(data, self._end)
         return len(data)
@@ -70,7 +70,7 @@ class ParcelWriter:
         """Raise ResourceError if there is no memory for the buffers."""
         needed = sum(view.nbytes + ALIGNMENT for view in self._buffers)
         if needed > UNCHECKED_SIZE:
-            self._check_room(needed)
+            self._require(needed)
 
     def seal(self, notes: bytes = b"") -> int:
         """Write the buffers and give the descriptor away; raises ResourceError if memory is short."""
@@ -110,7 +110,7 @@ class ParcelWriter:
                 raise
             return offset + done
 
-    def _check_room(self, needed: int) -> None:
+    def _require(self, needed: int) -> None:
         if needed > available_memory():
             raise self._short_of(needed)
 
