@@ -215,6 +215,14 @@ def test_excessive_nesting_is_an_error_and_not_a_crash() -> None:
         travel.pack_call(print, (value,), {})
 
 
+class Holder:
+    def __init__(self) -> None:
+        self.lock = lock
+
+    def hold(self) -> None:
+        self.lock.acquire()
+
+
 RETURNS: dict[str, tuple[Any, str]] = {
     "dict": (
         {"ok": 1, "lock": lock},
@@ -223,6 +231,7 @@ RETURNS: dict[str, tuple[Any, str]] = {
     "attribute": (trainer, r"`result.logger.events\[1\]\['lock'\]` is a _thread.lock"),
     "generator": ((i for i in range(3)), r"`result` is a generator. Return a list of its items"),
     "function": (train, r"`lock`, captured by the function helper, is a _thread.lock"),
+    "method": ({"close": Holder().hold}, r"`result\['close'\].__self__.lock` is a _thread.lock"),
     "unknown": (
         [Stubborn()],
         r"`result\[0\]` is a .*Stubborn. \(RuntimeError: not today\) Return plain data",

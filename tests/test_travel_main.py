@@ -385,3 +385,98 @@ def test_no_descriptor_is_left_open() -> None:
             assert rank.call(train, 1) == first
         assert len(os.listdir("/proc/self/fd")) == ours
     """)
+
+
+def test_nested_classes_are_found_by_plain_pickle_in_the_rank() -> None:
+    notebook("""
+        import dataclasses, pickle
+        class Model:
+            @dataclasses.dataclass
+            class Config:
+                lr: float = 0.1
+        def train(config):
+            assert type(config).__qualname__ == "Model.Config"
+            return pickle.loads(pickle.dumps(config)), repr(config)
+        config, text = rank.call(train, Model.Config(0.5))
+        assert type(config) is Model.Config and config.lr == 0.5
+        assert text == "Model.Config(lr=0.5)"
+        import threading
+        class Server:
+            lock = threading.Lock()  # stays, and so does the class
+            class Address:
+                port = 80
+        assert rank.call(lambda address: address.port, Server.Address()) == 80
+    """)
+
+
+def test_what_notebooks_define_and_cloudpickle_refuses() -> None:
+    notebook("""
+        import functools, typing, weakref
+        class Slots:
+            __slots__ = ("__private", "open")
+            def __init__(self):
+                self.__private, self.open = 1, 2
+            def total(self):
+                return self.__private + self.open
+        class Data:
+            @functools.cached_property
+            def size(self):
+                "Documented."
+                return 5
+            @functools.singledispatchmethod
+            def kind(self, value):
+                return "other"
+            @kind.register
+            def _(self, value: int):
+                return "integer"
+        @functools.singledispatch
+        def name(value):
+            return "other"
+        @name.register
+        def _(value: int):
+            return "integer"
+        UserId = typing.NewType("UserId", int)
+        P = typing.ParamSpec("P")
+        def twice(function: typing.Callable[P, int]) -> typing.Callable[P, int]:
+            def wrapped(*args: P.args, **kwargs: P.kwargs) -> int:
+                return 2 * function(*args, **kwargs)
+            return wrapped
+        @twice
+        def three(user: UserId = UserId(0)) -> int:
+            return 3
+        class Node: pass
+        node, seen = Node(), weakref.WeakKeyDictionary()
+        seen[node] = "seen"
+        def train():
+            data = Data()
+            assert (data.size, data.size, Data.size.__doc__) == (5, 5, "Documented.")
+            assert (data.kind(1), data.kind("1"), name(1), name("1")) == ("integer", "other") * 2
+            assert three() == 6 and UserId(4) == 4 and UserId.__supertype__ is int
+            assert (UserId.__module__, P.__name__, P.__module__) == ("__main__", "P", "__main__")
+            assert seen[node] == "seen"
+            return Slots().total()
+        assert rank.call(train) == 3
+    """)
+
+
+def test_a_compiled_function_travels_with_its_settings() -> None:
+    notebook("""
+        import torch
+        graphs = 0
+        def backend(graph, inputs):
+            global graphs
+            graphs += 1
+            return graph.forward
+        @torch.compile(backend=backend, fullgraph=True)
+        def loss(a, b):
+            return (a - b).square().mean()
+        class Trainer:
+            @torch.compile(backend="eager")
+            def step(self, x):
+                return x + 1
+        def train():
+            value = loss(torch.ones(2), torch.zeros(2)).item(), Trainer().step(torch.ones(1)).item()
+            return value, graphs
+        assert rank.call(train) == ((1.0, 2.0), 1)
+        assert graphs == 0
+    """)

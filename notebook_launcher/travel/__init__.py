@@ -21,7 +21,7 @@ from notebook_launcher.travel.culprits import Part, find_culprit, largest_parts
 from notebook_launcher.travel.modules import notes_of_modules, stale_modules
 from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_luggage
 from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
-from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler
+from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler, probe
 
 __all__ = [
     "note_inherited",
@@ -70,7 +70,7 @@ def _pickle_call(parcel: ParcelWriter, roots: list[Part], call: Call) -> bytes:
     try:
         pickler = CallPickler(parcel, parcel.add_buffer)
         pickler.dump(call)
-        pickler.dump(pickler.luggage.pack())
+        pickler.dump(pickler.luggage.pack(lambda outer: probe(outer, CallPickler) is None))
         return notes_of_modules(pickler.modules)
     except ResourceError:
         raise

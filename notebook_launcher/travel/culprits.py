@@ -151,7 +151,10 @@ def _parts(part: Part) -> Iterator[Part]:
         yield from _parts_of_function(part, value)
     elif isinstance(value, types.MethodType):
         method = getattr(value.__func__, "__qualname__", "the method")
-        yield Part(value.__self__, (*part.functions, method), "self")
+        # Within the user's data the way to the method says more than its name.
+        in_data = part.path and not part.functions
+        held = value.__self__
+        yield part.inside(".__self__", held) if in_data else Part(held, (*part.functions, method), "self")
         yield dataclasses.replace(part, value=value.__func__)
     elif isinstance(value, functools.partial):
         yield dataclasses.replace(part, value=value.func)

@@ -81,15 +81,21 @@ class Luggage:
         """Note a function or class that travels by value."""
         self._definitions[id(definition)] = definition
 
-    def pack(self) -> tuple[Any, ...]:
-        """Return plain data and the definitions; pickle it with the pickler that met them."""
+    def pack(self, can_travel: Callable[[Any], bool]) -> tuple[Any, ...]:
+        """Return plain data and the definitions; pickle it with the pickler that met them.
+
+        A class inside another is found by way of that one, which goes along if `can_travel`.
+        """
         definitions = list(self._definitions.values())
         namespace = main_globals()
         names = {}
         for definition in definitions:
-            name = getattr(definition, "__qualname__", "")
-            if definition.__module__ == "__main__" and namespace.get(name) is definition:
-                names[name] = definition
+            qualname = getattr(definition, "__qualname__", "")
+            name, _, path = qualname.partition(".")
+            if definition.__module__ != "__main__" or _by_name(qualname) is not definition:
+                continue
+            if not path or (name not in names and isinstance(definition, type) and can_travel(namespace[name])):
+                names[name] = namespace[name]
         class_ids = [
             (definition, class_id_of(definition)) for definition in definitions if isinstance(definition, type)
         ]
@@ -109,7 +115,7 @@ class Overwritten:
         arrived = {
             name: value
             for name, value in namespace.items()
-            if name != BOOK_NAME and (name not in self._before or self._before[name] is not value)
+            if not _is_the_modules_own(name) and (name not in self._before or self._before[name] is not value)
         }
         lost = {
             name
@@ -119,6 +125,11 @@ class Overwritten:
         book.value_ids.update((name, id(value)) for name, value in arrived.items())
         book.told |= lost
         return sorted(lost)
+
+
+def _is_the_modules_own(name: str) -> bool:
+    # A function that mentions `__name__` brings it along. The book has such a name too.
+    return name.startswith("__") and name.endswith("__")
 
 
 def note_inherited() -> None:

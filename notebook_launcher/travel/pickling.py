@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from notebook_launcher.travel import namespace
+from notebook_launcher.travel import namespace, reductions
 from notebook_launcher.travel.exceptions import reduce_exception, restore_attributes
 from notebook_launcher.travel.kinds import Kind, describe, kind_of_type
 
@@ -39,6 +39,9 @@ __all__ = [
 ]
 
 BufferCallback = Callable[[pickle.PickleBuffer], Any]
+
+BY_NAME = 2
+"""The parts of a reduction without a state: those of the few classes that cloudpickle finds by name."""
 
 
 class Refused(pickle.PicklingError):
@@ -69,6 +72,8 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
             self.modules.add(obj.__name__)
         elif isinstance(obj, BaseException):
             return self.reduce_exception(obj)
+        elif reduced := reductions.reduce_special(obj):
+            return reduced
         elif _is_standard_stream(obj):
             return _standard_stream, ("stderr" if obj is sys.stderr else "stdout",)
         elif "torch" in sys.modules:
@@ -85,9 +90,13 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
             return _rebuild_cached, (parameters["maxsize"], parameters["typed"], obj.__wrapped__)
         if obj.__module__ == "torch._utils" and obj.__name__ == "_rebuild_tensor_v3":
             return _tensor_v3_rebuilder, ()
+        if type(obj) is types.FunctionType and (compiled := reductions.reduce_compiled(obj)):
+            return compiled
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented:
             self.modules.add(str(obj.__module__))
+        elif isinstance(obj, type) and len(reduced) > BY_NAME:
+            reductions.mend_class(obj, reduced)
         return reduced
 
     def reduce_exception(self, exc: BaseException) -> Any:

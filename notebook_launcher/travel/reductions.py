@@ -1,0 +1,123 @@
+"""What notebooks define and cloudpickle 3.1 refuses, or changes on the way: how it is pickled instead."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import sys
+import types
+import typing
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["mend_class", "reduce_compiled", "reduce_special"]
+
+
+def reduce_special(obj: Any) -> tuple[Any, ...] | None:
+    """Say how an object of one of a few types is pickled; None for all others."""
+    if (reduce := _REDUCTIONS.get(type(obj))) is not None:
+        return reduce(obj)
+    # IPython's `exit` and `quit`, which hold the shell; it need not be installed.
+    if type(obj).__module__ == "IPython.core.autocall" and type(obj).__name__.endswith("ExitAutocall"):
+        return getattr, (sys, "exit")
+    return None
+
+
+def reduce_compiled(function: types.FunctionType) -> tuple[Any, ...] | None:
+    """Say how a function that `torch.compile` returned is pickled; None for all others.
+
+    It is a closure of torch's, whose globals cannot travel. The settings and the user's function can, as those of
+    a compiled module do.
+    """
+    original = getattr(function, "_torchdynamo_orig_callable", None)
+    if original is None or "self" not in function.__code__.co_freevars:
+        return None
+    cell = (function.__closure__ or ())[function.__code__.co_freevars.index("self")]
+    return _compile, (cell.cell_contents, original)
+
+
+def mend_class(cls: type, reduced: Any) -> None:
+    """Put right what cloudpickle made of a class that travels by value.
+
+    A nested class would arrive without its path, and plain pickle, which finds classes by it, would fail in the ranks
+    and in their data-loader workers. Of `__slots__` with private names the descriptors would be left in the state.
+    """
+    attributes = reduced[2][0]
+    attributes["__qualname__"] = cls.__qualname__
+    slots = attributes.get("__slots__", ())
+    for name in [slots] if isinstance(slots, str) else slots:
+        if name.startswith("__") and not name.endswith("__"):
+            attributes.pop(f"_{cls.__name__.lstrip('_')}{name}", None)
+
+
+def _reduce_cached_property(obj: functools.cached_property[Any]) -> tuple[Any, ...]:
+    # Before Python 3.12 it holds a lock.
+    return functools.cached_property, (obj.func,), {"attrname": obj.attrname, "__doc__": obj.__doc__}
+
+
+def _reduce_weak_dict(obj: Any) -> tuple[Any, ...]:
+    return type(obj), (dict(obj),)
+
+
+def _reduce_method(method: types.MethodType) -> tuple[Any, ...] | None:
+    # In a kernel both are methods of it; a rank has its own, which ask the cell.
+    if method == builtins.input:
+        return _builtin, ("input",)
+    if "getpass" in sys.modules and method == sys.modules["getpass"].getpass:
+        return _getpass, ()
+    return None
+
+
+def _reduce_new_type(obj: Any) -> tuple[Any, ...] | None:
+    return None if _is_found(obj) else (_new_type, (obj.__name__, obj.__supertype__, obj.__module__))
+
+
+def _reduce_parameters(obj: Any) -> tuple[Any, ...] | None:
+    return None if _is_found(obj) else (_parameters, (type(obj), obj.__name__, obj.__module__))
+
+
+_REDUCTIONS: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
+    functools.cached_property: _reduce_cached_property,
+    weakref.WeakKeyDictionary: _reduce_weak_dict,
+    weakref.WeakValueDictionary: _reduce_weak_dict,
+    types.MethodType: _reduce_method,
+    typing.NewType: _reduce_new_type,
+    typing.ParamSpec: _reduce_parameters,
+}
+if sys.version_info >= (3, 11):
+    _REDUCTIONS[typing.TypeVarTuple] = _reduce_parameters
+
+
+def _is_found(obj: Any) -> bool:
+    """Return whether the other side finds an object by its name, as pickle supposes."""
+    module = sys.modules.get(obj.__module__)
+    return obj.__module__ != "__main__" and getattr(module, obj.__name__, None) is obj
+
+
+def _new_type(name: str, supertype: Any, module: str) -> Any:
+    made = typing.NewType(name, supertype)  # type: ignore[misc]  # mypy wants a literal name
+    made.__module__ = module
+    return made
+
+
+def _parameters(cls: Callable[[str], Any], name: str, module: str) -> Any:
+    made = cls(name)
+    made.__module__ = module
+    return made
+
+
+def _builtin(name: str) -> Any:
+    return getattr(builtins, name)
+
+
+def _getpass() -> Any:
+    import getpass
+
+    return getpass.getpass
+
+
+def _compile(settings: Callable[[Any], Any], function: Any) -> Any:
+    return settings(function)
