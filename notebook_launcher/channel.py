@@ -8,9 +8,15 @@ nothing is unpickled that came from anywhere else.
 
 from __future__ import annotations
 
+import array
+import contextlib
+import fcntl
 import os
 import pickle
 import socket
+import struct
+import termios
+import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
@@ -23,7 +29,11 @@ __all__ = ["Channel", "anonymous_file", "channel_pair"]
 # A packet must fit the socket's send buffer (212,992 bytes by default on Linux).
 PACKET_LIMIT = 65_536
 MAX_FDS = 8
+ANCILLARY_SIZE = socket.CMSG_LEN(MAX_FDS * array.array("i").itemsize)
 INLINE, SPILLED = b"\0", b"\1"
+# A reader that lives answers within a millisecond; one that does not must not hold the sender up for good.
+TAKEN_BUDGET = 1.0
+TAKEN_INTERVAL = 0.0005
 
 
 def anonymous_file(name: str) -> int:
@@ -56,21 +66,34 @@ class Channel:
         finally:
             os.close(spill)
 
+    def send_and_wait(self, record: object) -> None:
+        """Send one record, and wait until it was received, so that whatever is written elsewhere comes after it."""
+        self.send(record)
+        end = time.monotonic() + TAKEN_BUDGET
+        with contextlib.suppress(OSError):  # A system that cannot tell does without the wait.
+            while self._num_unread() and time.monotonic() < end:
+                time.sleep(TAKEN_INTERVAL)
+
+    def _num_unread(self) -> int:
+        """Return how many bytes this end has sent that the other has not received; with the system's overhead."""
+        (number,) = struct.unpack("i", fcntl.ioctl(self._sock, termios.TIOCOUTQ, struct.pack("i", 0)))
+        return int(number)
+
     def receive(self, *, wait: bool = True) -> tuple[Any, list[int]] | None:
         """Return the next record and the descriptors beside it; None once the other end is gone.
 
         A record that cannot be unpickled here comes as `messages.Unreadable`. With `wait=False`, raises
         BlockingIOError if none has arrived.
         """
+        # Not socket.recv_fds, which takes flags and does not pass them on (Python 3.11).
         flags = 0 if wait else socket.MSG_DONTWAIT
         try:
-            packet, fds, _, _ = socket.recv_fds(self._sock, PACKET_LIMIT + 1, MAX_FDS, flags)
+            packet, ancillary, _, _ = self._sock.recvmsg(PACKET_LIMIT + 1, ANCILLARY_SIZE, flags)
         except ConnectionError:
             return None
+        fds = _descriptors(ancillary)
         if not packet:
             return None
-        for fd in fds:
-            os.set_inheritable(fd, False)
         try:
             if packet[:1] == INLINE:
                 return pickle.loads(memoryview(packet)[1:]), fds
@@ -87,6 +110,17 @@ class Channel:
     def close(self) -> None:
         """Close this end; idempotent."""
         self._sock.close()
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors beside a packet, which processes that this one starts do not inherit."""
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return list(fds)
 
 
 def channel_pair() -> tuple[Channel, socket.socket]:

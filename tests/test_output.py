@@ -110,6 +110,73 @@ def test_displays_of_rank_0_appear_in_the_cell(kernel: Kernel) -> None:
     assert not kernel.execute("notebook_launch(show, 2, display='none')").displays
 
 
+def shown_at_last(kernel: Kernel, code: str) -> list[str]:
+    """Return what a cell that clears its output shows at the end."""
+    outcome = kernel.execute(code)
+    assert outcome.error is None, outcome.traceback
+    shown: list[str] = []
+    clears = False
+    for message in outcome.messages:
+        content = message["content"]
+        if message["msg_type"] == "clear_output":
+            clears = True
+            continue
+        if message["msg_type"] == "stream":
+            piece = content["text"]
+        elif message["msg_type"] == "display_data":
+            piece = content["data"].get("text/html") or content["data"]["text/plain"] + "\n"
+        else:
+            continue
+        shown = [] if clears else shown
+        clears = False
+        shown.append(piece)
+    return "".join(shown).splitlines()
+
+
+def test_text_and_displays_keep_their_order(kernel: Kernel) -> None:
+    code = (
+        "def show():\n"
+        "    from IPython.display import display, HTML\n"
+        "    for i in range(20):\n"
+        "        print('before', i); display(HTML(f'<b>{i}</b>\\n'))\n"
+        "notebook_launch(show, 1, monitor=False)"
+    )
+    lines = shown_at_last(kernel, code)[1:-1]
+    assert lines == [line for i in range(20) for line in (f"before {i}", f"<b>{i}</b>")]
+
+
+def test_what_is_printed_after_clear_output_stays(kernel: Kernel) -> None:
+    code = (
+        "def train():\n"
+        "    from IPython.display import clear_output\n"
+        "    for epoch in range(30):\n"
+        "        clear_output(wait=True)\n"
+        "        print('epoch', epoch)\n"
+        "notebook_launch(train, 1, monitor=False)"
+    )
+    epoch, last = shown_at_last(kernel, code)
+    assert epoch == "epoch 29"
+    assert last.startswith("train: done in ")
+
+
+@pytest.mark.parametrize("text", ["no end", "\rbar", "\rover\nnext", "windows\r\nlast"])
+def test_the_last_line_comes_after_lines_without_an_end(kernel: Kernel, text: str) -> None:
+    lines = shown_at_last(kernel, f"notebook_launch(lambda: print({text!r}, end=''), 1, monitor=False)")
+    assert lines[1:-1] == text.replace("\r\n", "\n").removeprefix("\r").split("\n")
+    assert lines[-1].startswith("<lambda>: done in ")
+
+
+def test_the_functions_that_ask_may_be_captured(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "from getpass import getpass\n"
+        "ask = input\n"
+        "print(notebook_launch(lambda: ask('name? ') + getpass('password: '), 1)[0])",
+        answer_input=lambda prompt, _password: prompt[-3],
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.stdout.endswith("\ned\n")
+
+
 def test_input_and_breakpoint_ask_in_the_cell(kernel: Kernel) -> None:
     prompts = []
 

@@ -241,7 +241,8 @@ class ProcessTree:
     def events(self, timeout: float | None) -> list[Event]:
         """Wait up to `timeout` seconds for something to happen and return it.
 
-        What a rank wrote before it sent a record comes before the record.
+        What a rank wrote before it sent a record comes before the record; what it writes after
+        `Channel.send_and_wait` comes after it.
         """
         happened: list[Event] = []
         for key, _ in self._selector.select(timeout):
@@ -283,15 +284,17 @@ class ProcessTree:
 
     def _on_record(self, rank: int) -> list[Event]:
         end = self._ends[rank]
+        # Before the record is taken: a rank that shows something rich writes on once it is.
+        happened = self.drain(rank)
         try:
             received = end.channel.receive(wait=False)
         except BlockingIOError:
-            return []  # Taken already, by an event of the same batch.
+            return happened  # Taken already, by an event of the same batch.
         if received is None:
             self._selector.unregister(end.channel)
             end.has_hung_up = True
-            return []
-        return [*self.drain(rank), *self._record(rank, *received)]
+            return happened
+        return [*happened, *self._record(rank, *received)]
 
     def _record(self, rank: int, record: Any, fds: list[int]) -> list[Event]:
         if isinstance(record, messages.RankReady):
@@ -312,7 +315,7 @@ class ProcessTree:
                 self._ends[rank].pid = pid
             case messages.RankGone(rank=rank):
                 self._ends[rank].pid = None
-                return [*self._last_records(rank), *self.drain(rank), RankLost(record)]
+                return [*self.drain(rank), *self._last_records(rank), RankLost(record)]
             case messages.BirthFailed():
                 pass
             case _:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RunOutput"]
 
-LAST_LINES = 10
-
 
 class RunOutput:
     """The output of one run; made in the thread that launches, whose cell it belongs to."""
@@ -45,7 +43,7 @@ class RunOutput:
         """Return what a rank has written after a position, and the next position."""
         return self._console.logs[rank].since(position)
 
-    def last_lines(self, rank: int, num_lines: int = LAST_LINES) -> tuple[str, ...]:
+    def last_lines(self, rank: int, num_lines: int) -> tuple[str, ...]:
         """Return the end of what a rank has written."""
         return self._console.logs[rank].tail(num_lines)
 
@@ -58,9 +56,15 @@ class RunOutput:
         self._console.notice(text, stream)
 
     def headline(self, text: str) -> None:
-        """Say how the run begins or ends, unless nothing at all is to be shown."""
+        """Say how the run begins, unless nothing at all is to be shown."""
         if self._has_headlines:
             self._console.notice(text)
+
+    def end(self, text: str) -> None:
+        """Show all that the ranks wrote, lines without an end too, and after it how the run ended."""
+        self._console.finish()
+        self.headline(text)
+        self.close()
 
     def progress(self, text: str) -> None:
         """Show how far the run is, in one line that is updated in place."""

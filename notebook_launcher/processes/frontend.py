@@ -43,7 +43,8 @@ def install(
 
     Args:
         rank: The number that prompts show.
-        send: Sends a record to the kernel; may be called from any thread and from forked children.
+        send: Sends a record to the kernel, and returns when it was taken; may be called from any thread and from
+            forked children.
         request: Sends a request and waits for its reply.
     """
     keyboard = _Keyboard(rank, request)
