@@ -101,6 +101,12 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+_ELSEWHERE = (
+    "notebook_launcher is the name of the package. Type `from notebook_launcher import notebook_launch` and "
+    "`notebook_launch(fn, 2, args=(...))`; or, for Accelerate's order of arguments, "
+    "`from notebook_launcher.compat import notebook_launcher`."
+)
+
 # In a checkout, `widgets/` lies beside this folder; once installed, it lies in it (pyproject.toml,
 # package-dir). This makes `import notebook_launcher.widgets` work in a checkout that is not installed.
 _CHECKOUT = Path(__file__).resolve().parents[1]
@@ -161,11 +167,22 @@ _RENAMED = {"PartialState": "ProcessState"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "notebook_launcher":
+        # Not an AttributeError, after which `from ... import` would look for a submodule.
+        raise ImportError(_ELSEWHERE)
     if name not in _HOMES and name not in __all__:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        return _from_training(name)
     module = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}")
     return getattr(module, _RENAMED.get(name, name))
+
+
+def _from_training(name: str) -> Any:
+    """Find the rest of Accelerate's names, so that changing its import line is enough."""
+    training = importlib.import_module(f"{__name__}.training")
+    if name not in training.__all__:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(training, name)
 
 
 def __dir__() -> list[str]:

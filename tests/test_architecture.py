@@ -231,6 +231,20 @@ def test_importing_the_package_is_light():
     subprocess.run([sys.executable, "-c", IMPORT_PROBE], check=True, cwd=ROOT)
 
 
+def test_the_rest_of_accelerates_names_is_found_without_torch():
+    probe = """
+import sys, notebook_launcher
+assert not hasattr(notebook_launcher, "nowhere")
+assert "torch" not in sys.modules
+from notebook_launcher import training
+for name in training.__all__:
+    assert getattr(notebook_launcher, name) is getattr(training, name), name
+assert not {"LocalSGD", "tqdm"} & {*dir(notebook_launcher), *notebook_launcher.__all__}
+from notebook_launcher import AcceleratorState, DDPCommunicationHookType, LocalSGD, tqdm
+"""
+    subprocess.run([sys.executable, "-c", probe], check=True, cwd=ROOT)
+
+
 def _facade_order(name: str) -> tuple[bool, bool, str]:
     """Constants, classes, functions, as ruff sorts them (RUF022)."""
     return not name.isupper(), name[0].islower(), name

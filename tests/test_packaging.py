@@ -94,6 +94,17 @@ def test_a_folder_called_widgets_beside_an_installed_package_is_not_taken(wheel,
     assert _where_the_widgets_are(tmp_path) == tmp_path / "notebook_launcher/widgets/__init__.py"
 
 
+@pytest.mark.parametrize("installed", [False, True], ids=["checkout", "installed"])
+def test_accelerates_launcher_is_pointed_at(wheel, tmp_path, installed):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from notebook_launcher import notebook_launcher"
+    command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path if installed else ROOT)]
+    error = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False).stderr.splitlines()[-1]
+    assert "ImportError: notebook_launcher is the name of the package." in error
+    assert "`notebook_launch(fn, 2, args=(...))`" in error
+    assert "`from notebook_launcher.compat import notebook_launcher`" in error
+
+
 def test_every_requirement_is_pinned_to_a_version_that_it_allows(project):
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]

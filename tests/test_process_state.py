@@ -92,7 +92,8 @@ def test_alone_a_collection_is_not_split():
 
 def test_its_text_names_what_matters():
     assert repr(ProcessState(cpu=True)) == (
-        "Distributed environment: NO\nNum processes: 1\nProcess index: 0\nLocal process index: 0\nDevice: cpu\n"
+        "Distributed environment: DistributedType.NO\nNum processes: 1\nProcess index: 0\n"
+        "Local process index: 0\nDevice: cpu\n"
     )
 
 
@@ -257,7 +258,7 @@ def test_a_rank_adopts_the_group_that_is_up(trio):
         return state.process_index, state.local_process_index, flags, repr(state)
 
     text = (
-        "Distributed environment: MULTI_CPU  Backend: gloo\nNum processes: 3\nProcess index: {0}\n"
+        "Distributed environment: DistributedType.MULTI_CPU  Backend: gloo\nNum processes: 3\nProcess index: {0}\n"
         "Local process index: {0}\nDevice: cpu\n"
     )
     assert list(trio.run(look)) == [
@@ -282,7 +283,7 @@ def test_one_rank_is_alone():
         state = ProcessState()
         return str(state.distributed_type), state.use_distributed, state.backend
 
-    assert list(notebook_launch(look, 1, output="none")) == [("NO", False, "gloo")]
+    assert list(notebook_launch(look, 1, output="none")) == [("DistributedType.NO", False, "gloo")]
 
 
 def test_a_timeout_holds_for_the_group_that_is_up():

@@ -208,11 +208,14 @@ def test_tensorboard_gets_numbers_text_and_charts(state: ProcessState, tmp_path:
     values = {"loss": torch.tensor([0.5]), "bad": float("nan"), "note": "ok", "both": {"a": 1.0}, "many": [1, 2]}
     trackers.log(values, step=3)
     trackers.get_tracker("tensorboard").log_images({"image": np.zeros((1, 3, 4, 4))}, step=3)
+    writer = trackers.get_tracker("tensorboard", unwrap=True)
+    assert writer is trackers.get_tracker("tensorboard").writer
+    writer.add_scalar("own", 1.5, 3)
     trackers.end_training()
     events = accumulator.EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(3, 0.5)]
-    assert set(events.Tags()["scalars"]) == {"loss", "bad"}
+    assert set(events.Tags()["scalars"]) == {"loss", "bad", "own"}
     assert set(events.Tags()["images"]) == {"image"}
     assert "note/text_summary" in events.Tags()["tensors"]
 

@@ -52,6 +52,8 @@ class DistributedType(TextEnum):
     The others are never what a state says. They are Accelerate's, for code that asks whether it runs on one.
     """
 
+    __str__ = enum.Enum.__str__  # `DistributedType.MULTI_CPU`, as Accelerate prints it
+
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"

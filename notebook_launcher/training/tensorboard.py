@@ -28,7 +28,8 @@ class TensorBoardTracker(GeneralTracker):
         super().__init__()
         self.folder = Path(logging_dir) / run_name
         self._arguments = kwargs
-        self._writer: Any = None
+        self.writer: Any = None
+        """The `SummaryWriter`; None before `start`."""
 
     @classmethod
     def is_available(cls) -> bool:
@@ -37,39 +38,39 @@ class TensorBoardTracker(GeneralTracker):
 
     @property
     def tracker(self) -> Any:
-        """The `SummaryWriter`; None before `start`."""
-        return self._writer
+        """The same as `writer`."""
+        return self.writer
 
     def start(self) -> None:
         """Open the event file."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(os.fspath(self.folder), **self._arguments)
+        self.writer = SummaryWriter(os.fspath(self.folder), **self._arguments)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Store hyperparameters beside the run's metrics; what TensorBoard has no type for becomes text."""
         known = {key: one if isinstance(one, (bool, int, float, str)) else repr(one) for key, one in values.items()}
-        self._writer.add_hparams(known, metric_dict={}, run_name=".")
-        self._writer.flush()
+        self.writer.add_hparams(known, metric_dict={}, run_name=".")
+        self.writer.flush()
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Add numbers as scalars, strings as text, dicts of numbers as one chart; leave the rest out."""
         for key, value in values.items():
             if isinstance(value, str):
-                self._writer.add_text(key, value, global_step=step, **kwargs)
+                self.writer.add_text(key, value, global_step=step, **kwargs)
             elif isinstance(value, dict):
-                self._writer.add_scalars(key, value, global_step=step, **kwargs)
+                self.writer.add_scalars(key, value, global_step=step, **kwargs)
             elif (number := as_number(value)) is not None:
-                self._writer.add_scalar(key, number, global_step=step, **kwargs)
-        self._writer.flush()
+                self.writer.add_scalar(key, number, global_step=step, **kwargs)
+        self.writer.flush()
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Add batches of images, each an array of shape (N, C, H, W) or as `dataformats=` says."""
         for key, value in values.items():
-            self._writer.add_images(key, value, global_step=step, **kwargs)
-        self._writer.flush()
+            self.writer.add_images(key, value, global_step=step, **kwargs)
+        self.writer.flush()
 
     def finish(self) -> None:
         """Close the event file; idempotent."""
-        if self._writer is not None:
-            self._writer.close()
+        if self.writer is not None:
+            self.writer.close()

