@@ -273,4 +273,9 @@ def _environment(value: object) -> Mapping[str, str]:
         if not key or "=" in key or "\0" in key + text:
             msg = f"env[{key!r}]={text!r}: a name must not be empty or hold '=', and neither may hold a null."
             raise ConfigError(msg)
+        try:
+            os.fsencode(key + text)
+        except UnicodeEncodeError as error:
+            msg = f"env[{key!r}]={text!r}: an environment cannot hold it ({error.reason})."
+            raise ConfigError(msg) from None
     return types.MappingProxyType(dict(value))

@@ -35,6 +35,7 @@ __all__ = [
     "Failure",
     "Finish",
     "Frame",
+    "GroupState",
     "InputReply",
     "InputRequest",
     "LeaveGroup",
@@ -203,14 +204,23 @@ class CallStarted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GroupState:
+    """How a rank's process group stands at the end of a call; a part of other records."""
+
+    is_kept: bool
+    """Whether it is still the one that the call began with."""
+    num_calls: dict[str, int]
+    """How many collectives each group has begun, by the group's name, and how many groups were made."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
     """The function returned. Descriptor: the parcel of its value."""
 
     call_id: int
     time: float
     peak_rss: int
-    group_kept: bool
-    """Whether the process group is still the one that the call began with."""
+    group: GroupState
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +262,7 @@ class Raised:
     peak_rss: int
     stage: Literal["arrive", "group", "function", "return"]
     report: ExceptionReport
+    group: GroupState
     exit_code: int | None = None
     """The code of `sys.exit(code)`."""
 
@@ -347,7 +358,9 @@ class Failure:
     """What is known of one rank that failed."""
 
     rank: int
-    kind: Literal["exception", "exit", "signal", "return"]
+    kind: Literal["exception", "exit", "signal", "arrival", "return"]
+    """`"arrival"`: the function, or what it uses, could not be rebuilt in the rank; `"return"`: its value did not
+    travel."""
     time: float
     """CLOCK_MONOTONIC, seconds: one clock for all processes of the machine."""
     summary: str
@@ -357,5 +370,7 @@ class Failure:
     exitcode: int | None = None
     victim: bool = False
     """Whether it only failed because another rank did."""
+    place: str = ""
+    """Where a crash in C code was called from, if the rank could say it: `f, Cell In[3], line 4: x = g()`."""
     last_lines: tuple[str, ...] = ()
-    """The end of that rank's output."""
+    """The end of that rank's output, before the stacks that a crash adds."""

@@ -49,7 +49,15 @@ def kernel() -> Iterator[Kernel]:
         ("notebook_launch(coroutine, 2)", "ConfigError: coroutine is a coroutine function"),
         ("notebook_launch(train, 2)", "ConfigError: train(lr) cannot be called with args=(), kwargs={}"),
         ("notebook_launch(train, 2, args=1)", "ConfigError: args=1 is a int; it must be a tuple"),
-        ("notebook_launch(train, (1,), num_processes=2)", "TypeError: "),
+        (
+            "notebook_launch(train, (1,), num_processes=2)",
+            "ConfigError: Arguments of the function go by name. Write notebook_launch(train, 2, args=(1,)).",
+        ),
+        (
+            "Session(2).run(train, 1)",
+            "ConfigError: Arguments of the function go by name. Write session.run(train, args=(1,)).",
+        ),
+        ("notebook_launch(train, 2, lr=1)", "ConfigError: unknown option lr=. train has a parameter of that name"),
         ("notebook_launch(train, (1,))", "ConfigError: num_processes=(1,) is a tuple"),
         ("notebook_launch(train, 2, args=(1,), mixed='bf16')", "ConfigError: unknown option mixed=."),
         ("notebook_launch(train, 2, args=(1,), backend='ncl')", "ConfigError: backend='ncl' is unknown."),
@@ -151,6 +159,28 @@ def test_no_processes_left() -> None:
     assert "could not be started: " in done.stdout, done.stdout + done.stderr
     assert "`ulimit -u`" in done.stdout
     assert done.stdout.endswith("\n1\n")
+
+
+def test_no_threads_left() -> None:
+    done = run_python(
+        "import os, psutil, threading\n"
+        "from notebook_launcher import *\n"
+        "def look(): return len(psutil.Process().children(recursive=True)), len(os.listdir('/proc/self/fd'))\n"
+        "notebook_launch(os.getpid, 2, output='none')\n"
+        "before = look()\n"
+        "threading.stack_size(1 << 46)\n"  # More than there are addresses.
+        "for call in (notebook_launch, launch, Session(2).run):\n"
+        "    try: call(os.getpid)\n"
+        "    except ResourceError as error: print(error)\n"
+        "    print(look() == before)\n"
+        "threading.stack_size(0)\n"
+        "print(len(notebook_launch(os.getpid, 2, output='none')))\n"
+    )
+    lines = done.stdout.splitlines()
+    told = [line for line in lines if "the run's thread could not be started: can't start new thread. The" in line]
+    assert len(told) == 3, done
+    assert lines.count("True") == 3, done
+    assert lines[-1] == "2"
 
 
 def test_an_unwritable_temporary_folder_is_not_needed() -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import pytest
 
-from notebook_launcher import CallOrderError, ConfigError, LaunchConfig, context
+from notebook_launcher import CallOrderError, ConfigError, LaunchConfig, Session, context, launch, notebook_launch
 from notebook_launcher.kernel.checks import check_call, check_not_in_rank, name_of
 
 
 def train(lr: float, epochs: int = 1) -> tuple[float, int]:
     return lr, epochs
+
+
+def spawned(rank: int, world_size: int) -> tuple[int, int]:
+    return rank, world_size
 
 
 async def coroutine() -> None:
@@ -52,7 +57,11 @@ class AsyncModel:
             r"train\(lr.*\) .*cannot be called with args=\(\), kwargs=\{\}: missing a required argument: 'lr'",
         ),
         (train, (1, 2, 3), {}, r"too many positional arguments"),
+        (functools.partial(train, 1, 2, 3), (), {}, r"train\(lr.*args=\(1, 2, 3\).*too many positional arguments"),  # type: ignore[call-arg]
+        (functools.partial(train, epoch=3), (1,), {}, r"got an unexpected keyword argument 'epoch'"),  # type: ignore[call-arg]
         (train, (1,), {"epoch": 2}, r"got an unexpected keyword argument 'epoch'"),
+        (spawned, (2,), {}, r"The rank is not passed: leave the parameter rank out, and write rank = int\(os.environ"),
+        (spawned, (), {}, r"Arguments go by name: notebook_launch\(fn, 2, args="),
         (train, "x", {}, r"args='x' is a str; it must be a tuple. Write args=\('x',\)"),
         (train, 0.1, {}, r"args=0.1 is a float; it must be a tuple. Write args=\(0.1,\)"),
         (train, (), [1], r"kwargs=\[1\] must map the names of arguments to their values"),
@@ -62,6 +71,40 @@ class AsyncModel:
 def test_what_cannot_be_called_is_refused(function: Any, args: Any, kwargs: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_call(function, args, kwargs)
+
+
+@pytest.mark.parametrize("launcher", [notebook_launch, launch])
+@pytest.mark.parametrize(
+    ("places", "options", "written"),
+    [
+        (((0.1,),), {"num_processes": 3}, r"train, 3, args=\(0.1,\)"),
+        (((0.1,), 3), {}, r"train, 3, args=\(0.1,\)"),
+        (([0.1], 3, "bf16"), {}, r"train, 3, args=\(0.1,\)"),
+        ((3, 0.1, 3), {}, r"train, 3, args=\(0.1, 3\)"),
+        (("x", "y"), {}, r"train, 2, args=\('x', 'y'\)"),
+    ],
+)
+def test_arguments_given_by_their_place_are_told_how_they_go(
+    launcher: Any, places: tuple[Any, ...], options: dict[str, Any], written: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"go by name. Write {launcher.__name__}\({written}\)\.$"):
+        launcher(train, *places, **options)
+
+
+def test_arguments_given_as_options_are_told_how_they_go() -> None:
+    message = r"unknown option epochs=. train has a parameter of that name, .* write kwargs=\{'epochs': 3\}\."
+    with pytest.raises(ConfigError, match=message):
+        notebook_launch(train, 2, args=(0.1,), epochs=3)
+    with pytest.raises(ConfigError, match=r"unknown option epoch=. Options are:"):
+        notebook_launch(train, 2, args=(0.1,), epoch=3)
+
+
+@pytest.mark.parametrize("launcher", [notebook_launch, launch, Session.run, Session.launch])
+def test_a_launcher_shows_its_own_signature(launcher: Any) -> None:
+    kinds = {one.kind for name, one in inspect.signature(launcher).parameters.items() if name != "options"}
+    assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    with pytest.raises(TypeError, match=r"missing .* required positional argument"):
+        launcher()
 
 
 @pytest.mark.parametrize(

@@ -244,3 +244,39 @@ def test_a_traceback_shows_the_cells_own_lines(kernel: Kernel) -> None:
 def test_the_last_output_is_in_the_message(kernel: Kernel) -> None:
     outcome = kernel.execute("table('function', 'os._exit')")
     assert "Its last output:\n    last words" in (outcome.error or "")
+
+
+def test_a_crash_names_the_users_line_and_shows_the_last_words_before_the_dump(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def crash():\n"
+        "    print('epoch 3', flush=True)\n"
+        "    print('step 17', end='', file=sys.stderr, flush=True)\n"
+        "    ctypes.string_at(0)\n"
+        "notebook_launch(crash, 1, output='none')\n"
+    )
+    message, place, *output = (outcome.error or "").replace(", in crash, ", "\n").split("\n")
+    assert message == "RankFailedError: rank 0 of 1 was killed by SIGSEGV(-11) in C code"
+    assert place.endswith("line 4: ctypes.string_at(0)")
+    assert place.startswith("Cell In[")
+    assert output[0] == "Its last output:"
+    assert sorted(output[1:]) == ["    epoch 3", "    step 17"]  # Two streams, so in either order.
+
+
+def test_a_crash_outside_of_python_is_where_the_main_thread_was(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def mismatch():\n"
+        "    import torch, torch.distributed as dist\n"
+        "    dist.all_reduce(torch.ones(1 + 1000 * rank()))\n"  # A thread of gloo's ends the process.
+        "notebook_launch(mismatch, 2, output='none')\n"
+    )
+    message, _, output = (outcome.error or "").partition("\nIts last output:\n")
+    assert "was killed by SIGABRT(-6) in C code, in mismatch, Cell In[" in message
+    assert message.endswith("line 3: dist.all_reduce(torch.ones(1 + 1000 * rank()))")
+    assert "collective mismatch in your code?" in output
+    assert "File " not in output
+
+
+def test_a_crash_at_exit_names_the_exit_handler(kernel: Kernel) -> None:
+    outcome = kernel.execute("table('exiting', 'segfault')")
+    assert "after it had returned: in die, Cell In[" in (outcome.error or "")
+    assert "ctypes.string_at(0). The values are in the exception's `results`." in (outcome.error or "")

@@ -136,3 +136,29 @@ def test_a_rank_sees_its_own_session(kernel: Kernel) -> None:
         "print([len(set(i)) for i in notebook_launch(ids, 2)])"
     )
     assert outcome.stdout.endswith("[1, 1]\n")
+
+
+def test_a_rank_that_waits_for_one_that_has_returned_is_told_so(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(
+            "def f():\n"
+            "    import torch, torch.distributed as dist\n"
+            "    if os.environ['RANK'] == '1':\n"
+            "        dist.all_reduce(torch.ones(1))\n"
+            "notebook_launch(f, 2, timeout=20)"
+        )
+    assert (outcome.error or "").startswith("RuntimeError: ")
+    assert "rank 1 of 2 failed first." in outcome.traceback
+    assert "rank 0 had returned already: it took part in fewer collectives." in outcome.traceback
+
+
+def test_a_rank_that_fails_by_itself_is_not_said_to_have_waited(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def f():\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        time.sleep(0.2)\n"
+        "        raise RuntimeError('boom')\n"
+        "notebook_launch(f, 2)"
+    )
+    assert "rank 1 of 2 failed first." in outcome.traceback
+    assert "had returned already" not in outcome.traceback

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import threading
 import time
 
 import pytest
 
-from notebook_launcher import notebook_launch
+from notebook_launcher import launch, notebook_launch
 from notebook_launcher.processes import forking
 
 
@@ -85,3 +86,39 @@ def test_ranks_look_before_they_fork(start_method):
 
     (called,) = notebook_launch(fork_under_a_profile, 1, start_method=start_method, output="none")
     assert called.count("let_threads_settle") == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("return", 0, ""),
+        ("raise", 1, "ValueError: the child's"),
+        (None, 0, ""),
+        (5, 5, ""),
+        ("gone", 1, "gone"),
+        (-1, 255, ""),
+    ],
+)
+def test_a_fork_that_leaves_the_function_ends_and_is_no_second_rank(how, status, said):
+    def fork(how: str | int | None) -> int | str:
+        import torch.distributed as dist
+
+        status = 0
+        if dist.get_rank() == 0:
+            child = os.fork()
+            if child == 0:
+                if how == "return":
+                    return "the child's"
+                if how == "raise":
+                    raise ValueError("the child's")
+                sys.exit(how)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        dist.barrier()  # The other rank has not ended before this one comes.
+        return status
+
+    run = launch(fork, 2, args=(how,), output="none", timeout=10)
+    assert list(run.result()) == [status, 0]
+    lines = run.logs(0).splitlines()
+    assert lines[-1:] == ([said] if said else [])
+    assert (lines[:1] == ["Traceback (most recent call last):"]) is (how == "raise")
+    assert "notebook_launcher/processes" not in run.logs(0)

@@ -237,6 +237,36 @@ def test_fabric_trains_on_every_rank(kernel: Kernel, start_method: str) -> None:
     assert results == [(2, rank, 2, 2.0, -0.5 * 3.5 * 2) for rank in range(2)]
 
 
+# What either is told about the process group.
+
+
+@pytest.mark.parametrize("backend", ["gloo", None])
+@pytest.mark.parametrize("library", ["accelerate", "lightning_fabric"])
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_a_timeout_for_the_process_group_counts(kernel: Kernel, start_method: str, library: str, backend: str) -> None:
+    timeouts = evaluate(
+        kernel,
+        f"""
+        from datetime import timedelta
+        import accelerate.state, lightning_fabric.strategies  # What a fork brings along.
+        def timeout_of_the_group():
+            return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        def accelerate():
+            from accelerate import Accelerator, InitProcessGroupKwargs
+            Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=7))])
+            return timeout_of_the_group()
+        def lightning_fabric():
+            from lightning_fabric import Fabric
+            from lightning_fabric.strategies import DDPStrategy
+            strategy = DDPStrategy(timeout=timedelta(seconds=7))
+            Fabric(accelerator="cpu", devices=2, strategy=strategy).launch()
+            return timeout_of_the_group()
+        list(notebook_launch({library}, 2, start_method={start_method!r}, backend={backend!r}))
+        """,
+    )
+    assert timeouts == [7.0, 7.0]
+
+
 # Scripts for torchrun.
 
 
@@ -281,6 +311,8 @@ def test_the_main_of_a_torchrun_script(kernel: Kernel, start_method: str) -> Non
             dict(explicit=True),
             dict(explicit=True, init_method="env://", timeout=timedelta(seconds=20)),
             dict(backend="cpu:gloo"),
+            dict(explicit=True, init_method="tcp://127.0.0.1:23456"),
+            dict(explicit=True, init_method="tcp://127.0.0.1:23456", timeout=timedelta(seconds=20)),
         ]
         with Session(2, start_method={start_method!r}) as session:
             results = [list(session.run(main, kwargs=way)) for way in [*ways, *ways]]
@@ -290,7 +322,7 @@ def test_the_main_of_a_torchrun_script(kernel: Kernel, start_method: str) -> Non
         """,
     )
     # Two epochs of two updates; over an epoch, the batches' means average to 3.5.
-    assert results == [[(rank, -0.5 * 3.5 * 4, False) for rank in range(2)]] * 16
+    assert results == [[(rank, -0.5 * 3.5 * 4, False) for rank in range(2)]] * 20
 
 
 def test_a_script_file_run_as_main(kernel: Kernel) -> None:
@@ -393,6 +425,38 @@ def test_a_rank_that_leaves_early_is_no_reason_to_wait(kernel: Kernel) -> None:
     assert outcome.error is not None
     # "Connection closed by peer", "Connection reset by peer" or "Broken pipe", as the race goes.
     assert re.match("RuntimeError: .*gloo/transport/tcp", outcome.error)
+
+
+def test_a_rank_that_returns_early_is_no_reason_to_wait(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        """
+        def main():
+            if dist.get_rank() == 1:
+                dist.all_reduce(torch.ones(1))
+        notebook_launch(main, 2)
+        """,
+        timeout=10,
+    )
+    assert outcome.error is not None
+    assert re.match("RuntimeError: .*gloo/transport/tcp", outcome.error)
+
+
+def test_the_command_line_of_a_rank(kernel: Kernel) -> None:
+    ours, program, users = evaluate(
+        kernel,
+        """
+        def command_line():
+            return sys.argv
+        ours, program = notebook_launch(command_line, 1)[0], sys.argv[0]
+        before, sys.argv = sys.argv, ["train.py", "--lr", "0.1"]
+        users = notebook_launch(command_line, 1)[0]
+        sys.argv = before
+        ours, program, users
+        """,
+    )
+    # Not what the kernel itself was given, and a path: scripts look for files beside it.
+    assert ours == [program]
+    assert users == ["train.py", "--lr", "0.1"]
 
 
 # Data loaders and other processes of a rank's own.

@@ -55,6 +55,39 @@ def kernel(notebook: Kernel) -> Iterator[Kernel]:
 # What the kernel computed.
 
 
+@pytest.mark.parametrize("start_method", FORKED)
+def test_ipythons_exit_and_quit_end_the_rank(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        f"""
+        def leave():
+            print("before")
+            exit()
+            print("after")
+        list(notebook_launch(leave, 2, start_method={start_method!r}))
+        """
+    )
+    assert outcome.result == "[None, None]", outcome.traceback
+    assert "before" in outcome.stdout
+    assert "after" not in outcome.stdout
+    outcome = kernel.execute(f"notebook_launch(lambda: quit(3), 1, start_method={start_method!r})")
+    assert (outcome.error or "").startswith("RankFailedError: rank 0 of 1 called sys.exit(3)")
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_namespace_comes_home(kernel: Kernel, tmp_path: Path, start_method: str) -> None:
+    """It holds the builtins, and with them what connects a rank with the cell."""
+    script = tmp_path / "script.py"
+    script.write_text("import threading\nvalue = 3\n")
+    arguments = f"2, args=({str(script)!r},), start_method={start_method!r}"
+    outcome = kernel.execute(f"import runpy; notebook_launch(runpy.run_path, {arguments})[1]['value']")
+    assert outcome.result == "3", outcome.traceback
+    script.write_text("import threading\nlock = threading.Lock()\n")
+    outcome = kernel.execute(f"notebook_launch(runpy.run_path, {arguments})")
+    assert "the return value cannot travel: `result['lock']` is a _thread.lock" in (outcome.error or "")
+    outcome = kernel.execute(f"notebook_launch(lambda: globals(), 1, start_method={start_method!r})[0]['__name__']")
+    assert outcome.result == "'__main__'", outcome.traceback
+
+
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_after_parallel_work_and_backward(kernel: Kernel, start_method: str) -> None:
     """GNU OpenMP's pool and autograd's threads do not survive a fork; a fork of the kernel would hang in them."""

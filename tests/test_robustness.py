@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -171,3 +172,57 @@ def test_the_culprit_outranks_a_value_that_cannot_be_rebuilt(kernel: Kernel) -> 
     assert outcome.error == "ValueError: boom"
     alone = kernel.execute("notebook_launch(Odd, 1)")
     assert (alone.error or "").startswith("ReturnValueError: rank 0: ")
+
+
+def test_a_process_in_a_session_of_its_own_does_not_keep_a_dead_ranks_run(kernel: Kernel) -> None:
+    began = time.monotonic()
+    outcome = kernel.execute(
+        "def leaves_a_child():\n"
+        "    if rank() == 1:\n"
+        "        if os.fork() == 0:\n"
+        "            os.setsid()\n"
+        "            time.sleep(30)\n"
+        "        os._exit(3)\n"
+        "    time.sleep(30)\n"
+        "notebook_launch(leaves_a_child, 2)"
+    )
+    assert (outcome.error or "").startswith("RankFailedError: rank 1 of 2 exited with code 3")
+    assert time.monotonic() - began < 5
+
+
+def test_what_cannot_be_rebuilt_in_a_rank_is_no_failure_of_the_function(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "class Config(Exception):\n"
+        "    def __init__(self, lr): super().__init__()\n"
+        "    def __reduce__(self): return Config, ()\n"
+        "config = Config(0.1)\n"
+        "def train(): return config\n"
+        "notebook_launch(train, 2)"
+    )
+    assert (outcome.error or "").startswith("TypeError: Config.__init__() missing 1 required positional argument")
+    assert "The function was not called: it, or what it uses, could not be rebuilt in the rank." in outcome.traceback
+
+
+def test_an_exception_that_is_no_exception_has_its_rank_too(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "class Enough(BaseException): pass\n"
+        "def stop():\n"
+        "    if rank() == 1: raise Enough('now')\n"
+        "    return 7\n"
+        "try: notebook_launch(stop, 2)\n"
+        "except Enough as error: print(error.rank, error.results.returned, [f.summary for f in error.failures])"
+    )
+    *_, headline, last = outcome.stdout.splitlines()
+    assert headline.endswith("rank 1: Enough: now")
+    assert last == "1 {0: 7} ['Enough: now']"
+
+
+def test_a_function_may_know_its_modules_name(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def train():\n"
+        "    import logging\n"
+        "    return logging.getLogger(__name__).name, __doc__ is None\n"
+        "print(notebook_launch(train, 1)[0])"
+    )
+    assert "what an earlier run gave the ranks" not in outcome.stdout
+    assert "('__main__', " in outcome.stdout

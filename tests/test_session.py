@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import os
 import signal
 import threading
@@ -12,7 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from notebook_launcher import Session
+from notebook_launcher import Run, Session
+from notebook_launcher.kernel.ranks import Ranks
+from tests.interrupts import interrupt_at
 from tests.scenes import unchanged, warm_kernel
 
 if TYPE_CHECKING:
@@ -106,6 +109,64 @@ def test_it_survives_a_failure(kernel: Kernel, what: str, error: str) -> None:
     assert replaced == (what == "die")
     assert last_line(kernel, "print(*session.run(add))") == "2.0 2.0"
     assert last_line(kernel, "print(*session.run(kept))") == ("before None" if replaced else "before before")
+
+
+WRAP = """
+def wrap():
+    import torch
+    global model
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+
+def step():
+    import torch
+    model(torch.ones(1, 1)).sum().backward()
+    return "stepped"
+
+def typo():
+    return lerning_rate
+
+def give_model():
+    return model
+
+def sleep():
+    print("asleep", flush=True)
+    time.sleep(60)
+
+def alone():
+    import torch.distributed as dist
+    if rank() == 0:
+        raise ValueError("alone")
+    dist.barrier()
+
+import time
+session.run(wrap)
+"""
+BROKEN = "the process group is made anew for the next run: models that the ranks keep must be wrapped again"
+
+
+@pytest.mark.parametrize("what", ["typo", "give_model", "sleep"])
+def test_wrapped_models_survive_what_breaks_no_group(kernel: Kernel, what: str) -> None:
+    kernel.execute(WRAP)
+    if what == "sleep":
+        cell = kernel.start("session.run(sleep)")
+        kernel.wait(
+            cell, until=lambda outcome: outcome.done or outcome.stdout.count("asleep") + ("ranks" in outcome.stdout) > 1
+        )
+        kernel.interrupt()
+        outcome = kernel.wait(cell)
+    else:
+        outcome = kernel.execute(f"session.run({what})")
+    assert outcome.error is not None
+    assert BROKEN not in outcome.stdout
+    assert last_line(kernel, "print(*session.run(step))") == "stepped stepped"
+
+
+def test_a_broken_group_is_told(kernel: Kernel) -> None:
+    kernel.execute(WRAP)
+    outcome = kernel.execute("session.run(alone)")
+    assert outcome.error == "ValueError: alone"
+    assert BROKEN in outcome.stdout
+    assert last_line(kernel, "session.run(wrap); print(*session.run(step))") == "stepped stepped"
 
 
 def test_an_interrupt_at_any_moment_of_the_start_ends_that_run() -> None:
@@ -230,6 +291,42 @@ def test_the_group_may_be_destroyed(kernel: Kernel) -> None:
     assert last_line(kernel, code) == "2.0 2.0"
     code = "session.run(lambda: rank() or dist.destroy_process_group()); print(*session.run(add))"
     assert last_line(kernel, code) == "2.0 2.0"
+
+
+def test_an_interrupt_while_it_closes_ends_the_ranks(kernel: Kernel) -> None:
+    cell = kernel.start(
+        "def linger():\n    import atexit; atexit.register(lambda: (print('up', flush=True), time.sleep(60)))\n"
+        "import time\nwith Session(2) as two: two.run(linger)"
+    )
+    kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
+    kernel.interrupt()
+    assert kernel.wait(cell, timeout=3).error == "KeyboardInterrupt: "  # `kernel` checks that nothing is left.
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_closing_can_be_interrupted_and_repeated(start_method: str) -> None:
+    for number in range(0, 4000, 97):
+        session = Session(1, output="none", start_method=start_method)
+        session.run(os.getpid)
+        if not interrupt_at(number, session.close):
+            break
+        session.close()
+
+
+def test_a_run_that_an_interrupt_kept_from_beginning_ends_with_its_session() -> None:
+    session = Session(1, output="none")
+    run = session._start(os.getpid, (), None, in_cell=True)
+    session.close()
+    assert run.wait(0)
+
+
+def test_a_run_that_an_interrupt_kept_from_beginning_ends_when_it_is_forgotten() -> None:
+    ranks = Ranks.planned(1, None, {"output": "none"}, many_calls=False)
+    run = Run.start(ranks, os.getpid, (), None, in_cell=True)
+    assert ranks.tree is not None
+    del run
+    gc.collect()
+    assert ranks.tree is None
 
 
 def test_an_unclosed_session_goes_with_its_kernel() -> None:

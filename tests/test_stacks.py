@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import notebook_launcher
+from notebook_launcher import Session
 from notebook_launcher.kernel import stacks
 from notebook_launcher.kernel.stacks import RankStack, StackFrame, Stacks, ThreadStack, parse_stacks
 from tests.kernels import ROOT, Kernel
@@ -191,6 +192,22 @@ def test_a_rank_that_runs_nothing_and_one_that_did_not_answer():
         "rank 0 runs nothing: its function has ended; rank 1 did not answer"
     )
     assert str(Stacks()) == "no rank is up yet"
+
+
+def test_a_real_rank_that_has_returned_runs_nothing():
+    def first_waits() -> None:
+        import torch.distributed as dist
+
+        if dist.get_rank() == 0:
+            dist.barrier()
+
+    with Session(2, output="none") as session:
+        run = session.launch(first_waits)
+        deadline = time.monotonic() + 30
+        while "rank 0 waits in barrier" not in (verdict := run.stacks().verdict) or "rank 1 is" in verdict:
+            assert time.monotonic() < deadline, verdict
+        run.stop()
+    assert verdict.endswith("; rank 1 runs nothing: its function has ended")
 
 
 def test_ranks_in_the_same_place_share_a_sentence():

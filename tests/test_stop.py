@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from notebook_launcher import launch
+from tests.interrupts import interrupt_at
 from tests.scenes import unchanged, warm_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from notebook_launcher.kernel.run import Run
     from tests.kernels import Kernel, Outcome
 
 DEFINITIONS = """
@@ -53,6 +58,14 @@ def cooperative():
     for step in range(10**9):
         report(step=step, loss=1.0)
         time.sleep(0.001)
+
+def exiting():
+    import atexit
+    atexit.register(lambda: (print("up", flush=True), time.sleep(60)))
+
+def threading_on():
+    import threading
+    threading.Thread(target=lambda: (print("up", flush=True), time.sleep(60))).start()
 
 def in_c_code():
     import torch
@@ -133,6 +146,41 @@ def test_a_second_interrupt_kills_at_once(kernel: Kernel) -> None:
         seconds = time.monotonic() - began
     assert outcome.error == "KeyboardInterrupt: "
     assert seconds < 1.5  # The ladder alone takes 1.5 s before it kills.
+
+
+@pytest.mark.parametrize("name", ["exiting", "threading_on"])
+@pytest.mark.parametrize("presses", [1, 2])
+def test_exit_handlers_and_threads_do_not_hold_a_stop_up(kernel: Kernel, name: str, presses: int) -> None:
+    with unchanged(kernel):
+        cell = kernel.start(f"notebook_launch({name}, 2)")
+        kernel.wait(cell, until=is_up)
+        began = time.monotonic()
+        for _ in range(presses):
+            kernel.interrupt()
+        outcome = kernel.wait(cell)
+        seconds = time.monotonic() - began
+    assert outcome.error == "KeyboardInterrupt: "
+    assert "was killed: as the run was stopped it was still running exit handlers or threads" in outcome.stderr
+    assert seconds < 3
+
+
+@pytest.mark.parametrize("wait", [lambda run: run.wait(0.01), lambda run: run.stacks(), lambda run: run.wait(0)])
+def test_an_interrupt_at_any_bytecode_of_a_wait_does_not_hang_the_run(wait: Callable[[Run], object]) -> None:
+    def sleep() -> None:
+        import time
+
+        time.sleep(60)
+
+    run = launch(sleep, 1, output="none", monitor=False)
+    numbers = itertools.count()
+    while interrupt_at(next(numbers), lambda: wait(run)) and next(numbers) < 400:
+        pass
+    run.stop(wait=False, at_once=True)
+    for thread in threading.enumerate():
+        if thread.name == f"notebook-launcher {run.name}":
+            thread.join(5)
+            assert not thread.is_alive()
+    assert run.wait(0)
 
 
 def test_an_interrupt_says_who_waits_for_whom(kernel: Kernel) -> None:

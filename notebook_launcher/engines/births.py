@@ -52,7 +52,7 @@ class Supervisor:
     """A supervisor that was started."""
 
     wait_reaped: Callable[[], None]
-    """Waits until nothing is left of it; once."""
+    """Waits until nothing is left of it, and lets go of it; idempotent."""
     last_words: Callable[[], str]
     """What it wrote before it died."""
     kill: Callable[[], None]
@@ -107,11 +107,7 @@ class ForkServer:
         finally:
             os.close(reaped_w)
 
-        def wait_reaped() -> None:
-            os.read(reaped_r, 1)
-            os.close(reaped_r)
-            os.close(errors)
-
+        wait_reaped = _reaper(lambda: os.read(reaped_r, 1), [reaped_r, errors])
         return Supervisor(wait_reaped, lambda: _read_tail(errors), self.stop)
 
     def _send(self, sock: socket.socket, reaped_w: int, environ: Mapping[str, str]) -> None:
@@ -150,6 +146,17 @@ class ForkServer:
         self._process, self._channel, self._errors = None, None, -1
 
 
+def _reaper(wait: Callable[[], object], fds: list[int]) -> Callable[[], None]:
+    def wait_reaped() -> None:
+        # An interrupt may end it anywhere; it is called again then.
+        if fds:
+            wait()
+        while fds:
+            os.close(fds.pop())
+
+    return wait_reaped
+
+
 def fork_server() -> ForkServer:
     """Return this process's fork server: there is one for each kernel."""
     return fork_server_of(os.getpid())
@@ -167,11 +174,7 @@ def spawn_birth(sock: socket.socket, kernel_ends: Sequence[int]) -> Supervisor:
     errors = anonymous_file("errors")
     process = _popen("supervisor", sock.fileno(), errors, dict(os.environ))
 
-    def wait_reaped() -> None:
-        process.wait()
-        os.close(errors)
-
-    return Supervisor(wait_reaped, lambda: _read_tail(errors), process.kill)
+    return Supervisor(_reaper(process.wait, [errors]), lambda: _read_tail(errors), process.kill)
 
 
 def fork_birth(call: Any) -> Birth:
@@ -190,12 +193,11 @@ def fork_birth(call: Any) -> Birth:
         if pid == 0:
             _become_supervisor(sock, call, errors, kernel_ends)
 
-        def wait_reaped() -> None:
+        def wait() -> None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-            os.close(errors)
 
-        return Supervisor(wait_reaped, lambda: _read_tail(errors), lambda: os.kill(pid, signal.SIGKILL))
+        return Supervisor(_reaper(wait, [errors]), lambda: _read_tail(errors), lambda: os.kill(pid, signal.SIGKILL))
 
     return birth
 

@@ -28,6 +28,12 @@ __all__ = ["Attempt", "RankEnd"]
 
 SURE_GRACE = 0.15
 """Seconds that other ranks get to report their own failure after one that is surely a cause."""
+SESSION_GRACE = 0.15
+"""Seconds that the ranks of a session get to end a call that is being stopped, before those that have ended leave
+the process group and so break it: models wrapped with it are worth keeping."""
+RETURN_GRACE = 1.0
+"""Seconds after which a rank that has returned leaves the process group while others have not. Under torchrun its
+process has ended by then, and whoever waits for it in a collective gets an error."""
 VICTIM_GRACE = 1.0
 """The same after one that looks like a consequence ("connection reset"): the cause may still arrive."""
 
@@ -50,6 +56,12 @@ class RankEnd:
     def is_over(self) -> bool:
         """Whether the process has ended, or never was."""
         return self.gone is not None or (self.returned is None and self.raised is None)
+
+    @property
+    def group(self) -> messages.GroupState | None:
+        """How the rank's process group stands; None if the process has ended."""
+        record = self.returned or self.raised
+        return None if record is None or self.is_over else record.group
 
     @property
     def failed(self) -> bool:
@@ -80,6 +92,8 @@ class Attempt:
         self._paused_at: float | None = None
         self._fail_at: float | None = None
         self._asked_at: float | None = None
+        self._leave_at: float | None = None
+        self._left: set[int] = set()
         self._num_processes = tree.setup.num_processes
         self._doomed: set[int] = set()
 
@@ -92,7 +106,7 @@ class Attempt:
     def forget_ends(self, generation: int) -> None:
         """Forget ranks that had ended before the call began and have been replaced since."""
         self.ends.clear()
-        self._fail_at = None
+        self._fail_at = self._leave_at = None
         self._call = dataclasses.replace(self._call, generation=generation)
 
     @property
@@ -143,7 +157,10 @@ class Attempt:
             self.ends[end.rank].close()
         self.ends[end.rank] = end
         if stopping is not None:
-            self.tree.send(end.rank, messages.LeaveGroup())
+            self._leave_in(SESSION_GRACE if self.tree.setup.many_calls else 0.0)
+        elif not (end.failed or self.tree.setup.many_calls or "nccl" in (self.tree.setup.backend or "")):
+            # Not with NCCL: what the rank has begun may still be running on its GPU.
+            self._leave_in(RETURN_GRACE)
         if not end.failed or stopping is not None:
             return
         grace = VICTIM_GRACE if end.raised is not None and is_victim_like(end.raised.report) else SURE_GRACE
@@ -196,10 +213,45 @@ class Attempt:
 
     def _climb_onto(self, ladder: Ladder) -> None:
         self.ladder = ladder
-        for rank in self.ends:
-            # Peers that wait for this rank in a collective get an error instead of waiting.
-            self.tree.send(rank, messages.LeaveGroup())
+        if self.ends:
+            self._leave_in(SESSION_GRACE if self.tree.setup.many_calls else 0.0)
         self._send_signal()
+
+    def _leave_in(self, seconds: float) -> None:
+        """Have the ranks that have ended leave the process group, if others have not by then.
+
+        Peers that wait for one of them in a collective get an error instead of waiting.
+        """
+        at = time.monotonic() + seconds
+        self._leave_at = at if self._leave_at is None else min(self._leave_at, at)
+
+    def _leave(self) -> None:
+        self._leave_at = None
+        if self.unsettled:
+            for rank in self.ends.keys() - self._left:
+                self.tree.send(rank, messages.LeaveGroup())
+            self._left |= self.ends.keys()
+
+    @property
+    def broke_group(self) -> bool:
+        """Whether a process group that the function has not given up itself is lost."""
+        return not self.kept_group and any(end.failed for end in self.ends.values())
+
+    @property
+    def kept_group(self) -> bool:
+        """Whether all ranks still have the process group with which the call began, and are in step in it."""
+        states = [end.group for end in self.ends.values()]
+        if self._left or any(state is None or not state.is_kept for state in states):
+            return False
+        raised = [end.raised.report for end in self.ends.values() if end.raised is not None]
+        if not raised:
+            return True
+        num_calls: dict[str, set[int]] = {}
+        for state in states:
+            for name, number in (state.num_calls if state is not None else {}).items():
+                num_calls.setdefault(name, set()).add(number)
+        in_step = all(len(numbers) == 1 for numbers in num_calls.values())
+        return in_step and not any(is_victim_like(report) for report in raised)
 
     def _send_signal(self) -> None:
         assert self.ladder is not None
@@ -231,6 +283,7 @@ class Attempt:
     def next_deadline(self) -> float | None:
         """Return the moment at which `act` has something to do."""
         moments: list[float | None] = [self._fail_at] if self.ladder is None else [self.ladder.deadline]
+        moments.append(self._leave_at)
         if self.ladder is None and self._paused_at is None:
             moments.append(self._deadline)
         known = [moment for moment in moments if moment is not None and math.isfinite(moment)]
@@ -239,6 +292,8 @@ class Attempt:
     def act(self, before_stop: Callable[[], Any]) -> None:
         """Do what is due; `before_stop` is called before the first signal of a stop that nobody asked for."""
         now = time.monotonic()
+        if self._leave_at is not None and now >= self._leave_at:
+            self._leave()
         if self.ladder is not None:
             if now >= self.ladder.deadline:
                 self.ladder.climb(now)

@@ -19,6 +19,8 @@ import uuid
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from notebook_launcher.kernel.latch import Latch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -198,7 +200,7 @@ class CellSink:
 
     def flush(self) -> None:
         """Wait until all is sent."""
-        sent = threading.Event()
+        sent: Latch[None] = Latch()
         self._loop.add_callback(sent.set)
         sent.wait(CLOSE_BUDGET)
 

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from notebook_launcher import context
+from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError, ConfigError
 
-__all__ = ["check_call", "check_not_in_rank", "name_of"]
+__all__ = ["arguments_by_name", "check_call", "check_not_in_rank", "name_of"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+RANK_NAMES = ("rank", "local_rank", "gpu", "proc_id", "process_index", "index")
+"""What the first parameter of a function for `torch.multiprocessing.spawn` is called, which passes the rank."""
+
+
+def arguments_by_name(launcher: Callable[P, T]) -> Callable[P, T]:
+    """Let a launcher explain a call in which arguments of the function stand where it takes none.
+
+    Python's own `TypeError` about it speaks of the launcher; a `ConfigError` says what to write.
+    """
+    names = [
+        name for name, one in inspect.signature(launcher).parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD
+    ]
+    first = names.index("fn")
+
+    @functools.wraps(launcher)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        function = args[first] if len(args) > first else kwargs.get("fn")
+        if len(args) > len(names) or (len(args) > first + 1 and "num_processes" in kwargs):
+            call = launcher.__name__ if first == 0 else f"session.{launcher.__name__}"
+            raise ConfigError(_misplaced(call, function, args[first + 1 :], kwargs, counts="num_processes" in names))
+        if "num_processes" in names:
+            _check_options(function, kwargs)
+        return launcher(*args, **kwargs)
+
+    return checked
 
 
 def name_of(function: Any) -> str:
@@ -39,19 +70,68 @@ def check_call(function: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], 
         msg = f"fn={_short(function)} is a {type(function).__name__}, not something that can be called.{hint}"
         raise ConfigError(msg)
     _check_kind(function)
+    _check_arguments(function, args, kwargs)
+    return args, kwargs
+
+
+def _check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return args, kwargs  # Some functions written in C have no signature.
+        # Some functions written in C have no signature, and neither has a partial whose own arguments do not fit.
+        if isinstance(function, functools.partial):
+            _check_arguments(function.func, (*function.args, *args), {**function.keywords, **kwargs})
+        return
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
+        hint = "Arguments go by name: notebook_launch(fn, 2, args=(...), kwargs={...})."
         msg = (
             f"{name_of(function)}{signature} cannot be called with args={_short(args)}, kwargs={_short(kwargs)}: "
-            f"{error}. Nothing was started. Arguments go by name: notebook_launch(fn, 2, args=(...), kwargs={{...}})."
+            f"{error}. Nothing was started. {_expects_its_rank(signature, args, kwargs) or hint}"
         )
         raise ConfigError(msg) from None
-    return args, kwargs
+
+
+def _expects_its_rank(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return what to do where a function written for `torch.multiprocessing.spawn` lacks just the rank, or nothing."""
+    first = next(iter(signature.parameters), "")
+    try:
+        signature.bind(0, *args, **kwargs)
+    except TypeError:
+        return ""
+    if first not in RANK_NAMES:
+        return ""
+    return (
+        f"The rank is not passed: leave the parameter {first} out, and write {first} = int(os.environ['RANK']) or "
+        "torch.distributed.get_rank() in the function."
+    )
+
+
+def _misplaced(call: str, function: Any, places: tuple[Any, ...], kwargs: Mapping[str, Any], *, counts: bool) -> str:
+    """Return the message for arguments of the function given by their place."""
+    number = kwargs.get("num_processes")
+    if counts and number is None:
+        where = next((place for place, one in enumerate(places) if type(one) is int), len(places))
+        number, places = (*places, 2)[where], places[:where] + places[where + 1 :]
+    given = next((tuple(one) for one in places if isinstance(one, (tuple, list))), places)
+    written = ", ".join([name_of(function), *([str(number)] if counts else []), f"args={_short(given)}"])
+    return f"Arguments of the function go by name. Write {call}({written})."
+
+
+def _check_options(function: Any, kwargs: Mapping[str, Any]) -> None:
+    options = {"fn", "args", "kwargs", "config", *(field.name for field in dataclasses.fields(LaunchConfig))}
+    try:
+        theirs = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    given = {name: value for name, value in kwargs.items() if name not in options and name in theirs}
+    if given:
+        msg = (
+            f"unknown option {next(iter(given))}=. {name_of(function)} has a parameter of that name, and its arguments "
+            f"go together: write kwargs={_short(given)}."
+        )
+        raise ConfigError(msg)
 
 
 def _arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
+import errno
+import math
 import os
 import queue
 import re
 import secrets
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Union
+import weakref
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages, travel
 from notebook_launcher.engines.local import FromRank, Output
-from notebook_launcher.errors import CallOrderError
+from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
 from notebook_launcher.kernel.arguments import describe_arguments
 from notebook_launcher.kernel.attempt import Attempt
 from notebook_launcher.kernel.formatting import format_seconds
+from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.live import LiveRecords
 from notebook_launcher.kernel.meter import GpuMeter
 from notebook_launcher.kernel.output import RunOutput
@@ -32,13 +35,13 @@ from notebook_launcher.kernel.verdict import Verdict, brief, fault_of_ours, judg
 if TYPE_CHECKING:
     from notebook_launcher.engines.local import Event, ProcessTree
     from notebook_launcher.kernel.ranks import Ranks
-    from notebook_launcher.kernel.results import Results
 
 __all__ = ["EXIT_BUDGET", "TOO_LATE", "Command", "Conductor", "Save", "Stop"]
 
 EXIT_BUDGET = 5.0
 """Seconds that ranks get to run their exit handlers after a success."""
 FAILED_EXIT_BUDGET = 0.5
+"""After a failure, and from the moment of a stop."""
 DEATH_NOTICE = 1.0
 """Seconds that the supervisor gets to tell how a rank has ended that has hung up."""
 TOO_LATE = "the run has just ended: its ranks are gone"
@@ -57,11 +60,11 @@ class Stop:
 class Save:
     """The wish for a checkpoint."""
 
-    answered: concurrent.futures.Future[bool]
+    answered: Latch[bool]
     """Whether an Accelerator answers to it."""
 
 
-Command = Union[Answer, Stop, Save, "concurrent.futures.Future[Stacks]"]
+Command = Answer | Stop | Save | Latch[Stacks]
 
 
 class Conductor:
@@ -82,10 +85,11 @@ class Conductor:
         self.attempt: Attempt | None = None
         self.asking: set[int] = set()
         self.asked_to_stop = False
+        self._asked_at = math.inf
+        self._at_once = False
         self.verdict: Verdict | None = None
-        self.future: concurrent.futures.Future[Results] = concurrent.futures.Future()
-        self.future.set_running_or_notify_cancel()
-        self.questions = Questions(self.future.done)
+        self.over: Latch[None] = Latch()
+        self.questions = Questions(lambda: self.over.is_set)
         self._call = call
         self._parcel = parcel
         self._in_cell = in_cell
@@ -103,10 +107,30 @@ class Conductor:
         self._claim = threading.Lock()
         self._thread: threading.Thread | None = None
 
+    def own(self) -> None:
+        """Answer for the parcel and the ranks, even if an interrupt keeps the run from ever beginning."""
+        self._forgotten = weakref.finalize(self, _let_go, self.ranks, self._parcel)
+        self._forgotten.atexit = False
+
     def begin(self) -> None:
-        """Start the run's thread; again where an interrupt may have cut that short."""
-        if self._thread is None:
+        """Start the run's thread; again where an interrupt may have cut that short.
+
+        Raises:
+            ResourceError: There is no room for a thread. The ranks are gone.
+        """
+        if self._thread is not None:
+            return
+        try:
             threading.Thread(target=self._conduct, name=f"notebook-launcher {self.name}", daemon=True).start()
+        except RuntimeError as error:
+            msg = (
+                f"the run's thread could not be started: {error}. The limit on processes, which counts threads, may be "
+                "reached (`ulimit -u`, or the container's pids limit), or that on memory (`ulimit -v`); use fewer "
+                "ranks, or end what else runs."
+            )
+            failure = ResourceError(errno.EAGAIN, msg)
+            self._conclude(self._give_up(failure))
+            raise failure from error
 
     def join(self) -> None:
         """Wait until the thread of a run that is over has ended, too."""
@@ -117,10 +141,10 @@ class Conductor:
         """Ask for something; from any thread. What comes too late is refused."""
         if isinstance(command, Stop):
             self.asked_to_stop = True
+            self._asked_at = min(self._asked_at, time.monotonic())
+            self._at_once = self._at_once or command.at_once
         self._commands.put(command)
-        tree = self.ranks.tree
-        if tree is not None:
-            tree.wake()
+        self.ranks.wake()
 
     def _conduct(self) -> None:
         if not self._claim.acquire(blocking=False):
@@ -129,13 +153,20 @@ class Conductor:
         try:
             verdict = self._judge(self._run_attempts())
         except BaseException as fault:  # noqa: BLE001 - a fault of ours must reach the cell, not vanish with the thread
-            with contextlib.suppress(Exception):
-                self.ranks.close()
-            verdict = fault_of_ours(fault, self.ranks.plan, seconds=time.monotonic() - self.launched)
+            verdict = self._give_up(fault)
+        self._conclude(verdict)
+
+    def _give_up(self, fault: BaseException) -> Verdict:
+        with contextlib.suppress(Exception):
+            self.ranks.close()
+        return fault_of_ours(fault, self.ranks.plan, seconds=time.monotonic() - self.launched)
+
+    def _conclude(self, verdict: Verdict) -> None:
         try:
             self._say_end(verdict.error)
         finally:
             # Whoever waits must be told, whatever happens.
+            self._forgotten.detach()
             if self._parcel is not None:
                 os.close(self._parcel)
             self._call = self._parcel = None
@@ -144,10 +175,7 @@ class Conductor:
             self.gpus.close()
             self._recorder.finish(failed=verdict.error is not None)
             verdict.results.folder = self._recorder.folder
-            if verdict.error is None:
-                self.future.set_result(verdict.results)
-            else:
-                self.future.set_exception(verdict.error)
+            self.over.set()
             self.questions.close()
             del self._recorder  # It knows this conductor; in a cycle, the logs' files would stay open for long.
 
@@ -206,7 +234,7 @@ class Conductor:
             for event in events or tree.events(DEATH_NOTICE):
                 self._take(event, attempt)
         if attempt.ends and attempt.supervisor_lost is None:
-            self._say_replaced(self.ranks.mend(attempt.ends))
+            self._mend(attempt)
             attempt.forget_ends(self.ranks.generation)
 
     def _patience(self, attempt: Attempt) -> float | None:
@@ -228,29 +256,39 @@ class Conductor:
             self.ranks.close()
             return
         if self.ranks.many_calls:
-            self._say_replaced(self.ranks.mend(attempt.ends))
+            self._mend(attempt)
             return
-        budget = FAILED_EXIT_BUDGET if failed else EXIT_BUDGET
-        for events in self.ranks.finish(budget):
+        began = time.monotonic()
+        for events in self.ranks.finish(lambda: self._exit_deadline(began, failed=failed)):
             for event in events:
                 self._take(event, attempt)
             self.output.publish()
+        when = "as the run was stopped" if self.asked_to_stop else f"{EXIT_BUDGET:g} s after it returned"
         for rank in tree.pids:
             attempt.ends[rank].after_stop = True
             if not failed:
-                self.output.notice(
-                    f"rank {rank} was killed: {EXIT_BUDGET:g} s after it returned it was still running exit handlers "
-                    "or threads",
-                    "stderr",
-                )
+                text = f"rank {rank} was killed: {when} it was still running exit handlers or threads"
+                self.output.notice(text, "stderr")
         self.ranks.close()
 
-    def _say_replaced(self, replaced: tuple[int, ...]) -> None:
+    def _exit_deadline(self, began: float, *, failed: bool) -> float:
+        if self._at_once:
+            return began
+        usual = began + (FAILED_EXIT_BUDGET if failed else EXIT_BUDGET)
+        return min(usual, max(began, self._asked_at) + FAILED_EXIT_BUDGET)
+
+    def _mend(self, attempt: Attempt) -> None:
+        replaced = self.ranks.mend(attempt)
         if replaced:
             listed = ", ".join(str(rank) for rank in replaced)
             self.output.notice(
                 f"rank{'s' * (len(replaced) > 1)} {listed} had ended and {'was' if len(replaced) == 1 else 'were'} "
                 "started anew, with nothing of the earlier runs in memory"
+            )
+        elif attempt.broke_group:
+            self.output.notice(
+                "the process group is made anew for the next run: models that the ranks keep must be wrapped again "
+                "(DistributedDataParallel, Accelerator.prepare)"
             )
 
     def _take(self, event: Event, attempt: Attempt) -> None:
@@ -285,7 +323,7 @@ class Conductor:
                 case Stop(after_step=True) if attempt.ladder is None and attempt.ask_to_stop():
                     pass
                 case Save(answered):
-                    answered.set_result(attempt.ask_to_save())
+                    answered.set(attempt.ask_to_save())
                 case Stop(at_once):
                     if attempt.ladder is None and not at_once:
                         self._show_who_waits()
@@ -297,7 +335,7 @@ class Conductor:
                     self.asking.discard(rank)
                     attempt.pause(paused=bool(self.asking))
                 case wanted:
-                    wanted.set_result(self._look_at_stacks())
+                    wanted.set(self._look_at_stacks())
 
     def _look_at_stacks(self) -> Stacks:
         assert self.ranks.tree is not None
@@ -312,9 +350,9 @@ class Conductor:
     def _refuse_commands(self) -> None:
         while not self._commands.empty():
             command = self._commands.get()
-            future = command.answered if isinstance(command, Save) else command
-            if isinstance(future, concurrent.futures.Future):
-                future.set_exception(CallOrderError(TOO_LATE))
+            latch = command.answered if isinstance(command, Save) else command
+            if isinstance(latch, Latch):
+                latch.set(None)
 
     def _judge(self, attempt: Attempt) -> Verdict:
         return judge(
@@ -341,8 +379,14 @@ class Conductor:
             text = f"done in {format_seconds(seconds)}"
         else:
             text = brief(error, seconds)
-        self.output.headline(f"{self.name}: {text}")
-        self.output.close()
+        self.output.end(f"{self.name}: {text}")
+
+
+def _let_go(ranks: Ranks, parcel: int | None) -> None:
+    if parcel is not None:
+        os.close(parcel)
+    if not ranks.many_calls:
+        ranks.close()
 
 
 def _slug(name: str) -> str:

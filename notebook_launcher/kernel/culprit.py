@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher import travel
 from notebook_launcher.errors import InternalError, RankFailedError, ReturnValueError
 from notebook_launcher.kernel.formatting import format_report, one_line
+from notebook_launcher.kernel.stacks import crash_site
 from notebook_launcher.messages import ExceptionReport, Failure
 from notebook_launcher.sizes import format_bytes
 
@@ -46,31 +47,41 @@ def is_victim_like(report: ExceptionReport) -> bool:
     return any(TORCHS_COLLECTIVES.search(frame.filename) for frame in report.frames)
 
 
+KINDS: dict[str, Literal["arrival", "return"]] = {"arrive": "arrival", "return": "return"}
+"""By the stage at which an exception was raised, where it is not the function's own."""
 STOPPED = "stopped"
 """The summary of a rank that ended because the run was stopped."""
 INTERRUPTS = ("KeyboardInterrupt", "notebook_launcher.context.RunStopped")
+LAST_LINES = 10
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""The signals at which faulthandler writes the stacks of all threads, as a process's last words."""
+DUMP = "Fatal Python error: "
+DUMP_LINES = 100 * 102
+"""What faulthandler writes at the most: 100 threads of 100 frames, each with a header and an empty line."""
 
 
-def failures_of(failed: list[RankEnd], last_lines: Callable[[int], tuple[str, ...]]) -> tuple[Failure, ...]:
-    """Return what is known of every rank that failed, the culprit first."""
-    failures = [_failure(end, last_lines(end.rank)) for end in failed]
+def failures_of(failed: list[RankEnd], last_lines: Callable[[int, int], tuple[str, ...]]) -> tuple[Failure, ...]:
+    """Return what is known of every rank that failed, the culprit first; `last_lines` takes a rank and a number."""
+    failures = [_failure(end, last_lines) for end in failed]
     return tuple(sorted(failures, key=lambda failure: (failure.victim, failure.time)))
 
 
-def _failure(end: RankEnd, last_lines: tuple[str, ...]) -> Failure:
+def _failure(end: RankEnd, last_lines: Callable[[int, int], tuple[str, ...]]) -> Failure:
     if end.raised is not None and end.raised.exit_code is None:
         report = end.raised.report
         return Failure(
             rank=end.rank,
-            kind="return" if end.raised.stage == "return" else "exception",
+            kind=KINDS.get(end.raised.stage, "exception"),
             time=end.time,
             summary=STOPPED if end.after_stop and _comes_of_a_stop(report) else one_line(report),
             traceback=format_report(report),
             victim=end.after_stop or is_victim_like(report),
-            last_lines=last_lines,
+            last_lines=last_lines(end.rank, LAST_LINES),
         )
     exitcode = end.raised.exit_code if end.raised is not None else end.gone.exitcode if end.gone else None
     by_signal = exitcode is not None and exitcode < 0 and end.raised is None
+    crashed = by_signal and -(exitcode or 0) in CRASHES
+    words, place = _last_words(end.rank, last_lines) if crashed else (last_lines(end.rank, LAST_LINES), "")
     return Failure(
         rank=end.rank,
         kind="signal" if by_signal else "exit",
@@ -79,8 +90,19 @@ def _failure(end: RankEnd, last_lines: tuple[str, ...]) -> Failure:
         traceback=format_report(end.raised.report) if end.raised is not None else "",
         exitcode=exitcode,
         victim=end.after_stop,
-        last_lines=last_lines,
+        place=place,
+        last_lines=words,
     )
+
+
+def _last_words(rank: int, last_lines: Callable[[int, int], tuple[str, ...]]) -> tuple[tuple[str, ...], str]:
+    """Return what a rank wrote before it crashed, and the place that its dump tells."""
+    text = "\n".join(last_lines(rank, LAST_LINES + DUMP_LINES))
+    before, mark, dump = text.rpartition(DUMP)  # The line before it may have no end.
+    if not mark:
+        return tuple(dump.splitlines()[-LAST_LINES:]), ""
+    site = crash_site(rank, dump)
+    return tuple(before.splitlines()[-LAST_LINES:]), str(site) if site else ""
 
 
 def _comes_of_a_stop(report: ExceptionReport) -> bool:
@@ -136,8 +158,8 @@ def _message(end: RankEnd, failure: Failure, num_ranks: int) -> str:
     code = failure.exitcode
     if end.returned is not None and code is not None:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
-        text = f"{rank} {how} after it had returned: in an exit handler, a thread or a destructor. The values are in "
-        text += "the exception's `results`."
+        where = failure.place or "an exit handler, a thread or a destructor"
+        text = f"{rank} {how} after it had returned: in {where}. The values are in the exception's `results`."
     elif end.raised is not None:
         text = f"{rank} called sys.exit({code}). Return a value, or raise an exception that says what is wrong."
     elif end.gone is None or code is None:
@@ -145,23 +167,24 @@ def _message(end: RankEnd, failure: Failure, num_ranks: int) -> str:
     elif code >= 0:
         text = f"{rank} exited with code {code} before it returned: something called os._exit, or C code exited."
     else:
-        text = f"{rank} was killed by {signal_name(-code)}{_signal_hint(end)}"
+        text = f"{rank} was killed by {signal_name(-code)}{_signal_hint(end, failure.place)}"
     if failure.last_lines:
         text += "\nIts last output:\n" + "\n".join(f"    {line}" for line in failure.last_lines)
     return text
 
 
-def _signal_hint(end: RankEnd) -> str:
+def _signal_hint(end: RankEnd, place: str) -> str:
     assert end.gone is not None
     signum, peak = -end.gone.exitcode, format_bytes(end.gone.peak_rss)
+    site = f", in {place}" if place else ""
     if signum == signal.SIGKILL and end.gone.oom:
         return f", out of memory: it had used {peak}. Use fewer ranks, smaller batches, or less captured data."
     if signum == signal.SIGKILL:
         return f". It had used {peak}; nothing says that memory ran out, so somebody or something killed it."
     if signum == signal.SIGBUS:
-        return ". Often /dev/shm is full: data-loader workers need it; see `df -h /dev/shm`."
-    if signum in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
-        return " in C code; its stack is in its output."
+        return f"{site}. Often /dev/shm is full: data-loader workers need it; see `df -h /dev/shm`."
+    if signum in CRASHES:
+        return f" in C code{site}" if place else " in C code; its stack is in its output."
     return "."
 
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.births import fork_server
-from notebook_launcher.kernel.checks import check_not_in_rank
+from notebook_launcher.kernel.checks import arguments_by_name, check_not_in_rank
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run import Run
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["launch", "notebook_launch", "prewarm"]
 
 
+@arguments_by_name
 def notebook_launch(
     fn: Callable[..., Any],
     num_processes: int | None = None,
@@ -62,6 +63,7 @@ def notebook_launch(
     return Run.start(ranks, fn, args, kwargs, in_cell=True).wait_in_cell()
 
 
+@arguments_by_name
 def launch(
     fn: Callable[..., Any],
     num_processes: int | None = None,

@@ -74,7 +74,7 @@ class Plan:
             start_method=self.config.start_method,
             environ={**os.environ, **self.environ},
             sys_path=[os.path.normpath(os.path.join(cwd, entry)) for entry in sys.path],
-            argv=[""] if _in_kernel() else list(sys.argv),
+            argv=_argv(),
             cwd=cwd,
             kernel_pid=os.getpid(),
             threads_per_process=self.threads_per_process,
@@ -85,6 +85,12 @@ class Plan:
             use_gpu=self.use_gpu,
             master_port=0,
         )
+
+
+def _argv() -> list[str]:
+    """Return the command line that the ranks see: without the options of the kernel's own, unless somebody set it."""
+    options = sys.argv[1:]
+    return sys.argv[:1] if _in_kernel() and options == sys.orig_argv[-len(options) :] else list(sys.argv)
 
 
 def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
 from notebook_launcher.kernel import cell
+from notebook_launcher.kernel.latch import AWAKE_EVERY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AWAKE_EVERY", "Answer", "Question", "Questions"]
-
-AWAKE_EVERY = 0.25
-"""Seconds for which an interrupt can be overlooked: one that comes just before a wait begins does not end it."""
+__all__ = ["Answer", "Question", "Questions"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,6 +95,8 @@ class Questions:
             pause = idle()
             with contextlib.suppress(queue.Empty):
                 return self._queue.get(timeout=AWAKE_EVERY if pause is None else min(pause, AWAKE_EVERY))
+            if self._is_over():
+                return None  # An interrupt may have come between taking what `close` put and giving it back.
 
     def _answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
         request = question.request

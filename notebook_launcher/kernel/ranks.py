@@ -12,13 +12,16 @@ from notebook_launcher.engines.local import Event, ProcessTree, SupervisorLost
 from notebook_launcher.kernel.plan import make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from notebook_launcher.engines.births import Birth
-    from notebook_launcher.kernel.attempt import RankEnd
+    from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.plan import Plan
 
 __all__ = ["Ranks"]
+
+TICK = 0.1
+"""Seconds after which `finish` yields even if nothing happens, so that output that waits is shown."""
 
 
 class Ranks:
@@ -72,33 +75,40 @@ class Ranks:
             can_ask=can_ask,
         )
 
-    def mend(self, ends: dict[int, RankEnd]) -> tuple[int, ...]:
+    def mend(self, attempt: Attempt) -> tuple[int, ...]:
         """Make whole what the last call broke; return the ranks whose processes were replaced."""
         assert self.tree is not None
-        kept = all(end.returned is not None and end.returned.group_kept for end in ends.values())
-        replaced = tuple(rank for rank, end in sorted(ends.items()) if end.is_over)
-        if replaced or not kept:
+        replaced = tuple(rank for rank, end in sorted(attempt.ends.items()) if end.is_over)
+        if replaced or not attempt.kept_group:
             # Every rank makes its process group anew at the next call.
             self.generation += 1
         for rank in replaced:
             self.tree.replace(rank)
         return replaced
 
-    def finish(self, budget: float) -> Iterator[list[Event]]:
-        """Let idle ranks run their exit handlers for at most `budget` seconds; yields what happens meanwhile."""
+    def finish(self, deadline: Callable[[], float]) -> Iterator[list[Event]]:
+        """Let idle ranks run their exit handlers until `deadline()`, asked again at each event; yields the events."""
         if self.tree is None:
             return
         for rank in range(self.plan.num_processes):
             self.tree.send(rank, messages.Finish())
-        deadline = time.monotonic() + budget
-        while self.tree.pids and (left := deadline - time.monotonic()) > 0:
-            events = self.tree.events(left)
+        while self.tree.pids and (left := deadline() - time.monotonic()) > 0:
+            events = self.tree.events(min(left, TICK))
             yield events
             if any(isinstance(event, SupervisorLost) for event in events):
                 return
 
+    def wake(self) -> None:
+        """Make whoever waits for events look up; from any thread."""
+        if (tree := self.tree) is not None:
+            tree.wake()
+
     def close(self) -> None:
-        """Kill what is left and let go of everything; idempotent."""
+        """Kill what is left and let go of everything; idempotent, and to be called again if it was interrupted."""
         tree, self.tree = self.tree, None
         if tree is not None:
-            tree.close()
+            try:
+                tree.close()
+            except BaseException:
+                self.tree = tree
+                raise

@@ -6,18 +6,17 @@ The handle's methods read what the run's thread (`conductor.py`) has concluded, 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, probe, snapshots, views
-from notebook_launcher.kernel.conductor import TOO_LATE, Conductor, Save, Stop
+from notebook_launcher.kernel.conductor import TOO_LATE, Command, Conductor, Save, Stop
 from notebook_launcher.kernel.formatting import format_seconds
-from notebook_launcher.kernel.questions import AWAKE_EVERY
+from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -31,13 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Run"]
 
+T = TypeVar("T")
+
 
 class Run:
     """One launch of one function: `launch(...)` returns it at once. `await run` waits and gives the results."""
 
     def __init__(self, conductor: Conductor) -> None:
         self._conductor = conductor
-        self._future = conductor.future
 
     @classmethod
     def start(cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool) -> Run:
@@ -58,6 +58,7 @@ class Run:
                 ranks.close()
             raise
         # From here on the parcel and the ranks are the run's.
+        conductor.own()
         run = cls(conductor)
         if not in_cell:
             run._conductor.begin()
@@ -145,23 +146,26 @@ class Run:
         if self._conductor.verdict is not None:
             msg = f"the run is over ({self.state}): its ranks are gone, and so are their stacks"
             raise CallOrderError(msg)
-        wanted: concurrent.futures.Future[Stacks] = concurrent.futures.Future()
-        self._conductor.command(wanted)
-        either: list[concurrent.futures.Future[Any]] = [wanted, self._future]
-        concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
-        if not wanted.done():
+        wanted: Latch[Stacks] = Latch()
+        return self._ask(wanted, wanted)
+
+    def _ask(self, command: Command, answer: Latch[T]) -> T:
+        self._conductor.command(command)
+        while not (answer.wait(AWAKE_EVERY) or self._conductor.over.is_set):
+            pass
+        if answer.value is None:
             raise CallOrderError(TOO_LATE)
-        return wanted.result()
+        return answer.value
 
     # Waiting and stopping.
 
     def add_done_callback(self, callback: Callable[[Run], object]) -> None:
         """Call `callback(run)` once the run is over, in the run's own thread; at once if it is over already."""
-        self._future.add_done_callback(lambda _: callback(self))
+        self._conductor.over.call_when_set(lambda: callback(self))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run is over, at most `timeout` seconds; return whether it is."""
-        return bool(concurrent.futures.wait([self._future], timeout).done)
+        return self._conductor.over.wait(timeout)
 
     def result(self, timeout: float | None = None) -> Results:
         """Wait for the results.
@@ -173,14 +177,22 @@ class Run:
         if not self.wait(timeout):
             msg = f"the run is not over after {timeout:g} s; it goes on"
             raise TimeoutError(msg)
-        return self._future.result()
+        return self._outcome()
+
+    def _outcome(self) -> Results:
+        verdict = self._conductor.verdict
+        assert verdict is not None
+        if verdict.error is not None:
+            raise verdict.error
+        return verdict.results
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end and return what the run failed with; None after a success."""
         if not self.wait(timeout):
             msg = f"the run is not over after {timeout:g} s; it goes on"
             raise TimeoutError(msg)
-        return self._future.exception()
+        verdict = self._conductor.verdict
+        return None if verdict is None else verdict.error
 
     def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
         """Stop the run: ask, interrupt, SIGTERM, SIGKILL, together within 3 seconds. Idempotent.
@@ -200,6 +212,7 @@ class Run:
         if self._conductor.verdict is not None:
             return self._conductor.verdict.results.stopped_by
         self._conductor.command(Stop(at_once, after_step))
+        self._conductor.begin()  # An interrupt may have kept it from that, and then it would never be over.
         if not wait:
             return None
         self.wait()
@@ -218,13 +231,8 @@ class Run:
         if self._conductor.verdict is not None:
             msg = f"the run is over ({self.state}): there is nothing left to save"
             raise CallOrderError(msg)
-        wanted = Save(concurrent.futures.Future())
-        self._conductor.command(wanted)
-        either: list[concurrent.futures.Future[Any]] = [wanted.answered, self._future]
-        concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
-        if not wanted.answered.done():
-            raise CallOrderError(TOO_LATE)
-        if not wanted.answered.result():
+        wanted = Save(Latch())
+        if not self._ask(wanted, wanted.answered):
             msg = (
                 "no Accelerator has made an update in this run yet, so nobody can save it. Prepare the model and the "
                 "optimizer with Accelerator().prepare(...), or save in the function itself."
@@ -236,14 +244,14 @@ class Run:
 
     async def _wait_async(self) -> Results:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
-        self._future.add_done_callback(lambda _: loop.call_soon_threadsafe(over.set))
+        self._conductor.over.call_when_set(lambda: loop.call_soon_threadsafe(over.set))
         try:
-            while not self._future.done():
+            while not self._conductor.over.is_set:
                 # A kernel's interrupt cancels the cell's task from a signal handler, which does not wake
                 # the event loop (ipykernel 7.4): it takes effect when something else does.
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(over.wait(), AWAKE_EVERY)
-            return self._future.result()
+            return self._outcome()
         except asyncio.CancelledError:
             # Whoever cancels the wait (a kernel's interrupt does) wants the run to end with it, as with
             # any task; `asyncio.shield` is for those who do not.
@@ -266,7 +274,7 @@ class Run:
                 interrupted = True
         conductor.join()
         if not interrupted:
-            return self._future.result()
+            return self._outcome()
         error = KeyboardInterrupt()
         error.results = conductor.verdict.results if conductor.verdict else None  # type: ignore[attr-defined]
         raise error

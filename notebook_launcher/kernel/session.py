@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.conductor import EXIT_BUDGET
+from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run import Run
 
@@ -47,6 +49,9 @@ class Session:
         self._lock = threading.Lock()
         self._run: Run | None = None
         self._closed = False
+        self._in_haste = False
+        self._claim = threading.Lock()
+        self._ended: Latch[None] = Latch()
         # A session that is forgotten ends its ranks.
         weakref.finalize(self, Ranks.close, self._ranks)
 
@@ -74,12 +79,14 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @checks.arguments_by_name
     def run(
         self, fn: Callable[..., Any], *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Results:
         """Run a function on every rank and wait; raises as `notebook_launch` does."""
         return self._start(fn, args, kwargs, in_cell=True).wait_in_cell()
 
+    @checks.arguments_by_name
     def launch(
         self, fn: Callable[..., Any], *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Run:
@@ -87,15 +94,46 @@ class Session:
         return self._start(fn, args, kwargs, in_cell=False)
 
     def close(self) -> None:
-        """Stop what runs and end the ranks; idempotent."""
+        """Stop what runs and end the ranks, at once after an interrupt; idempotent."""
         with self._lock:
             self._closed = True
-        if self._run is not None:
-            self._run.stop()
-        for events in self._ranks.finish(EXIT_BUDGET):
+        try:
+            self._await_end()
+        except BaseException:
+            self._in_haste = True
             if self._run is not None:
-                self._run.hear(events)
-        self._ranks.close()
+                self._run.stop(wait=False, at_once=True)
+            self._ranks.wake()
+            self._await_end()
+            raise
+
+    def _await_end(self) -> None:
+        # In a thread of its own, which no interrupt can reach: cut short anywhere, it would leave something behind.
+        if not self._ended.is_set:
+            thread = threading.Thread(target=self._end, name="notebook-launcher session's end", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # No room for a thread.
+                self._end()
+            else:
+                self._ended.wait()
+                thread.join()
+
+    def _end(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return  # Begun already, by a `close` that was interrupted.
+        try:
+            if self._run is not None:
+                self._run.stop()
+            deadline = time.monotonic() + EXIT_BUDGET
+            for events in self._ranks.finish(lambda: 0.0 if self._in_haste else deadline):
+                if self._run is not None:
+                    self._run.hear(events)
+        finally:
+            try:
+                self._ranks.close()
+            finally:
+                self._ended.set()
 
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool) -> Run:
         checks.check_not_in_rank("Session.run")

@@ -19,7 +19,7 @@ from notebook_launcher.travel import cells
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RankStack", "StackFrame", "Stacks", "ThreadStack", "parse_stacks"]
+__all__ = ["RankStack", "StackFrame", "Stacks", "ThreadStack", "crash_site", "parse_stacks"]
 
 PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 ENTRY = (str(PACKAGE_FOLDER / "processes" / "rank.py"), "run_rank")
@@ -141,6 +141,12 @@ def parse_stacks(rank: int, dump: str) -> RankStack:
     return RankStack(
         rank, tuple(ThreadStack(ident, name, _relevant(frames)) for ident, name, frames in reversed(threads))
     )
+
+
+def crash_site(rank: int, dump: str) -> StackFrame | None:
+    """Return where the thread that crashed, or if it is none of Python's the main thread, had left Python."""
+    _, header, rest = dump.partition("\nCurrent thread ")
+    return parse_stacks(rank, header + rest.partition("\n\n")[0]).here or parse_stacks(rank, dump).here
 
 
 class Stacks(tuple[RankStack, ...]):

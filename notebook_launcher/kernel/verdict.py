@@ -18,6 +18,7 @@ from notebook_launcher.errors import (
     RunTimeoutError,
 )
 from notebook_launcher.kernel import culprit
+from notebook_launcher.kernel.folding import rank_list
 from notebook_launcher.kernel.formatting import format_seconds
 from notebook_launcher.kernel.results import RankSummary, Results
 
@@ -50,7 +51,7 @@ def judge(
     restarts: int,
     asked_to_stop: bool,
     stacks: Stacks | None,
-    last_lines: Callable[[int], tuple[str, ...]],
+    last_lines: Callable[[int, int], tuple[str, ...]],
     last_values: Mapping[int, Mapping[str, float]],
 ) -> Verdict:
     """Return what came of the attempt. Takes over its parcels."""
@@ -73,15 +74,19 @@ def judge(
         end.close()
     if error is None:
         return Verdict(state="done", results=results, error=None)
-    _attach(error, failures, results, plan.num_processes)
+    _attach(error, failures, results)
     stopped = isinstance(error, RunStoppedError)
     return Verdict(state="stopped" if stopped else "failed", results=results, error=error)
 
 
 def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> Verdict:
-    """Return the end of a run that failed through this package's own fault."""
-    error = InternalError(f"the run's thread failed: {type(fault).__name__}: {fault}")
-    error.__cause__ = fault
+    """Return the end of a run that failed through this package's own fault, or because there was no room."""
+    error: Exception
+    if isinstance(fault, ResourceError):
+        error = fault
+    else:
+        error = InternalError(f"the run's thread failed: {type(fault).__name__}: {fault}")
+        error.__cause__ = fault
     results = Results({}, num_processes=plan.num_processes, seconds=seconds, seed=plan.seed)
     return Verdict(state="failed", results=results, error=error)
 
@@ -155,16 +160,16 @@ def _birth_error(failed: Any, num_processes: int) -> ResourceError:
     return ResourceError(failed.errno, msg)
 
 
-def _attach(error: BaseException, failures: tuple[Failure, ...], results: Results, num_processes: int) -> None:
+def _attach(error: BaseException, failures: tuple[Failure, ...], results: Results) -> None:
     """Give the exception its rank, what is known of the others, and the way notebooks show it."""
     # Nobody is to blame for being too slow, or for being stopped.
     own = failures[0] if failures and not isinstance(error, (RunTimeoutError, RunStoppedError)) else None
     for name, value in (("rank", own.rank if own else None), ("failures", failures), ("results", results)):
         # An exception of the user's may have a meaning of its own for the name, or refuse attributes.
-        if isinstance(error, Exception) and getattr(error, name, None) in (None, ()):
+        if getattr(error, name, None) in (None, ()):
             with contextlib.suppress(Exception):
                 setattr(error, name, value)
-    text = _story(error, failures, num_processes)
+    text = _story(error, failures, results)
     if own is not None and own.traceback and error.__cause__ is None:
         with contextlib.suppress(Exception):
             error.__cause__ = RemoteTraceback("\n" + text)
@@ -191,19 +196,30 @@ def _headline(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _story(error: BaseException, failures: tuple[Failure, ...], num_processes: int) -> str:
+def _story(error: BaseException, failures: tuple[Failure, ...], results: Results) -> str:
     if not failures or isinstance(error, (RunTimeoutError, RunStoppedError)):
         return ""
     first, others = failures[0], failures[1:]
-    text = f"rank {first.rank} of {num_processes} failed first."
+    text = f"rank {first.rank} of {len(results)} failed first."
+    if first.kind == "arrival":
+        text += " The function was not called: it, or what it uses, could not be rebuilt in the rank."
     if first.traceback:
         text += f"\n\n{first.traceback.rstrip()}"
+    if first.victim and (gone := _returned_before(first.rank, results)):
+        they = "it" if len(gone) == 1 else "they"
+        text += f"\n\n{rank_list(gone)} had returned already: {they} took part in fewer collectives."
     if others:
         text += "\n\nOther ranks:" + "".join(
             f"\n  rank {failure.rank}: {failure.summary}" + (" (a consequence)" if failure.victim else "")
             for failure in others
         )
     return text
+
+
+def _returned_before(rank: int, results: Results) -> list[int]:
+    """Return the ranks that had returned when this one ended."""
+    seconds = {summary.rank: summary.seconds or 0.0 for summary in results.ranks}
+    return [one.rank for one in results.ranks if one.state == "returned" and seconds[one.rank] < seconds[rank]]
 
 
 def brief(error: BaseException | None, seconds: float) -> str:

@@ -95,7 +95,8 @@ def watch(run: Run, output: RunOutput) -> None:
     view = RunView(run, output)
     if view.is_wanted:
         name = f"notebook-launcher view of {run.name}"
-        threading.Thread(target=_attend, args=(run, view), name=name, daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # No room for a thread; the run is worth more.
+            threading.Thread(target=_attend, args=(run, view), name=name, daemon=True).start()
 
 
 def _attend(run: Run, view: RunView) -> None:

@@ -19,12 +19,13 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import types
-from typing import Any
+from typing import Any, NoReturn
 
 from notebook_launcher import context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
-from notebook_launcher.processes import boot, forking, frontend, inherited, rendezvous, seeding
+from notebook_launcher.processes import boot, forking, frameworks, frontend, inherited, rendezvous, seeding
 from notebook_launcher.processes.modules import LocalModules
 from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
 from notebook_launcher.processes.report import describe
@@ -99,7 +100,8 @@ class _Rank:
                 rendezvous=self._rendezvous,
             )
         )
-        frontend.install(birth.rank, self._channel.send, self._ask)
+        frontend.install(birth.rank, self._channel.send_and_wait, self._ask)
+        frameworks.install()
 
     def serve(self) -> None:
         stacks = anonymous_file("stacks")
@@ -179,7 +181,7 @@ class _Rank:
         stage.name = "function"
         self._channel.send(messages.CallStarted(call_id=call.call_id))
         try:
-            value = function(*args, **kwargs)
+            value = _call(function, args, kwargs)
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
@@ -195,7 +197,7 @@ class _Rank:
             call_id=call.call_id,
             time=time.monotonic(),
             peak_rss=_peak_rss(),
-            group_kept=self._rendezvous.is_kept(),
+            group=self._rendezvous.state(),
         ), fd
 
     def _raised(self, call: messages.Call, stage: _Stage, error: BaseException) -> tuple[object, int | None]:
@@ -206,6 +208,7 @@ class _Rank:
             peak_rss=_peak_rss(),
             stage=stage.name,
             report=describe(error),
+            group=self._rendezvous.state(),
             exit_code=_exit_code(error),
         )
         fd = None
@@ -233,6 +236,36 @@ class _Rank:
     def _on_interrupt(self, _signum: int, _frame: Any) -> None:
         if self._in_call:
             raise KeyboardInterrupt
+
+
+def _call(function: Any, args: Any, kwargs: Any) -> Any:
+    pid = os.getpid()
+    try:
+        value = function(*args, **kwargs)
+    except BaseException as error:
+        if os.getpid() != pid:
+            _end_fork(error)
+        raise
+    if os.getpid() != pid:
+        _end_fork(None)
+    return value
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    """End a process that the function forked and that has left the function, as one ends that leaves its script.
+
+    It must not go on as a second rank. Exit handlers do not run: those that it knows are the rank's.
+    """
+    code = 1
+    try:
+        if error is None or isinstance(error, SystemExit):
+            code = (_exit_code(error) or 0) if error is not None and error.code is not None else 0
+        else:
+            own = error.__traceback__.tb_next if error.__traceback__ is not None else None
+            traceback.print_exception(type(error), error, own)
+        _flush()
+    finally:
+        os._exit(code & 0xFF)
 
 
 class _Stage:

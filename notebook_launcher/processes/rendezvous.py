@@ -8,11 +8,13 @@ supervisor hosts, since keys of a destroyed group would otherwise send ranks to 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.messages import GroupState
 from notebook_launcher.processes.sockets import hang_up, open_sockets
 
 if TYPE_CHECKING:
@@ -82,12 +84,16 @@ class Rendezvous:
 
         self._made = [group for group in self._made if group is c10d.GroupMember.WORLD]
 
-    def is_kept(self) -> bool:
-        """Return whether the group is the one that `join` left up, and the only one there is."""
+    def state(self) -> GroupState:
+        """Return whether the group is the one that `join` left up, and how far each group has come."""
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         if c10d is None:
-            return True
-        return c10d.GroupMember.WORLD is self._ours
+            return GroupState(is_kept=True, num_calls={})
+        num_calls = {"": c10d._world.group_count}
+        for group, name in c10d._world.pg_names.items():
+            with contextlib.suppress(AttributeError, RuntimeError):  # A backend that does not count.
+                num_calls[name] = group._get_sequence_number_for_group()
+        return GroupState(is_kept=c10d.GroupMember.WORLD is self._ours, num_calls=num_calls)
 
     def leave(self) -> None:
         """Tear the default group down, if one is up; peers that wait in it get an error."""
@@ -127,17 +133,27 @@ class Rendezvous:
         return (
             (backend is None or str(backend).lower() == self._asked_backend)
             and (timeout is None or timeout == usual_timeout)
-            and asked.get("init_method") in (None, "env://")
+            and self._meets_here(asked)
+            and all(asked.get(name) is None for name in ("store", "pg_options", "device_id", "_ranks"))
+        )
+
+    def _meets_here(self, asked: dict[str, Any]) -> bool:
+        """Return whether all ranks of this run, and nobody else, are to meet: then the supervisor's store will do.
+
+        That of a `tcp://` address would have no host: torchrun's variables make every rank a client.
+        """
+        return (
+            asked.get("store") is None
+            and str(asked.get("init_method") or "env://").startswith(("env://", "tcp://"))
             and asked.get("world_size", -1) in (-1, self._world_size)
             and asked.get("rank", -1) in (-1, self._rank)
-            and all(asked.get(name) is None for name in ("store", "pg_options", "device_id", "_ranks"))
         )
 
     def _make(self, asked: dict[str, Any], original: Callable[..., None] | None = None) -> None:
         from torch.distributed import distributed_c10d as c10d
 
         init = original or _original_init_process_group()
-        if asked.get("store") is None and asked.get("init_method") in (None, "env://"):
+        if self._meets_here(asked):
             asked = {**asked, "store": self._next_store(asked.get("timeout")), "init_method": None}
             asked["rank"], asked["world_size"] = self._rank, self._world_size
         self._asked_backend = str(asked.get("backend")).lower()

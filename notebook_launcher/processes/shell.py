@@ -12,7 +12,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, cast
 
-from IPython.core import interactiveshell
+from IPython.core import autocall, interactiveshell
 from IPython.core.displaypub import DisplayPublisher
 from traitlets.config import Config
 
@@ -124,6 +124,9 @@ def adopt_kernel(shell: Any, send: Callable[[object], None], ask: Callable[..., 
     shell.display_pub.send = send
     # ipywidgets' Output, inside which rich draws its bars, sets and restores the parent of all output.
     shell.set_parent = lambda _parent: None
+    # IPython's `exit()` and `quit()` set a flag that nobody reads in a rank, and return.
+    leaving = [name for name, value in shell.user_ns.items() if isinstance(value, autocall.ExitAutocall)]
+    shell.user_ns.update(dict.fromkeys(leaving, sys.exit))
     sys.displayhook = sys.__displayhook__
     for name in ("ps1", "ps2", "ps3"):
         if hasattr(sys, name):
