@@ -29,8 +29,8 @@ def fail_on_one():
 def test_runs_in_several_processes(tmp_path):
     assert notebook_launcher(write_rank, (tmp_path,), num_processes=2, rdzv_backend="c10d") is None
     assert sorted((path.name, path.read_text()) for path in tmp_path.iterdir()) == [
-        ("0", "2 MULTI_CPU"),
-        ("1", "2 MULTI_CPU"),
+        ("0", "2 DistributedType.MULTI_CPU"),
+        ("1", "2 DistributedType.MULTI_CPU"),
     ]
 
 

@@ -191,7 +191,7 @@ def test_a_kernel_that_never_imported_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_ranks_share_the_kernels_present_surroundings(kernel: Kernel, tmp_path: Path, start_method: str) -> None:
     (tmp_path / "beside.py").write_text("VALUE = 5\n")
-    results = evaluate(
+    results, program = evaluate(
         kernel,
         f"""
         was = os.getcwd()
@@ -206,11 +206,11 @@ def test_ranks_share_the_kernels_present_surroundings(kernel: Kernel, tmp_path: 
         results.append(notebook_launch(surroundings, 1, start_method={start_method!r})[0])
         os.chdir(was)
         del os.environ["COLOUR"], sys.path[0]
-        results
+        results, sys.argv[:1]
         """,
     )
     folder = str(tmp_path)
-    assert results == [(folder, colour, 5, [""]) for colour in ("red", "red", "blue")]
+    assert results == [(folder, colour, 5, program) for colour in ("red", "red", "blue")]
 
 
 def test_a_deleted_working_directory_is_refused_and_does_no_lasting_harm(kernel: Kernel, tmp_path: Path) -> None:
