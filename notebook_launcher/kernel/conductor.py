@@ -88,8 +88,8 @@ class Conductor:
         self._asked_at = math.inf
         self._at_once = False
         self.verdict: Verdict | None = None
-        self.over: Latch[None] = Latch()
-        self.questions = Questions(lambda: self.over.is_set)
+        self.over = over = Latch[None]()
+        self.questions = Questions(lambda: over.is_set)  # Not by `self`: that would be a cycle.
         self._call = call
         self._parcel = parcel
         self._in_cell = in_cell
