@@ -86,7 +86,7 @@ class Channel:
         BlockingIOError if none has arrived.
         """
         # Not socket.recv_fds, which takes flags and does not pass them on (Python 3.11).
-        flags = 0 if wait else socket.MSG_DONTWAIT
+        flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         try:
             packet, ancillary, _, _ = self._sock.recvmsg(PACKET_LIMIT + 1, ANCILLARY_SIZE, flags)
         except ConnectionError:
@@ -113,13 +113,11 @@ class Channel:
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """Return the descriptors beside a packet, which processes that this one starts do not inherit."""
+    """Return the descriptors beside a packet."""
     fds = array.array("i")
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    for fd in fds:
-        os.set_inheritable(fd, False)
     return list(fds)
 
 

@@ -94,6 +94,7 @@ class Attempt:
         self._asked_at: float | None = None
         self._leave_at: float | None = None
         self._left: set[int] = set()
+        self._stop_grace = SESSION_GRACE if tree.setup.many_calls else 0.0
         self._num_processes = tree.setup.num_processes
         self._doomed: set[int] = set()
 
@@ -157,7 +158,7 @@ class Attempt:
             self.ends[end.rank].close()
         self.ends[end.rank] = end
         if stopping is not None:
-            self._leave_in(SESSION_GRACE if self.tree.setup.many_calls else 0.0)
+            self._leave_in(self._stop_grace)
         elif not (end.failed or self.tree.setup.many_calls or "nccl" in (self.tree.setup.backend or "")):
             # Not with NCCL: what the rank has begun may still be running on its GPU.
             self._leave_in(RETURN_GRACE)
@@ -214,7 +215,7 @@ class Attempt:
     def _climb_onto(self, ladder: Ladder) -> None:
         self.ladder = ladder
         if self.ends:
-            self._leave_in(SESSION_GRACE if self.tree.setup.many_calls else 0.0)
+            self._leave_in(self._stop_grace)
         self._send_signal()
 
     def _leave_in(self, seconds: float) -> None:

@@ -121,11 +121,14 @@ def _misplaced(call: str, function: Any, places: tuple[Any, ...], kwargs: Mappin
 
 def _check_options(function: Any, kwargs: Mapping[str, Any]) -> None:
     options = {"fn", "args", "kwargs", "config", *(field.name for field in dataclasses.fields(LaunchConfig))}
+    unknown = {name: value for name, value in kwargs.items() if name not in options}
+    if not unknown:
+        return
     try:
         theirs = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return
-    given = {name: value for name, value in kwargs.items() if name not in options and name in theirs}
+    given = {name: value for name, value in unknown.items() if name in theirs}
     if given:
         msg = (
             f"unknown option {next(iter(given))}=. {name_of(function)} has a parameter of that name, and its arguments "
