@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from jupyter_core import utils as jupyter_utils
 
 from notebook_launcher.history.folders import VARIABLE
 from tests.police import leave_nothing_behind, marked_session
@@ -15,7 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["home", "interruptible", "leave_nothing_behind", "light_collections", "marked_session", "runs_aside"]
+__all__ = [
+    "home",
+    "interruptible",
+    "leave_nothing_behind",
+    "light_collections",
+    "marked_session",
+    "no_loop_left",
+    "runs_aside",
+]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -48,3 +58,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty place for runs, which everything started from here uses."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "runs"))
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def no_loop_left() -> Iterator[None]:
+    """Close the event loop that jupyter_client makes and keeps."""
+    loop = jupyter_utils._loop.get()
+    owns_loop = loop is None or loop.is_closed()
+    yield
+    if owns_loop:
+        jupyter_utils.ensure_event_loop().close()
+        asyncio.set_event_loop(None)

@@ -83,6 +83,12 @@ class Outcome:
         return f"{errors[-1]['ename']}: {errors[-1]['evalue']}" if errors else None
 
     @property
+    def brief(self) -> str:
+        """One line that says how far the cell is."""
+        state = "the cell has ended" if self.done else "the cell is running"
+        return f"{state}, {self.error or 'without error'}, {len(self.messages)} messages: {self.stdout[-200:]!r}"
+
+    @property
     def traceback(self) -> str:
         """The traceback that the cell shows."""
         return "\n".join(line for content in self.of("error") for line in content["traceback"])
@@ -205,10 +211,11 @@ class Kernel:
         """Wait until a cell has ended, or until its output is as wanted; late output counts too."""
         deadline = time.monotonic() + timeout
         while not until(outcome := self.outcome(msg_id)):
-            if not self._manager.is_alive():
-                raise AssertionError(f"the kernel died; {outcome}\n{self.log}")
-            if time.monotonic() > deadline:
-                raise AssertionError(f"nothing more after {timeout} s; {outcome}\n{self.log}")
+            is_dead = not self._manager.is_alive()
+            if is_dead or time.monotonic() > deadline:
+                # On standard error, since a summary in CI holds the whole text of the exception.
+                print(outcome, self.log, sep="\n", file=sys.stderr)
+                raise AssertionError("the kernel died" if is_dead else f"not met after {timeout} s; {outcome.brief}")
             self._receive(answer_input)
         return outcome
 

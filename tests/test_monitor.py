@@ -147,15 +147,21 @@ def kinds(messages: list[dict[str, Any]]) -> list[str]:
     return [message["type"] for message in messages]
 
 
+def last_steps(messages: list[dict[str, Any]]) -> list[int]:
+    """Return how far the first curve has come with each message that draws it."""
+    drawn = [message["curves"][0]["steps"] for message in messages if message.get("curves")]
+    return [max(steps) for steps in drawn if steps]
+
+
 def test_stop_while_the_cell_is_busy(every_kernel: Kernel) -> None:
     cell = every_kernel.start("notebook_launch(train, 2)", allow_stdin=True)
     page = Page.opened(every_kernel, cell)
     page.send("hello")
-    messages = page.until(lambda messages: len(messages) > 5)
-    assert kinds(messages)[:6] == ["reset"] + ["update"] * 5
+    messages = page.until(lambda messages: len(messages) > 5 and len(last_steps(messages)) > 1)
+    assert kinds(messages) == ["reset"] + ["update"] * (len(messages) - 1)
     assert messages[0]["run"]["actions"]["stop"]
     assert messages[0]["run"]["action_hint"] == ""
-    assert max(messages[-1]["curves"][0]["steps"]) > max(messages[0]["curves"][0]["steps"])
+    assert last_steps(messages) == sorted(set(last_steps(messages)))
     page.send("stop")
     outcome = every_kernel.wait(cell)
     assert (outcome.error or "").startswith("RunStoppedError")
@@ -461,6 +467,7 @@ def test_in_a_session(kernel: Kernel) -> None:
     assert not any(WIDGET_VIEW in data for data in final(outcome).values())
 
 
+@pytest.mark.usefixtures("no_loop_left")
 def test_a_notebook_that_a_program_runs_keeps_no_widget() -> None:
     source = f"import time\nfrom notebook_launcher import *{TRAIN}\nnotebook_launch(train, 2, kwargs={{'steps': 150}})"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])

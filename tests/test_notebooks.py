@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import faulthandler
 import importlib
@@ -11,16 +10,12 @@ import re
 import sys
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nbformat
 import psutil
 import pytest
-from jupyter_core import utils as jupyter_utils
 from nbclient.exceptions import CellExecutionError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 client: Any = importlib.import_module("notebooks.demo").StreamingClient
 """Runs a notebook in this interpreter's kernel."""
@@ -45,17 +40,6 @@ def code_cells(notebook: Any) -> list[Any]:
 
 def is_meant_to_raise(cell: Any) -> bool:
     return "raises-exception" in cell.metadata.get("tags", [])
-
-
-@pytest.fixture
-def no_loop_left() -> Iterator[None]:
-    """Close the event loop that jupyter_client makes and keeps."""
-    loop = jupyter_utils._loop.get()
-    owns_loop = loop is None or loop.is_closed()
-    yield
-    if owns_loop:
-        jupyter_utils.ensure_event_loop().close()
-        asyncio.set_event_loop(None)
 
 
 def execute(notebook: Any, folder: Path, mark: str = "") -> Any:

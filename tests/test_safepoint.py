@@ -288,7 +288,8 @@ class SlowBoard:
         return getattr(self.board, name)
 
 
-def test_a_rank_may_stop_sooner_than_whoever_asked_it_goes_on():
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_rank_may_stop_sooner_than_whoever_asked_it_goes_on(presses):
     def loop() -> None:
         for number in track(range(10**9)):
             report(number=number)
@@ -297,9 +298,12 @@ def test_a_rank_may_stop_sooner_than_whoever_asked_it_goes_on():
     until(functools.partial(has_reported, run), run)
     tree: Any = run._conductor.ranks.tree
     tree.board = SlowBoard(tree.board)
-    assert run.stop(after_step=True) == "ask"
-    with pytest.raises(RunStoppedError, match="stopped before rank 0 returned"):
+    for _ in range(presses):
+        run.stop(after_step=True, wait=False)
+    run.wait()
+    with pytest.raises(RunStoppedError, match="stopped before rank 0 returned") as caught:
         run.result()
+    assert caught.value.results.stopped_by == "ask"
 
 
 def test_ranks_that_never_look_are_stopped_as_always():

@@ -41,12 +41,27 @@ def computing():
     while True:
         sum(range(1000))
 
-def in_collective():
-    import torch.distributed as dist
-    say_up()
-    if rank() == 0:
-        dist.all_reduce(__import__("torch").ones(1))
+def say_up_once_in(name):
+    import sys, threading
+    main = threading.get_ident()
+    def watch():
+        frame = None
+        while frame is None or frame.f_code.co_name != name:
+            frame = frame.f_back if frame is not None else sys._current_frames()[main]
+        print(f"rank {rank()} is up", flush=True)
+    threading.Thread(target=watch, daemon=True).start()
+
+def asleep():
     time.sleep(60)
+
+def in_collective():
+    import torch, torch.distributed as dist
+    dist.barrier()
+    waits = rank() == 0 and dist.get_world_size() > 1  # Alone, it would be through in no time.
+    say_up_once_in("all_reduce" if waits else "asleep")
+    if waits:
+        dist.all_reduce(torch.ones(1))
+    asleep()
 
 def ignoring():
     for name in ("SIGINT", "SIGTERM"):
@@ -86,6 +101,11 @@ def kernel() -> Iterator[Kernel]:
 
 def is_up(outcome: Outcome) -> bool:
     return outcome.done or "up" in outcome.stdout
+
+
+def is_stuck(outcome: Outcome) -> bool:
+    """Whether both ranks of `in_collective` are where they stay."""
+    return outcome.done or all(f"rank {rank} is up" in outcome.stdout for rank in (0, 1))
 
 
 @pytest.mark.parametrize("name", ["sleeping", "computing", "in_collective", "ignoring", "cooperative", "in_c_code"])
@@ -137,7 +157,7 @@ def test_a_function_may_catch_the_interrupt_and_return(kernel: Kernel) -> None:
 def test_a_second_interrupt_kills_at_once(kernel: Kernel) -> None:
     with unchanged(kernel):
         cell = kernel.start("notebook_launch(ignoring, 2)")
-        kernel.wait(cell, until=is_up)
+        kernel.wait(cell, until=is_stuck)
         began = time.monotonic()
         kernel.interrupt()
         kernel.wait(cell, until=lambda outcome: outcome.done or "waits in" in outcome.stderr)
@@ -185,11 +205,11 @@ def test_an_interrupt_at_any_bytecode_of_a_wait_does_not_hang_the_run(wait: Call
 
 def test_an_interrupt_says_who_waits_for_whom(kernel: Kernel) -> None:
     cell = kernel.start("notebook_launch(in_collective, 2)")
-    kernel.wait(cell, until=is_up)
+    kernel.wait(cell, until=is_stuck)
     kernel.interrupt()
     outcome = kernel.wait(cell)
     assert "rank 0 waits in all_reduce" in outcome.stderr
-    assert "rank 1 is not in it: in_collective, Cell In[" in outcome.stderr
+    assert "rank 1 is not in it: asleep, Cell In[" in outcome.stderr
     assert "time.sleep(60)" in outcome.stderr
 
 

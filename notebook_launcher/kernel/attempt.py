@@ -189,7 +189,8 @@ class Attempt:
         """Ask the ranks to stop after the step they are in, however long it is; return whether one looks."""
         if not self._can_ask():
             return False
-        self._asked_at = time.monotonic()  # Before a rank can see the flag, and end because of it.
+        if self._asked_at is None:  # The first time counts, and before a rank can see the flag and end because of it.
+            self._asked_at = time.monotonic()
         self.tree.board[context.STOP_FLAG] = context.STOP_TOGETHER
         return True
 
