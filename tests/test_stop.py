@@ -11,7 +11,7 @@ import pytest
 
 from notebook_launcher import launch
 from tests.interrupts import interrupt_at
-from tests.scenes import unchanged, warm_kernel
+from tests.scenes import takes_less_than, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,16 +111,19 @@ def is_stuck(outcome: Outcome) -> bool:
 @pytest.mark.parametrize("name", ["sleeping", "computing", "in_collective", "ignoring", "cooperative", "in_c_code"])
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
 def test_the_interrupt_button_ends_the_run(kernel: Kernel, name: str, num_processes: int) -> None:
-    with unchanged(kernel):
-        cell = kernel.start(f"notebook_launch({name}, {num_processes})")
-        kernel.wait(cell, until=is_up)
-        began = time.monotonic()
-        kernel.interrupt()
-        outcome = kernel.wait(cell)
-        seconds = time.monotonic() - began
-    assert outcome.error == "KeyboardInterrupt: "
-    assert seconds < 3
-    assert ("finally ran" in outcome.stdout) == (name == "sleeping")
+    def attempt() -> float:
+        with unchanged(kernel):
+            cell = kernel.start(f"notebook_launch({name}, {num_processes})")
+            kernel.wait(cell, until=is_up)
+            began = time.monotonic()
+            kernel.interrupt()
+            outcome = kernel.wait(cell)
+            seconds = time.monotonic() - began
+        assert outcome.error == "KeyboardInterrupt: "
+        assert ("finally ran" in outcome.stdout) == (name == "sleeping")
+        return seconds
+
+    assert takes_less_than(3, attempt)
 
 
 @pytest.mark.parametrize(
@@ -155,33 +158,39 @@ def test_a_function_may_catch_the_interrupt_and_return(kernel: Kernel) -> None:
 
 
 def test_a_second_interrupt_kills_at_once(kernel: Kernel) -> None:
-    with unchanged(kernel):
-        cell = kernel.start("notebook_launch(ignoring, 2)")
-        kernel.wait(cell, until=is_stuck)
-        began = time.monotonic()
-        kernel.interrupt()
-        kernel.wait(cell, until=lambda outcome: outcome.done or "waits in" in outcome.stderr)
-        kernel.interrupt()
-        outcome = kernel.wait(cell)
-        seconds = time.monotonic() - began
-    assert outcome.error == "KeyboardInterrupt: "
-    assert seconds < 1.5  # The ladder alone takes 1.5 s before it kills.
+    def attempt() -> float:
+        with unchanged(kernel):
+            cell = kernel.start("notebook_launch(ignoring, 2)")
+            kernel.wait(cell, until=is_stuck)
+            began = time.monotonic()
+            kernel.interrupt()
+            kernel.wait(cell, until=lambda outcome: outcome.done or "waits in" in outcome.stderr)
+            kernel.interrupt()
+            outcome = kernel.wait(cell)
+            seconds = time.monotonic() - began
+        assert outcome.error == "KeyboardInterrupt: "
+        return seconds
+
+    assert takes_less_than(1.5, attempt)  # The ladder alone takes 1.5 s before it kills.
 
 
 @pytest.mark.parametrize("name", ["exiting", "threading_on"])
 @pytest.mark.parametrize("presses", [1, 2])
 def test_exit_handlers_and_threads_do_not_hold_a_stop_up(kernel: Kernel, name: str, presses: int) -> None:
-    with unchanged(kernel):
-        cell = kernel.start(f"notebook_launch({name}, 2)")
-        kernel.wait(cell, until=is_up)
-        began = time.monotonic()
-        for _ in range(presses):
-            kernel.interrupt()
-        outcome = kernel.wait(cell)
-        seconds = time.monotonic() - began
-    assert outcome.error == "KeyboardInterrupt: "
-    assert "was killed: as the run was stopped it was still running exit handlers or threads" in outcome.stderr
-    assert seconds < 3
+    def attempt() -> float:
+        with unchanged(kernel):
+            cell = kernel.start(f"notebook_launch({name}, 2)")
+            kernel.wait(cell, until=is_up)
+            began = time.monotonic()
+            for _ in range(presses):
+                kernel.interrupt()
+            outcome = kernel.wait(cell)
+            seconds = time.monotonic() - began
+        assert outcome.error == "KeyboardInterrupt: "
+        assert "was killed: as the run was stopped it was still running exit handlers or threads" in outcome.stderr
+        return seconds
+
+    assert takes_less_than(3, attempt)
 
 
 @pytest.mark.parametrize("wait", [lambda run: run.wait(0.01), lambda run: run.stacks(), lambda run: run.wait(0)])
