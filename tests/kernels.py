@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 ROOT = Path(__file__).resolve().parents[1]
+PATIENCE = 100.0
+"""Seconds until a test gives a kernel up: on a busy machine compiling something takes more than a minute."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +134,7 @@ class Kernel:
         self._client = self._manager.client()
         self._client.start_channels()
         try:
-            self._client.wait_for_ready(timeout=60)
+            self._client.wait_for_ready(timeout=PATIENCE)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -161,7 +163,7 @@ class Kernel:
         return Path(self._log.name).read_text()
 
     def execute(
-        self, code: str, timeout: float = 30, *, answer_input: Callable[[str, bool], str] | None = None
+        self, code: str, timeout: float = PATIENCE, *, answer_input: Callable[[str, bool], str] | None = None
     ) -> Outcome:
         """Run a cell to its end.
 
@@ -191,7 +193,7 @@ class Kernel:
         """Send a request on the control channel and return the content of the reply."""
         channel = self._client.control_channel
         channel.send(self._client.session.msg(kind, content))
-        reply: dict[str, Any] = channel.get_msg(timeout=10)["content"]
+        reply: dict[str, Any] = channel.get_msg(timeout=PATIENCE)["content"]
         return reply
 
     @property
@@ -203,7 +205,7 @@ class Kernel:
     def wait(
         self,
         msg_id: str,
-        timeout: float = 30,
+        timeout: float = PATIENCE,
         *,
         until: Callable[[Outcome], bool] = lambda outcome: outcome.done,
         answer_input: Callable[[str, bool], str] | None = None,

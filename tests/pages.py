@@ -84,13 +84,13 @@ def run(block: Block, kernel: Kernel) -> None:
 def _execute(block: Block, kernel: Kernel) -> Outcome:
     if block.mark == "answers":
         answers = iter(block.value.split(", "))
-        return kernel.execute(block.code, timeout=50, answer_input=lambda _prompt, _password: next(answers))
+        return kernel.execute(block.code, answer_input=lambda _prompt, _password: next(answers))
     if block.mark == "interrupted":
         cell = kernel.start(block.code)
-        kernel.wait(cell, 50, until=lambda outcome: "[rank" in outcome.stdout)
+        kernel.wait(cell, until=lambda outcome: "[rank" in outcome.stdout)
         kernel.interrupt()
-        return kernel.wait(cell, 10)
-    return kernel.execute(block.code, timeout=50)
+        return kernel.wait(cell)
+    return kernel.execute(block.code)
 
 
 def _without_measurements(line: str) -> str:

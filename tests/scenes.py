@@ -79,7 +79,7 @@ def look(kernel: Kernel) -> dict[str, Any]:
 def warm_kernel(cwd: Path | None = None, env: dict[str, str] | None = None) -> Iterator[Kernel]:
     """A kernel that has launched once, so that whatever lasts (the fork server) is there."""
     with Kernel(cwd=cwd, env=env) as kernel:
-        outcome = kernel.execute(FIRST, timeout=60)
+        outcome = kernel.execute(FIRST)
         assert outcome.error is None, outcome.traceback
         yield kernel
 
@@ -96,9 +96,9 @@ def unchanged(kernel: Kernel) -> Iterator[None]:
     assert not changed, f"changed (gone, new): {changed}"
 
 
-def evaluate(kernel: Kernel, code: str, timeout: float = 50) -> Any:
+def evaluate(kernel: Kernel, code: str) -> Any:
     """Run a cell and return the value of its last expression."""
-    outcome = kernel.execute(code, timeout)
+    outcome = kernel.execute(code)
     assert outcome.error is None, outcome.traceback
     assert outcome.result is not None, outcome.stdout
     return ast.literal_eval(outcome.result)

@@ -121,7 +121,7 @@ while not notebook_launch(is_prepared, 1, output="none")[0]:
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Kernel]:
     with warm_kernel() as kernel:
-        outcome = kernel.execute(DEFINITIONS + PREPARED, timeout=60)
+        outcome = kernel.execute(DEFINITIONS + PREPARED)
         assert outcome.error is None, outcome.traceback
         yield kernel
 

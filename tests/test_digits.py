@@ -54,7 +54,7 @@ def train(epochs: int) -> tuple[float, float]:
     return torch.cat(losses).mean().item(), torch.cat(right).float().mean().item()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_digits_on_any_number_of_ranks():
     outcomes = {}
     for num_ranks in (1, 2, 4):

@@ -98,7 +98,7 @@ def test_interrupt(kernel: Kernel) -> None:
     )
     kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
     kernel.interrupt()
-    outcome = kernel.wait(cell, timeout=5)
+    outcome = kernel.wait(cell)
     assert outcome.error == "KeyboardInterrupt: "
 
 
@@ -106,7 +106,7 @@ def test_an_interrupted_await(kernel: Kernel) -> None:
     cell = kernel.start("run = launch(wait, 2)\nawait run")
     kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
     kernel.interrupt()
-    assert kernel.wait(cell, timeout=5).error is not None
+    assert kernel.wait(cell).error is not None
     assert kernel.execute("run.wait(); print(run.state)").stdout.endswith("stopped\n")
 
 

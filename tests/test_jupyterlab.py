@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Locator, Page
 
-pytestmark = [needs_browser, pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [needs_browser, pytest.mark.slow, pytest.mark.timeout(400)]
 
 TRAIN = """
 import torch

@@ -123,8 +123,8 @@ class Page:
         closed = (message for message in self.kernel.received if message["msg_type"] == "comm_close")
         return any(message["content"]["comm_id"] == self.comm_id for message in closed)
 
-    def until(self, met: Callable[[list[dict[str, Any]]], bool], timeout: float = 15) -> list[dict[str, Any]]:
-        self.kernel.wait(self.cell, timeout, until=lambda _: met(self.messages))
+    def until(self, met: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+        self.kernel.wait(self.cell, until=lambda _: met(self.messages))
         return self.messages
 
 
@@ -198,7 +198,7 @@ def test_64_ranks(kernel: Kernel) -> None:
     cell = kernel.start("notebook_launch(many, 64, backend=None, output='rank0')", allow_stdin=True)
     page = Page.opened(kernel, cell)
     page.send("hello")
-    outcome = kernel.wait(cell, timeout=90)
+    outcome = kernel.wait(cell)
     assert outcome.error is None, outcome.traceback
     assert {rank["rank"] for rank in page.messages[0]["ranks"]} == set(range(64))
     last = {rank["rank"]: rank["state"] for message in page.messages for rank in message.get("ranks", ())}
@@ -473,7 +473,7 @@ def test_in_a_session(kernel: Kernel) -> None:
 def test_a_notebook_that_a_program_runs_keeps_no_widget() -> None:
     source = f"import time\nfrom notebook_launcher import *{TRAIN}\nnotebook_launch(train, 2, kwargs={{'steps': 150}})"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    nbclient.NotebookClient(notebook, timeout=50, kernel_name="python3").execute(
+    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute(
         env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     data = [output.data for output in notebook.cells[0].outputs if output.output_type == "display_data"]

@@ -54,7 +54,7 @@ panel
 @pytest.fixture(scope="module")
 def kernel_and_cell() -> Iterator[tuple[Kernel, str]]:
     with warm_kernel(env={"NOTEBOOK_LAUNCHER_RUNS": "off"}) as kernel:
-        shown = kernel.execute(PANEL, timeout=60)
+        shown = kernel.execute(PANEL)
         assert shown.error is None, shown.traceback
         yield kernel, shown.msg_id
 
@@ -82,7 +82,7 @@ def click(kernel: Kernel, button: str) -> None:
 def test_the_oldest_ipywidgets() -> None:
     path = os.pathsep.join([str(installed("7.7.5", "ipywidgets", "ipython-genutils")), str(ROOT)])
     with warm_kernel(env={"PYTHONPATH": path, "NOTEBOOK_LAUNCHER_RUNS": "off"}) as kernel:
-        shown = kernel.execute("import ipywidgets; print(ipywidgets.__version__)" + PANEL, timeout=60)
+        shown = kernel.execute("import ipywidgets; print(ipywidgets.__version__)" + PANEL)
         assert shown.error is None, shown.traceback
         assert shown.stdout == "7.7.5\n"
         before = set(final(shown))
@@ -221,7 +221,7 @@ def test_what_cannot_be_launched_is_shown(kernel: Kernel) -> None:
 
 
 def test_a_launch_from_code_writes_into_its_own_cell_and_is_shown_in_the_panel(kernel: Kernel) -> None:
-    outcome = kernel.execute("panel.launch(None, lr=0.75).result()[0]", timeout=60)
+    outcome = kernel.execute("panel.launch(None, lr=0.75).result()[0]")
     assert outcome.result == "0.75", outcome.traceback
     assert "lr is 0.75" in outcome.stdout
     assert evaluate(kernel, "panel.results[1]") == 1.5

@@ -49,7 +49,7 @@ def kernel(warm: Kernel) -> Iterator[Kernel]:
 
 
 def run(kernel: Kernel, code: str) -> str:
-    outcome = kernel.execute(code, timeout=60)
+    outcome = kernel.execute(code)
     assert outcome.error is None, outcome.traceback
     return outcome.stdout
 

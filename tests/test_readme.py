@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_the_example_prints_what_the_page_shows() -> None:
     code, shown = re.findall(r"```(?:python)?\n(.*?)```", README, re.DOTALL)[:2]
     with warm_kernel() as kernel:
-        outcome = kernel.execute(code, timeout=60)
+        outcome = kernel.execute(code)
         assert outcome.error is None, outcome.traceback
         assert kernel.execute("print(len(results), sorted(results[0]))").stdout == "2 ['bias', 'weight']\n"
 
@@ -56,7 +56,7 @@ def test_the_other_examples_run(tmp_path):
     _, training, interface = (block.code for block in pages.blocks(README))
     with pages.reader(tmp_path) as kernel:
         for code in (GIVEN, _filled_in(training), LATER, _filled_in(interface)):
-            outcome = kernel.execute(code, timeout=50)
+            outcome = kernel.execute(code)
             assert outcome.error is None, f"{code}\n{outcome.traceback}"
         assert (tmp_path / "checkpoint" / "checkpoint_manifest.json").is_file()
 

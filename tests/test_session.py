@@ -300,7 +300,7 @@ def test_an_interrupt_while_it_closes_ends_the_ranks(kernel: Kernel) -> None:
     )
     kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
     kernel.interrupt()
-    assert kernel.wait(cell, timeout=3).error == "KeyboardInterrupt: "  # `kernel` checks that nothing is left.
+    assert kernel.wait(cell).error == "KeyboardInterrupt: "  # `kernel` checks that nothing is left.
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
