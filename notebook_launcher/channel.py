@@ -24,7 +24,7 @@ from notebook_launcher import messages
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Channel", "anonymous_file", "channel_pair"]
+__all__ = ["AnonymousFile", "Channel", "anonymous_file", "channel_pair"]
 
 # A packet must fit the socket's send buffer (212,992 bytes by default on Linux).
 PACKET_LIMIT = 65_536
@@ -39,6 +39,39 @@ TAKEN_INTERVAL = 0.0005
 def anonymous_file(name: str) -> int:
     """Return the descriptor of a new file in memory that has no name and dies with its last holder."""
     return os.memfd_create(f"notebook-launcher-{name}", os.MFD_CLOEXEC)
+
+
+class AnonymousFile:
+    """The same with an owner: the descriptor is closed with its last reference, if not before.
+
+    For the kernel's main thread, in which Ctrl-C may raise after any bytecode.
+    """
+
+    _pid = -1  # Of one whose `__init__` was cut short.
+
+    def __init__(self, name: str) -> None:
+        self._fds: list[int] = []
+        self._pid = os.getpid()
+        # One call in C: no exception can come between the file and its place in the list.
+        self._fds.extend(map(os.memfd_create, [f"notebook-launcher-{name}"], [os.MFD_CLOEXEC]))
+
+    def fileno(self) -> int:
+        """Return the descriptor, which stays this object's; -1 once closed."""
+        return self._fds[0] if self._fds else -1
+
+    def detach(self) -> int:
+        """Give the descriptor away."""
+        return self._fds.pop()
+
+    def close(self) -> None:
+        """Let go of the file; idempotent."""
+        if self._fds:
+            os.close(self._fds.pop())
+
+    def __del__(self) -> None:
+        # In a process that was forked the number may be another file's by now.
+        if os.getpid() == self._pid:
+            self.close()
 
 
 class Channel:

@@ -15,14 +15,14 @@ INTERRUPTED = ("concurrent.", "contextlib", "notebook_launcher.", "threading")
 """Modules; not those that the collector calls, in which an exception is lost."""
 
 
-def interrupt_at(number: int, function: Callable[[], object]) -> bool:
+def interrupt_at(number: int, function: Callable[[], object], modules: tuple[str, ...] = INTERRUPTED) -> bool:
     """Call a function and interrupt it before its bytecode number `number`; return whether it came that far."""
     left = number
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
         frame.f_trace_opcodes = True
-        if event == "opcode" and frame.f_globals["__name__"].startswith(INTERRUPTED):
+        if event == "opcode" and frame.f_globals["__name__"].startswith(modules):
             left -= 1
             if left < 0:
                 sys.settrace(None)

@@ -35,8 +35,8 @@ class Rank:
 
     def call(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         parcel = travel.pack_call(fn, args, kwargs)
-        self._channel.send("call", [parcel])
-        os.close(parcel)
+        self._channel.send("call", [parcel.fileno()])
+        parcel.close()
         received = self._channel.receive()
         assert received is not None
         outcome, fds = received
@@ -162,7 +162,7 @@ def test_a_class_that_arrives_by_value_under_a_known_id_is_kept_as_it_is() -> No
                 limit = 1
             return Local
         Local = make()
-        os.close(travel.pack_call(Local, (), {}))  # gives it an id
+        travel.pack_call(Local, (), {}).close()  # gives it an id
         kernel_end, rank_end = t.channel_pair()
         if os.fork() == 0:  # a forked rank has the class, but never received it
             Local.limit = 99
@@ -231,7 +231,7 @@ def test_a_definition_that_the_notebook_dropped_is_an_error_by_name() -> None:
         def train(): return helper
         import os
         from notebook_launcher import travel
-        parcel = travel.pack_call(train, (), {})
+        parcel = travel.pack_call(train, (), {}).detach()
         rank._channel.send("call", [parcel])
         del helper
         _, [fd] = rank._channel.receive()
@@ -332,7 +332,7 @@ def test_modules_that_changed_since_their_import_are_named(tmp_path: Path, compi
         from notebook_launcher import travel
         def train(): return utils.value()
         def stale():
-            fd = travel.pack_call(train, (), {{}})
+            fd = travel.pack_call(train, (), {{}}).detach()
             try:
                 return travel.stale_modules(fd)
             finally:
@@ -359,7 +359,7 @@ def test_a_function_that_was_compiled_anew_by_itself_has_not_changed(tmp_path: P
         from notebook_launcher import travel
         path = pathlib.Path("{tmp_path}/patched.py")
         path.write_text(path.read_text().replace({before!r}, {after!r}))
-        fd = travel.pack_call(lambda: patched.base(), (), {{}})
+        fd = travel.pack_call(lambda: patched.base(), (), {{}}).detach()
         assert travel.stale_modules(fd) == [str(path)]
         again = {{}}
         exec(compile("def base(): return 2000", str(path), "exec"), again)

@@ -19,10 +19,12 @@ import pytest
 import torch
 
 from notebook_launcher import travel
+from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.sizes import format_bytes
 from notebook_launcher.travel import parcel
 from notebook_launcher.travel.memory import available_memory
+from tests.interrupts import interrupt_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +33,7 @@ LARGE = 4 << 20  # beyond what is copied on arrival
 
 
 def there_and_back(value: Any) -> Any:
-    fn, args, *_ = travel.unpack_call(travel.pack_call(print, (value,), {}))
+    fn, args, *_ = travel.unpack_call(travel.pack_call(print, (value,), {}).detach())
     assert fn is print
     return travel.unpack_value(travel.pack_value(args[0]))
 
@@ -236,7 +238,7 @@ def test_arrival_takes_no_memory_until_something_is_written() -> None:
 
 
 def test_readers_share_one_copy_and_do_not_see_each_others_writes() -> None:
-    fd = travel.pack_call(print, (torch.zeros(LARGE),), {})
+    fd = travel.pack_call(print, (torch.zeros(LARGE),), {}).detach()
     first, second = (travel.unpack_call(os.dup(fd))[1][0] for _ in range(2))
     child = os.fork()
     if child == 0:
@@ -268,11 +270,32 @@ def test_the_largest_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_systems_own_refusal_is_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = os.open("/dev/full", os.O_RDWR)
-    monkeypatch.setattr(parcel, "anonymous_file", lambda _: os.dup(full))
+    class Full(AnonymousFile):
+        def __init__(self, name: str) -> None:
+            super().__init__(name)
+            full = os.open("/dev/full", os.O_RDWR)
+            os.dup2(full, self.fileno(), inheritable=False)
+            os.close(full)
+
+    monkeypatch.setattr(parcel, "AnonymousFile", Full)
     with pytest.raises(ResourceError, match="the return value needs"):
         travel.pack_value([1, 2])
-    os.close(full)
+
+
+def test_an_interrupt_at_any_bytecode_of_packing_leaves_no_descriptor() -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def pack() -> None:
+        packed.append(travel.pack_call(print, (), {}))
+
+    packed: list[AnonymousFile] = []
+    number, before = 0, descriptors()
+    while interrupt_at(number, pack, ("notebook_launcher.",)):
+        assert descriptors() == before, number
+        number += 1
+    assert number > 100
+    packed.pop().close()
 
 
 def test_a_descriptor_of_something_else_is_refused() -> None:

@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher import context, messages
-from notebook_launcher.channel import anonymous_file, channel_pair
+from notebook_launcher.channel import AnonymousFile, channel_pair
 from notebook_launcher.errors import LaunchError, ResourceError
 
 if TYPE_CHECKING:
@@ -162,10 +162,10 @@ class ProcessTree:
         self._closing.callback(self._wake_w.close)
         self._wake_r.setblocking(False)
         self._selector.register(self._wake_r, selectors.EVENT_READ, self._on_wake)
-        self._board_fd = anonymous_file("board")
-        self._closing.callback(os.close, self._board_fd)
-        os.ftruncate(self._board_fd, context.BOARD_SIZE)
-        self.board = mmap.mmap(self._board_fd, context.BOARD_SIZE)
+        self._board_file = AnonymousFile("board")
+        self._closing.callback(self._board_file.close)
+        os.ftruncate(self._board_file.fileno(), context.BOARD_SIZE)
+        self.board = mmap.mmap(self._board_file.fileno(), context.BOARD_SIZE)
         self._closing.callback(self.board.close)
         self._channel, self._their_channel = channel_pair()
         self._closing.callback(self._channel.close)
@@ -184,7 +184,7 @@ class ProcessTree:
             self._supervisor = birth(self._their_channel, ends)
             self._selector.register(self._channel, selectors.EVENT_READ, self._on_supervisor)
             with contextlib.suppress(BrokenPipeError, ConnectionError):
-                self._channel.send(self.setup, [listener.fileno(), self._board_fd])
+                self._channel.send(self.setup, [listener.fileno(), self._board_file.fileno()])
                 for rank in self._ends:
                     self._bear(rank)
 

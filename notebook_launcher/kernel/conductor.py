@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import errno
 import math
-import os
 import queue
 import re
 import secrets
@@ -33,6 +32,7 @@ from notebook_launcher.kernel.stacks import Stacks
 from notebook_launcher.kernel.verdict import Verdict, brief, fault_of_ours, judge
 
 if TYPE_CHECKING:
+    from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.engines.local import Event, ProcessTree
     from notebook_launcher.kernel.ranks import Ranks
 
@@ -70,7 +70,7 @@ Command = Answer | Stop | Save | Latch[Stacks]
 class Conductor:
     """Carries a run out. Other threads read what it knows, and send it commands."""
 
-    def __init__(self, ranks: Ranks, name: str, call: Any, parcel: int | None, *, in_cell: bool) -> None:
+    def __init__(self, ranks: Ranks, name: str, call: Any, parcel: AnonymousFile | None, *, in_cell: bool) -> None:
         config = ranks.plan.config
         self.ranks = ranks
         self.name = name
@@ -100,7 +100,7 @@ class Conductor:
             ranks.announced = True
             self.output.headline(f"{name}: {ranks.plan.summary}")
         self._recorder = Recorder(ConductorReader(self), config.runs_folder, self.launched, self._say)
-        if stale := travel.stale_modules(parcel):
+        if stale := travel.stale_modules(None if parcel is None else parcel.fileno()):
             forked = config.start_method == "fork"
             version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"
             self.output.notice(f"{', '.join(stale)} changed since the kernel imported it: {version}")
@@ -108,8 +108,8 @@ class Conductor:
         self._thread: threading.Thread | None = None
 
     def own(self) -> None:
-        """Answer for the parcel and the ranks, even if an interrupt keeps the run from ever beginning."""
-        self._forgotten = weakref.finalize(self, _let_go, self.ranks, self._parcel)
+        """Answer for the ranks, even if an interrupt keeps the run from ever beginning."""
+        self._forgotten = weakref.finalize(self, _let_go, self.ranks)
         self._forgotten.atexit = False
 
     def begin(self) -> None:
@@ -168,7 +168,7 @@ class Conductor:
             # Whoever waits must be told, whatever happens.
             self._forgotten.detach()
             if self._parcel is not None:
-                os.close(self._parcel)
+                self._parcel.close()
             self._call = self._parcel = None
             self.verdict = verdict
             self._refuse_commands()
@@ -209,7 +209,8 @@ class Conductor:
         call = self.ranks.next_call(restart_count=self.restarts, can_ask=self._in_cell)
         timeout = self.ranks.plan.config.timeout
         deadline = None if timeout is None else self.launched + timeout
-        attempt = self.attempt = Attempt(tree, call, self._parcel, deadline=deadline)
+        parcel = None if self._parcel is None else self._parcel.fileno()
+        attempt = self.attempt = Attempt(tree, call, parcel, deadline=deadline)
         self.asking.clear()
         self._stacks = None
         self._replace_the_dead(tree, attempt)
@@ -382,9 +383,7 @@ class Conductor:
         self.output.end(f"{self.name}: {text}")
 
 
-def _let_go(ranks: Ranks, parcel: int | None) -> None:
-    if parcel is not None:
-        os.close(parcel)
+def _let_go(ranks: Ranks) -> None:
     if not ranks.many_calls:
         ranks.close()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,7 +52,7 @@ class Run:
             conductor = Conductor(ranks, checks.name_of(fn), call, parcel, in_cell=in_cell)
         except BaseException:
             if parcel is not None:
-                os.close(parcel)
+                parcel.close()
             if not ranks.many_calls:
                 ranks.close()
             raise

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
 from notebook_launcher.travel.culprits import Part, find_culprit, largest_parts
@@ -22,6 +22,9 @@ from notebook_launcher.travel.modules import notes_of_modules, stale_modules
 from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_luggage
 from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
 from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler, probe
+
+if TYPE_CHECKING:
+    from notebook_launcher.channel import AnonymousFile
 
 __all__ = [
     "note_inherited",
@@ -40,8 +43,8 @@ Call = tuple[Function, tuple[Any, ...], dict[str, Any]]
 
 def pack_call(
     fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any], *, start: Callable[[], object] = lambda: None
-) -> int:
-    """Pack a function with its closure and arguments; return the descriptor, which any number may unpack.
+) -> AnonymousFile:
+    """Pack a function with its closure and arguments; return a file, whose descriptor any number may unpack.
 
     `start` is called once it is known that all can travel, and before large data are copied: what it starts
     comes up meanwhile.
@@ -153,7 +156,7 @@ def _pack(value: object, make_pickler: type[TravelPickler], what: str) -> int:
     parcel = ParcelWriter("value", what=f"the {what} needs")
     try:
         make_pickler(parcel, parcel.add_buffer).dump(value)
-        return parcel.seal()
+        return parcel.seal().detach()
     finally:
         parcel.discard()
 

@@ -22,7 +22,7 @@ import struct
 import sys
 from typing import TYPE_CHECKING
 
-from notebook_launcher.channel import anonymous_file
+from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.sizes import format_bytes
 from notebook_launcher.travel.memory import available_memory
@@ -48,7 +48,8 @@ class ParcelWriter:
 
     def __init__(self, name: str, *, what: str) -> None:
         """`name` is shown in /proc; `what` names the content in error messages, with its verb."""
-        self._fd = anonymous_file(name)
+        self._file = AnonymousFile(name)
+        self._is_sealed = False
         self._what = what
         self._end = ALIGNMENT
         self._checked_end = UNCHECKED_SIZE
@@ -72,8 +73,8 @@ class ParcelWriter:
         if needed > UNCHECKED_SIZE:
             self._require(needed)
 
-    def seal(self, notes: bytes = b"") -> int:
-        """Write the buffers and give the descriptor away; raises ResourceError if memory is short."""
+    def seal(self, notes: bytes = b"") -> AnonymousFile:
+        """Write the buffers and return the file; raises ResourceError if memory is short."""
         self.check_room()
         pickle_length = self._end - ALIGNMENT
         lengths = [view.nbytes for view in self._buffers]
@@ -87,15 +88,14 @@ class ParcelWriter:
         offset = _aligned(self._end)
         self._write_at(table, offset)
         self._write_at(HEADER.pack(MAGIC, pickle_length, len(lengths), offset, len(table)), 0)
-        fd, self._fd = self._fd, -1
-        return fd
+        self._is_sealed = True
+        return self._file
 
     def discard(self) -> None:
         """Free what was written, unless the parcel was sealed."""
         self._buffers.clear()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if not self._is_sealed:
+            self._file.close()
 
     def _write_at(self, data: bytes | bytearray | memoryview, offset: int) -> int:
         """Write all of `data` and return the offset of its end."""
@@ -103,7 +103,7 @@ class ParcelWriter:
             done = 0
             try:
                 while done < len(view):
-                    done += os.pwrite(self._fd, view[done : done + WRITE_LIMIT], offset + done)
+                    done += os.pwrite(self._file.fileno(), view[done : done + WRITE_LIMIT], offset + done)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                     raise self._short_of(offset + len(view)) from error
