@@ -188,14 +188,18 @@ class Lab:
     def start(self, page: Page, at: int) -> None:
         """Run a cell and return once it runs."""
         before = self.cell(page, at).locator(".jp-InputPrompt").first.inner_text()
+        asked: list[str] = []
         for _ in range(5):
             # The first key after a page was laid out is lost now and then.
-            self.cell(page, at).locator(".cm-content").first.click()
-            page.keyboard.press("Shift+Enter")
             with contextlib.suppress(TimeoutError, self._timeout()):
+                self.cell(page, at).locator(".cm-content").first.click(timeout=10_000)
+                page.keyboard.press("Shift+Enter")
                 page.wait_for_function(f"([at, before]) => {PROMPT} !== before", arg=[at, before], timeout=3000)
                 return
-        msg = f"cell {at} does not run"
+            # JupyterLab asks things of its own accord on a busy machine, and the page waits for the answer.
+            asked += page.locator("dialog").all_inner_texts()
+            page.keyboard.press("Escape")
+        msg = f"cell {at} does not run; dialogs: {asked}"
         raise AssertionError(msg)
 
     def run(self, page: Page, at: int) -> None:
