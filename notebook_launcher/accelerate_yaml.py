@@ -14,8 +14,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.config import PRECISIONS, LaunchConfig
+from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.settings import PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,7 +112,8 @@ def write(config: LaunchConfig, path: str | os.PathLike[str] | None = None) -> P
         read(file)  # A file that describes another kind of launch is not overwritten.
         kept = _mapping(file, file.read_text(encoding="utf-8"))
     values, extras = _values(config)
-    text = yaml.safe_dump({**{key: kept[key] for key in kept if key != "fp16"}, **values})
+    kept = {key: value for key, value in kept.items() if key not in ("fp16", "mixed_precision")}
+    text = yaml.safe_dump({**kept, **values})
     if extras:
         text = f"{MARK}{json.dumps(extras, sort_keys=True)}\n{text}"
     try:
@@ -163,10 +165,11 @@ def _options(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     if precision is None and values.get("fp16"):
         precision = "fp16"  # as files of older versions say it
     uses_cpu = values.get("use_cpu") or values["distributed_type"] == "MULTI_CPU"
+    if precision is False:
+        precision = "no"  # YAML reads a bare `no` as false.
     return {
         "num_processes": None if num in (None, -1) else num,
-        # YAML reads a bare `no` as false.
-        "mixed_precision": precision or "no",
+        "mixed_precision": precision,
         "devices": "cpu" if uses_cpu else _devices(file, values.get("gpu_ids")),
     }
 
@@ -222,7 +225,7 @@ def _values(config: LaunchConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     values = {
         "distributed_type": "NO" if num == 1 else "MULTI_GPU" if plan.use_gpu else "MULTI_CPU",
         "gpu_ids": ",".join(map(str, config.devices)) if isinstance(config.devices, tuple) else "all",
-        "mixed_precision": config.mixed_precision,
+        **({} if config.mixed_precision is None else {"mixed_precision": config.mixed_precision}),
         "num_processes": num,
         "use_cpu": not plan.use_gpu,
     }

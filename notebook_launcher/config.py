@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.settings import TrainingSettings
+from notebook_launcher.settings import PRECISIONS, TrainingSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["LaunchConfig"]
 
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "cpu:gloo,cuda:nccl")
-PRECISIONS = ("no", "fp16", "bf16")
 COMM_HOOKS = ("no", "fp16", "bf16", "power_sgd", "batched_power_sgd")
 START_METHODS = ("forkserver", "fork", "spawn")
 OUTPUTS = ("all", "rank0", "none")
@@ -42,15 +41,17 @@ class LaunchConfig:
     backend: str | None = "auto"
     """The backend of the default process group. `"auto"`: NCCL where every rank has its own GPU, else
     gloo. None: no group is started and the function makes its own."""
-    mixed_precision: str = "no"
-    """`"no"`, `"fp16"` or `"bf16"`: what an `Accelerator()` made in a rank adopts."""
-    gradient_accumulation_steps: int = 1
-    """Micro-batches per optimizer update: what an `Accelerator()` made in a rank adopts."""
+    mixed_precision: str | None = None
+    """`"no"`, `"fp16"` or `"bf16"`: what an `Accelerator()` made in a rank adopts. None: what the environment
+    variable `ACCELERATE_MIXED_PRECISION` says, else `"no"`."""
+    gradient_accumulation_steps: int | None = None
+    """Micro-batches per optimizer update: what an `Accelerator()` made in a rank adopts. None: what the environment
+    variable `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` says, else 1."""
     max_grad_norm: float | None = None
     """Norm to which an `Accelerator()` made in a rank clips the gradients of each update; None: it does not."""
-    comm_hook: str = "no"
+    comm_hook: str | None = None
     """How an `Accelerator()` made in a rank compresses gradients on their way to the other ranks: `"no"`,
-    `"fp16"`, `"bf16"`, `"power_sgd"` or `"batched_power_sgd"`."""
+    `"fp16"`, `"bf16"`, `"power_sgd"` or `"batched_power_sgd"`. None: `"no"`."""
     start_method: str = "forkserver"
     """`"forkserver"`: ranks are forked from a clean process; works whatever the kernel did before.
     `"fork"`: from the kernel itself; captured data is shared and need not pickle.
@@ -84,16 +85,16 @@ class LaunchConfig:
         if self.num_processes is not None:
             put("num_processes", _integer("num_processes", self.num_processes, minimum=1))
         put("devices", _devices(self.devices))
-        if self.backend is not None:
-            _one_of("backend", self.backend, BACKENDS, or_none=True)
-        _one_of("mixed_precision", self.mixed_precision, PRECISIONS)
-        _one_of("comm_hook", self.comm_hook, COMM_HOOKS)
+        _one_of("backend", self.backend, BACKENDS, or_none=True)
+        _one_of("mixed_precision", self.mixed_precision, PRECISIONS, or_none=True)
+        _one_of("comm_hook", self.comm_hook, COMM_HOOKS, or_none=True)
         _one_of("start_method", self.start_method, START_METHODS)
         _one_of("output", self.output, OUTPUTS)
         _one_of("display", self.display, OUTPUTS)
         _check_monitor(self.monitor)
-        steps = _integer("gradient_accumulation_steps", self.gradient_accumulation_steps, minimum=1)
-        put("gradient_accumulation_steps", steps)
+        if self.gradient_accumulation_steps is not None:
+            steps = _integer("gradient_accumulation_steps", self.gradient_accumulation_steps, minimum=1)
+            put("gradient_accumulation_steps", steps)
         put("max_restarts", _integer("max_restarts", self.max_restarts, minimum=0))
         if self.seed is not None:
             put("seed", _integer("seed", self.seed, minimum=0, maximum=MAX_SEED))
@@ -151,11 +152,8 @@ class LaunchConfig:
 
     def training_settings(self) -> TrainingSettings:
         """Return the fields that an `Accelerator()` made in a rank adopts."""
-        names = {field.name for field in dataclasses.fields(TrainingSettings)} - {"asked"}
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        values: dict[str, Any] = {name: getattr(self, name) for name in names}
-        asked = frozenset(name for name, value in values.items() if value != defaults[name])
-        return TrainingSettings(**values, asked=asked)
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(TrainingSettings)}
+        return TrainingSettings(**values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -217,7 +215,7 @@ def _positive(name: str, value: object, *, unit: str = "", none: str) -> float:
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...], *, or_none: bool = False) -> None:
-    if isinstance(value, str) and value in choices:
+    if (or_none and value is None) or (isinstance(value, str) and value in choices):
         return
     close = difflib.get_close_matches(str(value).lower(), choices, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""

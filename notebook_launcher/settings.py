@@ -1,19 +1,52 @@
-"""What a launch says about training, as the ranks get it."""
+"""What a launch says about training, and what Accelerate's environment variables say where it says nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from typing import TYPE_CHECKING
 
-__all__ = ["TrainingSettings"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["PRECISIONS", "PRECISION_VARIABLE", "STEPS_VARIABLE", "TrainingSettings", "steps_of"]
+
+PRECISIONS = ("no", "fp16", "bf16")
+PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
+STEPS_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """The fields of `LaunchConfig` that an `Accelerator()` made in a rank adopts, by the same names."""
+    """Fields of `LaunchConfig` that an `Accelerator()` made in a rank adopts, by the same names; None: not given."""
 
-    mixed_precision: str
-    gradient_accumulation_steps: int
+    mixed_precision: str | None
+    gradient_accumulation_steps: int | None
     max_grad_norm: float | None
-    comm_hook: str
-    asked: frozenset[str]
-    """The fields that differ from their defaults: what the user chose."""
+    comm_hook: str | None
+
+    def resolved(self, environ: Mapping[str, str]) -> TrainingSettings:
+        """Return the settings of ranks with this environment: as given, else as Accelerate's variables say.
+
+        A field stays None if its variable cannot be read: the rank raises then, with the variable's name.
+        """
+        steps, precision = self.gradient_accumulation_steps, self.mixed_precision
+        if steps is None:
+            with contextlib.suppress(ValueError):
+                steps = steps_of(environ)
+        if precision is None:
+            precision = environ.get(PRECISION_VARIABLE, "no").lower()
+        return dataclasses.replace(
+            self,
+            mixed_precision=precision if precision in PRECISIONS else None,
+            gradient_accumulation_steps=steps,
+            comm_hook=self.comm_hook or "no",
+        )
+
+
+def steps_of(environ: Mapping[str, str]) -> int:
+    """Return the accumulation steps that an environment asks for, 1 if none; raises ValueError for another text."""
+    text = environ.get(STEPS_VARIABLE, "1")
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError(f"{STEPS_VARIABLE}={text!r} must be a whole number, 1 or more.")
+    return int(text)

@@ -37,6 +37,7 @@ tpu_use_sudo: false
 use_cpu: false
 """
 """What `accelerate config` of 1.15 writes for two of three GPUs."""
+NO = {"num_processes": 1, "mixed_precision": "no"}
 
 
 def machine(num_gpus: int) -> Machine:
@@ -86,6 +87,7 @@ def test_what_write_basic_config_writes_is_read(tmp_path, precision):
         {},
         {"num_processes": 1},
         {"num_processes": 2, "devices": "cpu"},
+        {"mixed_precision": "no", "gradient_accumulation_steps": 1, "comm_hook": "no"},
         {"num_processes": 3, "mixed_precision": "bf16", "gradient_accumulation_steps": 4, "seed": 7},
         {"backend": None, "env": {"A": "b: c # d", "É": "\n"}, "timeout": 60, "max_restarts": 1, "output": "rank0"},
     ],
@@ -96,9 +98,16 @@ def test_what_is_written_is_accepted_and_comes_back(tmp_path, num_gpus, options)
     assert LaunchConfig.from_yaml(path) == config
     args = accepted(path)
     assert args.num_processes == options.get("num_processes", num_gpus or 4)
-    assert args.mixed_precision == config.mixed_precision
+    assert args.mixed_precision == (config.mixed_precision or "no")
     assert bool(args.use_cpu) is (not num_gpus or config.devices == "cpu")
     assert args.multi_gpu is (not args.use_cpu and args.num_processes > 1)
+
+
+def test_a_precision_that_was_not_given_replaces_one_in_the_file(tmp_path):
+    path = LaunchConfig(mixed_precision="bf16").to_yaml(tmp_path / "config.yaml")
+    config = LaunchConfig(num_processes=1)
+    assert LaunchConfig.from_yaml(config.to_yaml(path)) == config
+    assert accepted(path).mixed_precision == "no"
 
 
 def test_chosen_gpus_are_written(tmp_path, monkeypatch):
@@ -135,7 +144,7 @@ def test_keys_that_are_not_ours_are_kept_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "config"),
     [
-        ("distributed_type: NO\nmixed_precision: no\nuse_cpu: true\n", {"num_processes": 1, "devices": "cpu"}),
+        ("distributed_type: NO\nmixed_precision: no\nuse_cpu: true\n", {**NO, "devices": "cpu"}),
         ("distributed_type: NO\nfp16: true\n", {"num_processes": 1, "mixed_precision": "fp16"}),
         ("distributed_type: MULTI_GPU\nnum_processes: -1\ngpu_ids: all\n", {}),
         ("distributed_type: MULTI_CPU\nnum_processes: 2\n", {"num_processes": 2, "devices": "cpu"}),

@@ -720,12 +720,13 @@ def test_threads_per_process(kernel: Kernel, start_method: str) -> None:
             get = getattr(openblas, "scipy_openblas_get_num_threads64_", None) or openblas.openblas_get_num_threads64_
             return torch.get_num_threads(), get(), os.environ["OMP_NUM_THREADS"]
         method = {start_method!r}
+        torch.nn.Linear(512, 512)(torch.randn(2048, 512))
         [notebook_launch(threads, 2, start_method=method)[1],
          notebook_launch(threads, 2, start_method=method, threads_per_process=3)[1]]
         """,
     )
     share = max(1, cores // 2)
-    # This kernel has run parallel operations, after which its forks cannot.
+    # The kernel has run a parallel operation, after which its forks cannot run any.
     expected = [(1, 1), (1, 1)] if start_method == "fork" else [(share, share), (3, 3)]
     assert [(torch, openblas) for torch, openblas, _ in seen] == expected
     if start_method != "fork":

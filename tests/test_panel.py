@@ -113,6 +113,8 @@ def pasted(panel: ConfigPanel, names: dict[str, Any]) -> tuple[Any, dict[str, An
         ("num_processes", "", None),
         ("backend", 1, "gloo"),
         ("comm_hook", 2, "bf16"),
+        ("gradient_accumulation_steps", "1", 1),
+        ("gradient_accumulation_steps", "", None),
     ],
 )
 def test_a_field_sets_its_option(name, typed, value):
@@ -147,7 +149,7 @@ def test_a_segment_sets_its_option(name, word, value):
         ("num_processes", "True", "num_processes=True is a bool"),
         ("num_processes", "[2]", "num_processes=&#x27;[2]&#x27; is a str"),
         ("gradient_accumulation_steps", "1e3", "it must be a whole number. Write 1000."),
-        ("gradient_accumulation_steps", "None", "gradient_accumulation_steps=None"),
+        ("gradient_accumulation_steps", "True", "gradient_accumulation_steps=True"),
         ("gradient_accumulation_steps", "1,5", "it must be a whole number."),
         ("num_processes", "2.0", "Write 2."),
         ("num_processes", "1000", "too many for this machine: it has 2 cores, and 64 ranks are the limit"),
@@ -461,6 +463,24 @@ def test_the_effective_batch_is_a_formula():
     type_in(panel, "gradient_accumulation_steps", "x")
     assert panel.effective_batch is None
     assert "<b>?</b> samples per update" in panel.view._formula.value
+
+
+def test_panel_shows_the_steps_and_the_precision_that_the_environment_gives(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    panel = ConfigPanel(train, 2)
+    assert str(panel._state.effective_batch) == "micro-batch 32 × accumulation 4 × processes 2 = 256"  # noqa: RUF001
+    steps, precision = field(panel, "gradient_accumulation_steps"), field(panel, "mixed_precision")
+    assert steps.control.placeholder == "4 (ACCELERATE_GRADIENT_ACCUMULATION_STEPS)"
+    assert [word for word, button in precision.buttons.items() if button.value] == ["bf16"]
+    assert "steps" not in panel.code
+    type_in(panel, "gradient_accumulation_steps", "1")
+    precision.buttons["no"].value = True
+    assert panel.effective_batch == 64
+    assert panel.code.endswith('notebook_launch(train, 2, mixed_precision="no", gradient_accumulation_steps=1)')
+    panel.config = LaunchConfig(num_processes=2, env={"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "many"})
+    assert panel.effective_batch is None
+    assert steps.control.placeholder == "? (ACCELERATE_GRADIENT_ACCUMULATION_STEPS)"
 
 
 @pytest.mark.parametrize("size", [0, -8])

@@ -331,7 +331,8 @@ def test_a_run_that_an_interrupt_kept_from_beginning_ends_when_it_is_forgotten()
 
 def test_an_unclosed_session_goes_with_its_kernel() -> None:
     with warm_kernel() as kernel:
-        kernel.execute("session = Session(2)\nsession.run(ready)")
+        outcome = kernel.execute("session = Session(2)\nlen(session.run(ready))")
+        assert outcome.result == "2", outcome.traceback
 
 
 def test_memory_is_shared_out_again(kernel: Kernel) -> None:

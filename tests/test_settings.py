@@ -16,6 +16,8 @@ CHOSEN: dict[str, Any] = {
     "max_grad_norm": 0.5,
     "comm_hook": "fp16",
 }
+WRITTEN_OUT: dict[str, Any] = {"mixed_precision": "no", "gradient_accumulation_steps": 1, "comm_hook": "no"}
+"""Options that say what no option would mean."""
 
 
 def seen() -> Any:
@@ -42,18 +44,51 @@ def test_every_rank_sees_every_setting(start_method: str) -> None:
 def test_a_session_has_its_own() -> None:
     with Session(2, output="none", comm_hook="bf16") as session:
         for settings in (session.run(seen)[0], session.run(seen)[1]):
-            assert (settings.comm_hook, settings.asked) == ("bf16", {"comm_hook"})
+            assert (settings.comm_hook, settings.mixed_precision) == ("bf16", None)
 
 
-@pytest.mark.parametrize("options", [{}, *({name: value} for name, value in CHOSEN.items()), CHOSEN])
-def test_what_was_asked_for_is_told_from_defaults(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, *({name: value} for name, value in CHOSEN.items()), CHOSEN, WRITTEN_OUT])
+def test_settings_hold_what_was_given_and_nothing_else(options: dict[str, Any]) -> None:
     settings = LaunchConfig(**options).training_settings()
-    assert settings.asked == set(options)
+    assert {name: value for name, value in dataclasses.asdict(settings).items() if value is not None} == options
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
-def test_a_default_that_is_written_out_was_not_asked_for() -> None:
-    assert LaunchConfig(mixed_precision="no", max_grad_norm=None).training_settings().asked == frozenset()
+VARIABLES = {
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+    "ACCELERATE_MIXED_PRECISION": "bf16",
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ("bf16", 4)),
+        ({"gradient_accumulation_steps": 1}, ("bf16", 1)),
+        ({"mixed_precision": "no"}, ("no", 4)),
+        (WRITTEN_OUT, ("no", 1)),
+    ],
+)
+def test_a_default_that_is_written_out_wins_over_the_environment(
+    options: dict[str, Any], expected: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look() -> tuple[Any, ...]:
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator()
+        return accelerator.mixed_precision, accelerator.gradient_accumulation_steps, seen_by_hugging_face()
+
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    settings = LaunchConfig(**options).training_settings().resolved(VARIABLES)
+    assert (settings.mixed_precision, settings.gradient_accumulation_steps) == expected
+    assert list(notebook_launch(look, 2, output="none", **options)) == [(*expected, expected)] * 2
+
+
+def test_settings_leave_open_what_an_environment_says_in_error() -> None:
+    variables = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "0", "ACCELERATE_MIXED_PRECISION": "bf61"}
+    settings = LaunchConfig().training_settings().resolved(variables)
+    assert (settings.mixed_precision, settings.gradient_accumulation_steps) == (None, None)
 
 
 def test_there_are_none_without_a_launcher() -> None:

@@ -202,7 +202,7 @@ def test_an_interrupt_at_any_bytecode_of_a_wait_does_not_hang_the_run(wait: Call
 
     run = launch(sleep, 1, output="none", monitor=False)
     numbers = itertools.count()
-    while interrupt_at(next(numbers), lambda: wait(run)) and next(numbers) < 400:
+    while (number := next(numbers)) < 400 and interrupt_at(number, lambda: wait(run)):
         pass
     run.stop(wait=False, at_once=True)
     for thread in threading.enumerate():

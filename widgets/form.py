@@ -7,8 +7,9 @@ import enum
 import functools
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS, PRECISIONS, LaunchConfig
+from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS, LaunchConfig
 from notebook_launcher.kernel.arguments import describe_value
+from notebook_launcher.settings import PRECISIONS
 from notebook_launcher.widgets.fields import CheckField, ChoiceField, CodeField, SegmentField, TextField
 from notebook_launcher.widgets.gpus import DevicesField
 from notebook_launcher.widgets.parameters import MISSING

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import dataclasses
 import difflib
+import os
 import re
 import sys
 import threading
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.settings import TrainingSettings
 
 __all__ = ["LaunchState", "number_or_text"]
 
@@ -78,13 +80,23 @@ class LaunchState(traitlets.HasTraits):
         """How many samples one update sees."""
         name = None if self.micro_batch is None else self.micro_batch.name
         size = None if name is None or f"arguments.{name}" in self.mistakes else self.value_of(name)
-        steps = None if "gradient_accumulation_steps" in self.mistakes else self.config.gradient_accumulation_steps
+        steps = None if "gradient_accumulation_steps" in self.mistakes else self.training.gradient_accumulation_steps
         num = self.config.num_processes if self.plan is None else self.plan.num_processes
         return EffectiveBatch(
             micro_batch=size if type(size) is int and size > 0 else None,
             accumulation=steps,
             processes=None if "num_processes" in self.mistakes else num,
         )
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Environment variables of the ranks."""
+        return {**os.environ, **self.config.env}
+
+    @property
+    def training(self) -> TrainingSettings:
+        """Settings that an `Accelerator()` in a rank adopts: as given, else as the ranks' environment has them."""
+        return self.config.training_settings().resolved(self.environ)
 
     def value_of(self, name: str) -> Any:
         """Return an argument as the function will get it; `MISSING` if it will not."""

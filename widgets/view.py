@@ -12,6 +12,7 @@ import ipywidgets
 
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.arguments import describe_value
+from notebook_launcher.settings import STEPS_VARIABLE
 from notebook_launcher.widgets import hardware
 from notebook_launcher.widgets.fields import TextField
 from notebook_launcher.widgets.form import argument_field, argument_value, option_fields
@@ -90,7 +91,7 @@ class PanelView:
             config, mistakes = self._state.config, self._state.mistakes
             for name, field in self.fields.items():
                 if name not in mistakes:
-                    field.show(getattr(config, name))
+                    field.show(self._value_of(name))
             for name, parameter in self._state.parameters.items():
                 if f"arguments.{name}" not in mistakes:
                     self._show_argument(parameter)
@@ -147,6 +148,12 @@ class PanelView:
 
     # Drawing.
 
+    def _value_of(self, name: str) -> Any:
+        """Return an option as its field shows it: a choice that was not given is the choice of the environment."""
+        value = getattr(self._state.config, name)
+        is_choice = not isinstance(self.fields[name], TextField)
+        return getattr(self._state.training, name, None) if value is None and is_choice else value
+
     def _show_argument(self, parameter: Parameter) -> None:
         field, value = self.argument_fields[parameter.name], self._state.value_of(parameter.name)
         if isinstance(field, TextField) and not parameter.fits(value):
@@ -177,7 +184,7 @@ class PanelView:
         unfit = hardware.unfit_precisions(machine, config)
         precision.mark_unfit(unfit)  # type: ignore[attr-defined]
         if not precision.problem:
-            chosen = unfit.get(config.mixed_precision)
+            chosen = unfit.get(self._state.training.mixed_precision or "")
             precision.say(chosen or " ".join(unfit.values()), "warning" if chosen else "hint")
         self.fields["backend"].mark_unfit(hardware.unfit_backends(machine, config))  # type: ignore[attr-defined]
         if isinstance(devices, DevicesField):
@@ -185,6 +192,10 @@ class PanelView:
         text = self.fields["num_processes"]
         if isinstance(text, TextField) and self._state.plan is not None and config.num_processes is None:
             text.control.placeholder = f"{self._state.plan.num_processes} (automatic)"
+        steps, source = self.fields["gradient_accumulation_steps"], f" ({STEPS_VARIABLE})"
+        if isinstance(steps, TextField):
+            settled = self._state.training.gradient_accumulation_steps or "?"
+            steps.control.placeholder = f"{settled}{source if STEPS_VARIABLE in self._state.environ else ''}"
 
     def _argument_hint(self, parameter: Parameter) -> str:
         bound = self._state.micro_batch

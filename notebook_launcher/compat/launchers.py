@@ -63,7 +63,9 @@ def notebook_launcher(
     if num_processes == 1:
         function(*args)
         return
-    _launch(function, tuple(args), num_processes, max_restarts=max_restarts, mixed_precision=mixed_precision.lower())
+    # "no" is the default, so that it counts as not given.
+    precision = mixed_precision.lower() if mixed_precision.lower() != "no" else None
+    _launch(function, tuple(args), num_processes, max_restarts=max_restarts, mixed_precision=precision)
 
 
 def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_processes: int = 2) -> None:

@@ -14,6 +14,7 @@ from notebook_launcher.config import MAX_SEED
 from notebook_launcher.context import MAX_RANKS
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel import devices
+from notebook_launcher.settings import PRECISION_VARIABLE, STEPS_VARIABLE
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
@@ -177,12 +178,12 @@ def _choose_backend(config: LaunchConfig, num_processes: int, num_gpus: int, mac
 
 
 def _environment(config: LaunchConfig, machine: Machine, gpus: tuple[int, ...], threads: int) -> dict[str, str]:
-    # HF's Accelerator lets these variables win over its own arguments, so only what was asked for is set.
+    # HF's Accelerator lets these variables win over its own arguments, so only what was given is set.
     environ: dict[str, str] = {}
-    if config.mixed_precision != "no":
-        environ["ACCELERATE_MIXED_PRECISION"] = config.mixed_precision
-    if config.gradient_accumulation_steps > 1:
-        environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(config.gradient_accumulation_steps)
+    if config.mixed_precision is not None:
+        environ[PRECISION_VARIABLE] = config.mixed_precision
+    if config.gradient_accumulation_steps is not None:
+        environ[STEPS_VARIABLE] = str(config.gradient_accumulation_steps)
     if gpus:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(machine.gpus[at].index) for at in gpus)
     else:

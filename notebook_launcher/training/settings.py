@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
+from notebook_launcher.settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
 from notebook_launcher.training.plugins import (
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
@@ -30,9 +31,6 @@ __all__ = [
     "say_conflicts",
     "whole_number",
 ]
-
-STEPS_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
 
 def resolve_precision(argument: Any, conflicts: list[str]) -> str:
@@ -85,21 +83,12 @@ def resolve_accumulation(
 
 def _steps(given: int | None, rules: Rules, conflicts: list[str]) -> int:
     launched = _launched("gradient_accumulation_steps")
-    variable = os.environ.get(STEPS_VARIABLE)
-    if rules.environment_wins and variable is not None:
-        return _steps_of(variable)
+    if rules.environment_wins and STEPS_VARIABLE in os.environ:
+        return steps_of(os.environ)
     if given is not None:
         _compare("gradient_accumulation_steps", given, conflicts)
         return given
-    if launched is not None:
-        return int(launched)
-    return _steps_of(variable) if variable is not None else 1
-
-
-def _steps_of(variable: str) -> int:
-    if not variable.strip().isdecimal() or int(variable) < 1:
-        raise ValueError(f"{STEPS_VARIABLE}={variable!r} must be a whole number, 1 or more.")
-    return int(variable)
+    return steps_of(os.environ) if launched is None else int(launched)
 
 
 def resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> float | None:
@@ -134,12 +123,9 @@ def say_conflicts(conflicts: list[str]) -> None:
 
 
 def _launched(name: str) -> Any:
-    """Return the launcher's setting; None without a launcher, and where it was left at its default."""
+    """Return the launcher's setting; None without a launcher, and where the launch gave none."""
     rank = context.current()
-    settings = getattr(rank, "settings", None)
-    if settings is None or name not in settings.asked:
-        return None
-    return getattr(settings, name)
+    return getattr(getattr(rank, "settings", None), name, None)
 
 
 def _compare(name: str, chosen: Any, conflicts: list[str]) -> None:
