@@ -164,6 +164,59 @@ class Batch:
     color: Color
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("opt_first", [False, True])
+def test_scheduler_arrives_without_a_warning_at_its_first_step(*, opt_first: bool) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma) for gamma in (0.5, 0.1)]
+    if opt_first:
+        optimizer.step()
+    optimizer, schedulers = there_and_back((optimizer, schedulers))
+    if not opt_first:
+        optimizer.step()
+    for scheduler in schedulers:
+        scheduler.step()
+    assert schedulers[1].get_last_lr() == [pytest.approx(0.05)]
+
+
+def test_scheduler_still_warns_where_the_optimizer_never_stepped() -> None:
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0)
+    _, scheduler = there_and_back((optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)))
+    with pytest.warns(UserWarning, match=r"`lr_scheduler.step\(\)` before `optimizer.step\(\)`"):
+        scheduler.step()
+
+
+class DecidesItself(torch.optim.SGD):
+    def __reduce__(self) -> Any:
+        return torch.optim.SGD, ([torch.zeros(1)], 0.5)
+
+
+def test_optimizer_that_pickles_by_its_own_rule_keeps_to_it() -> None:
+    optimizer = DecidesItself([torch.zeros(1)], lr=1.0)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert there_and_back(optimizer).param_groups[0]["lr"] == 0.5
+
+
+def test_hooks_of_an_optimizer_arrive_and_new_ones_do_not_replace_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    counts = [0, 0]
+
+    def count(at: int) -> Any:
+        def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+            optimizer.counts[at] += 1
+
+        return hook
+
+    optimizer.register_step_pre_hook(count(0))
+    monkeypatch.setattr(torch.utils.hooks.RemovableHandle, "next_id", 0)  # as in a process that made none
+    arrived = there_and_back(optimizer)
+    arrived.register_step_pre_hook(count(1))
+    arrived.counts = counts
+    arrived.step()
+    assert counts == [1, 1]
+
+
 def test_plain_objects_arrive() -> None:
     left = {"batch": Batch((1, "two", b"\0" * 3), Color.RED), "set": {1, 2}, "none": None}
     assert there_and_back(left) == left
