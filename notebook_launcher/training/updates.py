@@ -68,7 +68,7 @@ class Updates:
         if self.max_grad_norm is not None:
             self._clip(_parameters(prepared), self.max_grad_norm, 2.0, [prepared])
         if self._accumulation.scaler is None:
-            outcome, skipped = prepared.optimizer.step(closure), False
+            outcome, skipped = prepared.optimizer.step(closure), prepared.step_was_skipped
         else:
             outcome, skipped = self._scaled_step(prepared, closure)
         if clock is not None:

@@ -32,7 +32,7 @@ def reduce_optimizer(obj: Any) -> tuple[Any, ...] | None:
     scheduled = hasattr(obj.step, "_wrapped_by_lr_sched")
     if not (dropped or scheduled):
         return None
-    if type(obj).__reduce_ex__ is not object.__reduce_ex__ or type(obj).__reduce__ is not object.__reduce__:
+    if any({"__reduce__", "__reduce_ex__"} & vars(base).keys() for base in type(obj).__mro__[:-1]):
         return None  # its class decides what travels
     rebuild, args, state, *_ = obj.__reduce_ex__(5)
     return rebuild, args, (state, dropped, scheduled), None, None, _restore
