@@ -165,6 +165,12 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         """
         self._progress.set_epoch(epoch)
         set_epochs([*sampler_chain(self), self.dataset], epoch)
+        self._take_chosen_epoch()
+
+    def _take_chosen_epoch(self) -> int | None:
+        """Return the epoch that a seedable sampler was given by another than this loader; None without."""
+        sampler = self.get_sampler()
+        return sampler.take_chosen() if isinstance(sampler, SeedableRandomSampler) else None
 
     def begin(self) -> None:
         """Become the active loader."""
@@ -184,6 +190,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         progress = self._progress
+        if (chosen := self._take_chosen_epoch()) is not None:
+            progress.set_epoch(chosen)
         start, order = self._find_start()
         self._prepare_epoch(start)
         self.begin()
