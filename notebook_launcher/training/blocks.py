@@ -64,8 +64,8 @@ class Block:
             self._safepoint.act()
         context.step_boundary()
         self._outer, self.outer_block = state.current, state.block
-        for abandoned, num_batches in state.enter(window):
-            self._drop(abandoned, num_batches)
+        for abandoned, progress in state.enter(window):
+            self._drop(abandoned, progress)
         if window.num_batches > 1 and self._rules.guards:
             self._check_untouched()
         state.block = self
@@ -89,15 +89,15 @@ class Block:
         state.leave(window, self._outer, failed=kind is not None)
         state.block, self.outer_block = self.outer_block, None
 
-    def _drop(self, window: Window, num_batches: int) -> None:
+    def _drop(self, window: Window, progress: str) -> None:
         """Drop the gradients of a window that was left before its end."""
         for member in window.members or self.members:
             for parameter in member.parameters():
                 parameter.grad = None
         self._warn_once(
             "abandoned",
-            f"a window of {window.divisor} micro-batches was left after {num_batches}, by a break or an "
-            "exception: its gradients were dropped, so that they do not mix with the next window's.",
+            f"{progress}, by a break or an exception: its gradients were dropped, so that they do not mix with the "
+            "next window's.",
         )
 
     def _check_untouched(self) -> None:

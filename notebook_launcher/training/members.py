@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
+
 from notebook_launcher.training import targets as lookup
 from notebook_launcher.training.models import FORWARD_SYNCED, LeafTensor, SyncedModel, synced_part
 

@@ -187,8 +187,8 @@ class GradientState:
             self.windows[key] = window
         return window
 
-    def enter(self, window: Window) -> list[tuple[Window, int]]:
-        """Begin a micro-batch; return the windows whose gradients must be dropped, with what each one held."""
+    def enter(self, window: Window) -> list[tuple[Window, str]]:
+        """Begin a micro-batch; return the windows whose gradients must be dropped, with how far each one was."""
         loader = self.stack.active
         token = None if loader is None else loader.iteration_token
         abandoned = self._abandoned(window, token)
@@ -205,13 +205,15 @@ class GradientState:
         self.current = self._last = window
         return abandoned
 
-    def _abandoned(self, window: Window, token: object | None) -> list[tuple[Window, int]]:
+    def _abandoned(self, window: Window, token: object | None) -> list[tuple[Window, str]]:
         """Reset the windows that were left before their end and whose gradients would get into this window."""
         abandoned = []
         for other in self.windows.values():
             is_open = other.num_batches > 0 or other.broken
             if is_open and self._is_abandoned(other, token) and (other is window or other.shares_parameters(window)):
-                abandoned.append((other, other.num_batches))
+                abandoned.append(
+                    (other, f"a window of {other.divisor} micro-batches was left after {other.num_batches}")
+                )
                 other.reset()
                 other.broken = False
         return abandoned
