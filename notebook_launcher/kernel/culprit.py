@@ -18,7 +18,7 @@ from notebook_launcher.errors import InternalError, RankFailedError, ReturnValue
 from notebook_launcher.kernel.formatting import format_report, one_line
 from notebook_launcher.kernel.stacks import crash_site
 from notebook_launcher.messages import ExceptionReport, Failure
-from notebook_launcher.sizes import format_bytes
+from notebook_launcher.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
