@@ -74,7 +74,7 @@ def install(environment: Environment, interpreter: str, folder: Path) -> Path:
     if not stamp.exists() or stamp.stat().st_mtime < (ROOT / "pyproject.toml").stat().st_mtime:
         print(f"==> packages for {environment.name} (torch is large: the first time takes minutes)", flush=True)
         subprocess.run([interpreter, "-m", "venv", folder], check=True)
-        command = [python, "-m", "pip", "install", "-q", "-e", ".[test]", *environment.packages]
+        command = [str(python), "-m", "pip", "install", "-q", "-e", ".[test]", *environment.packages]
         subprocess.run(command, cwd=ROOT, check=True)
         stamp.touch()
     return python
@@ -87,7 +87,7 @@ def run(python: Path, arguments: list[str]) -> str:
         for path in sorted((ROOT / "tests").glob("test_*.py"))
         if path.stem.removeprefix("test_") not in NOT_CORE
     ]
-    command = [python, "-m", "pytest", "-q", "-m", "not slow", *(arguments or files)]
+    command = [str(python), "-m", "pytest", "-q", "-m", "not slow", *(arguments or files)]
     last = ""
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as tests:
         for line in tests.stdout or ():
