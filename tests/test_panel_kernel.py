@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,9 +72,9 @@ def cell(kernel_and_cell: tuple[Kernel, str]) -> str:
     return kernel_and_cell[1]
 
 
-def click(kernel: Kernel, button: str) -> None:
+def click(kernel: Kernel, button: str, panel: str = "panel") -> None:
     """Click as a front end does: by a message to the widget."""
-    comm_id = evaluate(kernel, f"panel.{button}.comm.comm_id")
+    comm_id = evaluate(kernel, f"{panel}.{button}.comm.comm_id")
     content = {"comm_id": comm_id, "data": {"method": "custom", "content": {"event": "click"}}}
     client: Any = kernel._client
     client.shell_channel.send(client.session.msg("comm_msg", content))
@@ -235,3 +236,90 @@ def test_runs_leave_no_thread_and_no_process(kernel: Kernel) -> None:
     evaluate(kernel, "run_by_click()")
     with unchanged(kernel):
         assert "done in" in evaluate(kernel, "run_by_click()")
+
+
+AGAIN = """
+def loop(lr: float = 0.1):
+    while True:
+        time.sleep(0.01)
+
+again = ConfigPanel(loop, 2)
+again
+"""
+LEFT = "len(__import__('comm').get_comm_manager().comms), sorted(each.name for each in threading.enumerate())"
+
+
+def start_by_click(kernel: Kernel, name: str) -> None:
+    code = (
+        f'can_stop = Waiting({name}.stop_button, "disabled", lambda is_off: not is_off)\n{name}.launch_button.click()'
+    )
+    started = kernel.execute(f"{code}\ncan_stop.wait()")
+    assert started.error is None, started.traceback
+
+
+def pictures(cell: Outcome) -> list[str]:
+    return [data.get("text/html", "") for data in final(cell).values()]
+
+
+def test_panel_of_a_cell_that_is_run_again_adopts_the_live_run(kernel: Kernel) -> None:
+    kernel.execute(AGAIN)
+    start_by_click(kernel, "again")
+    kernel.execute("first, run = again, again.run")
+    shown = kernel.execute(AGAIN)
+    assert shown.error is None, shown.traceback
+    assert evaluate(kernel, "again is first, again.run is run, run.state") == (False, True, "running")
+    assert evaluate(kernel, "again.launch_button.disabled, again.stop_button.disabled") == (True, False)
+    assert "loop is running on 2 ranks" in evaluate(kernel, "again._running.status.value")
+    (comm_id,) = monitors(kernel)[-1:]
+    assert evaluate(kernel, "again._running.monitor_box.children[0].comm.comm_id") == comm_id
+    for name in ("again", "first"):
+        refused = kernel.execute(f"{name}.launch()")
+        assert (refused.error or "").startswith("CallOrderError: this panel's run goes on")
+    click(kernel, "stop_button", panel="again")
+    assert evaluate(kernel, "run.wait(30) and run.state") == "stopped"
+    kernel.wait(shown.msg_id, until=lambda cell: any(">loop on 2 ranks: stopped" in each for each in pictures(cell)))
+
+
+def test_panel_of_a_cell_that_is_run_again_adopts_a_run_that_is_starting(kernel: Kernel) -> None:
+    cell = "slow = ConfigPanel(loop, 2, start_method='spawn'); slow"
+    kernel.execute(AGAIN)
+    kernel.execute(cell)
+    kernel.execute("slow.launch_button.click(); first = slow")
+    kernel.execute(cell)
+    assert evaluate(kernel, "slow is first, slow.launch_button.disabled") == (False, True)
+    kernel.execute("slow.stop_button.disabled and Waiting(slow.stop_button, 'disabled', lambda off: not off).wait()")
+    click(kernel, "stop_button", panel="slow")
+    assert evaluate(kernel, "slow.run.wait(30) and slow.run is first.run and slow.run.state") == "stopped"
+
+
+def test_panel_takes_no_run_of_a_panel_that_is_still_shown(kernel: Kernel) -> None:
+    kernel.execute(AGAIN)
+    kernel.execute("elsewhere = again; again")
+    start_by_click(kernel, "again")
+    kernel.execute(AGAIN)
+    assert evaluate(kernel, "again is elsewhere, again.run, elsewhere.stop_button.disabled") == (False, None, False)
+    assert evaluate(kernel, "elsewhere.comm is not None")
+    assert evaluate(kernel, "elsewhere.run.stop()")
+
+
+def test_each_panel_of_a_cell_adopts_the_run_of_its_function(kernel: Kernel) -> None:
+    cell = f"other = ConfigPanel(train, 2)\ndisplay(other)\n{AGAIN}"
+    kernel.execute(cell)
+    start_by_click(kernel, "again")
+    kernel.execute("first, idle = again, other")
+    assert kernel.execute(cell).error is None
+    assert evaluate(kernel, "again.run is first.run, other.run, idle.comm, first.comm") == (True, None, None, None)
+    assert evaluate(kernel, "again.run.stop()")
+
+
+def test_panels_of_a_cell_that_is_run_again_leave_no_comm_and_no_thread(kernel: Kernel) -> None:
+    kernel.execute(AGAIN)
+    start_by_click(kernel, "again")
+    kernel.execute(AGAIN)
+    before = evaluate(kernel, LEFT)
+    for _ in range(3):
+        assert kernel.execute(AGAIN).error is None
+    deadline = time.monotonic() + 10
+    while evaluate(kernel, LEFT) != before:  # The closed monitors' threads end with their next look.
+        assert time.monotonic() < deadline, (before, evaluate(kernel, LEFT))
+    assert evaluate(kernel, "again.run.stop()")

@@ -1,29 +1,32 @@
-"""Fields of a form, from core ipywidgets (7.7 and 8): a label, a control, and a note that says what is wrong.
+"""Fields of a form, from core ipywidgets (7.7 and 8): a label, a control, and a note below it.
 
-A field reports what the user does as `changed(key, value)`, and shows what it is told without reporting it.
+A field reports the user's changes as `changed(key, value)`. Changes made through `show` are not reported.
 """
 
 from __future__ import annotations
 
 import contextlib
 import html
+import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
 import ipywidgets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["STYLE", "WIDE", "CheckField", "ChoiceField", "CodeField", "Field", "SegmentField", "TextField"]
+__all__ = ["STYLE", "WIDE", "CheckField", "ChoiceField", "CodeField", "Field", "SegmentField", "Segments", "TextField"]
 
 Level = Literal["hint", "warning", "error"]
 MARKS = {"hint": "", "warning": "Note: ", "error": "✕ "}
 STYLE = {"description_width": "initial"}
 WIDE = {"width": "auto"}
+_NOTHING = object()
+"""The value of the entry that asks for a choice."""
 
 
 class Field:
-    """What all fields have; `box` is the widget to lay out."""
+    """Base of all fields; `box` is the widget to lay out."""
 
     def __init__(self, key: str, label: str, control: ipywidgets.Widget, changed: Callable[[str, Any], None]) -> None:
         self.key = key
@@ -51,7 +54,7 @@ class Field:
         (self.box.add_class if level == "error" and text else self.box.remove_class)("nbp-invalid")
 
     def report(self, value: Any) -> None:
-        """Tell what the user did, unless it was not the user."""
+        """Report a change, unless `show` made it."""
         if not self._is_told:
             self._changed(self.key, value)
 
@@ -66,7 +69,13 @@ class Field:
 
 
 class TextField(Field):
-    """One line of text."""
+    """One line of text.
+
+    Args:
+        placeholder: Grey text of an empty field: the value that it means.
+        reads: Returns the value of a text; raises ValueError for a text that means none.
+        writes: Returns the text of a value.
+    """
 
     def __init__(
         self,
@@ -82,25 +91,54 @@ class TextField(Field):
         super().__init__(key, label, control, changed)
         self._reads = reads
         self._writes = writes
-        control.observe(lambda change: self.report(change["new"]), "value")
+        self._is_typed = False
+        control.observe(lambda change: self._typed(change["new"]), "value")
+
+    @property
+    def text(self) -> str:
+        """What is in the field."""
+        return str(self.control.value)
+
+    @property
+    def is_emptied(self) -> bool:
+        """Whether the user took out what was in it."""
+        return self._is_typed and not self.text.strip()
+
+    @property
+    def placeholder(self) -> str:
+        """The grey text of an empty field."""
+        return str(self.control.placeholder)
+
+    @placeholder.setter
+    def placeholder(self, text: str) -> None:
+        self.control.placeholder = text
 
     def show(self, value: Any) -> None:
-        """Show a value, unless what is typed means it already."""
-        with contextlib.suppress(ValueError):
-            if _are_same(self._reads(self.control.value), value):
-                return
-        with self.told():
-            self.control.value = self._writes(value)
+        """Show a value, unless the user has typed a text that means it already."""
+        if self._is_typed:
+            with contextlib.suppress(ValueError):
+                if _are_same(self._reads(self.text), value):
+                    return
+        self._write(self._writes(value))
 
     def show_from_code(self, text: str) -> None:
         """Show that the value comes from code; typing replaces it."""
-        with self.told():
-            self.control.value = ""
+        self._write("")
         self.control.placeholder = f"from code: {text}"
+
+    def _write(self, text: str) -> None:
+        with self.told():
+            self.control.value = text
+        self._is_typed = False
+
+    def _typed(self, text: str) -> None:
+        if not self._is_told:
+            self._is_typed = True
+        self.report(text)
 
 
 class CheckField(Field):
-    """Yes or no."""
+    """A checkbox."""
 
     def __init__(self, key: str, label: str, changed: Callable[[str, Any], None]) -> None:
         control = ipywidgets.Checkbox(description=label, indent=False, layout=WIDE)
@@ -114,7 +152,12 @@ class CheckField(Field):
 
 
 class ChoiceField(Field):
-    """One of several values, in a list that opens; what is unfit stays in it, with the reason."""
+    """One of several values, in a list that opens; a value that is unfit stays in it, with the reason.
+
+    Args:
+        choices: The values, each behind the word for it.
+        empty: Whether nothing is chosen at first.
+    """
 
     def __init__(
         self,
@@ -122,87 +165,120 @@ class ChoiceField(Field):
         label: str,
         changed: Callable[[str, Any], None],
         *,
-        choices: Mapping[str, Any],
+        choices: Sequence[tuple[str, Any]],
         empty: bool = False,
     ) -> None:
-        self._choices = {**({"choose": None} if empty else {}), **choices}
-        control = ipywidgets.Dropdown(description=label, options=self._options({}), layout=WIDE, style=STYLE)
+        self._choices = [*([("choose", _NOTHING)] if empty else []), *choices]
+        self._from_code: list[tuple[str, Any]] = []
+        self._reasons: Mapping[Any, str] = {}
+        control = ipywidgets.Dropdown(description=label, options=self._options(), layout=WIDE, style=STYLE)
         super().__init__(key, label, control, changed)
         control.observe(self._picked, "value")
 
-    def show(self, value: Any) -> None:
-        """Choose a value; one that is not in the list leaves it as it is."""
-        values = list(self._choices.values())
-        at = next((at for at, each in enumerate(values) if _are_same(each, value)), None)
-        with self.told():
-            self.control.value = at if at is not None else 0
+    def show(self, value: Any, words: str = "") -> None:
+        """Choose a value; one that is not in the list is added to it, as `words`."""
+        at = next((at for at, (_, each) in enumerate(self._choices) if _are_same(each, value)), None)
+        self._from_code = [] if at is not None or self._is_open(value) else [(f"from code: {words}", value)]
+        self._draw(at if at is not None else len(self._choices) if self._from_code else 0)
 
     def mark_unfit(self, reasons: Mapping[Any, str]) -> None:
-        """Write beside values why they cannot be."""
-        options = self._options(reasons)
-        if options != list(self.control.options):
-            with self.told():
-                chosen = self.control.value
-                self.control.options = options
-                self.control.value = chosen
+        """Write beside values why they do not work here."""
+        self._reasons = reasons
+        self._draw(self.control.value)
 
-    def _options(self, reasons: Mapping[Any, str]) -> list[tuple[str, int]]:
+    def _is_open(self, value: Any) -> bool:
+        """Return whether no value was chosen yet."""
+        return value is inspect.Parameter.empty and self._choices[0][1] is _NOTHING
+
+    def _draw(self, chosen: int) -> None:
+        options = self._options()
+        with self.told():
+            if options != list(self.control.options):
+                self.control.options = options
+            self.control.value = chosen
+
+    def _options(self) -> list[tuple[str, int]]:
         # By number: a front end that sends an index back cannot mix up True and 1, or None and nothing.
         words = [
-            f"{label} ({reasons[value]})" if isinstance(value, str) and value in reasons else label
-            for label, value in self._choices.items()
+            f"{word} ({self._reasons[value]})" if isinstance(value, str) and value in self._reasons else word
+            for word, value in [*self._choices, *self._from_code]
         ]
         return [(word, at) for at, word in enumerate(words)]
 
     def _picked(self, change: dict[str, Any]) -> None:
-        label = list(self._choices)[change["new"]]
-        if label != "choose":
-            self.report(self._choices[label])
+        if change["new"] is not None:
+            _, value = [*self._choices, *self._from_code][change["new"]]
+            if value is not _NOTHING:
+                self.report(value)
 
 
-class SegmentField(Field):
-    """One of a few values, side by side; what is unfit is grey, with the reason as its tip."""
+class Segments:
+    """A few words side by side, of which one is chosen; a word that is unfit is grey, with the reason as its tip.
 
-    def __init__(
-        self, key: str, label: str, changed: Callable[[str, Any], None], *, choices: Mapping[str, tuple[str, Any]]
-    ) -> None:
-        self._values = {word: value for word, (_, value) in choices.items()}
-        self._tips = {word: tip for word, (tip, _) in choices.items()}
+    Reports the word that the user chose as `chosen(word)`.
+    """
+
+    def __init__(self, label: str, tips: Mapping[str, str], chosen: Callable[[str], None]) -> None:
+        self._tips = tips
+        self._chosen = chosen
+        self._is_told = False
         self.buttons = {
-            word: ipywidgets.ToggleButton(description=word, tooltip=tip, layout=WIDE)
-            for word, tip in self._tips.items()
+            word: ipywidgets.ToggleButton(description=word, tooltip=tip, layout=WIDE) for word, tip in tips.items()
         }
         head = ipywidgets.HTML(f'<span class="nbp-label">{html.escape(label)}</span>')
         head.add_class("nbp-head")
         row = ipywidgets.HBox(list(self.buttons.values()))
         row.add_class("nbp-segments")
-        super().__init__(key, label, ipywidgets.VBox([head, row]), changed)
+        self.control = ipywidgets.VBox([head, row])
         for word, button in self.buttons.items():
             button.observe(lambda change, word=word: self._pressed(word, is_down=change["new"]), "value")
 
-    def show(self, value: Any) -> None:
-        """Press the button of a value."""
-        with self.told():
-            for word, button in self.buttons.items():
-                button.value = _are_same(self._values[word], value)
-
-    def mark_unfit(self, reasons: Mapping[Any, str]) -> None:
-        """Grey the buttons of values that cannot be."""
+    def choose(self, chosen: str | None) -> None:
+        """Press the button of a word."""
+        self._is_told = True
         for word, button in self.buttons.items():
-            reason = reasons.get(self._values[word], "")
-            button.disabled = bool(reason)
-            button.tooltip = reason or self._tips[word]
+            button.value = word == chosen
+        self._is_told = False
+
+    def mark_unfit(self, reasons: Mapping[str, str]) -> None:
+        """Grey the words that do not work here."""
+        for word, button in self.buttons.items():
+            button.disabled = word in reasons
+            button.tooltip = reasons.get(word, self._tips[word])
 
     def _pressed(self, word: str, *, is_down: bool) -> None:
         if self._is_told:
             return
-        self.show(self._values[word])  # One is always down: pressing it again leaves it so.
+        self.choose(word)  # One is always down: pressing it again leaves it so.
         if is_down:
-            self.report(self._values[word])
+            self._chosen(word)
+
+
+class SegmentField(Field):
+    """One of a few values, side by side."""
+
+    def __init__(
+        self, key: str, label: str, changed: Callable[[str, Any], None], *, choices: Mapping[str, tuple[str, Any]]
+    ) -> None:
+        self._values = {word: value for word, (_, value) in choices.items()}
+        self._segments = Segments(label, {word: tip for word, (tip, _) in choices.items()}, self._chosen)
+        self.buttons = self._segments.buttons
+        super().__init__(key, label, self._segments.control, changed)
+
+    def show(self, value: Any) -> None:
+        """Press the button of a value."""
+        self._segments.choose(next((word for word, each in self._values.items() if _are_same(each, value)), None))
+
+    def mark_unfit(self, reasons: Mapping[Any, str]) -> None:
+        """Grey the buttons of values that do not work here."""
+        self._segments.mark_unfit({word: reasons[each] for word, each in self._values.items() if each in reasons})
+
+    def _chosen(self, word: str) -> None:
+        self.report(self._values[word])
 
 
 class CodeField(Field):
-    """An argument that cannot be typed: it comes from code."""
+    """An argument that cannot be typed and comes from code."""
 
     def __init__(self, key: str, label: str, changed: Callable[[str, Any], None]) -> None:
         super().__init__(key, label, ipywidgets.HTML(), changed)
@@ -216,7 +292,7 @@ class CodeField(Field):
 
 
 def _are_same(one: Any, other: Any) -> bool:
-    """Whether two values are the same to a reader: 1 and 1.0 are, 1 and True are not."""
+    """Return whether two values look equal to a reader: 1 and 1.0 do, 1 and True do not."""
     if type(one) is not type(other) and not {type(one), type(other)} <= {int, float}:
         return False
     return bool(one == other)

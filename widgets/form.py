@@ -16,7 +16,7 @@ from notebook_launcher.widgets.parameters import MISSING
 from notebook_launcher.widgets.state import number_or_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from notebook_launcher.widgets.fields import Field
     from notebook_launcher.widgets.parameters import Parameter
@@ -68,7 +68,7 @@ def option_fields(state: LaunchState, changed: Callable[[str, Any], None]) -> di
         segments = {word: (tip, word) for word, tip in tips.items()}
         fields[name] = SegmentField(name, label, changed, choices=segments)
     for name, (label, words) in CHOICE_FIELDS.items():
-        fields[name] = ChoiceField(name, label, changed, choices=words)
+        fields[name] = ChoiceField(name, label, changed, choices=list(words.items()))
     fields["devices"] = DevicesField("devices", changed, machine=state.machine, look_again=state.look_again)
     return fields
 
@@ -80,7 +80,7 @@ def argument_field(parameter: Parameter, changed: Callable[[str, Any], None], la
         case "bool":
             return CheckField(key, label, changed)
         case "choice":
-            choices = {_word(choice): choice for choice in parameter.choices}
+            choices = list(zip(_words(parameter.choices), parameter.choices, strict=True))
             return ChoiceField(key, label, changed, choices=choices, empty=parameter.is_required)
         case "code":
             return CodeField(key, label, changed)
@@ -108,7 +108,7 @@ def _write(default: Any, value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _word(choice: Any) -> str:
-    if isinstance(choice, enum.Enum):
-        return choice.name
-    return choice if isinstance(choice, str) else repr(choice)
+def _words(choices: Sequence[Any]) -> list[str]:
+    """Return a word for each choice, another one for each: `1` and `"1"` have quotes where both can be chosen."""
+    words = [each.name if isinstance(each, enum.Enum) else str(each) for each in choices]
+    return words if len(set(words)) == len(words) else [repr(each) for each in choices]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
-from notebook_launcher.widgets.fields import WIDE, Field, SegmentField
+from notebook_launcher.widgets.fields import WIDE, Field, Segments
 from notebook_launcher.widgets.hardware import describe_gpu
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DevicesField"]
 
-CHOICES = {
-    "all": ("One process for each GPU, unless Processes says otherwise", "all"),
-    "some": ("The GPUs that are ticked", "some"),
-    "CPU": ("No GPU", "cpu"),
+TIPS = {
+    "all": "All GPUs: one process for each, unless you set Processes",
+    "some": "The GPUs that are ticked",
+    "CPU": "No GPU",
 }
 
 
@@ -29,9 +29,10 @@ class DevicesField(Field):
     def __init__(
         self, key: str, changed: Callable[[str, Any], None], *, machine: Machine, look_again: Callable[[], None]
     ) -> None:
-        self.segments = SegmentField(key, "Devices", self._switched, choices=CHOICES)
+        self.segments = Segments("Devices", TIPS, self._switched)
         self.boxes = [ipywidgets.Checkbox(indent=False, layout=WIDE) for _ in machine.gpus]
-        self.refresh = ipywidgets.Button(description="Refresh memory", layout=WIDE, tooltip="Look at the GPUs again")
+        tip = "Read the GPUs' free memory again"
+        self.refresh = ipywidgets.Button(description="Refresh memory", layout=WIDE, tooltip=tip)
         self._list = ipywidgets.VBox([*self.boxes, self.refresh])
         self._list.add_class("nbp-gpus")
         super().__init__(key, "Devices", ipywidgets.VBox([self.segments.control, self._list]), changed)
@@ -50,18 +51,19 @@ class DevicesField(Field):
         self.segments.mark_unfit(dict.fromkeys(("all", "some"), machine.why_no_gpu) if machine.why_no_gpu else {})
 
     def show(self, value: Any) -> None:
-        """Show which devices are chosen; with no GPU to be had, all of them are the CPU."""
+        """Show which devices are chosen; where no GPU can be used, all of them means the CPU."""
         is_cpu = value == "cpu" or (value is None and self._why_no_gpu)
-        self.segments.show("cpu" if is_cpu else "all" if value is None else "some")
+        self.segments.choose("CPU" if is_cpu else "all" if value is None else "some")
         with self.told():
             for at, box in enumerate(self.boxes):
                 box.value = not is_cpu and (value is None or at in value)
                 box.disabled = bool(self._why_no_gpu) or not isinstance(value, tuple)
+                box.tooltip = self._why_no_gpu or ("Choose 'some' to pick GPUs" if box.disabled else "")
         self._list.layout.display = None if self.boxes else "none"
 
-    def _switched(self, _key: str, word: str) -> None:
+    def _switched(self, word: str) -> None:
         everything = tuple(range(len(self.boxes)))
-        self.report({"all": None, "cpu": "cpu"}.get(word, everything))
+        self.report({"all": None, "CPU": "cpu"}.get(word, everything))
 
     def _ticked(self) -> None:
         self.report(tuple(at for at, box in enumerate(self.boxes) if box.value))

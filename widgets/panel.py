@@ -10,6 +10,7 @@ import traitlets
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.kernel import cell, checks
 from notebook_launcher.kernel.launch import launch
+from notebook_launcher.widgets.place import Place, close_children, open_widgets
 from notebook_launcher.widgets.running import RunArea
 from notebook_launcher.widgets.state import LaunchState
 from notebook_launcher.widgets.view import PanelView
@@ -63,12 +64,14 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
             options["num_processes"] = num_processes
         self._state = state = LaunchState(fn, LaunchConfig.build(config, options), kwargs or {}, holder=self)
         self._running = RunArea(self._start)
-        self._running.home = cell.current_message()
+        self.place = Place()
+        """The cells that show the panel."""
         self.view = PanelView(state, self._running)
         """The widgets: `panel.view.fields["seed"].control` is the seed's."""
         super().__init__(self.view.children, config=state.config)
         self.add_class("nbp-panel")
         traitlets.link((state, "config"), (self, "config"))
+        self._move_to(cell.current_message())
 
     # What the user's code sees.
 
@@ -138,9 +141,27 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         return self._running.launch(lambda: self._start(fn, args, kwargs))
 
     def __repr__(self) -> str:
-        name = "" if self.fn is None else checks.name_of(self.fn)
+        name = _name_of(self.fn)
         state = "not launched yet" if self.run is None else f"run {self.run.state}"
         return f"<ConfigPanel({name}): {state}>"
+
+    def close(self) -> None:
+        """Close the panel with all its widgets; its run goes on."""
+        running = getattr(self, "_running", None)  # ipywidgets also closes a panel whose making has failed.
+        if running is not None:
+            running.close()
+            close_children(self)
+        super().close()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a run goes on, or is being started."""
+        return self._running.is_busy
+
+    def hand_over(self, heir: RunArea) -> None:
+        """Give the run to another panel and close this one."""
+        heir.inherit(self._running)
+        self.close()
 
     # What the widgets do.
 
@@ -155,6 +176,23 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
     def _ipython_display_(self, **_: Any) -> None:
         from IPython.display import display
 
-        self._running.home = cell.current_message()
+        self._move_to(cell.current_message())
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         display({WIDGET_VIEW: view, "text/plain": repr(self)}, raw=True)
+
+    def _move_to(self, message: Any) -> None:
+        """Let a cell show this panel, in place of the panel that the cell showed when it was last run."""
+        self._running.home = message
+        if self.place.add(message) and (old := self._find_replaced()):
+            old.hand_over(self._running)
+
+    def _find_replaced(self) -> ConfigPanel | None:
+        panels = (widget for widget in open_widgets() if isinstance(widget, ConfigPanel) and widget is not self)
+        # The cell may have shown several panels.
+        left = [panel for panel in panels if panel.place.is_left_to(self.place)]
+        left.sort(key=lambda panel: (_name_of(panel.fn) != _name_of(self.fn), not panel.is_busy))
+        return left[0] if left else None
+
+
+def _name_of(function: Any) -> str:
+    return "" if function is None else checks.name_of(function)

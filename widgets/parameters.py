@@ -151,6 +151,8 @@ def _parameter(parameter: inspect.Parameter, names: dict[str, Any]) -> Parameter
         kind, choices = "choice", (False, True)  # a checkbox has no third state
     if kind == "choice" and optional and None not in choices:
         choices = (None, *choices)
+    if kind == "choice" and parameter.default is not MISSING and parameter.default not in choices:
+        choices = (parameter.default, *choices)
     return Parameter(
         name=parameter.name,
         kind=kind,

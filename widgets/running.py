@@ -1,16 +1,16 @@
-"""The lower part of a panel: Launch and Stop, what the run has come to, and its monitor."""
+"""The lower part of a panel: Launch and Stop, the state of the run, and its monitor."""
 
 from __future__ import annotations
 
 import html
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import ipywidgets
 
 from notebook_launcher.errors import CallOrderError, ConfigError, RunStoppedError
 from notebook_launcher.kernel import cell
-from notebook_launcher.units import format_seconds
+from notebook_launcher.kernel.formatting import format_seconds
 from notebook_launcher.widgets.fields import WIDE
 from notebook_launcher.widgets.monitor import Monitor
 from notebook_launcher.widgets.traceback_html import exception_html
@@ -29,8 +29,10 @@ KILL_TIP = "Kill the ranks now, without asking"
 class RunArea:
     """Starts one run at a time and follows it to its end.
 
-    Clicks arrive in whichever thread the kernel handles messages in, so nothing here waits: a launch goes on
-    in a thread of its own, and the end of a run is told by the run.
+    Clicks arrive in the thread in which the kernel handles messages, so nothing here waits: a launch has a thread
+    of its own, and the run reports its end by a callback.
+
+    An area whose cell is run again hands its run to the area of the new panel, its heir: `heir.inherit(area)`.
     """
 
     def __init__(self, start: Callable[[], Run]) -> None:
@@ -38,7 +40,9 @@ class RunArea:
         self.home: Any = None
         """The message whose cell shows the panel: what a run that was clicked prints goes there."""
         self._start = start
-        self._busy = threading.Lock()
+        self._lock = threading.RLock()
+        self._stage: Literal["idle", "starting", "running"] = "idle"
+        self._heir: RunArea | None = None
         self._ready = "", True
         self._monitor: Monitor | None = None
         self.launch_button = ipywidgets.Button(description="Launch", button_style="primary", layout=WIDE)
@@ -57,7 +61,7 @@ class RunArea:
     @property
     def is_busy(self) -> bool:
         """Whether a run goes on."""
-        return self._busy.locked()
+        return self._stage != "idle"
 
     def attempt(self, act: Callable[[], object]) -> None:
         """Do what a click asks for; an error is shown, since no cell would show it."""
@@ -78,19 +82,38 @@ class RunArea:
         text = f"<pre class='nbp-traceback'>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
         self.error.value = text if isinstance(error, (CallOrderError, ConfigError)) else exception_html(error)
 
+    def inherit(self, old: RunArea) -> None:
+        """Follow the run of an area whose panel this one replaces, also a run that is still being started."""
+        with old._lock:
+            old._heir = self
+            stage, run = old._stage, old.run
+        if stage == "idle" or not self._begin():
+            return
+        if stage == "running" and run is not None:
+            self.receive(run)
+        else:
+            self._draw_start()  # The thread that starts the run passes it on.
+
+    def close(self) -> None:
+        """Close the monitor; the run goes on."""
+        if self._monitor is not None:
+            self._monitor.close()
+
     def launch(self, start: Callable[[], Run]) -> Run:
-        """Launch in this thread; raises `CallOrderError` while a run goes on."""
-        if not self._busy.acquire(blocking=False):
+        """Launch in this thread. Raise `CallOrderError` while a run goes on."""
+        if self._heir is not None:
+            return self._heir.launch(start)
+        if not self._begin():
             msg = "this panel's run goes on: wait for it with panel.run.wait(), or stop it with panel.run.stop()"
             raise CallOrderError(msg)
         try:
             return self._launch(start)
         except BaseException:
-            self._could_not_start()
+            self.could_not_start()
             raise
 
     def _click_launch(self) -> None:
-        if not self._ready[1] or not self._busy.acquire(blocking=False):
+        if not self._ready[1] or not self._begin():
             return
         self._draw_start()
         threading.Thread(target=self._launch_aside, name="notebook-launcher panel", daemon=True).start()
@@ -101,24 +124,50 @@ class RunArea:
             try:
                 self._launch(self._start)
             except BaseException as error:  # noqa: BLE001 - nobody else would see it
-                self.show_error(error)
-                self._could_not_start()
+                self.could_not_start(error)
+
+    def _begin(self) -> bool:
+        """Reserve the area for a launch; return False if a run goes on."""
+        with self._lock:
+            if self.is_busy:
+                return False
+            self._stage = "starting"
+            return True
 
     def _launch(self, start: Callable[[], Run]) -> Run:
         self._draw_start()
-        self.run = run = start()
-        self.attempt(lambda: self._follow(run))
-        run.add_done_callback(lambda _: self._over(run))
+        run = start()
+        self.receive(run)
         return run
 
-    def _could_not_start(self) -> None:
-        self._busy.release()
+    def receive(self, run: Run) -> None:
+        """Follow a run that has started, here or in the area of the panel that replaced this one."""
+        with self._lock:
+            self.run, self._stage = run, "running"
+            heir = self._heir
+        if heir is not None:
+            heir.receive(run)
+        else:
+            self.attempt(lambda: self._follow(run))
+        run.add_done_callback(lambda _: self._over(run))
+
+    def could_not_start(self, error: BaseException | None = None) -> None:
+        """Be free again, here or in the area of the panel that replaced this one."""
+        with self._lock:
+            self._stage, heir = "idle", self._heir
+        if heir is not None:
+            heir.could_not_start(error)
+            return
+        if error is not None:
+            self.show_error(error)
         self._draw_end("Nothing was started.", "error")
 
     def _follow(self, run: Run) -> None:
         num = len(run.ranks)
-        self._say(f"{run.name} runs on {num} rank{'s' * (num > 1)}.", "busy")
-        self.stop_button.disabled = False
+        self._say(f"{run.name} is running on {num} rank{'s' * (num > 1)}.", "busy")
+        self.launch_button.disabled, self.stop_button.disabled = True, False
+        if run.state == "stopping":
+            self._draw_stopping()
         old, self._monitor = self._monitor, Monitor(run)
         self.monitor_box.children = [self._monitor]
         sink = cell.make_sink()
@@ -126,17 +175,21 @@ class RunArea:
             self._monitor.keep_picture(sink)
         if old is not None:
             old.close()
+        if self._heir is not None:  # The panel was replaced meanwhile.
+            self._monitor.close()
 
     def _click_stop(self) -> None:
         if self.run is None or self.run.wait(0):
             return
         is_second = self.stop_button.description == "Kill"
-        self.stop_button.description, self.stop_button.tooltip = "Kill", KILL_TIP
-        self._say("Stopping: the ranks were asked to. Kill ends them at once.", "busy")
+        self._draw_stopping()
         self.run.stop(wait=False, at_once=is_second)
 
     def _over(self, run: Run) -> None:
-        self._busy.release()
+        with self._lock:
+            self._stage = "idle"
+        if self._heir is not None:
+            return
         error = run.exception(0)
         seconds = format_seconds(run.snapshot().seconds)
         if error is None:
@@ -153,6 +206,10 @@ class RunArea:
         self.error.value = ""
         self.launch_button.disabled = True
         self._say("Starting.", "busy")
+
+    def _draw_stopping(self) -> None:
+        self.stop_button.description, self.stop_button.tooltip = "Kill", KILL_TIP
+        self._say("Stopping the ranks. Kill ends them at once.", "busy")
 
     def _draw_end(self, text: str, kind: str) -> None:
         self._say(text, kind)

@@ -14,7 +14,7 @@ from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.arguments import describe_value
 from notebook_launcher.settings import STEPS_VARIABLE
 from notebook_launcher.widgets import hardware
-from notebook_launcher.widgets.fields import TextField
+from notebook_launcher.widgets.fields import ChoiceField, TextField
 from notebook_launcher.widgets.form import argument_field, argument_value, option_fields
 from notebook_launcher.widgets.gpus import DevicesField
 from notebook_launcher.widgets.parameters import MISSING
@@ -158,6 +158,8 @@ class PanelView:
         field, value = self.argument_fields[parameter.name], self._state.value_of(parameter.name)
         if isinstance(field, TextField) and not parameter.fits(value):
             field.show_from_code(describe_value(value))
+        elif isinstance(field, ChoiceField):
+            field.show(value, describe_value(value))
         else:
             field.show(argument_value(self._state, parameter))
 

@@ -143,7 +143,6 @@ class PreparationMethods:
         prepared = AcceleratedOptimizer(optimizer, self._updates)
         self._optimizers.append(prepared)
         self._updates.add(prepared)
-        self._members.add_optimizer(optimizer)
         self._remember(optimizer, prepared)
         return prepared
 
