@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint typecheck docs bench lab clean
+.PHONY: help demo test matrix lint typecheck docs bench lab clean
 .DELETE_ON_ERROR:
 
 # The first of these that is Python 3.10 or newer; `make PYTHON=...` overrides.
@@ -12,6 +12,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3 python3.13 python3.12 pyth
 	then echo "$$candidate"; break; fi; done)
 VENV := .venv
 BIN := $(VENV)/bin
+MATRIX ?= build/matrix
 PACKAGE_FILES := $(filter-out %/__pycache__,$(wildcard notebook_launcher/*))
 
 help:  ## show this list
@@ -23,6 +24,9 @@ demo: $(VENV)/installed-notebooks  ## run the first tutorial in a real Jupyter k
 test: lint  ## check and test everything
 	@echo "==> tests"
 	@$(BIN)/python -m pytest
+
+matrix:  ## run the core of the tests on the oldest and newest Python and torch (MATRIX=folder ONLY=names)
+	@$(PYTHON) tests/matrix.py --folder "$(MATRIX)" --only "$(ONLY)"
 
 lint: typecheck  ## ruff, mypy, notebooks without outputs
 	@echo "==> ruff"

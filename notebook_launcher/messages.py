@@ -368,6 +368,8 @@ class Failure:
     traceback: str = ""
     """With the notebook's own source lines."""
     exitcode: int | None = None
+    pid: int | None = None
+    """Number of the rank's process; None if the process did not start."""
     victim: bool = False
     """Whether it only failed because another rank did."""
     place: str = ""

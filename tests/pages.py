@@ -33,7 +33,7 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-MEASURED = re.compile(r"[\d.,]+(?= (?:s|ms|kB|MB|GB)\b)")
+MEASURED = {re.compile(r"[\d.,]+ (?:s|ms|µs)\b"): "# s", re.compile(r"[\d.,]+ (?:kB|MB|GB)\b"): "# MB"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,4 +94,6 @@ def _execute(block: Block, kernel: Kernel) -> Outcome:
 
 
 def _without_measurements(line: str) -> str:
-    return MEASURED.sub("#", line.strip())
+    for measured, stands_for in MEASURED.items():
+        line = measured.sub(stands_for, line)
+    return line.strip()

@@ -42,6 +42,8 @@ SHARED_MEMORY = ("torch_", "psm_", "sem.", "nccl-")
 # pytest writes it itself.
 # torch sets its compiler's folder at the first optimizer.
 VOLATILE_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+ADDRESSES: dict[tuple[str, str], str | None] = {}
+"""Each socket that was seen, by its network and its name, with the address at which it listens."""
 # tqdm keeps its monitor for the life of the process.
 LASTING_THREADS = {"TMonitor"}
 
@@ -243,26 +245,31 @@ def _new_descriptors(before: Scene, after: Scene) -> list[str]:
 
 
 def _listeners(processes: list[psutil.Process]) -> dict[Any, str]:
-    # psutil reads four tables for each process, which takes 7 ms: two minutes for all tests.
     found: dict[Any, str] = {}
-    tables: dict[str, dict[str, str]] = {}
     for process in [psutil.Process(), *processes]:
         with contextlib.suppress(OSError):
             folder = Path(f"/proc/{process.pid}")
-            network = str((folder / "ns/net").readlink())
-            if network not in tables:
-                tables[network] = _listening(folder)
-            for descriptor in (folder / "fd").iterdir():
-                with contextlib.suppress(FileNotFoundError):
-                    address = tables[network].get(str(descriptor.readlink()))
-                    if address is not None:
-                        found[process.pid, address] = f"{address} of {_describe(process)}"
+            network, sockets = str((folder / "ns/net").readlink()), _sockets(folder)
+            # The kernel needs up to 20 ms to write the tables, so they are read for new sockets alone.
+            if any((network, each) not in ADDRESSES for each in sockets):
+                ADDRESSES.update({(network, each): None for each in sockets} | _listening(folder, network))
+            for address in filter(None, (ADDRESSES[network, each] for each in sockets)):
+                found[process.pid, address] = f"{address} of {_describe(process)}"
     return found
 
 
-def _listening(folder: Path) -> dict[str, str]:
+def _sockets(folder: Path) -> list[str]:
+    """Return the sockets of a process, as its descriptors name them."""
+    found = []
+    for descriptor in (folder / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(descriptor.readlink()))
+    return [target for target in found if target.startswith("socket:")]
+
+
+def _listening(folder: Path, network: str) -> dict[tuple[str, str], str | None]:
     """Return the sockets that listen in a process' network, each with its address."""
-    found = {}
+    found: dict[tuple[str, str], str | None] = {}
     for name in ("tcp", "tcp6"):
         for line in (folder / "net" / name).read_text(encoding="ascii").splitlines()[1:]:
             _, address, _, state, *_, inode = line.split()[:10]
@@ -270,7 +277,7 @@ def _listening(folder: Path) -> dict[str, str]:
                 host, _, port = address.partition(":")
                 # The host's words are written as this processor's numbers.
                 words = [bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8)]
-                found[f"socket:[{inode}]"] = f"{ipaddress.ip_address(b''.join(words))} port {int(port, 16)}"
+                found[network, f"socket:[{inode}]"] = f"{ipaddress.ip_address(b''.join(words))} port {int(port, 16)}"
     return found
 
 

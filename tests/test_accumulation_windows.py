@@ -203,8 +203,8 @@ def test_weight_outside_of_a_window():
 
 def test_accumulate_wants_models():
     training = Training()
-    with pytest.raises(TypeError, match=r"accumulate\(AcceleratedOptimizer\): it takes the models"):
-        training.accelerator.accumulate(training.optimizer)
+    with pytest.raises(TypeError, match=r"accumulate\(str\): expected the models"):
+        training.accelerator.accumulate("model")
 
 
 def test_two_backwards_in_one_block_add_up():

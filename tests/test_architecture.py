@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "notebook_launcher"
 STANDARD_LIBRARY = sorted(sys.stdlib_module_names)
-FOUNDATIONS = ("cgroups", "channel", "config", "context", "errors", "messages", "settings", "sizes")
+FOUNDATIONS = ("cgroups", "channel", "config", "context", "errors", "messages", "settings", "units")
 
 NEIGHBOURS = ("accelerate_yaml", "errors", "messages", "settings")
 """What a foundation may import; the first is reached only by `LaunchConfig.from_yaml` and `to_yaml`."""
@@ -87,7 +87,7 @@ RULES = [
     ),
     Rule(
         who=(f"{PACKAGE}.drawing",),
-        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("drawing", "history", "sizes"))),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("drawing", "history", "units"))),
         reason="a picture is drawn from plain data, wherever that was read",
     ),
     Rule(

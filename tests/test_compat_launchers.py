@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -21,7 +25,7 @@ def fail_on_one():
     from notebook_launcher.compat import PartialState
 
     if PartialState().process_index == 1:
-        message = "the reason of rank 1"
+        message = f"the reason of rank 1, process {os.getpid()}"
         raise ValueError(message)
     PartialState().wait_for_everyone()
 
@@ -46,10 +50,31 @@ def test_one_process_runs_here():
 
 
 def test_a_failure_is_a_child_failed_error_with_the_workers_message():
+    before = int(time.time())
     with pytest.raises(ChildFailedError, match="the reason of rank 1") as caught:
         notebook_launcher(fail_on_one, num_processes=2)
     assert isinstance(caught.value.__cause__, ValueError)
-    assert caught.value.get_first_failure()[0] == 1
+    rank, failure = caught.value.get_first_failure()
+    assert rank == 1
+    assert f"the reason of rank 1, process {failure.pid}" in failure.message
+    assert all(before <= one.timestamp <= time.time() for one in caught.value.failures.values())
+    assert f"(pid: {failure.pid})" in str(caught.value)
+
+
+def die_on_one():
+    from notebook_launcher.compat import PartialState
+
+    if PartialState().process_index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    PartialState().wait_for_everyone()
+
+
+def test_a_killed_process_is_named_with_its_pid_and_signal():
+    with pytest.raises(ChildFailedError) as caught:
+        notebook_launcher(die_on_one, num_processes=2)
+    rank, failure = caught.value.get_first_failure()
+    assert (rank, failure.exitcode) == (1, -signal.SIGKILL)
+    assert failure.pid > 1
 
 
 @pytest.mark.parametrize(

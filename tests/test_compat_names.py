@@ -137,6 +137,29 @@ def count_down(queue, folder):
     queue.put(0)
 
 
+@pytest.mark.parametrize("library", ["accelerate", "notebook_launcher.compat"])
+def test_overflow_that_a_loop_notes_holds_the_scheduler_back_until_it_takes_the_note_away(library):
+    import importlib
+
+    names = importlib.import_module(library)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: 1 / (1 + count))
+    accelerator = names.Accelerator(cpu=True)
+    _, optimizer, scheduler = accelerator.prepare(model, optimizer, schedule)
+    rates = []
+    for overflow in (True, True, False):
+        optimizer._is_overflow = overflow
+        optimizer.step()
+        scheduler.step()
+        rates += scheduler.get_last_lr()
+        assert optimizer.step_was_skipped == overflow
+    assert rates == [1.0, 1.0, 0.5]
+    importlib.import_module("accelerate.state" if library == "accelerate" else library).AcceleratorState._reset_state(
+        True
+    )
+
+
 def test_what_can_only_be_inherited_is(tmp_path):
     queue = multiprocessing.get_context("fork").Queue()
     queue.put(1)

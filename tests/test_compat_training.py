@@ -65,7 +65,7 @@ def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
     )
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=30)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=scenario.get("total_steps", 30))
     stream = scenario.get("stream", False)
     loader = DataLoader(
         Stream() if stream else TensorDataset(inputs, targets), batch_size=scenario.get("batch_size", 2),
@@ -116,6 +116,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
     "fp16 on a CPU": {"precision": "fp16"},
     "scheduler by itself": {"step_with_optimizer": False, "size": 12},
+    "schedule that runs out": {"total_steps": 12},
     "clipped": {"clip": True},
     "divides evenly": {"size": 24},
     "smaller than a round": {"size": 3},
@@ -207,3 +208,42 @@ def test_the_same_files_and_each_reads_the_others(ranks, num_ranks, tmp_path):
         ranks.run(num_ranks, restore, reader, str(folder)) for reader in LIBRARIES for folder in folders.values()
     ]
     assert all(one == restored[0] for one in restored)
+
+
+def resume(library: str, folder: str, num_skipped: int | None) -> list[list[int]]:
+    """Save within an epoch, load, and return the samples of the next two epochs of a loop that skips batches or not."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    names = load(library)
+    reset(names)
+    names.set_seed(3)
+    accelerator = names.Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(12)), 2, shuffle=True))
+    for number, _ in enumerate(loader):
+        if number == 1:
+            accelerator.save_state(folder)
+            break
+    accelerator.load_state(folder)
+    seen: list[list[int]] = []
+    for epoch in range(2):
+        skips = epoch == 0 and num_skipped is not None
+        active = names.skip_first_batches(loader, num_skipped) if skips else loader
+        seen.append([number for (batch,) in active for number in batch.tolist()])
+    reset(names)
+    return seen
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_loader_starts_its_epoch_anew_after_load_state_as_accelerates_does(ranks, num_ranks, tmp_path):
+    theirs, ours = (ranks.run(num_ranks, resume, library, str(tmp_path / library), None) for library in LIBRARIES)
+    assert list(ours) == list(theirs)
+    for seen in zip(*ours, strict=True):
+        assert sorted(number for numbers in seen for number in numbers) == list(range(12))
+
+
+def test_batches_that_are_skipped_after_load_state_are_those_that_were_had(ranks, tmp_path):
+    rest, whole = ranks.run(1, resume, "notebook_launcher.compat", str(tmp_path), 2)[0]
+    first = ranks.run(1, resume, "notebook_launcher.compat", str(tmp_path), 0)[0][0]
+    assert rest == first[4:]
+    assert sorted(whole) == list(range(12))

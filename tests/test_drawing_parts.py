@@ -19,8 +19,6 @@ from notebook_launcher.drawing.sparks import spark_line
 from notebook_launcher.drawing.text import (
     clean,
     escape,
-    format_number,
-    format_seconds,
     one_line,
     plural,
     shorten,
@@ -72,30 +70,6 @@ def test_text_is_shortened_to_its_room() -> None:
     assert text_width(cut, 11) <= 100
     assert text_width("日本", 10) == 22
     assert text_width("e\u0301", 10) == text_width("e", 10)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, ""), (NAN, "NaN"), (INF, "∞"), (-INF, "-∞"), (3.0, "3"), (0.123456, "0.1235"), (1e-7, "1e-07")],
-)
-def test_numbers(value: float | None, text: str) -> None:
-    assert format_number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, ""),
-        (NAN, ""),
-        (0.0352, "35.2 ms"),
-        (4.2, "4.20 s"),
-        (42.0, "42 s"),
-        (200, "3 min 20 s"),
-        (3720, "1 h 02 min"),
-    ],
-)
-def test_seconds(seconds: float | None, text: str) -> None:
-    assert format_seconds(seconds) == text
 
 
 def test_plural() -> None:

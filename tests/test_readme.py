@@ -58,6 +58,7 @@ def test_the_other_examples_run(tmp_path):
         for code in (GIVEN, _filled_in(training), LATER, _filled_in(interface)):
             outcome = kernel.execute(code)
             assert outcome.error is None, f"{code}\n{outcome.traceback}"
+            assert "Warning" not in outcome.stderr
         assert (tmp_path / "checkpoint" / "checkpoint_manifest.json").is_file()
 
 

@@ -39,7 +39,7 @@ def test_a_missing_value_says_why() -> None:
 def test_repr() -> None:
     results = Results({0: torch.zeros(3, 4), 1: list(range(100))}, num_processes=2, seconds=0.034, seed=5)
     assert repr(results) == (
-        "Results of 2 ranks, 0.03 s, seed 5\n  0: Tensor, shape (3, 4), torch.float32\n  1: [0, 1, 2, 3, 4, 5, ...]"
+        "Results of 2 ranks, 34 ms, seed 5\n  0: Tensor, shape (3, 4), torch.float32\n  1: [0, 1, 2, 3, 4, 5, ...]"
     )
     assert "rank 1 returned nothing: ValueError: boom" in repr(partial())
     assert "restarted 1 time" in repr(partial())
@@ -50,7 +50,7 @@ def test_html_is_escaped() -> None:
     html = Results({0: "<script>"}, num_processes=1, ranks=[row])._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
-    assert "2.0 MB" in html
+    assert "2 MB" in html
 
 
 def test_the_last_metrics_are_shown() -> None:

@@ -21,7 +21,6 @@ import torch
 from notebook_launcher import travel
 from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.errors import ResourceError
-from notebook_launcher.sizes import format_bytes
 from notebook_launcher.travel import parcel
 from notebook_launcher.travel.memory import available_memory
 from tests.interrupts import interrupt_at
@@ -164,6 +163,59 @@ class Batch:
     color: Color
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("opt_first", [False, True])
+def test_scheduler_arrives_without_a_warning_at_its_first_step(*, opt_first: bool) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma) for gamma in (0.5, 0.1)]
+    if opt_first:
+        optimizer.step()
+    optimizer, schedulers = there_and_back((optimizer, schedulers))
+    if not opt_first:
+        optimizer.step()
+    for scheduler in schedulers:
+        scheduler.step()
+    assert schedulers[1].get_last_lr() == [pytest.approx(0.05)]
+
+
+def test_scheduler_still_warns_where_the_optimizer_never_stepped() -> None:
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0)
+    _, scheduler = there_and_back((optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)))
+    with pytest.warns(UserWarning, match=r"`lr_scheduler.step\(\)` before `optimizer.step\(\)`"):
+        scheduler.step()
+
+
+class DecidesItself(torch.optim.SGD):
+    def __reduce__(self) -> Any:
+        return torch.optim.SGD, ([torch.zeros(1)], 0.5)
+
+
+def test_optimizer_that_pickles_by_its_own_rule_keeps_to_it() -> None:
+    optimizer = DecidesItself([torch.zeros(1)], lr=1.0)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert there_and_back(optimizer).param_groups[0]["lr"] == 0.5
+
+
+def test_hooks_of_an_optimizer_arrive_and_new_ones_do_not_replace_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    counts = [0, 0]
+
+    def count(at: int) -> Any:
+        def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+            optimizer.counts[at] += 1
+
+        return hook
+
+    optimizer.register_step_pre_hook(count(0))
+    monkeypatch.setattr(torch.utils.hooks.RemovableHandle, "next_id", 0)  # as in a process that made none
+    arrived = there_and_back(optimizer)
+    arrived.register_step_pre_hook(count(1))
+    arrived.counts = counts
+    arrived.step()
+    assert counts == [1, 1]
+
+
 def test_plain_objects_arrive() -> None:
     left = {"batch": Batch((1, "two", b"\0" * 3), Color.RED), "set": {1, 2}, "none": None}
     assert there_and_back(left) == left
@@ -255,7 +307,7 @@ def test_readers_share_one_copy_and_do_not_see_each_others_writes() -> None:
 def test_a_full_memory_is_an_error_before_it_is_full(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parcel, "UNCHECKED_SIZE", 1 << 20)
     monkeypatch.setattr(parcel, "available_memory", lambda: 1_000_000)
-    with pytest.raises(ResourceError, match=r"the captured data need .* MB of shared memory, 1\.0 MB are avail"):
+    with pytest.raises(ResourceError, match=r"the captured data need .* MB of shared memory, 1 MB are avail"):
         travel.pack_call(print, (value,), {})
     with pytest.raises(ResourceError, match=r"the return value needs .* MB of shared memory"):
         travel.pack_value(value)
@@ -265,7 +317,7 @@ def test_the_largest_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     table = np.zeros(120_000_000, dtype=np.uint8)
     small = np.zeros(10)
     monkeypatch.setattr(parcel, "available_memory", lambda: 0)
-    with pytest.raises(ResourceError, match=r"the largest: `table`, a numpy.ndarray of 120.0 MB \(captured by"):
+    with pytest.raises(ResourceError, match=r"the largest: `table`, a numpy.ndarray of 120 MB \(captured by"):
         travel.pack_call(lambda: (small, table), (), {})
 
 
@@ -305,13 +357,3 @@ def test_a_descriptor_of_something_else_is_refused() -> None:
 
 def test_available_memory_is_within_the_machines() -> None:
     assert 0 < available_memory() <= psutil.virtual_memory().total
-
-
-def test_sizes_are_written_in_powers_of_1000() -> None:
-    assert [format_bytes(n) for n in (12, 1_500, 2_000_000, 12_000_000_000, 3e15)] == [
-        "12 bytes",
-        "1.5 kB",
-        "2.0 MB",
-        "12.0 GB",
-        "3000.0 TB",
-    ]

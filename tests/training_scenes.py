@@ -35,11 +35,16 @@ def sessions(*numbers: int) -> Iterator[Sessions]:
         options: dict[str, Any] = {"output": "none", "threads_per_process": 1}
         opened = {number: stack.enter_context(Session(number, **options)) for number in numbers}
         for session in opened.values():
-            session.run(torch.get_num_threads)
+            session.run(_import_compiler)
         yield Sessions(opened)
 
 
-def make_model(seed: int = 0) -> torch.nn.Module:
+def _import_compiler() -> None:
+    """Make the first optimizer, which imports torch's compiler: a rank stopped meanwhile would have half of it."""
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
+
+
+def make_model(seed: int = 0) -> torch.nn.Sequential:
     """A model with several parameters, the same on every call."""
     generator = torch.Generator().manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(NUM_FEATURES, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))

@@ -13,9 +13,9 @@ from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots
 from notebook_launcher.drawing.sections import plain_settings
 from notebook_launcher.drawing.svg import document
 from notebook_launcher.drawing.tables import Column, joined, note_html, table_html, table_text
-from notebook_launcher.drawing.text import format_number, format_seconds, one_line, plural
+from notebook_launcher.drawing.text import one_line, plural
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.sizes import format_bytes
+from notebook_launcher.units import format_bytes, format_number, format_seconds
 from notebook_launcher.widgets.readers import read_run
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Comparison:
             Column("run", [one_line(run.name, 40) for run in runs]),
             Column("state", [run.state for run in runs], kind="state"),
             Column("ranks", [str(run.num_processes) for run in runs], kind="number"),
-            *_measure("samples/s", self._runs, speeds, _format_rate),
+            *_measure("samples/s", self._runs, speeds, _format_speed),
             *_measure("time", self._runs, self.seconds, format_seconds),
             *_measure("peak memory", self._runs, memories, format_bytes),
             Column("id", [run.id for run in runs]),
@@ -196,14 +196,12 @@ def _measure(
     cells = [formatted(values[letter]) if letter in values else "" for letter in letters]
     if not first or len(letters) < 2:
         return [Column(name, cells, kind="number")]
-    ratios = [f"{values[letter] / first:.2f}" if letter in values else "" for letter in letters]
-    return [Column(name, cells, kind="number"), Column(f"of {letters[0]}'s", ratios, kind="number")]
+    ratios = [f"{values[letter] / first:.2f} x" if letter in values else "" for letter in letters]
+    return [Column(name, cells, kind="number"), Column(f"vs. {letters[0]}", ratios, kind="number")]
 
 
-def _format_rate(value: float) -> str:
-    """Return three digits of a rate."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if rounded >= 100 else format_number(rounded)
+def _format_speed(samples_per_second: float) -> str:
+    return format_number(samples_per_second, 3)
 
 
 def _speed(run: RunSnapshot) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.plan import rank_limit
-from notebook_launcher.sizes import format_bytes
+from notebook_launcher.units import format_bytes
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig

@@ -9,6 +9,7 @@ from notebook_launcher.drawing.page import call_text
 from notebook_launcher.history.progress import merge_progress
 from notebook_launcher.history.records import RankPhases
 from notebook_launcher.history.synchronization import measure_sync, slowest_rank
+from notebook_launcher.units import format_count, format_number
 
 if TYPE_CHECKING:
     from notebook_launcher.history.progress import MergedProgress
@@ -40,7 +41,7 @@ def run_record(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dic
         "state": snapshot.state,
         "summary": snapshot.summary,
         "arguments": call_text(snapshot),
-        "seconds": round(snapshot.seconds, 1),
+        "seconds": round(snapshot.seconds, 6),
         "num_processes": snapshot.num_processes,
         "is_over": snapshot.is_over,
         "error": _short(snapshot.error),
@@ -141,8 +142,7 @@ def effective_batch(snapshot: RunSnapshot) -> str:
 
 
 def _count(value: float) -> str:
-    """Return `1,024`, or three digits of what is no whole number."""
-    return f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:.3g}"
+    return format_count(value) if value >= 100 or float(value).is_integer() else format_number(value, 3)
 
 
 def _short(text: str) -> str:

@@ -10,7 +10,7 @@ import ipywidgets
 
 from notebook_launcher.errors import CallOrderError, ConfigError, RunStoppedError
 from notebook_launcher.kernel import cell
-from notebook_launcher.kernel.formatting import format_seconds
+from notebook_launcher.units import format_seconds
 from notebook_launcher.widgets.fields import WIDE
 from notebook_launcher.widgets.monitor import Monitor
 from notebook_launcher.widgets.traceback_html import exception_html

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import CaptureError, ConfigError, LaunchError
 from notebook_launcher.kernel.launch import notebook_launch
+from notebook_launcher.messages import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 __all__ = ["debug_launcher", "notebook_launcher"]
 
@@ -98,17 +102,25 @@ def _start(function: Callable[..., Any], args: tuple[Any, ...], num_processes: i
             raise error from None
 
 
-def _child_failed(function: Callable[..., Any], error: BaseException, failures: Any) -> Exception:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+def _child_failed(function: Callable[..., Any], error: BaseException, failures: tuple[Failure, ...]) -> Exception:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    found = {}
-    for failure in failures:
-        one = ProcessFailure(failure.rank, 0, 1 if failure.exitcode is None else failure.exitcode, "")
-        one.message = failure.traceback or failure.summary
-        one.timestamp = int(failure.time)
-        found[failure.rank] = one
-    if not found:
-        rank = getattr(error, "rank", None) or 0
-        found[rank] = ProcessFailure(rank, 0, 1, "")
-        found[rank].message = f"{type(error).__name__}: {error}"
+    if failures:
+        # torch names the earliest failure as the cause; of several equally early ones, the first.
+        cause = failures[0].time
+        found = {failure.rank: _process_failure(failure, max(failure.time, cause)) for failure in failures}
+    else:
+        rank, now = getattr(error, "rank", None) or 0, time.monotonic()
+        alone = Failure(rank=rank, kind="exit", time=now, summary=f"{type(error).__name__}: {error}")
+        found = {rank: _process_failure(alone, now)}
     return ChildFailedError(getattr(function, "__name__", type(function).__name__), found)
+
+
+def _process_failure(failure: Failure, at: float) -> ProcessFailure:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    exitcode = 1 if failure.exitcode is None else failure.exitcode
+    made = ProcessFailure(failure.rank, failure.pid or 0, exitcode, "")
+    made.message = failure.traceback or failure.summary
+    made.timestamp = int(time.time() - time.monotonic() + at)
+    return made

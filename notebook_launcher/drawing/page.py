@@ -16,8 +16,9 @@ from notebook_launcher.drawing.colours import BAD
 from notebook_launcher.drawing.curves import curves_picture
 from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.drawing.svg import SIZE, Picture, document, stack, text
-from notebook_launcher.drawing.text import clean, escape, format_seconds, one_line, plural
+from notebook_launcher.drawing.text import clean, escape, one_line, plural
 from notebook_launcher.drawing.timeline import mean_shares, sync_text, timeline_picture
+from notebook_launcher.units import format_seconds, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,7 +134,7 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:
     if curves is not None and len(curves):
         lines += ["", *_text_metrics(curves)]
     if shares := mean_shares(snapshot.phases):
-        lines += ["", "time: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())]
+        lines += ["", "time: " + ", ".join(f"{name} {format_share(share)}" for name, share in shares.items())]
         lines += [note] if (note := sync_text(snapshot.phases)) else []
     return "\n".join(line.rstrip() for line in lines)
 

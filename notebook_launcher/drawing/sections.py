@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.drawing.averages import mean_of
 from notebook_launcher.drawing.sparks import spark_line
 from notebook_launcher.drawing.tables import FEW_ROWS, MAX_ROWS, Column, folded, table_html
-from notebook_launcher.drawing.text import clean, escape, format_number, format_seconds, one_line, plural
+from notebook_launcher.drawing.text import clean, escape, one_line, plural
 from notebook_launcher.drawing.timeline import PHASES
-from notebook_launcher.sizes import format_bytes
+from notebook_launcher.units import format_bytes, format_count, format_number, format_seconds, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,12 +47,12 @@ def rank_columns(ranks: Sequence[RankSnapshot]) -> list[Column]:
         Column("state", [rank.state for rank in ranks], kind="state"),
         Column("result", [one_line(rank.reason or rank.returned, 60) for rank in ranks]),
         Column("progress", [_progress(rank) for rank in ranks], kind="number"),
-        Column("step", ["" if rank.step is None else f"{rank.step:,}" for rank in ranks], kind="number"),
-        Column("samples/s", [_rate(rank.samples_per_second) for rank in ranks], kind="number"),
+        Column("step", [format_count(rank.step) for rank in ranks], kind="number"),
+        Column("samples/s", [format_number(rank.samples_per_second, 3) for rank in ranks], kind="number"),
         Column("time", [format_seconds(rank.seconds) for rank in ranks], kind="number"),
-        Column("peak memory", [_bytes(rank.peak_memory) for rank in ranks], kind="number"),
-        Column("memory now", [_bytes(rank.memory) for rank in ranks], kind="number"),
-        Column("GPU memory", [_bytes(rank.gpu_memory) for rank in ranks], kind="number"),
+        Column("peak memory", [format_bytes(rank.peak_memory) for rank in ranks], kind="number"),
+        Column("memory now", [format_bytes(rank.memory) for rank in ranks], kind="number"),
+        Column("GPU memory", [format_bytes(rank.gpu_memory) for rank in ranks], kind="number"),
         Column("last line", [one_line(rank.last_line, 60) for rank in ranks]),
     ]
 
@@ -66,14 +66,6 @@ def _progress(rank: RankSnapshot) -> str:
     if rank.done is None:
         return ""
     return f"{rank.done:,}" if rank.total is None else f"{rank.done:,} / {rank.total:,}"
-
-
-def _rate(rate: float | None) -> str:
-    return "" if rate is None else f"{float(f'{rate:.3g}'):,.4g}" if rate < 1000 else f"{float(f'{rate:.3g}'):,.0f}"
-
-
-def _bytes(number: int | None) -> str:
-    return "" if number is None else format_bytes(number)
 
 
 def metric_rows(curves: Curves) -> list[tuple[str, str, str, str, str]]:
@@ -117,7 +109,7 @@ def shares_html(phases: Mapping[int, RankPhases]) -> str:
         return ""
     columns = [Column("rank", [str(rank) for rank in told], kind="number")]
     for name in PHASES:
-        cells = [f"{100 * known.shares.get(name, 0.0):.1f} %" for known in told.values()]
+        cells = [format_share(known.shares.get(name, 0.0)) for known in told.values()]
         columns.append(Column(name, cells, kind="number"))
     columns.append(Column("windows", [f"{known.windows:,}" for known in told.values()], kind="number"))
     columns.append(Column("micro-batches", [f"{known.micro_batches:,}" for known in told.values()], kind="number"))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import html
-import math
 import re
 import unicodedata
 
-__all__ = ["clean", "escape", "format_number", "format_seconds", "one_line", "plural", "shorten", "text_width"]
+__all__ = ["clean", "escape", "one_line", "plural", "shorten", "text_width"]
 
 MAX_TEXT = 50_000
 """Characters of one text that a page takes in; a traceback has about 2,000."""
@@ -66,30 +65,6 @@ def _ems(character: str) -> float:
     if unicodedata.east_asian_width(character) in "WF":
         return 1.1
     return 0.7 if character.isupper() else 0.64
-
-
-def format_number(value: float | None) -> str:
-    """Return a number in at most four digits: `0.1234`, `12.35`, `1.2e-05`, `NaN`; empty for None."""
-    if value is None:
-        return ""
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
-    if float(value).is_integer() and abs(value) < 1e6:
-        return f"{value:.0f}"
-    return f"{value:.4g}"
-
-
-def format_seconds(seconds: float | None) -> str:
-    """Return `35 ms`, `4.20 s`, `3 min 20 s` or `1 h 02 min`; empty for None."""
-    if seconds is None or not math.isfinite(seconds):
-        return ""
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
 
 
 def plural(count: int, noun: str) -> str:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from notebook_launcher.drawing.colours import SERIES
 from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
 from notebook_launcher.drawing.svg import SIZE, Picture, document, number, stack, text
-from notebook_launcher.drawing.text import format_seconds, plural
+from notebook_launcher.drawing.text import plural
 from notebook_launcher.history.synchronization import measure_sync
+from notebook_launcher.units import format_seconds, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -96,11 +97,7 @@ def mean_shares(phases: Mapping[int, RankPhases]) -> dict[str, float]:
 def sync_text(phases: Mapping[int, RankPhases]) -> str:
     """Return what waiting for the other ranks cost, and what accumulating saved; empty if nothing was measured."""
     cost = measure_sync(phases.values())
-    return "" if cost.mean_seconds is None else f"{cost.text}."
-
-
-def _percent(share: float) -> str:
-    return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
+    return "" if cost.mean_seconds is None else cost.text
 
 
 def _stretch(phases: Mapping[int, RankPhases]) -> tuple[float, float]:
@@ -209,7 +206,7 @@ class _Lanes:
 
     def _row_of_shares(self, shares: Mapping[str, float], base: float) -> str:
         return "".join(
-            text(right, base, _percent(shares.get(name, 0.0)), anchor="end") for name, right in self._rights.items()
+            text(right, base, format_share(shares.get(name, 0.0)), anchor="end") for name, right in self._rights.items()
         )
 
     def _summary(self) -> str:

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from notebook_launcher.units import format_count, format_number, format_rate, format_seconds, format_share
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -64,7 +66,7 @@ def merge_progress(ranks: Sequence[RankSnapshot]) -> MergedProgress | None:
 
 
 def progress_line(name: str, ranks: Sequence[RankSnapshot]) -> str:
-    """Return `train: 35% 120/340, 12.1/s, 18 s left, loss 0.31`; empty if the ranks have told nothing yet."""
+    """Return `train: 35.3 % 120/340, 12.1 it/s, 18 s left, loss 0.31`; empty if the ranks have told nothing yet."""
     merged = merge_progress(ranks)
     parts = _describe(merged) if merged is not None else []
     slowest = next((rank for rank in ranks if merged is None or rank.rank == merged.rank), None)
@@ -78,27 +80,18 @@ def progress_line(name: str, ranks: Sequence[RankSnapshot]) -> str:
 def _describe(merged: MergedProgress) -> list[str]:
     parts = [merged.description] if merged.description else []
     if merged.share is None:
-        parts.append(f"{merged.done:,}")
+        parts.append(format_count(merged.done))
     else:
-        parts.append(f"{merged.share:.0%} {merged.done}/{merged.total}")
+        parts.append(f"{format_share(merged.share)} {format_count(merged.done)}/{format_count(merged.total)}")
     if merged.rate:
-        parts.append(f"{merged.rate:.3g}/s" if merged.rate < 1000 else f"{merged.rate:,.0f}/s")
+        parts.append(format_rate(merged.rate))
     if merged.seconds_left is not None and merged.done != merged.total:
-        parts.append(f"{_duration(merged.seconds_left)} left")
+        parts.append(f"{format_seconds(math.ceil(merged.seconds_left))} left")
     return parts
 
 
 def _values(metrics: Mapping[str, float]) -> list[str]:
-    return [f"{name} {value:.4g}" for name, value in list(metrics.items())[:MAX_METRICS]]
-
-
-def _duration(seconds: float) -> str:
-    whole = math.ceil(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return [f"{name} {format_number(value)}" for name, value in list(metrics.items())[:MAX_METRICS]]
 
 
 def _one_line(text: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from notebook_launcher.units import format_seconds, format_share
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -29,15 +31,18 @@ class SyncCost:
 
     @property
     def text(self) -> str:
-        """The same in one sentence."""
+        """The cost in one or two sentences."""
         if self.share is None:
-            return "not measured: no Accelerator has told of a window yet"
+            return "Not measured: no Accelerator has reported a window yet."
         if self.mean_seconds is None or self.saved_seconds is None:
-            return "not measured: no synchronisation was seen"
-        waits = f"{self.share:.1%} of the time waits for the other ranks, {_duration(self.mean_seconds)} each time"
+            return "Not measured: the ranks have not synchronised yet."
+        waits = (
+            f"{format_share(self.share)} of the time was spent waiting for other ranks "
+            f"({format_seconds(self.mean_seconds)} per wait)."
+        )
         if not self.saved_seconds:
-            return f"{waits}; every micro-batch is synchronised"
-        return f"{waits}; accumulating saved {_duration(self.saved_seconds)}"
+            return f"{waits} Every micro-batch is synchronised."
+        return f"{waits} Accumulation saved {format_seconds(self.saved_seconds)}."
 
 
 def measure_sync(phases: Iterable[RankPhases]) -> SyncCost:
@@ -75,9 +80,3 @@ def _least_waiting(phases: Mapping[int, RankPhases]) -> int | None:
     if len(shares) < 2 or max(shares.values()) - min(shares.values()) < NOTABLE:
         return None
     return min(shares, key=lambda rank: shares[rank])
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 1:
-        return f"{1e3 * seconds:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from notebook_launcher.drawing.text import format_number, one_line
+from notebook_launcher.drawing.text import one_line
+from notebook_launcher.units import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -47,6 +47,8 @@ class RankEnd:
     returned: messages.Returned | None = None
     raised: messages.Raised | None = None
     gone: messages.RankGone | None = None
+    pid: int | None = None
+    """Number of the rank's process; None if the process did not start."""
     parcel: int | None = None
     """Descriptor of the value or of the exception."""
     after_stop: bool = False
@@ -154,6 +156,7 @@ class Attempt:
     def _end(self, end: RankEnd) -> None:
         stopping = self._asked_at if self.ladder is None or self._asked_at is not None else self.ladder.started
         end.after_stop = stopping is not None and end.time >= stopping
+        end.pid = self.tree.pids.get(end.rank) if end.gone is None else end.gone.pid
         if end.rank in self.ends:
             self.ends[end.rank].close()
         self.ends[end.rank] = end
@@ -173,7 +176,7 @@ class Attempt:
         if known is None:
             self._end(RankEnd(rank=gone.rank, time=gone.time, gone=gone))
         else:
-            known.gone = gone
+            known.gone, known.pid = gone, gone.pid
 
     def stop(self, *, at_once: bool = False) -> None:
         """Begin to stop, or go to the last rung."""

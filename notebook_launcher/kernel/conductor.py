@@ -20,7 +20,6 @@ from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
 from notebook_launcher.kernel.arguments import describe_arguments
 from notebook_launcher.kernel.attempt import Attempt
-from notebook_launcher.kernel.formatting import format_seconds
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.live import LiveRecords
 from notebook_launcher.kernel.meter import GpuMeter
@@ -30,6 +29,7 @@ from notebook_launcher.kernel.questions import Answer, Question, Questions
 from notebook_launcher.kernel.snapshots import ConductorReader
 from notebook_launcher.kernel.stacks import Stacks
 from notebook_launcher.kernel.verdict import Verdict, brief, fault_of_ours, judge
+from notebook_launcher.units import format_seconds
 
 if TYPE_CHECKING:
     from notebook_launcher.channel import AnonymousFile

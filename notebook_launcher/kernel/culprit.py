@@ -18,7 +18,7 @@ from notebook_launcher.errors import InternalError, RankFailedError, ReturnValue
 from notebook_launcher.kernel.formatting import format_report, one_line
 from notebook_launcher.kernel.stacks import crash_site
 from notebook_launcher.messages import ExceptionReport, Failure
-from notebook_launcher.sizes import format_bytes
+from notebook_launcher.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +75,7 @@ def _failure(end: RankEnd, last_lines: Callable[[int, int], tuple[str, ...]]) ->
             time=end.time,
             summary=STOPPED if end.after_stop and _comes_of_a_stop(report) else one_line(report),
             traceback=format_report(report),
+            pid=end.pid,
             victim=end.after_stop or is_victim_like(report),
             last_lines=last_lines(end.rank, LAST_LINES),
         )
@@ -89,6 +90,7 @@ def _failure(end: RankEnd, last_lines: Callable[[int, int], tuple[str, ...]]) ->
         summary=_end_summary(end, exitcode),
         traceback=format_report(end.raised.report) if end.raised is not None else "",
         exitcode=exitcode,
+        pid=end.pid,
         victim=end.after_stop,
         place=place,
         last_lines=words,

@@ -14,7 +14,7 @@ from notebook_launcher.travel import cells
 if TYPE_CHECKING:
     from notebook_launcher.messages import ExceptionReport, Frame
 
-__all__ = ["SECRET", "format_report", "format_seconds", "one_line", "one_line_of"]
+__all__ = ["SECRET", "format_report", "one_line", "one_line_of"]
 
 SECRET = re.compile(r"(^|_)(key|token|secret|password|passwd|credentials?)(_|$)", re.IGNORECASE)
 """Names of variables and arguments whose values are kept out of files and notebooks."""
@@ -61,14 +61,3 @@ def _summary(frame: Frame) -> traceback.FrameSummary:
     return traceback.FrameSummary(
         cells.place_of(frame.filename), frame.lineno, frame.name, lookup_line=False, line=line, **extra
     )
-
-
-def format_seconds(seconds: float) -> str:
-    """Return `0.03 s`, `12 s`, `3 min 20 s` or `1 h 02 min`."""
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"

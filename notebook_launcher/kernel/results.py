@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.errors import MissingResultError
 from notebook_launcher.history.wording import format_metrics
-from notebook_launcher.kernel.formatting import format_seconds
-from notebook_launcher.sizes import format_bytes
+from notebook_launcher.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path

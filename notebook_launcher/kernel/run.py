@@ -14,8 +14,8 @@ from notebook_launcher import travel
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, probe, snapshots, views
 from notebook_launcher.kernel.conductor import TOO_LATE, Command, Conductor, Save, Stop
-from notebook_launcher.kernel.formatting import format_seconds
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
+from notebook_launcher.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

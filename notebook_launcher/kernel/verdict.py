@@ -19,8 +19,8 @@ from notebook_launcher.errors import (
 )
 from notebook_launcher.kernel import culprit
 from notebook_launcher.kernel.folding import rank_list
-from notebook_launcher.kernel.formatting import format_seconds
 from notebook_launcher.kernel.results import RankSummary, Results
+from notebook_launcher.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -183,7 +183,7 @@ class Accelerator(
         self.state = self._make_state(chosen_precision, cpu=cpu)
         settings.check_precision(chosen_precision, self.state.device)
         self.gradient_state = self._make_gradient_state(plugin)
-        self._members = Members()
+        self._members = Members(num_processes=self.num_processes, strict=self._rules.guards)
         self._accumulation = Accumulation(
             self.gradient_state, self._members, self._rules, rank=self.process_index, world=self.num_processes
         )
@@ -288,28 +288,16 @@ class Accelerator(
 
     def no_sync(self, model: Any) -> AbstractContextManager[None]:
         """Let gradients accumulate on each rank by itself; put forward and backward inside."""
-        if isinstance(model, torch.Tensor):
-            model = next((leaf for leaf in self._members.leaves if leaf.tensor is model), None)
-        return models.without_sync(model)
+        return models.without_sync(self._members.inside(model))
 
     @contextlib.contextmanager
     def trigger_sync_in_backward(self, model: Any) -> Any:
         """Let the next backward synchronise all that was gathered, though its forward ran under `no_sync`."""
-        model = models.synced_part(model)
-        if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        with contextlib.ExitStack() as stack:
+            for member in self._members.inside(model):
+                if isinstance(member, torch.nn.parallel.DistributedDataParallel):
+                    stack.enter_context(models.with_sync(member))
             yield
-            return
-        before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
-        before_forward, model.require_forward_param_sync = model.require_forward_param_sync, True
-        # DDP readies its reducer at the forward; these forwards are over. An empty list waits for all parameters.
-        model.reducer.prepare_for_backward([])
-        if isinstance(model, models.SyncedModel):
-            model.notes.forwards = models.FORWARD_SYNCED
-        try:
-            yield
-        finally:
-            model.require_backward_grad_sync = before
-            model.require_forward_param_sync = before_forward
 
     def backward(self, loss: torch.Tensor, weight: Any = None, *, reduction: str = "mean", **kwargs: Any) -> None:
         """Compute gradients; at the end of a window they are those of the mean loss over all of it.

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Accumulation", "Block"]
 
+MOST_BLOCKS = 16
+
 
 class Accumulation:
     """The micro-batches of an Accelerator."""
@@ -45,18 +47,31 @@ class Accumulation:
         self._rules = rules
         self._rank = rank
         self._world = world
-        self._blocks: dict[tuple[int, ...], Block] = {}
+        self._blocks: dict[tuple[int, ...], tuple[Any, Block]] = {}
+        """The block of each combination of targets, which are held so that their ids stay theirs."""
+        self._version = -1
         self.warn_once = Warner()
         self._seed: tuple[float, torch.Tensor] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_blocks": {}}  # by ids, which are other objects' in another process
+
     def block(self, targets: tuple[Any, ...]) -> Block:
         """Return the context in which one micro-batch of these models is computed."""
-        key = tuple(map(id, targets)) or (-1, len(self.members.models), len(self.members.leaves))
-        block = self._blocks.get(key)
-        if block is None:
-            window_key = frozenset(id(models.synced_part(target)) for target in targets)
-            block = self._blocks[key] = Block(self, targets, self.members.find(targets), window_key, self._rules)
+        if self._version != self.members.version:
+            self._blocks.clear()
+            self._version = self.members.version
+        known = self._blocks.get(tuple(map(id, targets)))
+        block = self._make_block(targets) if known is None else known[1]
         return block if block.free else block.copy()
+
+    def _make_block(self, targets: tuple[Any, ...]) -> Block:
+        members = self.members.find(targets)
+        block = Block(self, members, self._rules)
+        if len(self._blocks) >= MOST_BLOCKS:  # a loop that makes a new container for each micro-batch
+            self._blocks.clear()
+        self._blocks[tuple(map(id, targets))] = targets, block
+        return block
 
     def clear(self) -> None:
         """Let go of the models."""
@@ -128,8 +143,9 @@ class Accumulation:
                     f"{steps}: nothing says where the window ends. Write `with accelerator.accumulate(model):` around "
                     "forward, backward and step."
                 )
-            mine, total = float(weight), self._total(float(weight))
-            return self._world * (mine if reduction == "mean" else 1.0) / total if total else 0.0
+            mine = self._given(weight)
+            total = self._total(mine)
+            return self._world * (mine if reduction == "mean" else float(mine > 0)) / total if total else 0.0
         weights = self._round_weights()
         if weights is None or steps > 1:
             return 1.0 / steps
@@ -147,9 +163,9 @@ class Accumulation:
         if weight is None:
             mine = self._weigh_counted(window)
         else:
-            mine = _checked_weight(weight)
+            mine = self._given(weight)
             window.weigh("given", mine, 0.0, self._reference_of_given(mine))
-            mine = mine if reduction == "mean" else 1.0
+            mine = mine if reduction == "mean" else float(mine > 0)
         first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
         if first_is_last:
             window.correction = 1.0
@@ -172,6 +188,12 @@ class Accumulation:
         mine = weights[self._rank] / unit
         window.weigh("counted", mine, sum(weights) / unit, reference)
         return mine
+
+    def _given(self, weight: Any) -> float:
+        """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""
+        value = _checked_weight(weight)
+        weights = self._round_weights()
+        return 0.0 if weights is not None and any(weights) and not weights[self._rank] else value
 
     def _round_weights(self) -> tuple[int, ...] | None:
         loader = self.state.stack.active
@@ -214,10 +236,11 @@ class Accumulation:
             return
         window.correction = self._world * window.divisor * window.reference / window.world_weight
         if window.correction != 1.0:
-            block = self.state.block
-            grads = [p.grad for member in block.members for p in member.parameters() if p.grad is not None]
+            trained = (parameter for member in self.state.block.members for parameter in member.parameters())
+            # Each once: models may share parameters.
+            grads = {id(parameter): parameter.grad for parameter in trained if parameter.grad is not None}
             if grads:
-                torch._foreach_mul_(grads, window.correction)
+                torch._foreach_mul_(list(grads.values()), window.correction)
 
     def _take_synced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise those of leaf tensors."""

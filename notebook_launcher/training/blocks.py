@@ -22,25 +22,22 @@ __all__ = ["Block"]
 class Block:
     """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch."""
 
-    __slots__ = ("_before", "_clock", "_outer", "_probes", "_rules", "_safepoint", "_state", "_synced", "_targets",
+    __slots__ = ("_before", "_clock", "_outer", "_probes", "_rules", "_safepoint", "_state", "_synced",
                  "_warn_once", "_window", "free", "members", "outer_block")  # fmt: skip
 
     def __init__(
         self,
         accumulation: Accumulation,
-        targets: tuple[Any, ...],
         members: list[Member],
-        key: frozenset[int],
         rules: Rules,
     ) -> None:
         # Not the accumulation: it keeps its blocks, and a cycle would keep the models until the collector comes.
         self._state, self._clock = accumulation.state, accumulation.clock
         self._safepoint, self._warn_once = accumulation.safepoint, accumulation.warn_once
-        self._targets = targets  # so that their ids stay theirs
         self.members = members
         self.free = True
         self._rules = rules
-        self._window = accumulation.state.window_of(key)
+        self._window = accumulation.state.window_of(members)
         self._synced: list[Any] = [member for member in members if isinstance(member, (SyncedModel, LeafTensor))]
         self._synced += [member for member in members if models.is_sharded(member)]
         self._probes = [
@@ -61,16 +58,15 @@ class Block:
 
     def __enter__(self) -> None:
         state, window = self._state, self._window
-        num_before = window.num_batches
         if self._clock is not None and state.stack.active is None:
             self._clock.mark("data")  # a prepared loader marks its waits itself
-        if self._safepoint is not None and self._safepoint.is_due and num_before == 0:
+        if self._safepoint is not None and self._safepoint.is_due and window.num_batches == 0:
             self._safepoint.act()
         context.step_boundary()
         self._outer, self.outer_block = state.current, state.block
-        if state.enter(window):
-            self._drop(num_before)
-        elif num_before and self._rules.guards:
+        for abandoned, progress in state.enter(window):
+            self._drop(abandoned, progress)
+        if window.num_batches > 1 and self._rules.guards:
             self._check_untouched()
         state.block = self
         self.free = False
@@ -93,15 +89,15 @@ class Block:
         state.leave(window, self._outer, failed=kind is not None)
         state.block, self.outer_block = self.outer_block, None
 
-    def _drop(self, num_batches: int) -> None:
+    def _drop(self, window: Window, progress: str) -> None:
         """Drop the gradients of a window that was left before its end."""
-        for member in self.members:
+        for member in window.members or self.members:
             for parameter in member.parameters():
                 parameter.grad = None
         self._warn_once(
             "abandoned",
-            f"a window of {self._window.divisor} micro-batches was left after {num_batches}, by a break or an "
-            "exception: its gradients were dropped, so that they do not mix with the next window's.",
+            f"{progress}, by a break or an exception: its gradients were dropped, so that they do not mix with the "
+            "next window's.",
         )
 
     def _check_untouched(self) -> None:

@@ -78,8 +78,9 @@ class LocalSGD:
             self._average()
 
     def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - the one thing there is to say
-        if isinstance(self._model, SyncedModel):
-            self._model.notes.trains_alone = allowed
+        for member in self._accelerator._members.inside(self._model):  # noqa: SLF001 - ours
+            if isinstance(member, SyncedModel):
+                member.notes.trains_alone = allowed
 
     def _average(self) -> None:
         for parameter in self._model.parameters():

@@ -1,85 +1,189 @@
-"""What is trained together: the prepared models and leaf tensors, and which optimizer has whose parameters."""
+"""What is trained together: prepared models and leaf tensors, and which optimizer updates whose parameters."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
+from notebook_launcher.training import targets as lookup
 from notebook_launcher.training.models import FORWARD_SYNCED, LeafTensor, SyncedModel, synced_part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["Member", "Members"]
+    import torch
 
-Member: TypeAlias = "torch.nn.Module | LeafTensor"
+__all__ = ["Member", "Members", "StrayParameters"]
+
+Member: TypeAlias = "torch.nn.Module | LeafTensor | StrayParameters"
+
+
+class StrayParameters:
+    """Parameters that a prepared optimizer updates and that belong to no prepared model or leaf tensor.
+
+    On one process they are trained like any others. On several, nothing synchronises their gradients, unless they
+    are shards (`DTensor`), whose module does.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.tensors: list[torch.Tensor] = []
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield the parameters."""
+        return iter(self.tensors)
+
+    @property
+    def are_local(self) -> bool:
+        """True if a gradient of these parameters is the rank's own."""
+        return any(not hasattr(tensor, "full_tensor") for tensor in self.tensors)
 
 
 class Members:
-    """The models and leaf tensors that `prepare` was given."""
+    """The models and leaf tensors that `prepare` was given, and the parameters that its optimizers brought."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, num_processes: int = 1, strict: bool = True) -> None:
+        """Begin without members.
+
+        Args:
+            num_processes: Ranks that train together.
+            strict: Raise for a target that contains nothing prepared; False: ignore it, as Accelerate does.
+        """
         self.models: list[Any] = []
         """As prepared."""
         self.leaves: list[LeafTensor] = []
         self.synced_models: list[SyncedModel] = []
         """Those that DDP synchronises, without what compiled them."""
-        self._owners: dict[int, list[Member]] = {}
+        self.version = 0
+        """Grows with every change, so that what was looked up before can be looked up again."""
+        self._adopted: list[torch.nn.Module] = []
+        self._strays: dict[int, StrayParameters] = {}
+        self._owners: dict[int, tuple[tuple[int, ...], list[Member]]] = {}
+        self._num_processes = num_processes
+        self._strict = strict
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The keys are ids, which are other objects' in another process.
+        self.__dict__.update(state, _owners={})
+        self._strays = {id(strays.optimizer): strays for strays in self._strays.values()}
 
     def find(self, targets: Iterable[Any]) -> list[Member]:
-        """Return what the arguments of `accumulate` stand for; none stand for everything."""
-        targets = tuple(targets)
-        if not targets:
-            return self.everybody
-        found: list[Member] = []
-        for target in targets:
-            if isinstance(target, torch.Tensor):
-                found += [leaf for leaf in self.leaves if leaf.tensor is target]
-            elif isinstance(target, torch.nn.Module):
-                found.append(synced_part(target))
-            else:
-                raise TypeError(
-                    f"accumulate({type(target).__name__}): it takes the models, or the leaf tensors, that prepare() "
-                    "returned."
-                )
-        return found
+        """Return the members that the arguments of `accumulate` contain; no arguments mean all members.
+
+        Parameters that an optimizer updates together with those of a member belong to the same window, though
+        nobody prepared their model: their gradients gather in the same micro-batches.
+
+        Raises:
+            ValueError: A target contains nothing that was prepared.
+            TypeError: A target is neither a module nor a tensor, nor has it parameters.
+        """
+        flat = lookup.flatten(targets)
+        found = {id(member): member for target in flat for member in self._resolve(target)}
+        if not flat:
+            found = {id(member): member for member in self.everybody}
+        for strays in self._look_for_strays():
+            if not flat or any(id(member) in found for member in self.of_optimizer(strays.optimizer)):
+                found[id(strays)] = strays
+        if flat and not found and self._strict:
+            named = ", ".join(type(target).__name__ for target in flat)
+            raise ValueError(f"accumulate({named}): no parameters in it. Pass the model that prepare() returned.")
+        return list(found.values())
+
+    def inside(self, target: Any) -> list[Member]:
+        """Return the members that a model or tensor contains; none for one that nobody prepared."""
+        return lookup.resolve(target, self)
+
+    def _resolve(self, target: Any) -> list[Member]:
+        found = lookup.resolve(target, self)
+        mine = {id(parameter) for parameter in lookup.parameters_of(target)}
+        strays = [one for one in self._look_for_strays() if any(id(tensor) in mine for tensor in one.tensors)]
+        if not found and self._strict and mine:
+            self._check_strays(target, strays)
+        return [*found, *strays]
+
+    def _check_strays(self, target: Any, strays: list[StrayParameters]) -> None:
+        name = type(target).__name__
+        advice = (
+            "Write `model, optimizer = accelerator.prepare(model, optimizer)` before the loop, and pass that model or "
+            "a module that contains it."
+        )
+        if not strays:
+            raise ValueError(
+                f"accumulate({name}): none of its parameters belongs to a model, a leaf tensor or an optimizer that "
+                f"prepare() was given. A copy of a prepared model has parameters of its own. {advice}"
+            )
+        if self._num_processes > 1 and any(one.are_local for one in strays):
+            raise ValueError(
+                f"accumulate({name}): its optimizer was prepared, but the model was not. Nothing would synchronise its "
+                f"gradients, and each of the {self._num_processes} ranks would train a model of its own. {advice}"
+            )
+
+    def by_module(self, module: torch.nn.Module) -> Member | None:
+        """Return the member that a module is, if it is one."""
+        return next((one for one in (*map(synced_part, self.models), *self._adopted) if one is module), None)
+
+    def owns_any(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Return True if a prepared optimizer updates one of these parameters, and no member contains it."""
+        mine = {id(tensor) for strays in self._look_for_strays() for tensor in strays.tensors}
+        return any(id(parameter) in mine for parameter in parameters)
 
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Member]:
-        """Return the members with parameters that the optimizer updates."""
-        owned = self._owners.get(id(optimizer))
-        if owned is None:
-            mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            owned = self._owners[id(optimizer)] = [
-                member for member in self.everybody if any(id(parameter) in mine for parameter in member.parameters())
-            ]
-        return owned
+        """Return the members whose parameters this optimizer updates."""
+        sizes = tuple(len(group["params"]) for group in optimizer.param_groups)
+        known = self._owners.get(id(optimizer))
+        if known is None or known[0] != sizes:
+            mine = {id(parameter) for parameter in lookup.parameters_of(optimizer)}
+            everybody = [*self.everybody, *self._look_for_strays()]
+            owned = [one for one in everybody if any(id(parameter) in mine for parameter in one.parameters())]
+            known = self._owners[id(optimizer)] = sizes, owned
+        return known[1]
+
+    def _look_for_strays(self) -> list[StrayParameters]:
+        """Return the parameters of each optimizer that belong to no other member."""
+        held = {id(parameter) for member in self.everybody for parameter in member.parameters()}
+        for strays in self._strays.values():
+            everything = lookup.parameters_of(strays.optimizer)
+            strays.tensors = [parameter for parameter in everything if id(parameter) not in held]
+        return [strays for strays in self._strays.values() if strays.tensors]
 
     def add_model(self, model: Any) -> None:
-        """Take in a prepared model."""
+        """Add a prepared model."""
         self.models.append(model)
         synced = synced_part(model)
         if isinstance(synced, SyncedModel):
             self.synced_models.append(synced)
-        self._owners.clear()
+        self.changed()
 
     def add_leaf(self, tensor: torch.Tensor) -> LeafTensor:
-        """Take in a leaf tensor."""
+        """Add a leaf tensor."""
         leaf = LeafTensor(tensor)
         self.leaves.append(leaf)
-        self._owners.clear()
+        self.changed()
         return leaf
 
-    def forget_owners(self) -> None:
-        """Look anew who updates what: an optimizer was given other parameters."""
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Add the parameters of a prepared optimizer, in so far as no member has them."""
+        self._strays[id(optimizer)] = StrayParameters(optimizer)
+        self.changed()
+
+    def adopt(self, module: torch.nn.Module) -> Member:
+        """Add a module that synchronises its own gradients and whose optimizer alone was prepared."""
+        self._adopted.append(module)
+        self._owners.clear()
+        return module
+
+    def changed(self) -> None:
+        """Look everything up anew: members were added, or an optimizer was given other parameters."""
+        self.version += 1
         self._owners.clear()
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self.models.clear()
         self.synced_models.clear()
         self.leaves.clear()
-        self._owners.clear()
+        self._adopted.clear()
+        self._strays.clear()
+        self.changed()
 
     @property
     def next_backward_syncs(self) -> bool:
@@ -95,4 +199,4 @@ class Members:
     @property
     def everybody(self) -> list[Member]:
         """The models, without what compiled them, and the leaf tensors."""
-        return [*map(synced_part, self.models), *self.leaves]
+        return [*map(synced_part, self.models), *self._adopted, *self.leaves]

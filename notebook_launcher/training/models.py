@@ -15,7 +15,7 @@ from notebook_launcher.training.plugins import DistributedDataParallelKwargs
 from notebook_launcher.training.precision import strip_precision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 __all__ = [
     "LeafTensor",
@@ -25,6 +25,8 @@ __all__ = [
     "synced_part",
     "synchronise",
     "unwrap_model",
+    "with_sync",
+    "without_sync",
     "wrap",
 ]
 
@@ -239,20 +241,30 @@ def synchronise(leaves: list[LeafTensor]) -> None:
 
 
 @contextlib.contextmanager
-def without_sync(model: Any) -> Iterator[None]:
-    """Let gradients accumulate in each rank by itself, forward and backward."""
-    model = synced_part(model)
-    if isinstance(model, (DistributedDataParallel, LeafTensor)):
-        before, model.require_backward_grad_sync = model.require_backward_grad_sync, False
-        try:
-            yield
-        finally:
-            model.require_backward_grad_sync = before
-    elif is_sharded(model):
-        model.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            model.set_requires_gradient_sync(True)
-    else:
+def without_sync(members: Iterable[Any]) -> Iterator[None]:
+    """Let the gradients of these members accumulate in each rank by itself, forward and backward."""
+    with contextlib.ExitStack() as stack:
+        for member in members:
+            if isinstance(member, (DistributedDataParallel, LeafTensor)):
+                stack.callback(setattr, member, "require_backward_grad_sync", member.require_backward_grad_sync)
+                member.require_backward_grad_sync = False
+            elif is_sharded(member):
+                stack.callback(member.set_requires_gradient_sync, True)
+                member.set_requires_gradient_sync(False)
         yield
+
+
+@contextlib.contextmanager
+def with_sync(model: DistributedDataParallel) -> Iterator[None]:
+    """Let the next backward synchronise all that was gathered, though its forward ran under `no_sync`."""
+    before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
+    before_forward, model.require_forward_param_sync = model.require_forward_param_sync, True
+    # DDP readies its reducer at the forward; these forwards are over. An empty list waits for all parameters.
+    model.reducer.prepare_for_backward([])
+    if isinstance(model, SyncedModel):
+        model.notes.forwards = FORWARD_SYNCED
+    try:
+        yield
+    finally:
+        model.require_backward_grad_sync = before
+        model.require_forward_param_sync = before_forward

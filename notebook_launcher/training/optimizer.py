@@ -21,7 +21,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         # Not super().__init__(): the wrapped optimizer has the parameters and the state.
         self.optimizer = optimizer
         self._updates = updates
-        self._skipped = False
+        self._is_overflow = False  # Accelerate's name: loops set it, to hold a scheduler back
 
     @property
     def state(self) -> Any:
@@ -40,6 +40,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     @param_groups.setter
     def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
         self.optimizer.param_groups = param_groups
+        self._look_anew()
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -53,7 +54,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last step was left out, because gradients had overflowed."""
-        return self._skipped
+        return self._is_overflow
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step, if the window ends with this micro-batch.
@@ -63,7 +64,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """
         if self._updates is None:
             return self.optimizer.step(closure)
-        outcome, self._skipped = self._updates.step(self, closure)
+        outcome, self._is_overflow = self._updates.step(self, closure)
         return outcome
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's signature
@@ -74,6 +75,12 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters."""
         self.optimizer.add_param_group(param_group)
+        self._look_anew()
+
+    def _look_anew(self) -> None:
+        """Note that the parameters of this optimizer are others than before."""
+        if self._updates is not None:
+            self._updates.parameters_changed()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state."""
@@ -99,7 +106,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return getattr(self.optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer, "_skipped": self._skipped}
+        return {"optimizer": self.optimizer, "_is_overflow": self._is_overflow}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _updates=None)

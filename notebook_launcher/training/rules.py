@@ -37,6 +37,8 @@ class Rules:
     """`mixed_precision="fp16"` on a CPU computes in fp16 with a scaler; False: in full precision."""
     weigh_uneven: bool
     """Ranks that have run out of batches go on with weight zero; False: they stop, and the others may hang."""
+    loaders_resume: bool
+    """After `load_state` a loader goes on where it was saved; False: only with `use_stateful_dataloader`."""
     newest_is_shared: bool
     """`PartialState()` and its siblings show the newest Accelerator."""
 
@@ -53,6 +55,7 @@ EXACT = Rules(
     environment_wins=False,
     fp16_on_cpu=True,
     weigh_uneven=True,
+    loaders_resume=True,
     newest_is_shared=False,
 )
 
@@ -68,5 +71,6 @@ ACCELERATE = Rules(
     environment_wins=True,
     fp16_on_cpu=False,
     weigh_uneven=False,
+    loaders_resume=False,
     newest_is_shared=True,
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from notebook_launcher.training.members import StrayParameters
 from notebook_launcher.training.models import FORWARD_REPEATED, FORWARD_SYNCED, LeafTensor, SyncedModel
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ class Updates:
         """The optimizers that are in use."""
         return [prepared for prepared in (ref() for ref in self._optimizers) if prepared is not None]
 
+    def parameters_changed(self) -> None:
+        """Look anew which optimizer updates what."""
+        self._accumulation.members.changed()
+
     def observe(self) -> dict[str, Any]:
         """Return `learning_rate`, of each optimizer's first group, and `grad_norm`, where gradients are clipped."""
         groups = [group for prepared in self.optimizers for group in prepared.param_groups[:1]]
@@ -62,13 +67,15 @@ class Updates:
         """Step where the window ends; return what the optimizer gave, and whether the step was skipped."""
         if not self._accumulation.state.sync_gradients:
             return None, prepared.step_was_skipped
-        if self._rules.guards and self._world > 1:
-            self._check_synced(prepared)
+        if self._rules.guards:
+            self._check_complete(prepared)
+            if self._world > 1:
+                self._check_synced(prepared)
         clock = self._accumulation.clock
         if self.max_grad_norm is not None:
             self._clip(_parameters(prepared), self.max_grad_norm, 2.0, [prepared])
         if self._accumulation.scaler is None:
-            outcome, skipped = prepared.optimizer.step(closure), False
+            outcome, skipped = prepared.optimizer.step(closure), prepared.step_was_skipped
         else:
             outcome, skipped = self._scaled_step(prepared, closure)
         if clock is not None:
@@ -115,7 +122,7 @@ class Updates:
                 continue
             if window is state.current and state.sync_gradients and window.backwards_in_block:
                 continue
-            if not key or any(id(member) in key or id(_tensor(member)) in key for member in owned):
+            if not key or any(id(member) in key for member in owned):
                 return False
         for member in owned:
             if isinstance(member, SyncedModel):
@@ -157,6 +164,20 @@ class Updates:
         self.last_grad_norm = norm
         return norm
 
+    def _check_complete(self, prepared: AcceleratedOptimizer) -> None:
+        """Raise RuntimeError if another window than the one at hand gathers gradients that this step would use."""
+        state = self._accumulation.state
+        if len(state.windows) < 2:
+            return
+        owned = {id(member) for member in self._accumulation.members.of_optimizer(prepared.optimizer)}
+        for key, window in state.windows.items():
+            if window is not state.current and window.num_backwards and not owned.isdisjoint(key):
+                raise RuntimeError(
+                    f"step(): this {type(prepared.optimizer).__name__} also updates models whose window is still open, "
+                    f"with {window.num_batches} of {window.divisor} micro-batches. Pass all models of an optimizer to "
+                    "the same accumulate(), as in accumulate(encoder, decoder), or give each model an optimizer."
+                )
+
     def _check_synced(self, prepared: AcceleratedOptimizer) -> None:
         for member in self._accumulation.members.of_optimizer(prepared.optimizer):
             if isinstance(member, SyncedModel):
@@ -164,7 +185,10 @@ class Updates:
                 # A forward that no backward of ours has answered: somebody called loss.backward() themselves.
                 if (notes.answered | notes.forwards) & FORWARD_SYNCED or notes.trains_alone:
                     continue
-            elif not isinstance(member, LeafTensor) or member.synced:
+            elif isinstance(member, LeafTensor):
+                if member.synced:
+                    continue
+            elif not isinstance(member, StrayParameters) or not member.are_local:
                 continue
             if any(parameter.grad is not None for parameter in member.parameters()):
                 raise RuntimeError(_not_synced(member))
@@ -180,11 +204,14 @@ def _parameters(prepared: AcceleratedOptimizer) -> list[torch.Tensor]:
     return [parameter for group in prepared.param_groups for parameter in group["params"]]
 
 
-def _tensor(member: Any) -> Any:
-    return member.tensor if isinstance(member, LeafTensor) else member
-
-
-def _not_synced(member: SyncedModel | LeafTensor) -> str:
+def _not_synced(member: SyncedModel | LeafTensor | StrayParameters) -> str:
+    if isinstance(member, StrayParameters):
+        return (
+            f"step(): {len(member.tensors)} parameters of this {type(member.optimizer).__name__} belong to no model "
+            "that prepare() was given, so nothing synchronised their gradients and each rank would go its own way. "
+            "Write `model, optimizer = accelerator.prepare(model, optimizer)`, with each model and leaf tensor that "
+            "the optimizer updates."
+        )
     what = "a leaf tensor" if isinstance(member, LeafTensor) else type(member.module).__name__
     message = f"step(): the gradients of {what} were not synchronised, so each rank would go its own way. "
     if isinstance(member, LeafTensor):

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training.data.rounds import LoaderStack
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from notebook_launcher.training.members import Member
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
@@ -26,11 +29,14 @@ class Window:
     """
 
     __slots__ = (
+        "_parameters",
         "backwards_in_block",
         "broken",
         "correction",
         "divisor",
+        "key",
         "kind",
+        "members",
         "num_backwards",
         "num_batches",
         "reference",
@@ -40,7 +46,11 @@ class Window:
         "world_weight",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, members: Sequence[Member] = ()) -> None:
+        self.members = tuple(members)
+        """The members whose gradients the window gathers; none: those of everything, in a window that all share."""
+        self.key = frozenset(map(id, members))
+        self._parameters: frozenset[int] | None = None
         self.broken = False
         """Whether a backward failed half way, which leaves gradients of nobody knows what."""
         self.token: object | None = None
@@ -61,6 +71,17 @@ class Window:
         self.world_weight = 0.0
         self.correction = 1.0
         """What the gradients were multiplied with where the window ended."""
+
+    def shares_parameters(self, other: Window) -> bool:
+        """Return True if a parameter has its gradient gathered by both windows."""
+        return not self.key.isdisjoint(other.key) or not self._trained().isdisjoint(other._trained())
+
+    def _trained(self) -> frozenset[int]:
+        if self._parameters is None:
+            self._parameters = frozenset(
+                id(parameter) for member in self.members for parameter in member.parameters() if parameter.requires_grad
+            )
+        return self._parameters
 
     def weigh(self, kind: str, weight: float, world_weight: float, reference: float) -> None:
         """Count a micro-batch; raises ValueError if the window's others were weighed in another way."""
@@ -98,7 +119,7 @@ class GradientState:
         """What weights given by hand are measured in, under a gradient scaler."""
         self._rules = rules
         self.windows: dict[frozenset[int], Window] = {}
-        """Each set of models' window; the key of one that is for all models is empty."""
+        """The window of each set of members; the key of a window that all members share is empty."""
         self._last: Window | None = None
         self.loaded: dict[int, dict[str, Any]] = {}
         """Windows of a checkpoint whose models have not been used since, by their numbers."""
@@ -155,25 +176,24 @@ class GradientState:
         """The settings by name."""
         return {**vars(self.plugin), "num_steps": self.num_steps}
 
-    def window_of(self, key: frozenset[int]) -> Window:
-        """Return the window of a set of models."""
-        key = frozenset() if self._rules.shared_window else key
-        window = self.windows.get(key)
-        if window is None:
-            window = Window()
+    def window_of(self, members: Sequence[Member]) -> Window:
+        """Return the window of a set of members."""
+        window = Window(() if self._rules.shared_window else members)
+        key = window.key
+        if key in self.windows:
+            window = self.windows[key]
+        else:
             _restore(window, self.loaded.pop(len(self.windows), {}))
             self.windows[key] = window
         return window
 
-    def enter(self, window: Window) -> bool:
-        """Begin a micro-batch; return whether what the window held before must be dropped."""
+    def enter(self, window: Window) -> list[tuple[Window, str]]:
+        """Begin a micro-batch; return the windows whose gradients must be dropped, with how far each one was."""
         loader = self.stack.active
         token = None if loader is None else loader.iteration_token
-        abandoned = (window.num_batches > 0 or window.broken) and self._is_abandoned(window, token)
-        if abandoned:
-            window.reset()
-            window.broken = False
+        abandoned = self._abandoned(window, token)
         if window.num_batches == 0:
+            self._check_alone(window)
             window.divisor = self.num_steps
             window.token = token
         elif window.token is None:
@@ -184,6 +204,29 @@ class GradientState:
         self.sync_gradients = bool(at_end) or window.num_batches >= self.num_steps
         self.current = self._last = window
         return abandoned
+
+    def _abandoned(self, window: Window, token: object | None) -> list[tuple[Window, str]]:
+        """Reset the windows that were left before their end and whose gradients would get into this window."""
+        abandoned = []
+        for other in self.windows.values():
+            is_open = other.num_batches > 0 or other.broken
+            if is_open and self._is_abandoned(other, token) and (other is window or other.shares_parameters(window)):
+                abandoned.append(
+                    (other, f"a window of {other.divisor} micro-batches was left after {other.num_batches}")
+                )
+                other.reset()
+                other.broken = False
+        return abandoned
+
+    def _check_alone(self, window: Window) -> None:
+        """Raise ValueError if a window that is open gathers gradients of the same parameters."""
+        for other in self.windows.values():
+            if other.num_backwards and other is not window and window.shares_parameters(other):
+                raise ValueError(
+                    f"accumulate({_names(window)}): the window of accumulate({_names(other)}) is open, with "
+                    f"{other.num_batches} of {other.divisor} micro-batches, and both train some of the same "
+                    "parameters: their gradients would mix. Pass the same models to each accumulate() of a loop."
+                )
 
     def _is_abandoned(self, window: Window, token: object | None) -> bool:
         """Return whether a micro-batch in this iteration, or in none, is not one of the window that was open."""
@@ -218,6 +261,14 @@ class GradientState:
         """Whether gradients have been gathered that no update has used."""
         return any(window.num_batches for window in self.windows.values())
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # Keys are made of ids, which are other objects' in another process.
+        for window in self.windows.values():
+            window.key = frozenset(map(id, window.members))
+            window._parameters = None  # noqa: SLF001 - ours
+        self.windows = {window.key: window for window in self.windows.values()}
+
     def forget_windows(self) -> None:
         """Begin anew, with windows of models that are not known yet."""
         self.windows.clear()
@@ -248,6 +299,11 @@ class GradientState:
             f"GradientState(sync_gradients={self.sync_gradients}, num_steps={self.num_steps}, "
             f"end_of_dataloader={self.end_of_dataloader})"
         )
+
+
+def _names(window: Window) -> str:
+    modules = (getattr(member, "module", member) for member in window.members)
+    return ", ".join(type(module).__name__ for module in modules)
 
 
 _KEPT = ("num_batches", "num_backwards", "divisor", "kind", "reference", "weight", "world_weight")

@@ -18,9 +18,9 @@ from collections import deque
 from functools import _lru_cache_wrapper
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.sizes import format_bytes
 from notebook_launcher.travel.kinds import SHELL, describe, kind_of_type
 from notebook_launcher.travel.pickling import MakePickler, probe, size_of
+from notebook_launcher.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,6 +23,7 @@ import cloudpickle
 from notebook_launcher.travel import namespace, reductions
 from notebook_launcher.travel.exceptions import reduce_exception, restore_attributes
 from notebook_launcher.travel.kinds import Kind, describe, kind_of_type
+from notebook_launcher.travel.optimizers import reduce_optimizer
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
             self.modules.add(obj.__name__)
         elif isinstance(obj, BaseException):
             return self.reduce_exception(obj)
-        elif reduced := reductions.reduce_special(obj):
+        elif reduced := reductions.reduce_special(obj) or reduce_optimizer(obj):
             return reduced
         elif _is_standard_stream(obj):
             return _standard_stream, ("stderr" if obj is sys.stderr else "stdout",)

@@ -78,52 +78,89 @@ const PHASES = {
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
-const formatCount = (value) => (isNumber(value) ? value.toLocaleString("en-US", { maximumFractionDigits: 1 }) : "–");
-
-const formatShare = (value) => (isNumber(value) ? `${Math.round(100 * value)} %` : "–");
-
 const formatRankCount = (count) => `${count} ${count === 1 ? "rank" : "ranks"}`;
 
-/** Four significant digits, as short as they go: 0.1234, 1,234, 1.23e-7. */
-function formatValue(value) {
-  if (!isNumber(value)) return "not finite";
-  const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6))
-    return value
-      .toExponential(2)
-      .replace(/\.?0+e/, "e")
-      .replace("e+", "e");
-  return Number(value.toPrecision(4)).toLocaleString("en-US", { maximumFractionDigits: 6 });
-}
+// The next six say what notebook_launcher/units.py says; tests/test_units.py runs both on one table.
 
-/** Powers of 1000, as the rest of the package counts. */
-function formatBytes(value) {
-  if (!isNumber(value)) return "–";
-  const units = ["bytes", "kB", "MB", "GB", "TB"];
-  const power = Math.min(units.length - 1, Math.max(0, Math.floor(Math.log10(Math.max(value, 1)) / 3)));
-  return `${(value / 1000 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
-}
+const [MINUTE, HOUR] = [60, 3600];
 
-/** 0:07, 2:31, 1:02:31. */
-function formatClock(seconds) {
-  if (!isNumber(seconds)) return "–";
-  const whole = Math.max(0, Math.round(seconds));
-  const two = (value) => String(value).padStart(2, "0");
-  const hours = Math.floor(whole / 3600);
-  const minutes = Math.floor((whole % 3600) / 60);
-  return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
-}
-
+/** 490 µs, 35 ms, 4.2 s, 3 min 20 s or 1 h 02 min; empty if unknown. */
 function formatSeconds(seconds) {
-  if (seconds < 1e-3) return `${(1e6 * seconds).toFixed(0)} µs`;
-  return seconds < 1 ? `${(1e3 * seconds).toFixed(1)} ms` : `${seconds.toFixed(2)} s`;
+  if (!isNumber(seconds)) return "";
+  if (seconds < 0) return `-${formatSeconds(-seconds)}`;
+  if (seconds > 0 && seconds < 1e-6) return "<1 µs";
+  for (const [factor, unit, limit] of [
+    [1e6, "µs", 1000],
+    [1e3, "ms", 1000],
+    [1, "s", MINUTE],
+  ]) {
+    const rounded = roundTo(seconds * factor, 3);
+    if (rounded < limit && (seconds || unit === "s")) return `${rounded} ${unit}`;
+  }
+  const two = (value) => String(value).padStart(2, "0");
+  const whole = Math.floor(seconds + 0.5);
+  if (whole < HOUR) return `${Math.floor(whole / MINUTE)} min ${two(whole % MINUTE)} s`;
+  const minutes = Math.floor(seconds / MINUTE + 0.5);
+  return `${formatCount(Math.floor(minutes / MINUTE))} h ${two(minutes % MINUTE)} min`;
 }
 
-const formatRate = (rate) => (rate >= 1 ? `${rate.toFixed(1)} it/s` : `${(1 / rate).toFixed(1)} s/it`);
+/** 12 bytes, 1.5 kB or 3.12 GB: in powers of 1000; empty if unknown. */
+function formatBytes(number) {
+  if (!isNumber(number)) return "";
+  if (number < 0) return `-${formatBytes(-number)}`;
+  const whole = Math.floor(number + 0.5);
+  if (whole < 1000) return `${whole} byte${whole === 1 ? "" : "s"}`;
+  for (const [size, unit] of [
+    [1e3, "kB"],
+    [1e6, "MB"],
+    [1e9, "GB"],
+  ]) {
+    const rounded = roundTo(number / size, 3);
+    if (rounded < 1000) return `${rounded} ${unit}`;
+  }
+  return `${formatNumber(number / 1e12, 3)} TB`;
+}
+
+/** A part of 1 as 52.8 %, to one decimal; only nothing is 0 %, and only all of it 100 %. */
+function formatShare(share) {
+  if (!isNumber(share)) return "";
+  if (share > 0 && share < 0.0005) return "<0.1 %";
+  if (share >= 0.9995 && share < 1) return ">99.9 %";
+  return `${Math.floor(share * 1000 + 0.5) / 10} %`;
+}
+
+/** 12.5 it/s, or 1.6 s/it where one iteration takes longer than a second; empty if unknown. */
+function formatRate(perSecond) {
+  if (!isNumber(perSecond) || perSecond <= 0) return "";
+  return perSecond >= 1 ? `${formatNumber(perSecond, 3)} it/s` : `${formatSeconds(1 / perSecond)}/it`;
+}
+
+/** A whole number in full: 1,234,567; empty if unknown. */
+const formatCount = (number) => (isNumber(number) ? Math.floor(number + 0.5).toLocaleString("en-US") : "");
+
+/** 0.1234, 12.35, 1,235 or 1.235e-5, with so many digits; the whole part is in full below a million. */
+function formatNumber(value, digits = 4) {
+  if (!isNumber(value)) return value === undefined || value === null ? "" : formatNonFinite(value);
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 1e-3 || size >= 1e6) {
+    const [mantissa, exponent] = value.toExponential(digits - 1).split("e");
+    return `${Number(mantissa)}e${Number(exponent)}`;
+  }
+  if (size >= 10 ** (digits - 1)) return Number(value.toFixed(0)).toLocaleString("en-US");
+  return `${roundTo(value, digits)}`;
+}
+
+const formatNonFinite = (value) => (Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "-∞");
+
+const roundTo = (value, digits) => Number(value.toPrecision(digits));
+
+/** A metric's value; JSON has no number that is not finite, so Python sends null for it. */
+const formatValue = (value) => (isNumber(value) ? formatNumber(value) : "not finite");
 
 const formatDone = ({ done, total }) =>
   total
-    ? `${formatCount(done)} of ${formatCount(total)} (${formatShare(done / total)})`
+    ? `${formatCount(done ?? 0)} of ${formatCount(total)} (${formatShare(Math.min(1, (done ?? 0) / total))})`
     : `${formatCount(done ?? 0)} done`;
 
 // Escape sequences (colours, cursor, titles), then every other control character but the tab.
@@ -707,10 +744,10 @@ function formatTick(value, spacing) {
 
 const formatStep = (step) =>
   Math.abs(step) >= 1e6
-    ? `${formatValue(step / 1e6)}M`
+    ? `${formatNumber(step / 1e6)}M`
     : Math.abs(step) >= 1e4
-      ? `${formatValue(step / 1e3)}k`
-      : formatValue(step);
+      ? `${formatNumber(step / 1e3)}k`
+      : formatNumber(step);
 
 /** A line of pixels: at most four points a column (first, lowest, highest, last), in runs between gaps. */
 class PixelLine {
@@ -887,7 +924,7 @@ class Header {
   }
 
   tick(data) {
-    setText(this.clock, data.isKnown ? formatClock(data.seconds) : "");
+    setText(this.clock, data.isKnown ? formatSeconds(data.isLive ? Math.floor(data.seconds) : data.seconds) : "");
   }
 }
 
@@ -926,8 +963,8 @@ class Progress {
   #paintMerged(run, progress) {
     const text = [progress.description, formatDone(progress)].filter(Boolean).join(" · ");
     const pace = [
-      isNumber(progress.rate) && progress.rate > 0 ? formatRate(progress.rate) : "",
-      isNumber(progress.seconds_left) ? `${formatClock(progress.seconds_left)} left` : "",
+      formatRate(progress.rate),
+      isNumber(progress.seconds_left) ? `${formatSeconds(Math.ceil(progress.seconds_left))} left` : "",
     ];
     setText(this.what, text);
     setText(this.pace, run.is_over ? "" : pace.filter(Boolean).join(" · "));
@@ -1049,7 +1086,7 @@ const COLUMNS = [
   {
     title: "Samples/s",
     kind: "number",
-    text: (rank) => formatCount(rank.samples_per_second),
+    text: (rank) => formatNumber(rank.samples_per_second, 3),
     hint: "Of all ranks together, over the last seconds",
   },
   {
@@ -1123,7 +1160,7 @@ class RankTable extends Section {
     this.columns.forEach(({ text, kind }, at) => {
       if (!text) return;
       const value = text(rank);
-      setText(cells[at], value);
+      setText(cells[at], value || (kind === "number" ? "–" : ""));
       if (kind === "line") setAttribute(cells[at], "title", value);
     });
   }
@@ -1579,7 +1616,7 @@ class Plot {
     }
     const more = rows.length - TOOLTIP_ROWS;
     if (more > 0) rows.splice(TOOLTIP_ROWS, more, { label: `and ${more} more`, value: "" });
-    return this.tooltip.show(x, 0, `step ${formatValue(step)}`, rows);
+    return this.tooltip.show(x, 0, `step ${formatCount(step)}`, rows);
   }
 }
 
@@ -1617,7 +1654,7 @@ function valueScale(lines, domain, isLog) {
   const ticks = (count) => {
     const found = isLog ? logTicks(low, high, count) : linearTicks(low, high, count);
     const spacing = found.length > 1 ? found[1] - found[0] : 1;
-    return found.map((at) => ({ part: part(at), text: isLog ? formatValue(10 ** at) : formatTick(at, spacing) }));
+    return found.map((at) => ({ part: part(at), text: isLog ? formatNumber(10 ** at) : formatTick(at, spacing) }));
   };
   return { part: (value) => part(toScale(value)), ticks };
 }
@@ -1793,7 +1830,7 @@ class Timeline extends Section {
     const [phase, at, seconds] = span;
     return this.tooltip.show(x, y + 12, `rank ${lane[0]}, ${PHASES[phase]?.word ?? phase}`, [
       { label: "took", value: formatSeconds(seconds) },
-      { label: "at", value: `${at.toFixed(3)} s` },
+      { label: "at", value: formatSeconds(at) },
     ]);
   }
 }

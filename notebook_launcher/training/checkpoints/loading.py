@@ -117,6 +117,10 @@ def _apply(
     ]
     for one, its_state in pairs:
         one.load_state_dict(its_state)
+    if not parts.loaders_resume:
+        for loader in parts.dataloaders:
+            if not loader.use_stateful_dataloader:
+                loader.begin_anew()
     if parts.scaler is not None and state.scaler is not None:
         parts.scaler.load_state_dict(state.scaler)
     restore_window(parts, state.window)

@@ -34,6 +34,8 @@ class Parts:
     load_hooks: list[Callable[..., Any]]
     nominal_divisor: bool
     """Whether gradients are averaged over ranks, and not over what the window held."""
+    loaders_resume: bool
+    """Whether loaders go on where they were saved."""
 
     @classmethod
     def of(cls, accelerator: Any) -> Parts:
@@ -50,6 +52,7 @@ class Parts:
             save_hooks=list(accelerator._save_hooks.values()),
             load_hooks=list(accelerator._load_hooks.values()),
             nominal_divisor=bool(accelerator._rules.nominal_divisor),
+            loaders_resume=bool(accelerator._rules.loaders_resume),
         )
 
     @property

@@ -165,6 +165,12 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         """
         self._progress.set_epoch(epoch)
         set_epochs([*sampler_chain(self), self.dataset], epoch)
+        self._take_chosen_epoch()
+
+    def _take_chosen_epoch(self) -> int | None:
+        """Return the epoch that a seedable sampler was given by another than this loader; None without."""
+        sampler = self.get_sampler()
+        return sampler.take_chosen() if isinstance(sampler, SeedableRandomSampler) else None
 
     def begin(self) -> None:
         """Become the active loader."""
@@ -184,6 +190,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         progress = self._progress
+        if (chosen := self._take_chosen_epoch()) is not None:
+            progress.set_epoch(chosen)
         start, order = self._find_start()
         self._prepare_epoch(start)
         self.begin()
@@ -236,6 +244,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         wanted = self._progress.begin_at
         if wanted is None:
             return Position(self.iteration), None
+        if self._progress.anew:
+            return Position(wanted.epoch), None if self._loaded else self._progress.order
         # Whoever loads a position and skips batches by hand does so from the epoch's start, in the same order.
         by_hand = self.skip_batches > 0 and not self._loaded
         return Position(wanted.epoch) if by_hand else wanted, self._progress.order
@@ -269,6 +279,14 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         self.set_epoch(position.epoch)
         progress, self._loaded = self._progress, True
         progress.position, progress.order, progress.begin_at = position, order, position or None
+        progress.anew = False
+
+    def begin_anew(self) -> None:
+        """Let the next loop begin at the start of its epoch, in a new order, though a position was loaded.
+
+        A loader that `skip_first_batches` returns still has the order that was loaded.
+        """
+        self._progress.anew = True
 
     def _owners(self) -> list[Any]:
         """Return what has generators that draw the order."""

@@ -47,6 +47,8 @@ class Progress:
     """What drew the order of the epoch that `position` is in."""
     begin_at: Position | None = None
     """Where the next loop begins; None: at the start of its epoch."""
+    anew: bool = False
+    """Whether of `begin_at` only the epoch counts."""
 
     def set_epoch(self, epoch: int) -> None:
         """Forget positions in another epoch."""

@@ -162,12 +162,15 @@ def _indices(dataloader: DataLoader[Any], data_seed: int | Literal[False] | None
     seedable = SeedableRandomSampler(
         sampler.data_source, sampler.replacement, num_samples, sampler.generator, data_seed=data_seed
     )
+    if isinstance(sampler, SeedableRandomSampler):
+        seedable.epoch, seedable.is_chosen = sampler.epoch, sampler.is_chosen
     if indices is sampler:
         return seedable
     if type(indices) is BatchSampler:
         # The user's loader keeps its own.
         indices = copy.copy(indices)
-    indices.sampler = seedable
+    owner = next(link for link in links_of(indices) if getattr(link, "sampler", None) is sampler)
+    owner.sampler = seedable
     return indices
 
 

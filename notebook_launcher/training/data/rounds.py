@@ -28,17 +28,18 @@ class LoaderStack:
     """The prepared loaders that are being iterated; the newest is the active one."""
 
     def __init__(self, on_begin: Callable[[], None] | None = None) -> None:
-        """`on_begin` is called whenever an iteration begins."""
+        """Call `on_begin`, a bound method, whenever an iteration begins, for as long as its object is in use."""
         self._loaders: list[weakref.ref[Any]] = []
-        self._on_begin = on_begin
+        # Weakly: its object holds this stack, and a cycle would keep models until the garbage collector comes.
+        self._on_begin = None if on_begin is None else weakref.WeakMethod(on_begin)
         self.on_next: Callable[[], None] | None = None
         """Called when a loop that stands in no other asks for its next batch."""
 
     def begin(self, loader: Any) -> None:
         """Make `loader` the active one."""
         self._loaders.append(weakref.ref(loader))
-        if self._on_begin is not None:
-            self._on_begin()
+        if self._on_begin is not None and (on_begin := self._on_begin()) is not None:
+            on_begin()
 
     def end(self, loader: Any) -> None:
         """Take `loader` out, wherever it stands."""

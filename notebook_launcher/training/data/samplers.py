@@ -28,6 +28,9 @@ class SeedableRandomSampler(RandomSampler):
     Each iteration that runs to its end counts the epoch on; `set_epoch` sets it.
     """
 
+    is_chosen = False
+    """Whether `set_epoch` was called since a prepared loader last took note of the epoch."""
+
     def __init__(
         self,
         data_source: Sized,
@@ -48,11 +51,17 @@ class SeedableRandomSampler(RandomSampler):
     def __iter__(self) -> Iterator[int]:
         generator = new_generator(self.initial_seed + self.epoch)
         yield from RandomSampler(self.data_source, self.replacement, self._num_samples, generator)
-        self.set_epoch(self.epoch + 1)
+        self.epoch += 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next iteration."""
+        """Choose the order of the next iteration; a prepared loader around it adopts the epoch."""
         self.epoch = epoch
+        self.is_chosen = True
+
+    def take_chosen(self) -> int | None:
+        """Return the epoch that `set_epoch` chose since the last call; None if it was not called."""
+        chosen, self.is_chosen = self.epoch if self.is_chosen else None, False
+        return chosen
 
 
 def new_generator(seed: int) -> torch.Generator:

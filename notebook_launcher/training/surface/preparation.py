@@ -143,6 +143,7 @@ class PreparationMethods:
         prepared = AcceleratedOptimizer(optimizer, self._updates)
         self._optimizers.append(prepared)
         self._updates.add(prepared)
+        self._members.add_optimizer(optimizer)
         self._remember(optimizer, prepared)
         return prepared
 

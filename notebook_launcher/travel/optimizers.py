@@ -1,0 +1,66 @@
+"""Optimizers that arrive with what torch's own pickling drops: their hooks, and the mark of a scheduler.
+
+A scheduler replaces `step` of its optimizer by a function that notes each call, and warns at its own first step
+where it finds another one. Pickle makes the optimizer anew with the method of its class.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+__all__ = ["reduce_optimizer"]
+
+HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+STEPPED = "_opt_called"
+"""Set by the function that a scheduler puts in the place of `step`."""
+
+
+def reduce_optimizer(obj: Any) -> tuple[Any, ...] | None:
+    """Return how an optimizer is pickled; None for everything else, and where pickle alone drops nothing."""
+    torch = sys.modules.get("torch.optim")
+    if torch is None or not isinstance(obj, torch.Optimizer):
+        return None
+    dropped = {name: vars(obj)[name] for name in (*HOOKS, STEPPED) if vars(obj).get(name)}
+    scheduled = hasattr(obj.step, "_wrapped_by_lr_sched")
+    if not (dropped or scheduled):
+        return None
+    if any({"__reduce__", "__reduce_ex__"} & vars(base).keys() for base in type(obj).__mro__[:-1]):
+        return None  # its class decides what travels
+    rebuild, args, state, *_ = obj.__reduce_ex__(5)
+    return rebuild, args, (state, dropped, scheduled), None, None, _restore
+
+
+def _restore(optimizer: Any, state: tuple[Any, dict[str, Any], bool]) -> None:
+    own, dropped, scheduled = state
+    optimizer.__setstate__(own)
+    vars(optimizer).update(dropped)
+    _reserve([number for hooks in dropped.values() if isinstance(hooks, dict) for number in hooks])
+    if scheduled:
+        _mark_as_scheduled(optimizer)
+
+
+def _reserve(numbers: list[int]) -> None:
+    """Have hooks that are registered from now on get other numbers, by which these would be replaced."""
+    from torch.utils.hooks import RemovableHandle
+
+    RemovableHandle.next_id = max([RemovableHandle.next_id, *(number + 1 for number in numbers)])
+
+
+def _mark_as_scheduled(optimizer: Any) -> None:
+    from torch.optim.lr_scheduler import LRScheduler
+
+    class Mark(LRScheduler):
+        """A scheduler that replaces `step` of its optimizer, and leaves learning rates alone."""
+
+        def _initial_step(self) -> None:
+            pass
+
+    Mark(optimizer)

@@ -1,0 +1,116 @@
+"""Durations, sizes, shares, rates and numbers as people read them.
+
+widgets/static/monitor.js has the same functions under the same names, so that a run reads alike in the cell, in its
+picture and on its page; tests/test_units.py runs both on one table. Half is rounded up, as JavaScript does. Between a
+number and its unit stands an ordinary space: what is shown can be copied, searched for and printed anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_HALF_UP, Context, Decimal
+
+__all__ = [
+    "format_bytes",
+    "format_count",
+    "format_number",
+    "format_rate",
+    "format_seconds",
+    "format_share",
+]
+
+MINUTE, HOUR = 60, 3600
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return `490 µs`, `35 ms`, `4.2 s`, `3 min 20 s` or `1 h 02 min`; empty if unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    if seconds < 0:
+        return f"-{format_seconds(-seconds)}"
+    if 0 < seconds < 1e-6:
+        return "<1 µs"
+    for factor, unit, limit in ((1e6, "µs", 1000), (1e3, "ms", 1000), (1, "s", MINUTE)):
+        rounded = _round(seconds * factor, 3)
+        if rounded < limit and (seconds or unit == "s"):
+            return f"{rounded:g} {unit}"
+    whole = math.floor(seconds + 0.5)
+    if whole < HOUR:
+        return f"{whole // MINUTE} min {whole % MINUTE:02d} s"
+    minutes = math.floor(seconds / MINUTE + 0.5)
+    return f"{minutes // MINUTE:,} h {minutes % MINUTE:02d} min"
+
+
+def format_bytes(number: float | None) -> str:
+    """Return `12 bytes`, `1.5 kB` or `3.12 GB`: in powers of 1000, as torch and disks count; empty if unknown."""
+    if number is None or not math.isfinite(number):
+        return ""
+    if number < 0:
+        return f"-{format_bytes(-number)}"
+    whole = math.floor(number + 0.5)
+    if whole < 1000:
+        return f"{whole} byte{'' if whole == 1 else 's'}"
+    for size, unit in ((1e3, "kB"), (1e6, "MB"), (1e9, "GB")):
+        rounded = _round(number / size, 3)
+        if rounded < 1000:
+            return f"{rounded:g} {unit}"
+    return f"{format_number(number / 1e12, 3)} TB"
+
+
+def format_share(share: float | None) -> str:
+    """Return a part of 1 as `52.8 %`, to one decimal; only nothing is `0 %`, and only all of it `100 %`."""
+    if share is None or not math.isfinite(share):
+        return ""
+    if 0 < share < 0.0005:
+        return "<0.1 %"
+    if 0.9995 <= share < 1:
+        return ">99.9 %"
+    percent = math.floor(share * 1000 + 0.5) / 10
+    return f"{percent:.1f}".removesuffix(".0") + " %"
+
+
+def format_rate(per_second: float | None) -> str:
+    """Return `12.5 it/s`, or `1.6 s/it` where one iteration takes longer than a second; empty if unknown."""
+    if per_second is None or not math.isfinite(per_second) or per_second <= 0:
+        return ""
+    return f"{format_number(per_second, 3)} it/s" if per_second >= 1 else f"{format_seconds(1 / per_second)}/it"
+
+
+def format_count(number: float | None) -> str:
+    """Return a whole number in full: `1,234,567`; empty if unknown."""
+    return "" if number is None or not math.isfinite(number) else f"{math.floor(number + 0.5):,}"
+
+
+def format_number(value: float | None, digits: int = 4) -> str:
+    """Return `0.1234`, `12.35`, `1,235`, `1.235e-5`, `NaN` or `∞`; empty if unknown.
+
+    Args:
+        value: Any number.
+        digits: How many are shown; the whole part of a number below a million is shown in full.
+    """
+    if value is None:
+        return ""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if not 1e-3 <= size < 1e6:
+        mantissa, _, exponent = f"{_decimal(value, digits):e}".partition("e")
+        return f"{_without_zeros(mantissa)}e{int(exponent)}"
+    if size >= 10 ** (digits - 1):
+        return f"{Decimal(float(value)).quantize(Decimal(1), ROUND_HALF_UP):,}"
+    return _without_zeros(f"{_decimal(value, digits):f}")
+
+
+def _decimal(value: float, digits: int) -> Decimal:
+    """Return the value with this many significant digits. Not `f"{value:.4g}"`, which rounds 0.5 to even."""
+    return Context(prec=digits, rounding=ROUND_HALF_UP).create_decimal_from_float(float(value))
+
+
+def _round(value: float, digits: int) -> float:
+    return float(_decimal(value, digits))
+
+
+def _without_zeros(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text
