@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from notebook_launcher import tracebacks
+
 if TYPE_CHECKING:
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.messages import Failure
@@ -53,6 +55,10 @@ class LaunchError(Exception):
     """What is known of every rank that failed, the culprit first."""
     results: Results | None = None
     """What the ranks returned before the run failed."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows: the user's frames, without those of this package."""
+        return tracebacks.render(self)
 
 
 class ConfigError(LaunchError, ValueError):
@@ -96,6 +102,10 @@ class MissingResultError(LaunchError, LookupError):
 
 class InternalError(LaunchError):
     """A fault of this package, not of the caller's code."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows: everything, since a report needs the frames of this package."""
+        return tracebacks.render(self, whole=True)
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - not an error of its own: the cause of one

@@ -169,7 +169,7 @@ def test_a_click_from_a_front_end_is_heard_and_a_second_one_starts_nothing(kerne
 def test_a_failure_is_shown_as_in_a_cell_and_launch_is_free_again(kernel: Kernel) -> None:
     assert "✕ train: failed after" in evaluate(kernel, 'panel.arguments["fails"] = True; run_by_click()')
     error = evaluate(kernel, "panel._running.error.value")
-    assert "rank 1 of 2 failed first." in error
+    assert "rank 1 of 2 failed first; rank 0 ended because of it." in error
     assert "ValueError: bo&lt;b&gt;o&lt;/b&gt;m" in error
     assert "raise ValueError(" in error
     outcome = kernel.execute("panel.results")

@@ -53,6 +53,8 @@ def _select(classes: set[str], codes: str) -> set[str]:
 def _text(error: BaseException) -> str:
     if isinstance(error.__cause__, RemoteTraceback):
         return str(error.__cause__)  # It says all; what a cell adds is who raised it in the kernel.
+    if (render := getattr(error, "_render_traceback_", None)) is not None:
+        return "\n".join(render())
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None:

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from notebook_launcher import context
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError, ConfigError
+from notebook_launcher.kernel.story import show_as
 
 __all__ = ["arguments_by_name", "check_call", "check_not_in_rank", "name_of"]
 
@@ -39,7 +40,11 @@ def arguments_by_name(launcher: Callable[P, T]) -> Callable[P, T]:
             raise ConfigError(_misplaced(call, function, args[first + 1 :], kwargs, counts="num_processes" in names))
         if "num_processes" in names:
             _check_options(function, kwargs)
-        return launcher(*args, **kwargs)
+        try:
+            return launcher(*args, **kwargs)
+        except KeyboardInterrupt as error:
+            show_as(error, f"KeyboardInterrupt: {launcher.__name__} was interrupted")
+            raise
 
     return checked
 

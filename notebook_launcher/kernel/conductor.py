@@ -28,7 +28,8 @@ from notebook_launcher.kernel.progress import ProgressTeller
 from notebook_launcher.kernel.questions import Answer, Question, Questions
 from notebook_launcher.kernel.snapshots import ConductorReader
 from notebook_launcher.kernel.stacks import Stacks
-from notebook_launcher.kernel.verdict import Verdict, brief, fault_of_ours, judge
+from notebook_launcher.kernel.story import brief
+from notebook_launcher.kernel.verdict import Verdict, fault_of_ours, judge
 from notebook_launcher.units import format_seconds
 
 if TYPE_CHECKING:
@@ -379,7 +380,7 @@ class Conductor:
         elif error is None:
             text = f"done in {format_seconds(seconds)}"
         else:
-            text = brief(error, seconds)
+            text = brief(error, seconds, is_raised=self._in_cell)
         self.output.end(f"{self.name}: {text}")
 
 

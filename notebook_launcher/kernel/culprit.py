@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.attempt import RankEnd
 
-__all__ = ["failures_of", "is_victim_like", "signal_name", "to_exception"]
+__all__ = ["consequences", "failures_of", "is_victim_like", "signal_name", "to_exception"]
 
 CONSEQUENCES = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|connection lost"
@@ -34,6 +34,7 @@ CONSEQUENCES = re.compile(
     re.IGNORECASE,
 )
 TORCHS_COLLECTIVES = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
+PICKLING = re.compile(r"/(notebook_launcher|cloudpickle)/|/pickle\.py$")
 COLLECTIVE_ERRORS = re.compile(r"DistBackendError|DistNetworkError|DistStoreError|DistError|RuntimeError")
 
 
@@ -66,6 +67,13 @@ def failures_of(failed: list[RankEnd], last_lines: Callable[[int, int], tuple[st
     return tuple(sorted(failures, key=lambda failure: (failure.victim, failure.time)))
 
 
+def consequences(failures: tuple[Failure, ...]) -> dict[int, int]:
+    """Return the ranks that failed because of another one, each with the rank that is to blame."""
+    if not failures or failures[0].victim:
+        return {}
+    return {failure.rank: failures[0].rank for failure in failures if failure.victim}
+
+
 def _failure(end: RankEnd, last_lines: Callable[[int, int], tuple[str, ...]]) -> Failure:
     if end.raised is not None and end.raised.exit_code is None:
         report = end.raised.report
@@ -74,7 +82,7 @@ def _failure(end: RankEnd, last_lines: Callable[[int, int], tuple[str, ...]]) ->
             kind=KINDS.get(end.raised.stage, "exception"),
             time=end.time,
             summary=STOPPED if end.after_stop and _comes_of_a_stop(report) else one_line(report),
-            traceback=format_report(report),
+            traceback="" if end.raised.stage == "return" and _is_pickling(report) else format_report(report),
             pid=end.pid,
             victim=end.after_stop or is_victim_like(report),
             last_lines=last_lines(end.rank, LAST_LINES),
@@ -95,6 +103,12 @@ def _failure(end: RankEnd, last_lines: Callable[[int, int], tuple[str, ...]]) ->
         place=place,
         last_lines=words,
     )
+
+
+def _is_pickling(report: ExceptionReport) -> bool:
+    """Return whether an exception and those before it were raised by pickling alone, with no line of the user's."""
+    earlier = report.earlier is None or _is_pickling(report.earlier)
+    return earlier and all(PICKLING.search(frame.filename) for frame in report.frames)
 
 
 def _last_words(rank: int, last_lines: Callable[[int, int], tuple[str, ...]]) -> tuple[tuple[str, ...], str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import checks, probe, snapshots, views
+from notebook_launcher.kernel import checks, probe, snapshots, story, views
 from notebook_launcher.kernel.conductor import TOO_LATE, Command, Conductor, Save, Stop
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.units import format_seconds
@@ -164,7 +164,11 @@ class Run:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run is over, at most `timeout` seconds; return whether it is."""
-        return self._conductor.over.wait(timeout)
+        try:
+            return self._conductor.over.wait(timeout)
+        except KeyboardInterrupt as error:
+            story.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.name} goes on")
+            raise
 
     def result(self, timeout: float | None = None) -> Results:
         """Wait for the results.
@@ -182,7 +186,7 @@ class Run:
         verdict = self._conductor.verdict
         assert verdict is not None
         if verdict.error is not None:
-            raise verdict.error
+            story.raise_in_cell(verdict.error)
         return verdict.results
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -274,8 +278,9 @@ class Run:
         conductor.join()
         if not interrupted:
             return self._outcome()
-        error = KeyboardInterrupt()
+        error = KeyboardInterrupt(f"{self.name} was stopped")
         error.results = conductor.verdict.results if conductor.verdict else None  # type: ignore[attr-defined]
+        story.show_as(error, f"KeyboardInterrupt: {error}")
         raise error
 
     def hear(self, events: list[Event]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from notebook_launcher import context
 from notebook_launcher.history.records import FailureRecord, RankSnapshot, RunSnapshot
-from notebook_launcher.kernel.culprit import STOPPED
+from notebook_launcher.kernel.culprit import STOPPED, consequences
 from notebook_launcher.kernel.formatting import SECRET, one_line_of
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def take_rank_snapshot(conductor: Conductor, rank: int) -> RankSnapshot:
     return RankSnapshot(
         rank=rank,
         pid=pid,
-        state=_rank_state(conductor, rank),
-        reason=next((failure.summary for failure in _failures(results) if failure.rank == rank), ""),
+        state=summary.state if summary is not None and summary.state != "unknown" else _rank_state(conductor, rank),
+        reason=_reason(results, rank),
         done=progress.done if progress else None,
         total=progress.total if progress else None,
         description=progress.description if progress else "",
@@ -132,6 +132,15 @@ def _rank_state(conductor: Conductor, rank: int) -> RankState:
     with contextlib.suppress(ValueError):  # The board was closed while the run ended.
         return ACTIVITIES[attempt.activity_of(rank)]
     return "running"
+
+
+def _reason(results: Results | None, rank: int) -> str:
+    """Return why a rank returned nothing: its own failure, or the rank that caused it."""
+    if results is None:
+        return ""
+    if (blamed := consequences(results.failures).get(rank)) is not None:
+        return f"caused by rank {blamed}"
+    return next((failure.summary for failure in _failures(results) if failure.rank == rank), "")
 
 
 def _failures(results: Results | None) -> list[Failure]:

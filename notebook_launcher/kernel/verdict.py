@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,16 +10,13 @@ from notebook_launcher import travel
 from notebook_launcher.errors import (
     InternalError,
     RankFailedError,
-    RemoteTraceback,
     ResourceError,
     ReturnValueError,
     RunStoppedError,
     RunTimeoutError,
 )
-from notebook_launcher.kernel import culprit
-from notebook_launcher.kernel.folding import rank_list
+from notebook_launcher.kernel import culprit, story
 from notebook_launcher.kernel.results import RankSummary, Results
-from notebook_launcher.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,7 +57,7 @@ def judge(
     results = Results(
         values,
         num_processes=plan.num_processes,
-        ranks=[_summary(end, launched, last_values.get(end.rank, {})) for end in ends],
+        ranks=[_summary(end, failures, launched, last_values.get(end.rank, {})) for end in ends],
         failures=failures,
         seconds=ended - launched,
         seed=plan.seed,
@@ -74,7 +70,7 @@ def judge(
         end.close()
     if error is None:
         return Verdict(state="done", results=results, error=None)
-    _attach(error, failures, results)
+    story.attach(error, failures, results)
     stopped = isinstance(error, RunStoppedError)
     return Verdict(state="stopped" if stopped else "failed", results=results, error=error)
 
@@ -112,10 +108,11 @@ def _died_at_exit(end: RankEnd) -> bool:
     return end.returned is not None and end.gone is not None and end.gone.exitcode != 0 and not end.after_stop
 
 
-def _summary(end: RankEnd, launched: float, metrics: Mapping[str, float]) -> RankSummary:
+def _summary(end: RankEnd, failures: tuple[Failure, ...], launched: float, metrics: Mapping[str, float]) -> RankSummary:
     record = end.returned or end.raised
     peak = record.peak_rss if record is not None else end.gone.peak_rss if end.gone is not None else None
-    state: Any = "returned" if end.returned is not None else "stopped" if end.after_stop else "failed"
+    is_consequence = end.rank in culprit.consequences(failures)
+    state: Any = "returned" if end.returned is not None else "stopped" if end.after_stop or is_consequence else "failed"
     return RankSummary(rank=end.rank, state=state, seconds=end.time - launched, peak_memory=peak, metrics=dict(metrics))
 
 
@@ -158,75 +155,3 @@ def _birth_error(failed: Any, num_processes: int) -> ResourceError:
     if failed.errno == errno.E2BIG:
         msg += " The environment is too large for a new process: see os.environ and env=."
     return ResourceError(failed.errno, msg)
-
-
-def _attach(error: BaseException, failures: tuple[Failure, ...], results: Results) -> None:
-    """Give the exception its rank, what is known of the others, and the way notebooks show it."""
-    # Nobody is to blame for being too slow, or for being stopped.
-    own = failures[0] if failures and not isinstance(error, (RunTimeoutError, RunStoppedError)) else None
-    for name, value in (("rank", own.rank if own else None), ("failures", failures), ("results", results)):
-        # An exception of the user's may have a meaning of its own for the name, or refuse attributes.
-        if getattr(error, name, None) in (None, ()):
-            with contextlib.suppress(Exception):
-                setattr(error, name, value)
-    text = _story(error, failures, results)
-    if own is not None and own.traceback and error.__cause__ is None:
-        with contextlib.suppress(Exception):
-            error.__cause__ = RemoteTraceback("\n" + text)
-    with contextlib.suppress(Exception):
-        lines = (*text.splitlines(), *([""] if text else []), _headline(error))
-        error._render_traceback_ = _Rendering(lines)  # type: ignore[attr-defined]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Rendering:
-    """How IPython shows the exception; a class, so that the exception can be pickled."""
-
-    lines: tuple[str, ...]
-
-    def __call__(self) -> list[str]:
-        return list(self.lines)
-
-
-def _headline(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the exception
-        text = "(its str() fails)"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _story(error: BaseException, failures: tuple[Failure, ...], results: Results) -> str:
-    if not failures or isinstance(error, (RunTimeoutError, RunStoppedError)):
-        return ""
-    first, others = failures[0], failures[1:]
-    text = f"rank {first.rank} of {len(results)} failed first."
-    if first.kind == "arrival":
-        text += " The function was not called: it, or what it uses, could not be rebuilt in the rank."
-    if first.traceback:
-        text += f"\n\n{first.traceback.rstrip()}"
-    if first.victim and (gone := _returned_before(first.rank, results)):
-        they = "it" if len(gone) == 1 else "they"
-        text += f"\n\n{rank_list(gone)} had returned already: {they} took part in fewer collectives."
-    if others:
-        text += "\n\nOther ranks:" + "".join(
-            f"\n  rank {failure.rank}: {failure.summary}" + (" (a consequence)" if failure.victim else "")
-            for failure in others
-        )
-    return text
-
-
-def _returned_before(rank: int, results: Results) -> list[int]:
-    """Return the ranks that had returned when this one ended."""
-    seconds = {summary.rank: summary.seconds or 0.0 for summary in results.ranks}
-    return [one.rank for one in results.ranks if one.state == "returned" and seconds[one.rank] < seconds[rank]]
-
-
-def brief(error: BaseException | None, seconds: float) -> str:
-    """Return the end of the run's last line: who failed, and when."""
-    failures = getattr(error, "failures", None) or ()
-    if isinstance(error, RunTimeoutError):
-        return f"timed out after {format_seconds(seconds)}"
-    if not failures:
-        return f"failed after {format_seconds(seconds)}"
-    return f"failed after {format_seconds(seconds)}: rank {failures[0].rank}: {failures[0].summary}"

@@ -1,0 +1,151 @@
+"""How a failure is told: in full where the exception is raised, and in one line everywhere else."""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextlib
+import dataclasses
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from notebook_launcher.errors import RemoteTraceback, RunStoppedError, RunTimeoutError
+from notebook_launcher.kernel.folding import rank_list
+from notebook_launcher.units import format_seconds
+
+if TYPE_CHECKING:
+    from notebook_launcher.kernel.results import Results
+    from notebook_launcher.messages import Failure
+
+__all__ = ["attach", "brief", "raise_in_cell", "show_as"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Rendering:
+    """How IPython shows the exception; a class, so that the exception can be pickled."""
+
+    lines: tuple[str, ...]
+
+    def __call__(self) -> list[str]:
+        return list(self.lines)
+
+
+def attach(error: BaseException, failures: tuple[Failure, ...], results: Results) -> None:
+    """Give the exception its rank, what is known of the others, and the way notebooks show it."""
+    # Nobody is to blame for being too slow, or for being stopped.
+    own = failures[0] if failures and not isinstance(error, (RunTimeoutError, RunStoppedError)) else None
+    for name, value in (("rank", own.rank if own else None), ("failures", failures), ("results", results)):
+        # An exception of the user's may have a meaning of its own for the name, or refuse attributes.
+        if getattr(error, name, None) in (None, ()):
+            with contextlib.suppress(Exception):
+                setattr(error, name, value)
+    text = _story(failures, results) if own is not None else ""
+    if own is not None and own.traceback and error.__cause__ is None:
+        with contextlib.suppress(Exception):
+            error.__cause__ = RemoteTraceback("\n" + text)
+    show_as(error, "\n\n".join(filter(None, (text, _headline(error) if _adds_something(error, text) else ""))))
+
+
+def show_as(error: BaseException, text: str) -> None:
+    """Have notebooks show a text in the place of an exception's traceback, unless that is settled already."""
+    with contextlib.suppress(Exception):
+        if "_render_traceback_" not in vars(error):
+            error._render_traceback_ = _Rendering(tuple(text.splitlines()))  # type: ignore[attr-defined]
+
+
+def raise_in_cell(error: BaseException) -> NoReturn:
+    """Raise the exception of a run, which the cell shows as `attach` has laid down."""
+    _obey_rendering(error)
+    raise error
+
+
+def _obey_rendering(error: BaseException) -> None:
+    """Have IPython call `_render_traceback_` of a syntax error or a group, too, which it shows in its own way.
+
+    The handler stays until the cell has ended. A handler of the user's is not replaced.
+    """
+    ipython: Any = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython is not None else None
+    kinds = (SyntaxError, getattr(builtins, "BaseExceptionGroup", SyntaxError))
+    render: Any = getattr(error, "_render_traceback_", None)
+    in_cell = shell is not None and threading.current_thread() is threading.main_thread()
+    if not (in_cell and isinstance(error, kinds) and render) or shell.custom_exceptions:
+        return
+
+    def show(self: Any, kind: type, value: BaseException, tb: Any, tb_offset: int | None = None) -> None:
+        if value is error:
+            self._showtraceback(kind, value, render())
+        else:
+            self.showtraceback((kind, value, tb), tb_offset=tb_offset, running_compiled_code=True)
+
+    def restore(*_: Any) -> None:
+        shell.events.unregister("post_run_cell", restore)
+        shell.set_custom_exc((), None)
+
+    shell.set_custom_exc((type(error),), show)
+    shell.events.register("post_run_cell", restore)
+
+
+def _headline(error: BaseException) -> str:
+    text = _text(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the exception
+        return "(its str() fails)"
+
+
+def _adds_something(error: BaseException, story: str) -> bool:
+    """Return whether the story does not end with the exception itself, as the traceback of a rank does."""
+    return not story or _text(error).strip() not in story or type(error).__name__ not in story
+
+
+def _story(failures: tuple[Failure, ...], results: Results) -> str:
+    first, others = failures[0], failures[1:]
+    lines = [f"rank {first.rank} of {len(results)} failed first{_sequel(first, others)}."]
+    if first.kind == "arrival":
+        lines.append("The function was not called: it, or what it uses, could not be rebuilt in the rank.")
+    if first.victim and (gone := _returned_before(first.rank, results)):
+        they = "it" if len(gone) == 1 else "they"
+        lines.append(f"{rank_list(gone)} had returned already: {they} took part in fewer collectives.")
+    lines += [f"{rank_list(ranks)}: {summary}" for summary, ranks in _of_their_own(first, others).items()]
+    return "\n".join(lines) + (f"\n\n{first.traceback.rstrip()}" if first.traceback else "")
+
+
+def _sequel(first: Failure, others: tuple[Failure, ...]) -> str:
+    """Return what the first failure led to, and who failed in the same way."""
+    same = [other.rank for other in others if (other.victim, other.summary) == (first.victim, first.summary)]
+    victims = [other.rank for other in others if other.victim and not first.victim]
+    words = [f"{rank_list(same)} failed in the same way"] if same else []
+    words += [f"{rank_list(victims)} ended because of it"] if victims else []
+    return "".join(f"; {part}" for part in words)
+
+
+def _of_their_own(first: Failure, others: tuple[Failure, ...]) -> dict[str, list[int]]:
+    """Return the failures that need a line of their own, with their ranks."""
+    ranks: dict[str, list[int]] = collections.defaultdict(list)
+    for other in others:
+        if other.victim == first.victim and other.summary != first.summary:
+            ranks[other.summary].append(other.rank)
+    return ranks
+
+
+def _returned_before(rank: int, results: Results) -> list[int]:
+    """Return the ranks that had returned when this one ended."""
+    seconds = {summary.rank: summary.seconds or 0.0 for summary in results.ranks}
+    return [one.rank for one in results.ranks if one.state == "returned" and seconds[one.rank] < seconds[rank]]
+
+
+def brief(error: BaseException | None, seconds: float, *, is_raised: bool = False) -> str:
+    """Return the end of the run's last line: who failed and when, and how, unless the exception follows."""
+    failures = getattr(error, "failures", None) or ()
+    if isinstance(error, RunTimeoutError):
+        return f"timed out after {format_seconds(seconds)}"
+    text = f"failed after {format_seconds(seconds)}"
+    if not failures:
+        return text
+    return f"{text} on rank {failures[0].rank}" + ("" if is_raised else f": {failures[0].summary}")

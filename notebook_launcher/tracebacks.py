@@ -1,0 +1,93 @@
+"""Tracebacks as a notebook shows them: the frames of the user's code, without those of this package."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["render"]
+
+OURS = __name__.partition(".")[0]
+
+
+def render(error: BaseException, *, whole: bool = False) -> list[str]:
+    """Return the lines of an exception's traceback, in the style of the running shell.
+
+    Args:
+        error: The exception.
+        whole: Whether the frames of this package are shown. Without them the traceback ends where the user's code
+            called this package, and those of earlier exceptions in the chain begin after it; an earlier exception
+            that was raised in this package is left out.
+    """
+    if whole:
+        return _formatted(error, error.__traceback__)
+    tb = _before_ours(error.__traceback__)
+    with _pruned_causes(error):
+        return _formatted(error, tb)
+
+
+def _formatted(error: BaseException, tb: TracebackType | None) -> list[str]:
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None:
+        return "".join(traceback.format_exception(type(error), error, tb)).splitlines()
+    # IPython leaves the first frame out, which is its own.
+    if tb is None or tb.tb_next is None:
+        return list(shell.InteractiveTB.get_exception_only(type(error), error))
+    return list(shell.InteractiveTB.structured_traceback(type(error), error, tb))
+
+
+@contextlib.contextmanager
+def _pruned_causes(error: BaseException) -> Iterator[None]:
+    """Cut the tracebacks of the exceptions before this one, while the block lasts."""
+    with contextlib.ExitStack() as undo:
+        seen, now = {id(error)}, error
+        while (earlier := now.__cause__ or (None if now.__suppress_context__ else now.__context__)) is not None:
+            if id(earlier) in seen:
+                break
+            seen.add(id(earlier))
+            undo.callback(earlier.with_traceback, earlier.__traceback__)
+            earlier.__traceback__ = _after_ours(earlier.__traceback__)
+            if earlier.__traceback__ is None:
+                undo.callback(_link, now, now.__cause__, suppress=now.__suppress_context__)
+                _link(now, None, suppress=True)
+                break
+            now = earlier
+        yield
+
+
+def _link(error: BaseException, cause: BaseException | None, *, suppress: bool) -> None:
+    error.__cause__ = cause  # This also suppresses the context.
+    error.__suppress_context__ = suppress
+
+
+def _before_ours(tb: TracebackType | None) -> TracebackType | None:
+    """Return a traceback up to the first frame of this package."""
+    kept = []
+    while tb is not None and not _is_ours(tb):
+        kept.append(tb)
+        tb = tb.tb_next
+    short: TracebackType | None = None
+    for entry in reversed(kept):
+        short = TracebackType(short, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return short
+
+
+def _after_ours(tb: TracebackType | None) -> TracebackType | None:
+    """Return what follows in a traceback after the last frame of this package."""
+    rest = tb
+    while tb is not None:
+        if _is_ours(tb):
+            rest = tb.tb_next
+        tb = tb.tb_next
+    return rest
+
+
+def _is_ours(tb: TracebackType) -> bool:
+    return str(tb.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == OURS
