@@ -60,7 +60,7 @@ def test_exception_of_one_rank_is_told_once_and_names_the_others_beside_it(kerne
     first, *_, last = outcome.traceback.splitlines()
     assert first == f"rank 1 of {num_processes} failed first; {others} ended because of it."
     assert last == "ValueError: boom of one"
-    assert outcome.stdout.splitlines()[-1].endswith(" s on rank 1")
+    assert outcome.stdout.splitlines()[-1].endswith("s on rank 1")
     assert "notebook_launcher/" not in outcome.traceback
 
 
