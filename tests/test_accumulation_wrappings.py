@@ -30,8 +30,8 @@ class Pair(torch.nn.Module):
             self.right[0] = self.left[0]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        left: torch.Tensor = self.left(inputs)
-        return left + self.right(inputs)
+        outputs: torch.Tensor = self.left(inputs) + self.right(inputs)
+        return outputs
 
 
 class Own(torch.nn.Module):

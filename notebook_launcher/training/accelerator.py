@@ -64,7 +64,7 @@ HANDLERS = (
 ELSEWHERE = {
     "deepspeed_plugin": "DeepSpeed",
     "deepspeed_plugins": "DeepSpeed",
-    "fsdp_plugin": "FSDP (apply torch's fully_shard to the model, and prepare the optimizer alone)",
+    "fsdp_plugin": "FSDP (apply torch's fully_shard to the model, then prepare model and optimizer)",
     "torch_tp_plugin": "tensor parallelism",
     "megatron_lm_plugin": "Megatron-LM",
     "parallelism_config": "other parallelism than data parallelism",
@@ -281,8 +281,13 @@ class Accelerator(
         of them, and where the loader ends. Prepared optimizers and schedulers step there.
 
         Args:
-            models: Models or leaf tensors that `prepare` returned; none: all of them. Each set of models has
-                windows of its own.
+            models: The models or leaf tensors that are trained in this block; none: everything prepared. Anything that
+                holds their parameters will do: a compiled or containing module, `model.module`, the name from before
+                `prepare`, a list. Each set of models has windows of its own.
+
+        Raises:
+            ValueError: Nothing in an argument was prepared, or a window of other models that share parameters is open.
+            TypeError: An argument has no parameters.
         """
         return self._accumulation.block(models)
 

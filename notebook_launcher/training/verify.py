@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training import operations
+from notebook_launcher.training.lossmeans import LossOfTwo, compare_losses
 from notebook_launcher.training.models import unwrap_model
 
 if TYPE_CHECKING:
@@ -34,11 +35,20 @@ class AccumulationReport:
     total_weight: float
     """Samples, or what `weight` counted, on all ranks."""
     tolerance: float
+    losses: LossOfTwo | None = None
+    """The losses of two micro-batches and of both joined; None if they could not be joined."""
+    loss_tolerance: float = 1e-4
+    """The largest relative difference between the joined loss and the mean of the two."""
 
     @property
     def ok(self) -> bool:
-        """Whether the relative difference is within the tolerance."""
-        return self.relative <= self.tolerance
+        """True if the gradients agree within the tolerance, and the loss is the mean over its micro-batch."""
+        return self.relative <= self.tolerance and self.loss_is_mean
+
+    @property
+    def loss_is_mean(self) -> bool:
+        """False if the loss of two micro-batches joined is not the weighted mean of their losses."""
+        return self.losses is None or self.losses.difference <= self.loss_tolerance
 
     def __bool__(self) -> bool:
         return self.ok
@@ -49,6 +59,7 @@ class AccumulationReport:
             f"{self.total_weight:g}) differ from the full batch by at most {self.max_difference:.2e} "
             f"({self.relative:.1e} of the largest gradient, at {self.parameter}); division by the nominal number of "
             f"micro-batches would differ by {self.nominal:.1e}"
+            f"{'' if self.loss_is_mean else f'; NOT A MEAN: {self.losses}'}"
         )
 
 
@@ -76,7 +87,9 @@ def check_accumulation(
         tolerance: The largest relative difference that counts as exact.
 
     Returns:
-        The largest difference, and where; true if it is within the tolerance.
+        The largest difference, and where; true if it is within the tolerance, and if the loss of two micro-batches
+        joined is the weighted mean of their losses. That finds a wrong `weight`, and a loss that is divided by what the
+        whole window holds. Batches that cannot be joined, such as sequences of different lengths, are not compared so.
 
     Raises:
         ValueError: There is no micro-batch.
@@ -94,6 +107,7 @@ def check_accumulation(
     with _set_aside(inner, named):
         accumulated = _accumulate(accelerator, model, weighted, loss_function, named)
         full = _full_batch(accelerator, inner, everybody, loss_function)
+        losses = compare_losses(inner, everybody, loss_function, accelerator.device)
     scale = max((float(grad.abs().max()) for grad in full.values()), default=0.0) or 1.0
     parameter, difference = max(
         ((name, float((accumulated[name] - full[name]).abs().max())) for name in full), key=lambda pair: pair[1]
@@ -108,6 +122,8 @@ def check_accumulation(
         num_micro_batches=len(everybody),
         total_weight=float(total),
         tolerance=tolerance,
+        losses=losses,
+        loss_tolerance=max(tolerance, 1e-4 if accelerator.mixed_precision == "no" else 1e-2),
     )
 
 
