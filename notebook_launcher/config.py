@@ -60,6 +60,9 @@ class LaunchConfig:
     """Base of all ranks' seeds, 0 to 2**32 - 1; rank r gets seed + r. None: drawn, and recorded."""
     timeout: float | None = None
     """Seconds after which the run is stopped, counted from the launch; None: never."""
+    hang_notice: float | None = 10.0
+    """Seconds that a rank waits in a collective which other ranks have not entered, before the cell and the monitor
+    say which rank waits where, and where the others are; None: never."""
     max_restarts: int = 0
     """How often all ranks start again after one failed."""
     env: Mapping[str, str] = dataclasses.field(default_factory=lambda: types.MappingProxyType({}))
@@ -104,6 +107,8 @@ class LaunchConfig:
             put("max_grad_norm", _positive("max_grad_norm", self.max_grad_norm, none="no clipping"))
         if self.timeout is not None:
             put("timeout", _positive("timeout", self.timeout, unit=" seconds", none="no limit"))
+        if self.hang_notice is not None:
+            put("hang_notice", _positive("hang_notice", self.hang_notice, unit=" seconds", none="no notice"))
         put("runs_folder", _folder("runs_folder", self.runs_folder))
         put("env", _environment(self.env))
 

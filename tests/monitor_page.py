@@ -174,6 +174,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "num_processes": 2,
         "is_over": False,
         "error": "",
+        "waiting": "",
         "effective_batch": "8 x 4 x 2 = 64 samples per update",
         "progress": {"done": 25, "total": 100, "rate": 12.5, "seconds_left": 6, "description": "epoch 1"},
         "actions": dict.fromkeys(ACTIONS, True),

@@ -55,6 +55,21 @@ def test_a_view_says_hello_and_shows_what_is_answered(tab):
     assert tab.text(".nbl-unseen") == "train: running"
 
 
+def test_wait_is_named_under_the_header_until_the_run_goes_on(tab):
+    tab.deliver(reset())
+    line = tab.find(".nbl-waiting")
+    assert line.is_hidden()
+    told = f"rank 0 has waited 12 s in all_reduce (Cell In[3], line 4); rank 1 is at line 7: {EVIL}"
+    tab.deliver({"type": "update", "run": run(state="waiting", waiting=told), "ranks": [rank(0, state="waiting")]})
+    assert line.inner_text() == told
+    assert tab.text(".nbl-identity").split()[0] == "waiting"
+    assert tab.text(".nbl-unseen") == "train: waiting"
+    assert tab.texts("td .nbl-state-word") == ["waiting in a collective", "training"]
+    tab.deliver({"type": "update", "run": run(), "ranks": [rank(0)]})
+    assert line.is_hidden()
+    assert tab.text(".nbl-identity").split()[0] == "running"
+
+
 def test_progress_is_that_of_the_slowest_rank_and_that_of_each_on_demand(tab):
     tab.deliver(reset())
     assert tab.texts(".nbl-progress-text span") == ["epoch 1 · 25 of 100 (25 %)", "12.5 it/s · 6 s left"]

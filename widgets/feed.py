@@ -112,7 +112,7 @@ class Feed:
 
     def _new_run(self, snapshot: RunSnapshot) -> Message | None:
         record = self._run_record(snapshot)
-        if not self._is_due(snapshot) and {**record, "seconds": 0} == {**self._run, "seconds": 0}:
+        if not self._is_due(snapshot) and _calm(record) == _calm(self._run):
             return None
         if record == self._run:
             return None
@@ -131,6 +131,11 @@ class Feed:
 
     def _is_due(self, snapshot: RunSnapshot) -> bool:
         return snapshot.is_over or snapshot.seconds - self._refreshed >= REFRESH_SECONDS
+
+
+def _calm(record: Message) -> Message:
+    """Return the record of a run without what changes with the time alone."""
+    return {**record, "seconds": 0, "waiting": bool(record["waiting"])}
 
 
 def _rank_records(snapshot: RunSnapshot) -> dict[int, Message]:

@@ -45,6 +45,7 @@ def run_record(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dic
         "num_processes": snapshot.num_processes,
         "is_over": snapshot.is_over,
         "error": _short(snapshot.error),
+        "waiting": _short(snapshot.waiting),
         "effective_batch": effective_batch(snapshot),
         "progress": None if merged is None else _progress_record(merged),
         "actions": {
@@ -52,7 +53,7 @@ def run_record(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dic
             "interrupt": is_live,
             "stacks": is_live,
             # Only an Accelerator saves, and one that trains has told of its windows.
-            "save": is_live and snapshot.state == "running" and bool(snapshot.phases),
+            "save": is_live and snapshot.state in ("running", "waiting") and bool(snapshot.phases),
         },
         "action_hint": action_hint if is_live else "",
         "sync": {

@@ -91,6 +91,7 @@ def _summary_html(snapshot: RunSnapshot) -> str:
     )
     return (
         f"<div>{name} &nbsp;{tables.state_html(snapshot.state)} &nbsp;{escape(', '.join(facts))}</div>"
+        + tables.note_html(one_line(snapshot.waiting, 1000))
         + tables.note_html(call_text(snapshot))
         + tables.note_html(one_line(snapshot.summary, 300))
         + tables.note_html(f"{one_line(snapshot.id)}, {seed}started {started}")
@@ -124,7 +125,8 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:
         snapshot: What is known of the run.
         curves: Its metrics, drawn in one line each; None: without them.
     """
-    lines = [headline(snapshot), *filter(None, [call_text(snapshot)]), one_line(snapshot.summary, 300)]
+    told = filter(None, [one_line(snapshot.waiting, 1000), call_text(snapshot)])
+    lines = [headline(snapshot), *told, one_line(snapshot.summary, 300)]
     lines += [f"error: {one_line(snapshot.error)}"] if snapshot.error and not snapshot.failures else []
     for place, failure in enumerate(snapshot.failures[:MAX_FAILURES]):
         lines.append(f"rank {failure.rank}{sections.because(failure)}: {one_line(failure.summary)}")

@@ -26,6 +26,8 @@ from notebook_launcher.channel import AnonymousFile, channel_pair
 from notebook_launcher.errors import LaunchError, ResourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from notebook_launcher.engines.births import Birth, Supervisor
 
 __all__ = ["Event", "FromRank", "Output", "ProcessTree", "RankLost", "SupervisorLost", "Woken"]
@@ -331,12 +333,13 @@ class ProcessTree:
                 happened += self._record(rank, *received)
         return happened
 
-    def dump_stacks(self) -> dict[int, str]:
-        """Return what every live rank's threads are doing, as `faulthandler` writes it.
+    def dump_stacks(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
+        """Return what the threads of these ranks, or of every live rank, are doing, as `faulthandler` writes it.
 
         Nothing says when a dump is complete, so it is read once it has not grown for STACKS_QUIET seconds.
         """
-        fds = {rank: end.stacks_fd for rank, end in self._ends.items() if end.pid is not None}
+        wanted = self._ends.keys() if ranks is None else set(ranks)
+        fds = {rank: end.stacks_fd for rank, end in self._ends.items() if end.pid is not None and rank in wanted}
         starts = {rank: self._stacks_size(rank) for rank, fd in fds.items() if fd is not None}
         self.signal(tuple(starts), messages.DUMP_SIGNAL)
         sizes, changed, began = dict(starts), time.monotonic(), time.monotonic()

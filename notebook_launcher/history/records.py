@@ -24,8 +24,9 @@ __all__ = [
     "RunState",
 ]
 
-RunState = Literal["starting", "running", "stopping", "done", "failed", "stopped", "lost"]
-"""`"lost"`: the kernel ended before the run did; only a run read from its folder says so."""
+RunState = Literal["starting", "running", "waiting", "stopping", "done", "failed", "stopped", "lost"]
+"""`"waiting"`: ranks wait in a collective which others have not entered, for longer than `hang_notice`.
+`"lost"`: the kernel ended before the run did; only a run read from its folder says so."""
 
 RankState = Literal["starting", "running", "waiting", "saving", "asking", "returned", "failed", "stopped", "unknown"]
 
@@ -109,6 +110,11 @@ class RankSnapshot:
     """The part of the last second in which its GPU was at work, 0 to 1; None without one, and once the run is over."""
     last_line: str = ""
     """What it wrote last."""
+    waited: float | None = None
+    """Seconds for which it has waited in a collective which other ranks have not entered; None while these are fewer
+    than `hang_notice`."""
+    where: str = ""
+    """While any rank waits like that, the place of this one: `in all_reduce (Cell In[3], line 4)`."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """The last value of each metric that it reported."""
     seconds: float | None = None
@@ -156,6 +162,8 @@ class RunSnapshot:
     timed_out: bool = False
     error: str = ""
     """One line: what the run failed with; empty otherwise."""
+    waiting: str = ""
+    """In the state `"waiting"`: which ranks wait in which collective, for how long, and where the others are."""
     ranks: tuple[RankSnapshot, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
     """The culprit first."""

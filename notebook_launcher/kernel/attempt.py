@@ -127,6 +127,23 @@ class Attempt:
         """The ranks that have not."""
         return tuple(rank for rank in range(self._num_processes) if not self._has_settled(rank))
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the ranks are being stopped, or soon will be because one has failed."""
+        return self.ladder is not None or self._fail_at is not None
+
+    @property
+    def running(self) -> frozenset[int]:
+        """The ranks that are inside the function."""
+        return frozenset(self.started - self.ends.keys())
+
+    @property
+    def absent(self) -> dict[int, str]:
+        """The ranks that are not, each with what it has done: `returned`."""
+        ends = {rank: "ended" if end.failed else "returned" for rank, end in self.ends.items()}
+        late = set(range(self._num_processes)) - self.started - self.ends.keys()
+        return dict.fromkeys(sorted(late), "not started the function yet") | ends
+
     def _has_settled(self, rank: int) -> bool:
         # One that was sent SIGKILL has not before it is gone, whatever it managed to say.
         return rank in self.ends and (rank not in self._doomed or self.ends[rank].gone is not None)

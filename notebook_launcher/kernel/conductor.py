@@ -20,6 +20,7 @@ from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
 from notebook_launcher.kernel.arguments import describe_arguments
 from notebook_launcher.kernel.attempt import Attempt
+from notebook_launcher.kernel.hangs import HangWatch
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.live import LiveRecords
 from notebook_launcher.kernel.meter import GpuMeter
@@ -82,6 +83,7 @@ class Conductor:
         self.output = RunOutput(config, ranks.plan.num_processes)
         self.live = LiveRecords(self.launched)
         self.gpus = GpuMeter(ranks.plan.gpus)
+        self.hangs = HangWatch(None)
         self._progress = ProgressTeller(self.launched)
         self.attempt: Attempt | None = None
         self.asking: set[int] = set()
@@ -214,6 +216,8 @@ class Conductor:
         attempt = self.attempt = Attempt(tree, call, parcel, deadline=deadline)
         self.asking.clear()
         self._stacks = None
+        # A rank alone has nobody to wait for.
+        self.hangs = HangWatch(self.ranks.plan.config.hang_notice if self.ranks.plan.num_processes > 1 else None)
         self._replace_the_dead(tree, attempt)
         attempt.begin()
         while not attempt.settled:
@@ -222,10 +226,22 @@ class Conductor:
                 self._take(event, attempt)
             self._obey(attempt)
             attempt.act(self._look_at_stacks)
+            self._watch_for_hangs(tree, attempt)
             self.output.publish()
             self._recorder.tick(time.monotonic())
+        self.hangs.rest()
         self._settle(attempt)
         return attempt
+
+    def _watch_for_hangs(self, tree: ProcessTree, attempt: Attempt) -> None:
+        now = time.monotonic()
+        if attempt.is_ending or self.asking:
+            self.hangs.rest()
+        if attempt.is_ending or self.asking or self.hangs.next_due(now) != 0:
+            return
+        pids = {rank: pid for rank, pid in tree.pids.items() if rank in attempt.running}
+        if line := self.hangs.look(now, pids, attempt.absent, tree.dump_stacks):
+            self.output.notice(line)
 
     def _replace_the_dead(self, tree: ProcessTree, attempt: Attempt) -> None:
         """Replace ranks of a session that died while nobody was looking."""
@@ -243,7 +259,7 @@ class Conductor:
         now = time.monotonic()
         deadline = attempt.next_deadline()
         due = None if deadline is None else max(0.0, deadline - now)
-        waits = [self.output.next_due(now), self._recorder.next_due(now), due]
+        waits = [self.output.next_due(now), self._recorder.next_due(now), self.hangs.next_due(now), due]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _settle(self, attempt: Attempt) -> None:
@@ -342,6 +358,7 @@ class Conductor:
     def _look_at_stacks(self) -> Stacks:
         assert self.ranks.tree is not None
         self._stacks = Stacks.parse(self.ranks.tree.dump_stacks())
+        self.hangs.forgive()
         return self._stacks
 
     def _show_who_waits(self) -> None:

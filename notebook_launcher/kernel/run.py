@@ -89,7 +89,11 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """`"starting"`, `"running"`, `"stopping"`, then `"done"`, `"failed"` or `"stopped"`."""
+        """`"starting"`, `"running"`, `"stopping"`, then `"done"`, `"failed"` or `"stopped"`.
+
+        `"waiting"` while ranks wait in a collective which others have not entered, for longer than `hang_notice`;
+        `run.snapshot().waiting` says which.
+        """
         return snapshots.state_of(self._conductor)
 
     @property

@@ -52,12 +52,14 @@ class ConductorReader:
 
 
 def state_of(conductor: Conductor) -> RunState:
-    """Return `"starting"`, `"running"`, `"stopping"`, `"done"`, `"failed"` or `"stopped"`."""
+    """Return `"starting"`, `"running"`, `"waiting"`, `"stopping"`, `"done"`, `"failed"` or `"stopped"`."""
     if conductor.verdict is not None:
         return conductor.verdict.state
     attempt = conductor.attempt
     if conductor.asked_to_stop:
         return "stopping"
+    if conductor.hangs.hang is not None:
+        return "waiting"
     return "running" if attempt is not None and attempt.started else "starting"
 
 
@@ -65,6 +67,7 @@ def take_snapshot(conductor: Conductor) -> RunSnapshot:
     """Return what is known of the run now; from any thread."""
     verdict, plan = conductor.verdict, conductor.ranks.plan
     results = verdict.results if verdict is not None else None
+    hang = conductor.hangs.hang
     return RunSnapshot(
         id=conductor.id,
         name=conductor.name,
@@ -82,6 +85,7 @@ def take_snapshot(conductor: Conductor) -> RunSnapshot:
         error=one_line_of(verdict.error) if verdict is not None and verdict.error is not None else "",
         ranks=tuple(take_rank_snapshot(conductor, rank) for rank in range(plan.num_processes)),
         failures=tuple(_failure(failure) for failure in _failures(results)),
+        waiting=hang.text(time.monotonic()) if hang is not None else "",
         phases=dict(conductor.live.phases),
     )
 
@@ -98,6 +102,8 @@ def take_rank_snapshot(conductor: Conductor, rank: int) -> RankSnapshot:
     summary = results.summary_of(rank) if results is not None else None
     lines = conductor.output.last_lines(rank, 1)
     gpu = conductor.gpus.read(rank)
+    hang = conductor.hangs.hang
+    since = hang.since.get(rank) if hang is not None else None
     return RankSnapshot(
         rank=rank,
         pid=pid,
@@ -114,6 +120,8 @@ def take_rank_snapshot(conductor: Conductor, rank: int) -> RankSnapshot:
         gpu_memory=gpu.memory,
         gpu_utilization=gpu.utilization,
         last_line=lines[0] if lines else "",
+        waited=time.monotonic() - since if since is not None else None,
+        where=hang.where(rank) if hang is not None else "",
         metrics=dict(live.last_values.get(rank, {})),
         seconds=summary.seconds if summary else None,
         returned=results.short(rank) if results is not None else "",
@@ -129,6 +137,8 @@ def _rank_state(conductor: Conductor, rank: int) -> RankState:
         return "starting"
     if rank in conductor.asking:
         return "asking"
+    if (hang := conductor.hangs.hang) is not None and rank in hang.since:
+        return "waiting"
     with contextlib.suppress(ValueError):  # The board was closed while the run ended.
         return ACTIVITIES[attempt.activity_of(rank)]
     return "running"

@@ -48,6 +48,7 @@ GROUP_CALLS = frozenset(
 """Public functions of torch.distributed in which a rank can wait for others."""
 C10D = "/torch/distributed/distributed_c10d.py"
 DDP = "/torch/nn/parallel/distributed.py"
+COMPILER = "/torch/_dynamo/convert_frame.py"
 WAIT = re.compile(r"\.wait\(")
 ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
@@ -102,6 +103,11 @@ class ThreadStack:
             if frame.file.endswith(C10D) and frame.function in GROUP_CALLS:
                 return frame.function
         return _implied_wait(self.frames) if self.frames else None
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether `torch.compile` is at work; a function that it has compiled has no such frame."""
+        return any(frame.file.endswith(COMPILER) for frame in self.frames)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ const PAGE = Math.random().toString(36).slice(2); // another one after a reload
 const RUN_STATES = {
   starting: { word: "starting", tone: "quiet", shape: "ring" },
   running: { word: "running", tone: "live", shape: "disc" },
+  waiting: { word: "waiting", tone: "warn", shape: "hourglass" },
   stopping: { word: "stopping", tone: "warn", shape: "square" },
   done: { word: "done", tone: "good", shape: "check" },
   failed: { word: "failed", tone: "bad", shape: "cross" },
@@ -868,6 +869,7 @@ class Header {
     this.name = h("span", { class: "nbl-name" });
     this.clock = h("span", { class: "nbl-clock", role: "timer", "aria-live": "off", title: "Time since the launch" });
     this.summary = h("div", { class: "nbl-summary" });
+    this.waiting = h("div", { class: "nbl-waiting" }); // Its seconds grow: the state's word is what is read out.
     this.hint = h("div", { class: "nbl-hint", role: "status" });
     this.buttons = ACTIONS.map(({ type, label, title }) =>
       h(
@@ -883,6 +885,7 @@ class Header {
       { class: "nbl-header" },
       h("div", { class: "nbl-top" }, identity, actions),
       this.summary,
+      this.waiting,
       this.hint,
     );
   }
@@ -907,6 +910,8 @@ class Header {
       .join(" · ");
     setText(this.summary, summary);
     setHidden(this.summary, !summary);
+    setText(this.waiting, plainText(run.waiting ?? ""));
+    setHidden(this.waiting, !run.waiting);
     const hint = this.#hint(data);
     setText(this.hint, hint);
     setHidden(this.hint, !hint);

@@ -1,0 +1,317 @@
+"""Finds ranks that wait in a collective which other ranks have not entered, by looking at them from outside.
+
+Ranks do nothing for this: no thread, no record, no cost at any step. Linux counts how often the main thread of a
+process has gone to sleep of its own accord. While the thread waits in one collective, this number stays as it is;
+a rank that trains raises it many times a second. So the run's thread reads two small files of each rank about once
+a second. Only where the number has not moved for `hang_notice` seconds is a rank asked for its stack, and only if
+the stack ends in a collective are the other ranks asked as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from notebook_launcher.kernel.folding import rank_list
+from notebook_launcher.kernel.stacks import GROUP_CALLS, Stacks
+from notebook_launcher.units import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from notebook_launcher.kernel.stacks import RankStack, ThreadStack
+
+__all__ = ["Hang", "HangWatch"]
+
+SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.05, 1.0
+"""Seconds between two looks at the ranks; a quarter of `hang_notice`, within these bounds."""
+ASLEEP = "SD"
+"""States of a thread that sleeps, as /proc names them."""
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+IDLE_SHARE, IDLE_TICKS = 0.05, 2
+"""Processor time with which a process still counts as idle: a share of the time, and what the clock cannot resolve."""
+SPIN_SAMPLES = 3
+"""Equal stacks in a row after which a thread that uses the processor counts as waiting: NCCL waits in a loop."""
+FORGIVEN = 2
+"""Looks at which a rank may appear to have moved because the launcher itself asked it for its stack."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Pulse:
+    """Activity of a process: state and sleeps of its main thread, processor time of all its threads."""
+
+    is_asleep: bool
+    num_sleeps: int
+    ticks: int
+
+    @classmethod
+    def read(cls, pid: int) -> _Pulse | None:
+        """Return the pulse of a process; None if it is gone, or if this system does not count sleeps."""
+        try:
+            _, _, after_name = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")
+            fields = after_name.split()
+            status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+            num_sleeps = int(status.partition("\nvoluntary_ctxt_switches:")[2].split(None, 1)[0])
+            return cls(fields[0] in ASLEEP, num_sleeps, int(fields[11]) + int(fields[12]))
+        except (OSError, IndexError, ValueError):
+            return None
+
+
+@dataclasses.dataclass(slots=True)
+class _Stretch:
+    """Time in which a rank's main thread has not moved."""
+
+    since: float
+    sample_after: float
+    """Age in seconds at which the rank is asked for its stack."""
+    first: _Pulse
+    last: _Pulse
+    num_forgiven: int = 0
+    main: ThreadStack | None = None
+    num_alike: int = 0
+    """Samples in a row that showed the same stack."""
+
+    def goes_on(self, pulse: _Pulse) -> bool:
+        """Return True if the thread is where it was at the last look."""
+        is_same_state = pulse.is_asleep == self.last.is_asleep
+        if is_same_state and (pulse.num_sleeps == self.last.num_sleeps or self.num_forgiven):
+            self.last, self.num_forgiven = pulse, 0
+            return True
+        self.num_forgiven -= 1
+        return self.num_forgiven >= 0
+
+    def note(self, stack: RankStack) -> None:
+        """Record a sample, and put the next one off for twice as long."""
+        self.num_alike = self.num_alike + 1 if stack.main == self.main else 1
+        self.main = stack.main
+        self.num_forgiven = FORGIVEN
+        if self.last.is_asleep or not _is_in_call(stack) or self.num_alike >= SPIN_SAMPLES:
+            self.sample_after *= 2
+
+    def is_idle(self, now: float) -> bool:
+        """Return True if no thread of the process has done anything that counts."""
+        allowed = IDLE_TICKS + IDLE_SHARE * TICKS_PER_SECOND * (now - self.since)
+        return self.last.ticks - self.first.ticks <= allowed
+
+    def is_wait(self, stack: RankStack, now: float) -> bool:
+        """Return True if the thread has waited for other ranks all the time."""
+        if not self.last.is_asleep:
+            # It may have left the collective and entered it again without sleeping.
+            return _is_in_call(stack) and self.num_alike >= SPIN_SAMPLES
+        # A backward pass may be computed by another thread of the process.
+        return stack.waiting_in is not None and (_is_in_call(stack) or self.is_idle(now))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hang:
+    """Ranks that wait for others, and where all ranks were when this was found."""
+
+    since: Mapping[int, float]
+    """By waiting rank: when the wait began, by `time.monotonic()`."""
+    stacks: Stacks
+    absent: Mapping[int, str]
+    """By rank that runs no function at present: `has returned`."""
+
+    def text(self, now: float) -> str:
+        """Return `rank 0 has waited 12 s in all_reduce (Cell In[3], line 4); rank 1 is at line 7: time.sleep(60)`."""
+        waits = self._waits(now, lambda ranks: "has waited" if len(ranks) == 1 else "have waited")
+        others: dict[str, list[int]] = {}
+        for stack in self.stacks:
+            if stack.rank not in self.since:
+                others.setdefault(self._describe(stack), []).append(stack.rank)
+        for rank, end in self.absent.items():
+            others.setdefault(f"has {end}", []).append(rank)
+        return "; ".join([*waits, *(f"{rank_list(ranks)} {_plural(words, ranks)}" for words, ranks in others.items())])
+
+    def farewell(self, now: float) -> str:
+        """Return the line that ends the notice: `rank 0 waited 47 s in all_reduce (...); the run goes on`."""
+        return "; ".join([*self._waits(now, lambda _: "waited"), "the run goes on"])
+
+    def where(self, rank: int) -> str:
+        """Return the place of a rank in a few words; empty if it runs nothing."""
+        for stack in self.stacks:
+            if stack.rank == rank and rank in self.since:
+                return f"in {_call(stack)}"
+            if stack.rank == rank:
+                return self._describe(stack, elsewhere=True).removeprefix("is ")
+        return ""
+
+    @property
+    def key(self) -> str:
+        """Names the collectives and the places where ranks wait, to recognise the same wait."""
+        return "; ".join(self._calls())
+
+    def _calls(self) -> dict[str, list[int]]:
+        calls: dict[str, list[int]] = {}
+        for stack in self.stacks:
+            if stack.rank in self.since:
+                calls.setdefault(_call(stack), []).append(stack.rank)
+        return calls
+
+    def _waits(self, now: float, verb: Callable[[list[int]], str]) -> list[str]:
+        seconds = {call: now - min(self.since[rank] for rank in ranks) for call, ranks in self._calls().items()}
+        return [
+            f"{rank_list(ranks)} {verb(ranks)} {_seconds(seconds[call])} in {call}"
+            for call, ranks in self._calls().items()
+        ]
+
+    def _describe(self, stack: RankStack, *, elsewhere: bool = False) -> str:
+        here = stack.here
+        if stack.main is None or here is None:
+            return "did not answer" if stack.main is None else "is outside of the function"
+        files = {other.here.file for other in self.stacks if other.rank in self.since and other.here is not None}
+        place = f"line {here.line}" if files == {here.file} and not elsewhere else here.place
+        doing = "is compiling (torch.compile) at" if stack.main.is_compiling else "is at"
+        source = here.source
+        return f"{doing} {place}" + (f": {source}" if source else "")
+
+
+class HangWatch:
+    """Looks at the ranks of one call now and then; driven by the run's thread.
+
+    Args:
+        notice_after: `LaunchConfig.hang_notice`: seconds of waiting after which a wait counts; None: never.
+    """
+
+    def __init__(self, notice_after: float | None) -> None:
+        self.hang: Hang | None = None
+        self._notice_after = math.inf if notice_after is None else notice_after
+        self._interval = min(max(self._notice_after / 4, SHORTEST_INTERVAL), LONGEST_INTERVAL)
+        self._is_on = notice_after is not None
+        self._look_at = -math.inf
+        self._stretches: dict[int, _Stretch] = {}
+        self._is_told = False
+        self._told: dict[str, float] = {}
+        """By `Hang.key`: how long a wait lasted that was told and ended by itself."""
+
+    def next_due(self, now: float) -> float | None:
+        """Return the seconds until the next look; None: never."""
+        return max(0.0, self._look_at - now) if self._is_on else None
+
+    def rest(self) -> None:
+        """Forget what is known, because ranks are being stopped or wait for the user."""
+        self.hang = None
+        self._is_told = False
+        self._stretches.clear()
+
+    def forgive(self) -> None:
+        """Take no notice of the moves that a request for all stacks causes."""
+        for stretch in self._stretches.values():
+            stretch.num_forgiven = FORGIVEN
+
+    def look(
+        self,
+        now: float,
+        pids: Mapping[int, int],
+        absent: Mapping[int, str],
+        dump: Callable[[Iterable[int]], Mapping[int, str]],
+    ) -> str:
+        """Look at the ranks, if that is due, and bring `hang` up to date; return a line for the cell, or nothing.
+
+        Args:
+            now: The time, by `time.monotonic()`.
+            pids: The processes of the ranks that run the function.
+            absent: The other ranks, each with what it has done instead: `returned`.
+            dump: Asks ranks for their stacks.
+        """
+        if not self._is_on or now < self._look_at:
+            return ""
+        self._look_at = now + self._interval
+        self._follow(now, pids)
+        line = self._release(now)
+        due = [rank for rank, stretch in self._stretches.items() if now - stretch.since >= stretch.sample_after]
+        if due:
+            self.hang = self._examine(now, due, absent, dump) or self.hang
+        return line or self._announce(now)
+
+    def _follow(self, now: float, pids: Mapping[int, int]) -> None:
+        before, self._stretches = self._stretches, {}
+        for rank, pid in pids.items():
+            if (pulse := _Pulse.read(pid)) is None:
+                continue
+            stretch = before.get(rank)
+            if stretch is None or not stretch.goes_on(pulse):
+                stretch = _Stretch(since=now, sample_after=self._notice_after, first=pulse, last=pulse)
+            self._stretches[rank] = stretch
+
+    def _release(self, now: float) -> str:
+        """Drop the ranks that no longer wait; return the line that says so once none does."""
+        if self.hang is None:
+            return ""
+        kept = {rank: since for rank, since in self.hang.since.items() if self._since(rank) == since}
+        if kept:
+            self.hang = dataclasses.replace(self.hang, since=kept) if kept != self.hang.since else self.hang
+            return ""
+        hang, self.hang = self.hang, None
+        lasted = now - min(hang.since.values())
+        is_told, self._is_told = self._is_told, False
+        if not is_told:
+            return ""
+        self._told[hang.key] = lasted
+        return hang.farewell(now) if lasted >= 2 * self._notice_after else ""
+
+    def _announce(self, now: float) -> str:
+        """Return the line for a wait that has not been told; one that was told before must last twice as long."""
+        if self.hang is None or self._is_told:
+            return ""
+        if now - min(self.hang.since.values()) < 2 * self._told.get(self.hang.key, 0.0):
+            return ""
+        self._is_told = True
+        return self.hang.text(now)
+
+    def _since(self, rank: int) -> float | None:
+        return self._stretches[rank].since if rank in self._stretches else None
+
+    def _examine(
+        self,
+        now: float,
+        due: list[int],
+        absent: Mapping[int, str],
+        dump: Callable[[Iterable[int]], Mapping[int, str]],
+    ) -> Hang | None:
+        """Ask the ranks that have not moved for their stacks, and if one waits in a collective, all others."""
+        stacks = {stack.rank: stack for stack in Stacks.parse(dump(due))}
+        waiting: dict[int, float] = {}
+        for rank, stack in stacks.items():
+            stretch = self._stretches[rank]
+            stretch.note(stack)
+            if stretch.is_wait(stack, now):
+                waiting[rank] = stretch.since
+        if not waiting:
+            return None
+        others = self._stretches.keys() - set(due)
+        stacks |= {stack.rank: stack for stack in Stacks.parse(dump(others))} if others else {}
+        for rank in others:
+            del self._stretches[rank]  # Asking has moved it; what is known of it begins again.
+        hang = Hang(since=waiting, stacks=Stacks(stacks[rank] for rank in sorted(stacks)), absent=absent)
+        calls = {stacks[rank].waiting_in for rank in waiting}
+        somebody_is_missing = bool(absent) or any(
+            stack.waiting_in not in calls for rank, stack in stacks.items() if rank not in waiting
+        )
+        # Where every rank has entered one, they may be moving data. If none does anything, nothing will ever come.
+        is_dead = waiting.keys() == stacks.keys() and all(self._stretches[rank].is_idle(now) for rank in waiting)
+        return hang if somebody_is_missing or is_dead else None
+
+
+def _is_in_call(stack: RankStack) -> bool:
+    """Return True if the stack names a function of torch.distributed, not only a place where ranks may wait."""
+    return stack.waiting_in in GROUP_CALLS
+
+
+def _call(stack: RankStack) -> str:
+    return f"{stack.waiting_in} ({stack.here.place})" if stack.here is not None else str(stack.waiting_in)
+
+
+def _seconds(seconds: float) -> str:
+    """Return the seconds in words; of long ones only the whole part, as they are still growing."""
+    return format_seconds(math.floor(seconds) if seconds >= 10 else seconds)
+
+
+def _plural(words: str, ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return words
+    verb, _, rest = words.partition(" ")
+    return f"{ {'is': 'are', 'has': 'have'}.get(verb, verb) } {rest}"
