@@ -142,7 +142,7 @@ def test_a_rank_that_compiles_while_others_wait_for_its_gradients_is_said_to(tmp
     with launched(backward_on_one, gate) as run:
         assert re.fullmatch(
             rf"rank 0 has waited [\d.]+ m?s in backward \(gradient all-reduce\) \({LINE}\); "
-            r"rank 1 is compiling \(torch\.compile\) at line \d+: time\.sleep\(0\.01\)",
+            r"rank 1 is compiling \(torch\.compile\) at line \d+: .*",
             waiting(run, "compiling"),
         )
         gate.touch()
@@ -163,7 +163,7 @@ def spin(gate: Path) -> None:
             return True
 
     class SpinningGroup(dist.ProcessGroup):
-        def allreduce(self, *_: Any) -> Work:  # type: ignore[override]
+        def allreduce(self, *_: Any) -> Work:
             self.works = [Work()]
             return self.works[0]
 
