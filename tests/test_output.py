@@ -87,7 +87,7 @@ def test_one_rank_needs_no_label(kernel: Kernel) -> None:
 
 
 def test_the_first_and_the_last_line(kernel: Kernel) -> None:
-    outcome = kernel.execute("def train(): pass\nnotebook_launch(train, 2, seed=7)")
+    outcome = kernel.execute("def train(): pass\nnotebook_launch(train, 2, seed=7, monitor=False)")
     first, last = outcome.stdout.splitlines()
     assert re.fullmatch(r"train: 2 CPU ranks, gloo, \d threads? each, .*, seed 7", first)
     assert re.fullmatch(r"train: done in [\d.]+ m?s", last)
@@ -100,14 +100,14 @@ def test_displays_of_rank_0_appear_in_the_cell(kernel: Kernel) -> None:
         "    import matplotlib.pyplot as plt\n"
         "    display(HTML(f'<b>{rank()}</b>'))\n"
         "    plt.plot([1, 2, 3])\n"
-        "notebook_launch(show, 2)"
+        "notebook_launch(show, 2, monitor=False)"
     )
     assert outcome.error is None
     assert [d["data"].get("text/html") for d in outcome.displays] == ["<b>0</b>", None]
     assert outcome.displays[1]["data"]["image/png"]
-    both = kernel.execute("notebook_launch(show, 2, display='all')")
+    both = kernel.execute("notebook_launch(show, 2, display='all', monitor=False)")
     assert sorted(d["data"]["text/html"] for d in both.displays if "text/html" in d["data"]) == ["<b>0</b>", "<b>1</b>"]
-    assert not kernel.execute("notebook_launch(show, 2, display='none')").displays
+    assert not kernel.execute("notebook_launch(show, 2, display='none', monitor=False)").displays
 
 
 def shown_at_last(kernel: Kernel, code: str) -> list[str]:
@@ -235,7 +235,7 @@ def test_output_lands_in_the_cell_that_launched(kernel: Kernel) -> None:
         "    while not os.path.exists(flag): time.sleep(0.01)\n"
         "    print('late', flush=True)\n"
         "import tempfile; flag = tempfile.mktemp()\n"
-        "run = launch(slow, 2)"
+        "run = launch(slow, 2, monitor=False)"
     )
     kernel.wait(first)
     second = kernel.execute("open(flag, 'w').close(); run.wait(); os.remove(flag); print('second')")

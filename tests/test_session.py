@@ -253,7 +253,7 @@ def test_variables_of_the_ranks_that_the_notebook_overwrites_are_told_once(kerne
 
 
 def test_what_was_found_is_said_once_and_each_end(kernel: Kernel) -> None:
-    outcome = kernel.execute("with Session(2) as two:\n    two.run(add)\n    two.run(add)")
+    outcome = kernel.execute("with Session(2, monitor=False) as two:\n    two.run(add)\n    two.run(add)")
     assert outcome.stdout.count("2 CPU ranks, gloo") == 1
     assert outcome.stdout.count("add: done in ") == 2
 

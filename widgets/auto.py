@@ -14,7 +14,8 @@ __all__ = ["show"]
 
 
 def show(run: RunReader, sink: Sink) -> Monitor:
-    """Show the monitor of a run in its cell and return it."""
+    """Show the monitor of a run in its cell until the run is over, and return it."""
     monitor = Monitor(run)
+    monitor.leaves_picture = False
     monitor.show(sink)
     return monitor

@@ -15,7 +15,7 @@ import anywidget
 import traitlets
 
 from notebook_launcher.kernel import cell
-from notebook_launcher.kernel.picture import folded_picture, picture_of
+from notebook_launcher.kernel.picture import NOTHING, folded_picture, picture_of
 from notebook_launcher.widgets.feed import Feed
 from notebook_launcher.widgets.tap import open_tap
 
@@ -92,6 +92,8 @@ class Monitor(anywidget.AnyWidget):
         self._tap: Tap | None = None
         self._comm_id = ""
         self._sink = cell.make_sink()
+        self.leaves_picture = True
+        """Whether a picture of the run stands where the monitor was, once the run is over."""
         super().__init__(title=getattr(run, "name", "") or run.snapshot().name, **traits)
         self._feed = Feed(run, can_act=self._wait is not None and callable(getattr(run, "stop", None)))
         hear = weakref.WeakMethod(self._hear)  # Without a cycle, the run's files are closed with its last reader.
@@ -141,7 +143,7 @@ class Monitor(anywidget.AnyWidget):
         """
         below = uuid.uuid4().hex
         # An output of its own, empty as yet: such HTML takes no room.
-        sink.display({"text/html": "", "text/plain": ""}, transient={"display_id": below})
+        sink.display(NOTHING, transient={"display_id": below})
         with self._lock:
             self._pictures.append((sink, below))
         self._start_ticker()
@@ -297,10 +299,10 @@ class Monitor(anywidget.AnyWidget):
 
     def _replace_views(self) -> None:
         try:
-            tables, drawing = self._picture()
+            tables, drawing = self._picture() if self.leaves_picture else (NOTHING, NOTHING)
         except Exception as error:  # noqa: BLE001 - no dead widget may stay, whatever the drawing runs into
             reason = f"{self.title} is over; it could not be drawn: {type(error).__name__}: {error}"
-            tables, drawing = {"text/plain": reason}, {"text/html": "", "text/plain": ""}
+            tables, drawing = {"text/plain": reason}, NOTHING
         for sink, view in self._views:
             sink.display(tables, transient={"display_id": view}, update=True)
         self._draw_pictures(drawing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,10 @@ class RunOutput:
         self._has_headlines = config.output != "none"
         self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
         """Whether a line of progress is wanted: where no view can be expected to show it."""
+        self.record_from = math.inf
+        """The moment, by the monotonic clock, from which on a record tells how the run ended, rather than a line."""
+        self.last_line = ""
+        """The line that the record of a run that is over takes over."""
 
     @property
     def sink(self) -> cell.Sink:
@@ -63,7 +68,10 @@ class RunOutput:
     def end(self, text: str) -> None:
         """Show all that the ranks wrote, lines without an end too, and after it how the run ended."""
         self._console.finish()
-        self.headline(text)
+        if time.monotonic() < self.record_from:
+            self.headline(text)
+        elif self._has_headlines:
+            self.last_line = text
         self.close()
 
     def progress(self, text: str) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.records import RunSnapshot
 
-__all__ = ["Bundle", "folded_picture", "has_picture", "picture_of"]
+__all__ = ["NOTHING", "Bundle", "folded_picture", "has_picture", "picture_of", "record_of"]
 
 Bundle = dict[str, str]
 """One output: its representations by MIME type."""
+NOTHING: Bundle = {"text/html": "", "text/plain": ""}
+"""An output that takes no room."""
+SHORT = 10.0
+"""Seconds up to which a run without curves leaves one line."""
 
 
 def has_picture(snapshot: RunSnapshot, curves: Curves) -> bool:
@@ -29,15 +34,35 @@ def picture_of(snapshot: RunSnapshot, curves: Curves) -> tuple[Bundle, Bundle]:
 
     table = {"text/html": static_html(snapshot, curves), "text/plain": static_text(snapshot)}
     if not has_picture(snapshot, curves):
-        return table, {"text/html": "", "text/plain": ""}  # Takes no room.
+        return table, NOTHING
     drawing, words = static_svg(snapshot, curves), f"{snapshot.name}: curves and timeline"
     return table, {"text/html": picture_html(drawing, words), "image/svg+xml": drawing, "text/plain": words}
 
 
-def folded_picture(snapshot: RunSnapshot, curves: Curves) -> Bundle:
+def record_of(line: str, snapshot: RunSnapshot, curves: Curves, *, is_raised: bool) -> list[Bundle]:
+    """Return the outputs that a run leaves at the end of its cell.
+
+    Args:
+        line: How the run ended.
+        snapshot: What is known of the run.
+        curves: Its metrics.
+        is_raised: Whether the cell raises the run's exception, which tells a failure in full.
+    """
+    if snapshot.state == "failed" and is_raised:
+        return [_folded(line, dataclasses.replace(snapshot, failures=(), error=""), curves)]
+    if snapshot.state != "failed" and snapshot.seconds < SHORT and not has_picture(snapshot, curves):
+        return [_folded(line, snapshot, curves)]
+    return [bundle for bundle in picture_of(snapshot, curves) if bundle is not NOTHING]
+
+
+def _folded(line: str, snapshot: RunSnapshot, curves: Curves) -> Bundle:
+    return {**folded_picture(snapshot, curves, line), "text/plain": line}
+
+
+def folded_picture(snapshot: RunSnapshot, curves: Curves, line: str = "") -> Bundle:
     """Return all of it as one output, of which one line is seen until somebody clicks on it."""
     from notebook_launcher.drawing.page import headline, static_html, static_text
     from notebook_launcher.drawing.tables import folded
 
     page = static_html(snapshot, curves, picture=has_picture(snapshot, curves))
-    return {"text/html": folded(headline(snapshot), page), "text/plain": static_text(snapshot)}
+    return {"text/html": folded(line or headline(snapshot), page), "text/plain": static_text(snapshot)}

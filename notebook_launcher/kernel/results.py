@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.errors import MissingResultError
 from notebook_launcher.history.wording import format_metrics
-from notebook_launcher.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["RankSummary", "Results"]
 
 SHORT = 60
-COLUMNS = ("rank", "state", "returned", "time", "peak memory", "last metrics")
+COLUMNS = ("rank", "returned", "last metrics")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,25 +142,36 @@ class Results(Sequence[Any]):
         return f"rank {rank} returned nothing: it was stopped"
 
     def __repr__(self) -> str:
+        if self._is_empty():
+            return f"{self._headline()}: {'None' if len(self) == 1 else 'all returned None'}"
         rows = [
             f"  {row.rank}: {self._short(row.rank)}" + (f"  ({format_metrics(row.metrics)})" if row.metrics else "")
             for row in self._rows()
         ]
-        return f"Results of {self._headline()}\n" + "\n".join(rows)
+        return "\n".join([self._headline(), *rows])
 
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+    def _repr_html_(self) -> str | None:
+        """Return a table of the values: how the ranks fared stands in the record of the run."""
+        if self._is_empty():
+            return None
+        rows = [self._cells(row) for row in self._rows()]
+        num_columns = len(COLUMNS) if any(row[-1] for row in rows) else len(COLUMNS) - 1
+        head = "".join(f"<th>{name}</th>" for name in COLUMNS[:num_columns])
         body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in self._cells(row)) + "</tr>"
-            for row in self._rows()
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row[:num_columns]) + "</tr>" for row in rows
         )
         return (
             f"<table><caption>{html.escape(self._headline())}</caption>"
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
 
+    def _is_empty(self) -> bool:
+        """Return whether there is nothing to tell but that every rank returned."""
+        returned_none = len(self._values) == len(self) and all(value is None for value in self._values.values())
+        return returned_none and not any(row.metrics for row in self._ranks)
+
     def _headline(self) -> str:
-        text = f"{len(self)} rank{'s' * (len(self) > 1)}, {format_seconds(self._seconds)}, seed {self._seed}"
+        text = f"Results of {len(self)} rank{'s' * (len(self) > 1)}"
         if self._restarts:
             text += f", restarted {self._restarts} time{'s' * (self._restarts > 1)}"
         if self._timed_out:
@@ -176,14 +186,7 @@ class Results(Sequence[Any]):
         ]
 
     def _cells(self, row: RankSummary) -> tuple[str, ...]:
-        return (
-            str(row.rank),
-            row.state,
-            self._short(row.rank),
-            "" if row.seconds is None else format_seconds(row.seconds),
-            "" if row.peak_memory is None else format_bytes(row.peak_memory),
-            format_metrics(row.metrics),
-        )
+        return str(row.rank), self._short(row.rank), format_metrics(row.metrics)
 
     def _short(self, rank: int) -> str:
         return self.short(rank) or self._why_missing(rank)

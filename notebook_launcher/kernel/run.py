@@ -268,7 +268,7 @@ class Run:
     def wait_in_cell(self) -> Results:
         """Begin, and wait in the main thread, answering the ranks' questions; an interrupt stops the run."""
         conductor = self._conductor
-        with contextlib.closing(views.RunView(self, conductor.output)) as view:
+        with contextlib.closing(views.RunView(self, conductor.output, is_raised=True)) as view:
             try:
                 interrupted = conductor.questions.answer_all(
                     conductor.begin,

@@ -7,6 +7,7 @@ widgets cannot be imported still has its line of progress.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -28,13 +29,19 @@ HELLO_CHECK = 0.5
 class RunView:
     """What one run shows by itself, driven by whoever waits for it, in steps that do not block.
 
-    With a front end that draws widgets that is the monitor; in a notebook that a program executes, a picture at
-    the end. The line of progress is there where no front end has answered.
+    With a front end that draws widgets that is the monitor while the run lasts. At the end it is a record, below all
+    that the ranks wrote. The line of progress is there where no front end has answered.
+
+    Args:
+        run: The run.
+        output: Its output.
+        is_raised: Whether the cell raises what the run fails with.
     """
 
-    def __init__(self, run: Run, output: RunOutput) -> None:
+    def __init__(self, run: Run, output: RunOutput, *, is_raised: bool) -> None:
         self._run = run
         self._output = output
+        self._is_raised = is_raised
         self._monitor: Any = None
         self._began = time.monotonic()
         config, sink = run.config, output.sink
@@ -43,6 +50,8 @@ class RunView:
             config.monitor is True or (config.monitor == "auto" and sink.has_audience and not self._is_quiet)
         )
         self.is_wanted = self._wants_monitor or (sink.is_cell and config.monitor == "auto" and not self._is_quiet)
+        if self.is_wanted:
+            output.record_from = self._began + QUIET
 
     def step(self) -> float | None:
         """Do what is due; return in how many seconds there is more to do, None if nothing is."""
@@ -61,12 +70,11 @@ class RunView:
         return HELLO_CHECK if poll is None and is_unseen else poll
 
     def close(self) -> None:
-        """Leave a picture of the run, where the monitor was; call it when the run is over."""
+        """Leave a record of the run in the place of the monitor; call it when the run is over."""
         if self._monitor is not None:
             self._monitor.finish()
-        elif self.is_wanted and time.monotonic() - self._began > QUIET:
-            with contextlib.suppress(Exception):  # The run's results matter more.
-                self._leave_picture()
+        if self._output.last_line:
+            self._leave_record(self._output.last_line)
 
     def _show(self) -> None:
         try:
@@ -78,25 +86,30 @@ class RunView:
             self._output.shows_progress = not self._is_quiet
             self._output.sink.text("stderr", f"no monitor: {type(error).__name__}: {error}\n")
 
-    def _leave_picture(self) -> None:
-        from notebook_launcher.kernel.picture import has_picture, picture_of
+    def _leave_record(self, line: str) -> None:
+        from notebook_launcher.kernel.picture import record_of
 
-        curves = Curves()
-        curves.fold(self._run.metrics)
-        snapshot = self._run.snapshot()
-        if has_picture(snapshot, curves):
-            for bundle in picture_of(snapshot, curves):
-                self._output.sink.display(bundle)
-            self._output.sink.flush()
+        sink = self._output.sink
+        try:
+            curves = Curves()
+            curves.fold(self._run.metrics)
+            for bundle in record_of(line, self._run.snapshot(), curves, is_raised=self._is_raised):
+                sink.display(bundle)
+        except Exception as error:  # noqa: BLE001 - the run's results matter more than its picture
+            sink.text("stdout", f"{line}\n")
+            sink.text("stderr", f"no record: {type(error).__name__}: {error}\n")
+        sink.flush()
 
 
 def watch(run: Run, output: RunOutput) -> None:
     """Let a run show itself that nobody waits for, from a thread that ends with the run."""
-    view = RunView(run, output)
+    view = RunView(run, output, is_raised=False)
     if view.is_wanted:
         name = f"notebook-launcher view of {run.name}"
-        with contextlib.suppress(RuntimeError):  # No room for a thread; the run is worth more.
+        try:
             threading.Thread(target=_attend, args=(run, view), name=name, daemon=True).start()
+        except RuntimeError:  # No room for a thread; the run is worth more.
+            output.record_from = math.inf
 
 
 def _attend(run: Run, view: RunView) -> None:
