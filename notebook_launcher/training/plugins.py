@@ -130,7 +130,11 @@ class DataLoaderConfiguration:
     split_batches: bool = False
     """Whether each rank gets a slice of every batch; False: every `num_processes`-th batch."""
     dispatch_batches: bool | None = None
-    """Whether rank 0 reads and sends the others their slices; None: for iterable data sets."""
+    """Whether rank 0 reads and sends the others their slices; None: for iterable data sets.
+
+    With False every rank reads an iterable data set, and keeps its share. Of a Hugging Face `datasets` stream with at
+    least as many shards as ranks, every rank reads its own shards only.
+    """
     even_batches: bool = True
     """Whether the last round is filled with samples from the start, so that all ranks have as much."""
     use_seedable_sampler: bool = False

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from notebook_launcher.training.data.arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
 from notebook_launcher.training.data.iterable import IterableDatasetShard
+from notebook_launcher.training.data.ownshards import OwnShards, is_split_by_node, shards_of_rank
 from notebook_launcher.training.data.samplers import (
     SeedableRandomSampler,
     get_sampler,
@@ -62,7 +63,8 @@ def prepare_data_loader(
         split_batches: Whether each rank gets a slice of every batch; False: every `num_processes`-th batch.
         put_on_device: Whether batches are moved to `device`.
         rng_types: Which generators every rank takes from rank 0 before each epoch; None: that of the sampler.
-        dispatch_batches: Whether rank 0 reads for all. None: for an iterable data set, if `put_on_device`.
+        dispatch_batches: Whether rank 0 reads for all. None: for an iterable data set, if `put_on_device`. With
+            False, every rank reads its own shards of a Hugging Face `datasets` stream that has enough of them.
         even_batches: Whether the last round is filled with samples from the start.
         slice_fn_for_dispatch: What cuts a rank's part out of a batch that rank 0 read:
             `f(batch, slice, process_index=..., num_processes=...)`.
@@ -77,7 +79,8 @@ def prepare_data_loader(
         stack: Where the loader stands while it is iterated.
 
     Raises:
-        ValueError: `uneven` is unknown, or `split_batches` with a batch size that the ranks do not divide.
+        ValueError: `uneven` is unknown, `split_batches` with a batch size that the ranks do not divide, or a data set
+            that was split for other ranks.
     """
     if uneven not in UNEVEN:
         raise ValueError(f"uneven={uneven!r} is unknown. It can be {', '.join(map(repr, UNEVEN))}.")
@@ -88,7 +91,8 @@ def prepare_data_loader(
     if split_batches:
         _check_split(dataloader, num_processes)
     if dispatch_batches is None:
-        dispatch_batches = put_on_device and isinstance(dataloader.dataset, IterableDataset)
+        whole = isinstance(dataloader.dataset, IterableDataset) and not is_split_by_node(dataloader.dataset)
+        dispatch_batches = put_on_device and whole
     indices = _indices(dataloader, data_seed if use_seedable_sampler else False)
     arguments: dict[str, Any] = {
         "device": device if put_on_device else None,
@@ -126,7 +130,12 @@ def _shard(
         shard = BatchSamplerShard(indices, *share, **policy)
         return DataLoaderShard(dataloader.dataset, **arguments, **data_arguments(dataloader, shard))
     size, drop_last = dataloader.batch_size, dataloader.drop_last
-    stream = IterableDatasetShard(dataloader.dataset, size, drop_last, *share, **policy)
+    num_processes, process_index, split_batches = share
+    own = None if split_batches else shards_of_rank(dataloader.dataset, num_processes, process_index)
+    if own is not None and policy["uneven"] == "leave":
+        return DataLoaderShard(own, **arguments, batch_size=size, drop_last=drop_last)
+    kind, dataset = (IterableDatasetShard, dataloader.dataset) if own is None else (OwnShards, own)
+    stream = kind(dataset, size, drop_last, *share, **policy)
     size = None if size is None else stream.per_rank
     return DataLoaderShard(stream, **arguments, batch_size=size, drop_last=drop_last)
 

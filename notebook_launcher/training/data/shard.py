@@ -9,9 +9,11 @@ from torch.utils.data import DataLoader
 
 from notebook_launcher.training.data.agreement import Plan, agree
 from notebook_launcher.training.data.arguments import data_arguments
+from notebook_launcher.training.data.instep import OWN_SHARDS, InStep, Readings, wrong_readers
 from notebook_launcher.training.data.iterable import IterableDatasetShard
 from notebook_launcher.training.data.loader import PreparedLoader
 from notebook_launcher.training.data.lookahead import look_ahead
+from notebook_launcher.training.data.ownshards import OwnShards
 from notebook_launcher.training.data.position import Order, Position, Progress
 from notebook_launcher.training.data.rounds import LoaderStack, Round
 from notebook_launcher.training.data.samplers import SeedableRandomSampler, length_of, sampler_chain
@@ -26,14 +28,16 @@ if TYPE_CHECKING:
 
     import torch
 
+    from notebook_launcher.training.data.streams import Receipt
+
 __all__ = ["DataLoaderShard"]
 
 
 class DataLoaderShard(PreparedLoader):
     """A `DataLoader` whose batches are one rank's.
 
-    What the rank's share is, a `BatchSamplerShard` or an `IterableDatasetShard` decides; without either, it is
-    everything.
+    What the rank's share is, a `BatchSamplerShard`, an `IterableDatasetShard` or an `OwnShards` decides; without any,
+    it is everything.
 
     Args:
         dataset: As `DataLoader`'s.
@@ -134,7 +138,7 @@ class DataLoaderShard(PreparedLoader):
             lengths = length_of(self.dataset), length_of(shard.batch_sampler)
         else:
             assert shard is not None
-            lengths = length_of(shard.dataset), None
+            lengths = None if isinstance(shard, OwnShards) else length_of(shard.dataset), None
         return Plan(*lengths, start.epoch, start.samples, self.skip_batches, seed)
 
     def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
@@ -150,22 +154,19 @@ class DataLoaderShard(PreparedLoader):
         return DataLoader(self._stream, **data_arguments(self, None), **arguments)
 
     def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
-        return self._walk(start, order) if self._stream is None else self._read(self._stream, start, order)
+        if self._stream is None:
+            return self._walk(start, order)
+        read = self._read_in_step if isinstance(self._stream.shard, OwnShards) else self._read
+        return read(self._stream, start, order)
 
     def _read(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
-        """Yield the batches of an iterable data set."""
+        """Yield the batches of an iterable data set that every rank reads as a whole."""
         consumed = self._consumed_streams(start)
-        stream.order(start.epoch, start.stream, consumed)
         full = (stream.shard.per_rank,) * stream.shard.num_processes
         full_round = Round(full, full, full)
-        owners = self._owners()
-        self._progress.order = order or Order.capture(owners)
-        with contextlib.nullcontext() if order is None else order.replayed(owners):
-            fetched = iter(self.base_dataloader)
-            if start and not self.num_workers:
-                next(fetched, None)  # a batch to throw away: it makes the data set read what was had
+        fetched = self._fetch(stream, start.epoch, [start.stream, *consumed], order)
         skip = 0 if start else self.skip_batches
-        for (batch, receipt), is_last in look_ahead(pair for pair in fetched if pair[1] is not None):
+        for (batch, receipt), is_last in look_ahead(fetched):
             consumed[receipt.stream] = receipt.consumed
             if skip:
                 skip -= 1
@@ -173,11 +174,45 @@ class DataLoaderShard(PreparedLoader):
             position = Position(start.epoch, sum(consumed), tuple(consumed), receipt.stream)
             yield Delivery(batch, receipt.round or full_round, is_last, position)
 
+    def _read_in_step(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
+        """Yield the batches of an iterable data set of which every rank reads its own shards."""
+        shard = stream.shard
+        readings = Readings(start, shard.num_processes, max(1, self.num_workers))
+        fetched = self._fetch(stream, start.epoch, readings.of_rank(shard.process_index), order)
+        rule = InStep(
+            process_index=shard.process_index,
+            drop_last=shard.drop_last,
+            even_batches=shard.even_batches,
+            uneven=shard.uneven,
+        )
+        skip = 0 if start else self.skip_batches
+        for number, (batch, counts, is_last, read) in enumerate(rule.rounds(fetched)):
+            readings.note(read)
+            if number >= skip:
+                self.remainder = sum(counts.real) if is_last else -1
+                yield Delivery(batch, counts, is_last, readings.position(start.epoch))
+
+    def _fetch(
+        self, stream: StreamWithReceipts, epoch: int, reading: list[int], order: Order | None
+    ) -> Iterator[tuple[Any, Receipt]]:
+        """Yield what this rank reads, from where `reading` is: the stream that was read last, and what of each."""
+        last_stream, *consumed = reading
+        stream.order(epoch, last_stream, consumed)
+        owners = self._owners()
+        self._progress.order = order or Order.capture(owners)
+        with contextlib.nullcontext() if order is None else order.replayed(owners):
+            fetched = iter(self.base_dataloader)
+            if any(consumed) and not self.num_workers:
+                next(fetched, None)  # a batch to throw away: it makes the data set read what was had
+        yield from (pair for pair in fetched if pair[1] is not None)
+
     def _consumed_streams(self, start: Position) -> list[int]:
         num_streams = max(1, self.num_workers)
         if not start:
             return [0] * num_streams
         streams = start.streams or (start.samples,)
+        if start.stream == OWN_SHARDS:
+            raise wrong_readers(len(start.streams), "every rank, or rank 0 alone, reads the data set as a whole")
         if len(streams) != num_streams:
             raise ValueError(
                 f"This position was saved where {len(streams)} streams of an iterable data set were read, and with "
