@@ -138,7 +138,7 @@ def test_loader_resumes_in_every_ranks_shards(ranks, num_workers, left_after):
         again = prepare(streamed(UNEVEN), batch_size=2, num_workers=num_workers)
         again.load_state_dict(state)
         seen = [(batch["number"].tolist(), again.current_round.real) for batch in again]
-        skipping = skip_first_batches(prepare(streamed(UNEVEN), batch_size=2, num_workers=num_workers), left_after)
+        skipping: Any = skip_first_batches(prepare(streamed(UNEVEN), batch_size=2, num_workers=num_workers), left_after)
         skipped = [(batch["number"].tolist(), skipping.current_round.real) for batch in skipping]
         return whole[left_after:], seen, skipped
 
