@@ -261,7 +261,7 @@ def test_a_panel_is_filled_in_by_keys_and_what_is_wrong_stands_beside_its_field(
     panel = page.locator(".nbp-panel")
     launch = panel.get_by_role("button", name="Launch", exact=True)
     processes = panel.get_by_label("Processes", exact=True)
-    for typed, message in {"abc": "must be a whole number", "-1": "is too small", "1e3": "Write 1000"}.items():
+    for typed, message in {"abc": "Enter a whole number, 1 or more.", "1e3": "Enter 64 or less"}.items():
         processes.fill("")
         processes.press_sequentially(typed)
         alert = panel.locator(".nbp-field", has=page.get_by_label("Processes", exact=True)).get_by_role("alert")

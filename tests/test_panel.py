@@ -7,6 +7,7 @@ import functools
 import sys
 import time
 import types
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 import pytest
@@ -115,6 +116,8 @@ def pasted(panel: ConfigPanel, names: dict[str, Any]) -> tuple[Any, dict[str, An
         ("comm_hook", 2, "bf16"),
         ("gradient_accumulation_steps", "1", 1),
         ("gradient_accumulation_steps", "", None),
+        ("gradient_accumulation_steps", "1e3", 1000),
+        ("num_processes", "2.0", 2),
     ],
 )
 def test_a_field_sets_its_option(name, typed, value):
@@ -143,21 +146,22 @@ def test_a_segment_sets_its_option(name, word, value):
 @pytest.mark.parametrize(
     ("name", "typed", "message"),
     [
-        ("num_processes", "two", "num_processes=&#x27;two&#x27; is a str; it must be a whole number."),
-        ("num_processes", "0", "num_processes=0 is too small"),
-        ("num_processes", "-3", "num_processes=-3 is too small; it must be 1 or more."),
-        ("num_processes", "True", "num_processes=True is a bool"),
-        ("num_processes", "[2]", "num_processes=&#x27;[2]&#x27; is a str"),
-        ("gradient_accumulation_steps", "1e3", "it must be a whole number. Write 1000."),
-        ("gradient_accumulation_steps", "True", "gradient_accumulation_steps=True"),
-        ("gradient_accumulation_steps", "1,5", "it must be a whole number."),
-        ("num_processes", "2.0", "Write 2."),
-        ("num_processes", "1000", "too many for this machine: it has 2 cores, and 64 ranks are the limit"),
-        ("seed", "-1", "seed=-1 is too small"),
-        ("timeout", "inf", "timeout=inf must be more than 0 seconds and finite"),
-        ("timeout", "0", "timeout=0 must be more than 0 seconds"),
-        ("max_grad_norm", "x", "max_grad_norm=&#x27;x&#x27; is a str; it must be a number, or None"),
-        ("backend", 2, "needs a GPU for each rank: no GPU found"),
+        ("num_processes", "two", "Enter a whole number, 1 or more."),
+        ("num_processes", "0", "Enter a whole number, 1 or more."),
+        ("num_processes", "-3", "Enter a whole number, 1 or more."),
+        ("num_processes", "True", "Enter a whole number, 1 or more."),
+        ("num_processes", "[2]", "Enter a whole number, 1 or more."),
+        ("gradient_accumulation_steps", "1.5", "Enter a whole number, 1 or more."),
+        ("gradient_accumulation_steps", "1,5", "Enter a whole number, 1 or more."),
+        ("max_restarts", "None", "Enter a whole number, 0 or more."),
+        ("num_processes", "1000", "Enter 64 or less: this machine has 2 CPU cores."),
+        ("seed", "-1", "Enter a whole number, 0 to 4,294,967,295."),
+        ("seed", "4294967296", "Enter a whole number, 0 to 4,294,967,295."),
+        ("timeout", "inf", "Enter a number above 0."),
+        ("timeout", "nan", "Enter a number above 0."),
+        ("timeout", "0", "Enter a number above 0."),
+        ("max_grad_norm", "x", "Enter a number above 0."),
+        ("backend", 2, "Choose auto or gloo: nccl needs a GPU for each process (no GPU found)."),
     ],
 )
 def test_what_cannot_be_is_said_beside_its_field_and_keeps_the_launch_off(name, typed, message):
@@ -166,6 +170,9 @@ def test_what_cannot_be_is_said_beside_its_field_and_keeps_the_launch_off(name, 
     assert message in note_of(panel, name)
     assert list(panel.problems) == [name]
     assert panel.launch_button.disabled
+    reason = f"Fix {field(panel, name).label} to enable Launch."
+    assert reason in panel._running.status.value
+    assert panel.launch_button.tooltip == reason
     panel.launch_button.click()
     assert panel.run is None
     type_in(panel, name, 0 if name == "backend" else "")
@@ -180,7 +187,7 @@ def test_a_mistake_in_one_field_outlives_typing_in_another():
     type_in(panel, "num_processes", "2")
     assert field(panel, "seed").control.value == "abc"
     assert list(panel.problems) == ["seed"]
-    assert panel.view.advanced.head.description == "▸ Advanced (1 to correct)"
+    assert panel.view.advanced.head.description == "▸ Advanced (1 to fix)"
     assert (panel.config.seed, panel.config.num_processes) == (None, 2)
 
 
@@ -217,10 +224,10 @@ def test_options_are_those_of_a_launch():
 
 
 def test_processes_are_bounded_by_the_machine(on):
-    assert "At most 64 on 2 cores" in note_of(ConfigPanel(train), "num_processes")
+    assert "64 at most on 2 CPU cores" in note_of(ConfigPanel(train), "num_processes")
     on(16, 4)
     panel = ConfigPanel(train)
-    assert "One for each GPU is 4; at most 256" in note_of(panel, "num_processes")
+    assert "Automatic: 4, one for each GPU; 256 at most" in note_of(panel, "num_processes")
     assert field(panel, "num_processes").control.placeholder == "4 (automatic)"
 
 
@@ -232,7 +239,7 @@ def test_without_a_gpu_the_devices_are_grey_with_the_reason():
     assert segments["all"].tooltip == "no GPU found"
     assert "No GPU found" in note_of(panel, "devices")
     panel.config = LaunchConfig(devices=[0])  # type: ignore[arg-type]
-    assert "devices=[0]: no GPU found. Use devices=&#x27;cpu&#x27;" in note_of(panel, "devices")
+    assert "Choose CPU: no GPU found." in note_of(panel, "devices")
     segments["CPU"].value = True
     assert panel.config.devices == "cpu"
     assert panel.problems == {}
@@ -250,7 +257,7 @@ def test_gpus_are_picked_by_name_and_memory(on):
     assert chosen(panel) == (0, 2)
     assert field(panel, "num_processes").control.placeholder == "2 (automatic)"
     picker.boxes[0].value = picker.boxes[2].value = False
-    assert "devices=() is empty" in note_of(panel, "devices")
+    assert "Tick a GPU, or choose CPU." in note_of(panel, "devices")
     picker.segments.buttons["CPU"].value = True
     assert chosen(panel) == "cpu"
     assert [box.value for box in picker.boxes] == [False] * 3
@@ -292,7 +299,9 @@ def test_precisions_that_the_hardware_has_not_are_grey(on, on_machine, grey, rea
 def test_what_the_machine_refuses_stands_beside_the_field_it_is_about(on):
     on(16, 2)
     panel = ConfigPanel(train, 4, backend="nccl")
-    assert "NCCL needs a GPU for each rank, and there are 2" in note_of(panel, "num_processes")
+    assert "Enter 2 or less, or choose gloo as backend: nccl needs a GPU for each process." in note_of(
+        panel, "num_processes"
+    )
     assert panel.launch_button.disabled
 
 
@@ -386,12 +395,11 @@ def test_arguments_are_set_by_typing_and_choosing():
 @pytest.mark.parametrize(
     ("name", "typed", "message"),
     [
-        ("lr", "fast", "lr=fast is not a number."),
-        ("epochs", "1.5", "epochs=1.5 is not a whole number."),
-        ("epochs", "1e3", "epochs=1e3 is not a whole number. Write 1000."),
-        ("epochs", "True", "is not a whole number"),
-        ("sizes", "[1,", "sizes=[1, is not a Python literal, such as 3, &#x27;text&#x27; or [1, 2]."),
-        ("sizes", "<script>", "sizes=&lt;script&gt; is not a Python literal"),
+        ("lr", "fast", "Enter a number."),
+        ("epochs", "1.5", "Enter a whole number."),
+        ("epochs", "True", "Enter a whole number."),
+        ("sizes", "[1,", "Enter a Python literal, such as 3, &#x27;text&#x27; or [1, 2]."),
+        ("sizes", "words", "Enter a Python literal, such as 3, &#x27;text&#x27; or [1, 2]."),
     ],
 )
 def test_an_argument_that_is_no_value_is_refused(name, typed, message):
@@ -438,6 +446,128 @@ def test_an_argument_that_the_function_does_not_take_is_refused():
         ConfigPanel(kwargs={"x": 3})
     anything = ConfigPanel(lambda **kwargs: 0, kwargs={"x": 3})
     assert dict(anything.arguments) == {"x": 3}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "typed", "value", "note"),
+    [
+        (MISSING, None, "data/train.csv", "data/train.csv", "Read as the text &quot;data/train.csv&quot;."),
+        (MISSING, None, '"3"', "3", ""),
+        (MISSING, None, "3", 3, "Read as a number. Write &quot;3&quot; for a text."),
+        (MISSING, None, "[1, 2]", [1, 2], ""),
+        (MISSING, None, "true", "true", "Write True for the truth value."),
+        (MISSING, None, "True", True, ""),
+        (MISSING, None, "None", None, ""),
+        ("int | str", 1, "auto", "auto", "Read as the text &quot;auto&quot;."),
+        ("str | None", None, "None", "None", "Read as the text &quot;None&quot;. Empty the field for None."),
+        ("str", "x", "'y'", "'y'", "The quotes are read as part of the text. Leave them out."),
+        ("str | Path", "x", "y", "y", ""),
+        ("Path | None", None, "a b/c", Path("a b/c"), ""),
+        (MISSING, Path("x"), "y", Path("y"), ""),
+    ],
+)
+def test_bare_words_are_read_as_text_where_a_text_may_be_meant(annotation, default, typed, value, note):
+    def function(path=default):
+        pass
+
+    if annotation is not MISSING:
+        function.__annotations__["path"] = annotation
+    panel = ConfigPanel(function)
+    type_in(panel, "path", typed)
+    assert panel.problems == {}
+    assert panel._state.value_of("path") == value
+    assert note in note_of(panel, "path")
+    assert bool(note) or "Read" not in note_of(panel, "path")
+
+
+@pytest.mark.parametrize("typed", ["[1", "{'a'", "'data", '"data', "(1,"])
+def test_broken_literal_is_not_read_as_a_text(typed):
+    panel = ConfigPanel(lambda path=None: 0)
+    type_in(panel, "path", typed)
+    assert "Enter a Python literal, such as 3" in note_of(panel, "path")
+
+
+@pytest.mark.parametrize(
+    ("default", "annotation", "value", "note"),
+    [
+        (0.1, "float", 0.1, "Empty means 0.1."),
+        (3, "int | None", None, "Empty means None."),
+        ("x", "str", "", "Empty means &quot;&quot;."),
+        ("x", "str | None", None, "Empty means None."),
+        ((1, 2), "tuple", (1, 2), "Empty means (1, 2)."),
+    ],
+)
+def test_emptied_field_names_the_value_that_it_means(default, annotation, value, note):
+    def function(x=default):
+        pass
+
+    function.__annotations__["x"] = annotation
+    panel = ConfigPanel(function)
+    assert "Empty" not in note_of(panel, "x")
+    type_in(panel, "x", "7" if annotation != "tuple" else "(7,)")
+    type_in(panel, "x", "")
+    assert field(panel, "x").control.value == ""
+    assert panel._state.value_of("x") == value
+    assert note in note_of(panel, "x")
+
+
+def test_emptied_option_names_the_value_that_it_means():
+    panel = ConfigPanel(train, 2, seed=3)
+    type_in(panel, "num_processes", "")
+    type_in(panel, "seed", "")
+    assert "Empty means 2 (automatic). 64 at most" in note_of(panel, "num_processes")
+    assert "Empty means a random seed, which is recorded." in note_of(panel, "seed")
+
+
+def test_list_of_choices_shows_the_value_that_is_set():
+    def function(opt: Literal["a", "b"] = "other", n: Literal[1, "1"] = 1, kind: Optimizer = "adam"):  # type: ignore[assignment]
+        pass
+
+    panel = ConfigPanel(function)
+    assert [word for word, _ in field(panel, "opt").control.options] == ["other", "a", "b"]
+    assert [word for word, _ in field(panel, "n").control.options] == ["1", "'1'"]
+    assert [word for word, _ in field(panel, "kind").control.options] == ["adam", "ADAM", "SGD"]
+    panel.arguments["opt"] = "new"
+    control = field(panel, "opt").control
+    assert dict(control.options)["from code: 'new'"] == control.value
+    control.value = 1
+    assert panel.arguments["opt"] == "a"
+    assert "from code" not in str(control.options)
+
+
+def test_code_is_withheld_from_the_clipboard_while_a_field_is_wrong():
+    panel = ConfigPanel(train, 2, seed=7)
+    assert "Copy" in panel.view._code.value
+    type_in(panel, "seed", "7x")
+    type_in(panel, "lr", "fast")
+    assert "Fix Seed and lr to bring this code up to date." in panel.view._code.value
+    assert "Copy" not in panel.view._code.value
+    required = ConfigPanel(lambda data: 0)
+    assert "Fix data to bring this code up to date." in required.view._code.value
+
+
+def test_code_of_a_panel_without_a_name_asks_for_one(names):
+    panel = ConfigPanel(lambda model=None: 0, kwargs={"model": Model()})
+    assert "Give the panel a name first: panel = ConfigPanel(...)" in panel.view._code.value
+    names["mine"] = panel
+    panel.view.draw()
+    assert "Give the panel a name" not in panel.view._code.value
+    assert "mine.fn" in panel.code
+
+
+def test_panel_says_that_its_function_was_defined_again(names):
+    exec("def loop(): pass", names)
+    first = names["loop"]
+    panel = names["panel"] = ConfigPanel(first, 2)
+    assert panel.code.endswith("notebook_launch(loop, 2)")
+    exec("def loop(): return 1", names)
+    panel.view.draw()
+    assert panel.code.endswith("notebook_launch(panel.fn, 2)")
+    assert "loop was defined again: run this cell again to launch the new one." in panel._running.status.value
+
+
+def test_disabled_stop_button_says_that_there_is_no_run():
+    assert ConfigPanel(train).stop_button.tooltip == "There is no run to stop."
 
 
 def test_a_function_that_cannot_be_launched_keeps_the_launch_off():
@@ -487,7 +617,7 @@ def test_panel_shows_the_steps_and_the_precision_that_the_environment_gives(monk
 def test_a_micro_batch_has_a_sample_at_least(size):
     panel = ConfigPanel(train, 2)
     type_in(panel, "batch_size", str(size))
-    assert f"batch_size={size} is too small; it must be 1 or more." in note_of(panel, "batch_size")
+    assert "Enter a whole number, 1 or more." in note_of(panel, "batch_size")
     assert (panel.effective_batch, panel.launch_button.disabled) == (None, True)
     own_meaning = ConfigPanel(lambda batch_size=-1: 0, 2)
     assert (own_meaning.effective_batch, own_meaning.problems) == (None, {})
@@ -506,7 +636,7 @@ def test_a_function_without_a_micro_batch_says_how_to_get_one():
     panel = ConfigPanel(lambda lr=0.1: lr, 2, gradient_accumulation_steps=4)
     control, note = panel.view.children[2].children[1].children
     assert control.disabled
-    assert "has no parameter for it. Give it one called batch_size" in note.value
+    assert "has no parameter for it. Add a parameter named batch_size" in note.value
     assert "<b>8</b> micro-batches per update" in panel.view._formula.value
     assert panel.effective_batch is None
 
@@ -637,8 +767,9 @@ def test_positional_only_parameters_go_by_place(names):
     assert panel._state.call() == ((1, 5), {"c": 4})
 
 
-def test_the_code_is_escaped_and_dimmed_while_something_is_wrong():
-    panel = ConfigPanel(lambda name="": 0)
+def test_the_code_is_escaped_and_dimmed_while_something_is_wrong(names):
+    names["f"] = lambda name="": 0
+    panel = ConfigPanel(names["f"])
     type_in(panel, "name", "</code><script>")
     assert "&lt;/code&gt;&lt;script&gt;" in panel.view._code.value
     assert "<script>" not in panel.view._code.value
@@ -662,7 +793,7 @@ def test_settings_are_saved_and_loaded(tmp_path):
     assert other.config == panel.config
     path.write_text("distributed_type: 'NO'\ndynamo_config: {dynamo_backend: INDUCTOR}\n")
     other.view.file.load_button.click()
-    assert "Ignored, and kept on saving: dynamo_config" in other.view.file.note.value
+    assert "Not used here, but kept when you save: dynamo_config" in other.view.file.note.value
     path.write_text("distributed_type: FSDP\n")
     other.view.file.load_button.click()
     assert "it shards the model with FSDP" in other.view.file.note.value

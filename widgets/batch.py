@@ -1,4 +1,4 @@
-"""How many samples one optimizer update sees, as a formula."""
+"""Number of samples that one optimizer update sees, as a formula."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["EffectiveBatch"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveBatch:
-    """How many samples one optimizer update sees."""
+    """Number of samples that one optimizer update sees."""
 
     micro_batch: int | None
     accumulation: int | None
@@ -24,7 +24,7 @@ class EffectiveBatch:
 
     @property
     def factors(self) -> dict[str, int | None]:
-        """What it is the product of, by name."""
+        """Factors of the product, by name."""
         return {"micro-batch": self.micro_batch, "accumulation": self.accumulation, "processes": self.processes}
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The code that does what a panel says, to be copied: only what differs from the defaults."""
+"""Code for the launch that a panel shows, to be copied: it names only what differs from the defaults."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import keyword
 import sys
 import types
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.kernel.launch import notebook_launch
@@ -22,12 +23,14 @@ WIDTH = 96
 
 
 class Namer:
-    """Finds how the user's cells can name an object, and notes the imports that they lack."""
+    """Finds names for objects in the user's cells, and notes the imports that the cells lack."""
 
     def __init__(self, namespace: Mapping[str, Any], panel: Any = None) -> None:
         self._namespace = dict(namespace)
         self._panel = panel
         self.imports: set[str] = set()
+        self.needs_a_panel = False
+        """Whether the code refers to the panel, and no name of the user's cells holds it."""
 
     def name_of(self, value: Any) -> str | None:
         """Return a name for the very object; None if there is none."""
@@ -45,6 +48,9 @@ class Namer:
         """Return code for a value; `otherwise` names the panel's attribute that holds it."""
         if is_literal(value):
             return literal(value)
+        if isinstance(value, PurePath):
+            self.imports |= set() if self._namespace.get("Path") is Path else {"from pathlib import Path"}
+            return f"Path({literal(str(value))})"
         if isinstance(value, enum.Enum) and (cls := self.name_of(type(value))) is not None:
             return f"{cls}.{value.name}"
         return self.name_of(value) or f"{self._name_of_panel()}.{otherwise}"
@@ -63,7 +69,9 @@ class Namer:
 
     def _name_of_panel(self) -> str:
         held = (name for name, value in self._namespace.items() if value is self._panel and not name.startswith("_"))
-        return next(held, "panel") if self._panel is not None else "panel"
+        name = next(held, "") if self._panel is not None else ""
+        self.needs_a_panel = not name
+        return name or "panel"
 
 
 def call_code(
@@ -72,11 +80,11 @@ def call_code(
     """Return the call of `notebook_launch`, with the imports that it needs.
 
     Args:
-        function: What is launched; None: nothing yet.
+        function: The function to launch; None: none yet.
         args: The arguments that have to go by place, in order.
         kwargs: The arguments that go by name.
         options: The fields of `LaunchConfig` that differ from their defaults.
-        namer: Finds names for what has no literal.
+        namer: Finds names for values that have no literal.
     """
     given = dict(options)
     parts = ["train" if function is None else namer.expression(function, "fn")]
@@ -107,7 +115,7 @@ def literal(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return an option as one writes it."""
+    """Return an option as it is written in code."""
     if isinstance(value, tuple):
         return list(value)
     return dict(value) if hasattr(value, "keys") else value

@@ -72,7 +72,7 @@ class TextField(Field):
     """One line of text.
 
     Args:
-        placeholder: Grey text of an empty field: the value that it means.
+        placeholder: Grey text of the empty field.
         reads: Returns the value of a text; raises ValueError for a text that means none.
         writes: Returns the text of a value.
     """
@@ -92,6 +92,8 @@ class TextField(Field):
         self._reads = reads
         self._writes = writes
         self._is_typed = False
+        self.placeholder = placeholder
+        """Grey text of the empty field: the value that it means."""
         control.observe(lambda change: self._typed(change["new"]), "value")
 
     @property
@@ -104,17 +106,9 @@ class TextField(Field):
         """Whether the user took out what was in it."""
         return self._is_typed and not self.text.strip()
 
-    @property
-    def placeholder(self) -> str:
-        """The grey text of an empty field."""
-        return str(self.control.placeholder)
-
-    @placeholder.setter
-    def placeholder(self, text: str) -> None:
-        self.control.placeholder = text
-
     def show(self, value: Any) -> None:
         """Show a value, unless the user has typed a text that means it already."""
+        self.control.placeholder = self.placeholder
         if self._is_typed:
             with contextlib.suppress(ValueError):
                 if _are_same(self._reads(self.text), value):

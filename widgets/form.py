@@ -1,19 +1,18 @@
-"""Which fields a panel has, what they are called, and what they say."""
+"""Fields of a panel: kinds, labels, tips and placeholders."""
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS, LaunchConfig
+from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS
 from notebook_launcher.kernel.arguments import describe_value
 from notebook_launcher.settings import PRECISIONS
+from notebook_launcher.widgets import typed
 from notebook_launcher.widgets.fields import CheckField, ChoiceField, CodeField, SegmentField, TextField
 from notebook_launcher.widgets.gpus import DevicesField
 from notebook_launcher.widgets.parameters import MISSING
-from notebook_launcher.widgets.state import number_or_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,8 +27,8 @@ TEXT_FIELDS = {
     "num_processes": ("Processes", "automatic"),
     "gradient_accumulation_steps": ("Accumulation steps", "1"),
     "max_grad_norm": ("Maximum gradient norm", "no clipping"),
-    "seed": ("Seed", "drawn, and recorded"),
-    "timeout": ("Time limit, seconds", "none"),
+    "seed": ("Seed", "a random seed, which is recorded"),
+    "timeout": ("Time limit, seconds", "no limit"),
     "max_restarts": ("Restarts after a failure", "0"),
 }
 SEGMENT_FIELDS = {
@@ -40,19 +39,19 @@ SEGMENT_FIELDS = {
     "start_method": (
         "Start method",
         {
-            "forkserver": "From a clean process; works whatever the kernel did before",
-            "fork": "From the kernel itself; captured data is shared and need not pickle",
-            "spawn": "Fresh interpreters; slow to start",
+            "forkserver": "Processes start from a clean one, so it does not matter what the kernel did before",
+            "fork": "Processes start as copies of the kernel and share its data, which need not pickle",
+            "spawn": "Processes start as new interpreters, which takes longest",
         },
     ),
     "output": (
         "Output in the cell",
-        dict(zip(OUTPUTS, ("Of all ranks", "Of rank 0", "Nothing; the logs have it all"), strict=True)),
+        dict(zip(OUTPUTS, ("Of all ranks", "Of rank 0", "None: the monitor has all logs"), strict=True)),
     ),
 }
 """The label, and each word with its tip."""
 CHOICE_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "backend": ("Backend", {**{word: word for word in BACKENDS}, "none: the function makes its own group": None}),
+    "backend": ("Backend", {**{word: word for word in BACKENDS}, "none: the function starts its own group": None}),
     "comm_hook": ("Gradient compression", {word: word for word in COMM_HOOKS}),
 }
 
@@ -60,9 +59,8 @@ CHOICE_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
 def option_fields(state: LaunchState, changed: Callable[[str, Any], None]) -> dict[str, Field]:
     """Return the fields for the options, by the option's name."""
     fields: dict[str, Field] = {}
-    defaults = {field.name: field.default for field in dataclasses.fields(LaunchConfig)}
     for name, (label, placeholder) in TEXT_FIELDS.items():
-        reads, writes = functools.partial(_read, defaults[name]), functools.partial(_write, defaults[name])
+        reads, writes = functools.partial(typed.reads, name), functools.partial(_write, typed.default_of(name))
         fields[name] = TextField(name, label, changed, placeholder=placeholder, reads=reads, writes=writes)
     for name, (label, tips) in SEGMENT_FIELDS.items():
         segments = {word: (tip, word) for word, tip in tips.items()}
@@ -84,22 +82,31 @@ def argument_field(parameter: Parameter, changed: Callable[[str, Any], None], la
             return ChoiceField(key, label, changed, choices=choices, empty=parameter.is_required)
         case "code":
             return CodeField(key, label, changed)
-    placeholder = (
-        "None" if parameter.optional else "" if parameter.is_required else parameter.text_of(parameter.default)
+    return TextField(
+        key,
+        label,
+        changed,
+        placeholder=_placeholder(parameter),
+        reads=lambda text: parameter.parse(text) if text.strip() else parameter.empty,
+        writes=parameter.text_of,
     )
-    return TextField(key, label, changed, placeholder=placeholder, reads=parameter.parse, writes=parameter.text_of)
+
+
+def _placeholder(parameter: Parameter) -> str:
+    value = parameter.empty
+    if value is None:
+        return "None"
+    if value == "":
+        return '""'
+    return parameter.text_of(value) if parameter.fits(value) else describe_value(value)
 
 
 def argument_value(state: LaunchState, parameter: Parameter) -> Any:
-    """Return what the field of a parameter shows."""
+    """Return the value that the field of a parameter shows."""
     value = state.value_of(parameter.name)
     if parameter.kind == "code":
         return "not set" if value is MISSING else describe_value(value)
     return value
-
-
-def _read(default: Any, text: str) -> Any:
-    return number_or_text(text) if text.strip() else default
 
 
 def _write(default: Any, value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What this machine's hardware means for the choices of a launch, in words."""
+"""This machine's hardware in words, and the choices of a launch that it rules out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.devices import GPU, Machine
     from notebook_launcher.kernel.plan import Plan
 
-__all__ = ["describe_gpu", "describe_machine", "processes_hint", "unfit_backends", "unfit_precisions"]
+__all__ = ["describe_gpu", "describe_machine", "misfits", "processes_hint", "unfit_backends", "unfit_precisions"]
 
 ARITHMETIC = {"fp16": (5, 3), "bf16": (8, 0)}
 """The compute capability from which a GPU computes in it (CUDA C++ Programming Guide, arithmetic instructions)."""
@@ -20,7 +20,7 @@ ARITHMETIC = {"fp16": (5, 3), "bf16": (8, 0)}
 
 def describe_machine(machine: Machine) -> str:
     """Return one clause: cores and GPUs."""
-    cores = f"{machine.num_cores} CPU core{'s' * (machine.num_cores != 1)}"
+    cores = _cores(machine)
     if machine.why_no_gpu:
         return f"{cores}, {machine.why_no_gpu}"
     kinds = {gpu.name: 0 for gpu in machine.gpus}
@@ -36,19 +36,44 @@ def describe_gpu(at: int, gpu: GPU) -> str:
 
 
 def processes_hint(machine: Machine, plan: Plan | None) -> str:
-    """Return how many processes there may be, and what an empty field means."""
-    where = f"{machine.num_cores} core{'s' * (machine.num_cores != 1)}"
+    """Return how many processes an empty field means, and how many there may be."""
+    most = f"{rank_limit(machine)} at most"
     if plan is not None and plan.use_gpu:
-        gpus = len(plan.config.devices or machine.gpus)
-        return f"One for each GPU is {gpus}; at most {rank_limit(machine)}"
-    return f"At most {rank_limit(machine)} on {where}"
+        return f"Automatic: {len(plan.config.devices or machine.gpus)}, one for each GPU; {most}"
+    return f"{most} on {_cores(machine)}"
+
+
+def misfits(machine: Machine, config: LaunchConfig) -> dict[str, str]:
+    """Return the options that ask for more than the machine has, each with what to do instead."""
+    found, num, limit = {}, config.num_processes or 1, rank_limit(machine)
+    chosen = config.devices if isinstance(config.devices, tuple) else ()
+    missing = [at for at in chosen if at >= len(machine.gpus)]
+    if num > limit:
+        found["num_processes"] = f"Enter {limit} or less: this machine has {_cores(machine)}."
+    if chosen and machine.why_no_gpu:
+        found["devices"] = f"Choose CPU: {machine.why_no_gpu}."
+    elif missing:
+        found["devices"] = f"Choose among the GPUs of this machine: there is no GPU {missing[0]}."
+    elif "nccl" in (config.backend or ""):
+        num_gpus = 0 if config.backend in unfit_backends(machine, config) else len(chosen or machine.gpus)
+        if not num_gpus:
+            why = machine.why_no_gpu or "CPU is chosen"
+            found["backend"] = f"Choose auto or gloo: {config.backend} needs a GPU for each process ({why})."
+        elif num > num_gpus:
+            need = f"{config.backend} needs a GPU for each process"
+            found.setdefault("num_processes", f"Enter {num_gpus} or less, or choose gloo as backend: {need}.")
+    return found
+
+
+def _cores(machine: Machine) -> str:
+    return f"{machine.num_cores} CPU core{'s' * (machine.num_cores != 1)}"
 
 
 def unfit_precisions(machine: Machine, config: LaunchConfig) -> dict[str, str]:
-    """Return the precisions that the chosen devices are no use for, each with the reason."""
+    """Return the precisions that the chosen devices do not support well, each with the reason."""
     if machine.why_no_gpu or config.devices == "cpu":
         # Measured on a Xeon with AVX-512: a 768 x 768 matrix product takes 19 times as long in fp16 as in float32.
-        return {"fp16": "fp16 needs a GPU: on a CPU it is slower than full precision. bf16 is made for both."}
+        return {"fp16": "fp16 needs a GPU: on a CPU it is slower than full precision. bf16 works on both."}
     chosen = range(len(machine.gpus)) if config.devices is None else config.devices
     unfit = {}
     for precision, least in ARITHMETIC.items():
@@ -61,7 +86,7 @@ def unfit_precisions(machine: Machine, config: LaunchConfig) -> dict[str, str]:
 
 
 def unfit_backends(machine: Machine, config: LaunchConfig) -> dict[str, str]:
-    """Return the backends that cannot work, each with the reason."""
+    """Return the backends that do not work here, each with the reason."""
     if machine.why_no_gpu:
         return dict.fromkeys(("nccl", "cpu:gloo,cuda:nccl"), machine.why_no_gpu)
     if config.devices == "cpu":

@@ -34,18 +34,20 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
 
     `panel.config` is the `LaunchConfig` that the form shows; it can be set, and observed with
     `panel.observe(handler, "config")`. `panel.arguments` maps the function's parameters to the values that
-    were set, and can be changed in place. What is typed and cannot be is explained beside its field, leaves
-    `config` as it was, and keeps the launch off. A click on Launch starts a detached run, so the cell is free.
+    were set, and can be changed in place. A text that is no value leaves `config` as it was and disables Launch;
+    the field says what to type. A click on Launch starts a detached run, so the cell is free.
+
+    A panel whose cell is run again is replaced: the new panel follows its run, and its Stop ends it.
 
     Args:
-        fn: What to launch; None: only `panel.launch(fn)` can.
+        fn: The function to launch; None: only `panel.launch(fn)` launches.
         num_processes: As `notebook_launch` takes it.
         kwargs: Arguments of `fn` by name.
         config: Options to begin with.
         options: Fields of `LaunchConfig` by name; they win over `config`.
 
     Raises:
-        ConfigError: An option cannot be, or `fn` has no parameter of a name in `kwargs`.
+        ConfigError: An option is invalid, or `fn` has no parameter of a name in `kwargs`.
     """
 
     config = traitlets.Instance(LaunchConfig)
@@ -92,17 +94,17 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why this cannot be launched: by option, by `arguments.<name>`, or by `""`; empty if it can."""
+        """Reasons why nothing can be launched: by option, by `arguments.<name>`, or by `""`; empty if it can."""
         return dict(self._state.problems)
 
     @property
     def code(self) -> str:
-        """The code that does the same."""
+        """Code for the same launch."""
         return self._state.code()
 
     @property
     def effective_batch(self) -> int | None:
-        """Samples that one optimizer update sees on all ranks; None if the function does not tell its micro-batch."""
+        """Samples of one optimizer update on all ranks; None if no parameter of the function is its micro-batch."""
         return self._state.effective_batch.total
 
     @property
@@ -112,25 +114,25 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
 
     @property
     def results(self) -> Results | None:
-        """What the newest run's ranks returned; None while there is nothing. Raises what the run failed with."""
+        """Values that the newest run's ranks returned; None before its end. Raises the run's error if it failed."""
         run = self._running.run
         return run.result() if run is not None and run.wait(0) else None
 
     @property
     def launch_button(self) -> ipywidgets.Button:
-        """Starts a run; disabled while one goes on, and while something is wrong."""
+        """Starts a run; disabled during a run, and while a field has to be fixed. Its tooltip names the reason."""
         return self._running.launch_button
 
     @property
     def stop_button(self) -> ipywidgets.Button:
-        """Stops the run; pressed again, kills its ranks."""
+        """Stops the run; a second click kills its ranks."""
         return self._running.stop_button
 
     def launch(self, fn: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Run:
         """Launch with the panel's options and return the run at once; the panel shows it.
 
         Args:
-            fn: What to launch; None: the panel's function, with its arguments.
+            fn: The function to launch; None: the panel's function, with its arguments.
             args: Positional arguments of `fn`.
             kwargs: Arguments by name; they win over the panel's.
 
@@ -177,6 +179,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         from IPython.display import display
 
         self._move_to(cell.current_message())
+        self.view.draw()  # The cell has given names to the panel and to other values meanwhile.
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         display({WIDGET_VIEW: view, "text/plain": repr(self)}, raw=True)
 

@@ -1,8 +1,9 @@
 """The parameters of a function, as fields that can be typed into.
 
-What a field takes follows the annotation, else the default: `bool`, `int`, `float`, `str`, `Literal`, an
-`Enum`, each also as `Optional`. Everything else is typed as a Python literal (`[1, 2]`, `{"a": 1}`), and
-what has no literal, a model for instance, comes from code: `panel.arguments["model"] = model`.
+The kind of a field follows the annotation, else the default: `bool`, `int`, `float`, `str`, `Path`, `Literal`, an
+`Enum`, each also as `Optional`. Other values are typed as a Python literal (`[1, 2]`, `{"a": 1}`). A parameter
+whose type is not known, such as `path=None`, takes a bare word too. A value that has no literal, a model for
+instance, comes from code: `panel.arguments["model"] = model`.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import dataclasses
 import enum
 import functools
 import inspect
+import json
 import math
+import os
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 __all__ = ["MISSING", "Parameter", "is_literal", "parameters_of", "takes_any_name"]
 
 MISSING: Any = inspect.Parameter.empty
-"""Stands for a value that is not there."""
+"""Stands for a value that was not given."""
 
-Kind = Literal["bool", "int", "float", "str", "choice", "literal", "code"]
-PLAIN: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
+Kind = Literal["bool", "int", "float", "str", "path", "choice", "literal", "code"]
+PLAIN: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str", Path: "path", PurePath: "path"}
+PATHS = (Path, PurePath, os.PathLike)
 LITERALS = (list, tuple, dict, set, frozenset, Mapping, Sequence)
 LITERAL_TYPES = (type(None), bool, int, complex, str, bytes, list, tuple, dict, set)
 WORDS = {
@@ -32,6 +37,10 @@ WORDS = {
     "float": "a number",
     "literal": "a Python literal, such as 3, 'text' or [1, 2]",
 }
+OPENING = tuple("[({'\"")
+"""Characters with which a literal begins and a bare word does not."""
+_TEXT_OR_NUMBER = Sequence[str | int]
+"""Stands for unions such as `int | str`."""
 LONGEST = 1000
 """Characters of a literal that may still be typed, or shown in a line of code."""
 
@@ -44,17 +53,25 @@ class Parameter:
     kind: Kind
     default: Any = MISSING
     optional: bool = False
-    """Whether None is a value: a field that is left empty means it."""
+    """Whether None is a value: an empty field means it."""
     choices: tuple[Any, ...] = ()
     positional_only: bool = False
+    takes_words: bool = False
+    """Whether a text that is no literal is a value: the text itself."""
 
     @property
     def is_required(self) -> bool:
         """Whether the function cannot be called without it."""
         return self.default is MISSING
 
+    @property
+    def empty(self) -> Any:
+        """The value that an empty field means; `MISSING` if it means none."""
+        value = self.parse("")
+        return self.default if value is MISSING else value
+
     def parse(self, text: str) -> Any:
-        """Return the value of what was typed, `MISSING` for nothing; raises ValueError, which says why."""
+        """Return the value of a text, `MISSING` for an empty one; raises ValueError with what to type instead."""
         if self.kind == "str":
             return None if self.optional and not text else text
         text = text.strip()
@@ -62,32 +79,52 @@ class Parameter:
             return None if self.optional else MISSING
         if self.optional and text == "None":
             return None
-        try:
-            value = float(text) if self.kind == "float" else ast.literal_eval(text)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            value = MISSING
+        if self.kind == "path":
+            return Path(text)
+        value = _literal(text, float if self.kind == "float" else ast.literal_eval)
+        if self.kind == "int" and isinstance(value, float) and value.is_integer():
+            value = int(value)  # 1e3
         is_number = self.kind != "int" or (isinstance(value, int) and not isinstance(value, bool))
+        if value is MISSING and self.takes_words and not text.startswith(OPENING):
+            return text
         if value is MISSING or not is_number:
-            hint = f" Write {int(value)}." if isinstance(value, float) and value.is_integer() else ""
-            msg = f"{self.name}={text} is not {WORDS[self.kind]}.{hint}"
+            msg = f"Enter {WORDS[self.kind]}."
             raise ValueError(msg)
         return value
 
+    def reading(self, text: str) -> str:
+        """Return how a text is read where that may surprise; empty where it cannot."""
+        text = text.strip()
+        if self.kind == "str":
+            if self.optional and text == "None":
+                return 'Read as the text "None". Empty the field for None.'
+            is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+            return "The quotes are read as part of the text. Leave them out." if is_quoted else ""
+        if not self.takes_words or not text:
+            return ""
+        value = _literal(text)
+        if value is MISSING and not text.startswith(OPENING):
+            truth = f" Write {text.capitalize()} for the truth value." if text.lower() in ("true", "false") else ""
+            return f"Read as the text {json.dumps(text, ensure_ascii=False)}.{truth}"
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return f'Read as a number. Write "{text}" for a text.' if is_number else ""
+
     def text_of(self, value: Any) -> str:
-        """Return what is typed for a value; empty for one that is left out."""
+        """Return the text that is typed for a value; empty for None and for a value that is left out."""
         if value is MISSING or value is None:
             return ""
-        plain = {"str": str, "int": int, "float": float}.get(self.kind)
-        return str(value) if self.kind == "str" else repr(value if plain is None else plain(value))
+        plain = {"int": int, "float": float}.get(self.kind)
+        return str(value) if self.kind in ("str", "path") else repr(value if plain is None else plain(value))
 
     def fits(self, value: Any) -> bool:
-        """Whether a field of this kind can show a value; one that comes from code need not."""
+        """Return whether the field can show a value: not every value from code can be typed."""
         if value is MISSING or (value is None and (self.optional or self.kind == "literal")):
             return True
         fitting: dict[Kind, Callable[[], bool]] = {
             "bool": lambda: isinstance(value, bool),
             "choice": lambda: value in self.choices,
             "str": lambda: isinstance(value, str) and "\n" not in value,
+            "path": lambda: isinstance(value, (str, PurePath)) and "\n" not in str(value),
             "int": lambda: isinstance(value, int) and not isinstance(value, bool),
             "float": lambda: isinstance(value, (int, float)) and not isinstance(value, bool),
             "literal": lambda: is_literal(value),
@@ -105,12 +142,12 @@ def parameters_of(function: Any) -> tuple[Parameter, ...]:
 
 
 def takes_any_name(function: Any) -> bool:
-    """Whether the function has `**kwargs`."""
+    """Return whether the function has `**kwargs`."""
     return any(each.kind is inspect.Parameter.VAR_KEYWORD for each in _signature(function))
 
 
 def is_literal(value: Any) -> bool:
-    """Whether the value's repr is Python that gives it back, and short enough for a line of code."""
+    """Return whether the value's repr is Python code for it, and short enough for a line of code."""
     if type(value) is float:
         return math.isfinite(value)
     if type(value) not in LITERAL_TYPES or (hasattr(value, "__len__") and len(value) > LONGEST):
@@ -123,6 +160,14 @@ def is_literal(value: Any) -> bool:
         return len(text) <= LONGEST and bool(ast.literal_eval(text) == value)
     except Exception:  # noqa: BLE001 - whatever a foreign repr or comparison does, it is no literal
         return False
+
+
+def _literal(text: str, read: Callable[[str], Any] = ast.literal_eval) -> Any:
+    """Return the value of a literal; `MISSING` if the text is none."""
+    try:
+        return read(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return MISSING
 
 
 def _signature(function: Any) -> list[inspect.Parameter]:
@@ -160,11 +205,17 @@ def _parameter(parameter: inspect.Parameter, names: dict[str, Any]) -> Parameter
         optional=optional,
         choices=choices,
         positional_only=parameter.kind is inspect.Parameter.POSITIONAL_ONLY,
+        takes_words=kind == "literal" and _takes_words(annotation, parameter.default),
     )
 
 
+def _takes_words(annotation: Any, default: Any) -> bool:
+    """Return whether a text may be meant: the type is not known, or one of several is `str`."""
+    return annotation is _TEXT_OR_NUMBER or (annotation in (MISSING, Any) and default in (None, MISSING))
+
+
 def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
-    """Return what a string annotation stands for; nothing for one that cannot be read."""
+    """Return the type that an annotation stands for; `MISSING` for a string that cannot be read."""
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, {**vars(typing), **names})  # noqa: S307 - the user's own code, as typing does
@@ -172,6 +223,7 @@ def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
             return MISSING
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
+    annotation = getattr(annotation, "__value__", annotation)  # of a `type` statement
     return getattr(annotation, "__supertype__", annotation)  # of a NewType
 
 
@@ -183,10 +235,16 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
     optional = len(others) < len(members)
     if set(others) == {int, float}:
         others = [float]
-    inner = others[0] if len(others) == 1 else MISSING
+    if str in others and all(each is str or _is_path(each) for each in others):
+        others = [str]
+    inner = _resolve(others[0], {}) if len(others) == 1 else MISSING
     if inner is MISSING and set(others) <= set(PLAIN):
-        inner = list  # int | str: typed as a literal
+        inner = _TEXT_OR_NUMBER if str in others else list  # typed as a literal
     return inner, optional
+
+
+def _is_path(annotation: Any) -> bool:
+    return (typing.get_origin(annotation) or annotation) in PATHS
 
 
 def _kind(annotation: Any, default: Any) -> tuple[Kind, tuple[Any, ...]]:
@@ -196,6 +254,7 @@ def _kind(annotation: Any, default: Any) -> tuple[Kind, tuple[Any, ...]]:
     if isinstance(enumeration, type) and issubclass(enumeration, enum.Enum):
         return "choice", tuple(enumeration)
     plain = type(default) if annotation in (MISSING, Any) else annotation
+    plain = Path if _is_path(plain) or isinstance(default, PurePath) else plain
     if isinstance(plain, type) and plain in PLAIN:
         return PLAIN[plain], ()
     if annotation in (MISSING, Any) and default is MISSING:

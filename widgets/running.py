@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RunArea"]
 
-STOP_TIP = "Ask the ranks to stop, then interrupt them; within 3 seconds"
-KILL_TIP = "Kill the ranks now, without asking"
+LAUNCH_TIP = "Start a run with these settings"
+BUSY_TIP = "A run is going on. Stop it first."
+STOP_TIP = "Ask the ranks to stop, then interrupt them: takes 3 seconds at most"
+IDLE_TIP = "There is no run to stop."
+KILL_TIP = "Kill the ranks now"
 
 
 class RunArea:
@@ -38,7 +41,7 @@ class RunArea:
     def __init__(self, start: Callable[[], Run]) -> None:
         self.run: Run | None = None
         self.home: Any = None
-        """The message whose cell shows the panel: what a run that was clicked prints goes there."""
+        """The message whose cell shows the panel: output of a run that a click started goes there."""
         self._start = start
         self._lock = threading.RLock()
         self._stage: Literal["idle", "starting", "running"] = "idle"
@@ -46,7 +49,7 @@ class RunArea:
         self._ready = "", True
         self._monitor: Monitor | None = None
         self.launch_button = ipywidgets.Button(description="Launch", button_style="primary", layout=WIDE)
-        self.stop_button = ipywidgets.Button(description="Stop", disabled=True, layout=WIDE, tooltip=STOP_TIP)
+        self.stop_button = ipywidgets.Button(description="Stop", disabled=True, layout=WIDE, tooltip=IDLE_TIP)
         self.status = ipywidgets.HTML()
         self.status.add_class("nbp-status-box")
         self.error = ipywidgets.HTML()
@@ -60,25 +63,25 @@ class RunArea:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a run goes on."""
+        """Whether a run goes on or is being started."""
         return self._stage != "idle"
 
     def attempt(self, act: Callable[[], object]) -> None:
-        """Do what a click asks for; an error is shown, since no cell would show it."""
+        """Carry out a click. Show its error here, because no cell would show it."""
         try:
             act()
         except Exception as error:  # noqa: BLE001 - whatever it is
             self.show_error(error)
 
     def set_ready(self, text: str, *, is_ready: bool) -> None:
-        """Say what a launch would be, or why there can be none."""
+        """Describe the launch that a click would start, or the reason why there can be none."""
         self._ready = text, is_ready
-        self.launch_button.disabled = self.is_busy or not is_ready
+        self._draw_launch_button()
         if not self.is_busy and (self.run is None or not is_ready):
             self._say(text, "ready" if is_ready else "error")
 
     def show_error(self, error: BaseException) -> None:
-        """Show an error as a cell does; of one that says what to type, only that."""
+        """Show an error as a cell does; without a traceback if the message says what to type."""
         text = f"<pre class='nbp-traceback'>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
         self.error.value = text if isinstance(error, (CallOrderError, ConfigError)) else exception_html(error)
 
@@ -104,7 +107,7 @@ class RunArea:
         if self._heir is not None:
             return self._heir.launch(start)
         if not self._begin():
-            msg = "this panel's run goes on: wait for it with panel.run.wait(), or stop it with panel.run.stop()"
+            msg = "this panel's run goes on. Wait for it with panel.run.wait(), or stop it with panel.run.stop()."
             raise CallOrderError(msg)
         try:
             return self._launch(start)
@@ -119,7 +122,7 @@ class RunArea:
         threading.Thread(target=self._launch_aside, name="notebook-launcher panel", daemon=True).start()
 
     def _launch_aside(self) -> None:
-        # With no cell to write into (a panel that was never shown) the run writes where the click does.
+        # Without a cell of the panel's own (it was never shown), the run writes to the cell that clicked.
         with cell.answering(self.home):
             try:
                 self._launch(self._start)
@@ -165,7 +168,8 @@ class RunArea:
     def _follow(self, run: Run) -> None:
         num = len(run.ranks)
         self._say(f"{run.name} is running on {num} rank{'s' * (num > 1)}.", "busy")
-        self.launch_button.disabled, self.stop_button.disabled = True, False
+        self.stop_button.disabled, self.stop_button.tooltip = False, STOP_TIP
+        self._draw_launch_button()
         if run.state == "stopping":
             self._draw_stopping()
         old, self._monitor = self._monitor, Monitor(run)
@@ -193,7 +197,7 @@ class RunArea:
         error = run.exception(0)
         seconds = format_seconds(run.snapshot().seconds)
         if error is None:
-            self._draw_end(f"{run.name}: done in {seconds}. panel.results holds what the ranks returned.", "done")
+            self._draw_end(f"{run.name}: done in {seconds}. panel.results has the ranks' results.", "done")
         elif isinstance(error, RunStoppedError):
             self._draw_end(f"{run.name}: stopped after {seconds}.", "done")
         else:
@@ -204,7 +208,7 @@ class RunArea:
 
     def _draw_start(self) -> None:
         self.error.value = ""
-        self.launch_button.disabled = True
+        self._draw_launch_button()
         self._say("Starting.", "busy")
 
     def _draw_stopping(self) -> None:
@@ -214,8 +218,13 @@ class RunArea:
     def _draw_end(self, text: str, kind: str) -> None:
         self._say(text, kind)
         self.stop_button.disabled = True
-        self.stop_button.description, self.stop_button.tooltip = "Stop", STOP_TIP
-        self.launch_button.disabled = not self._ready[1]
+        self.stop_button.description, self.stop_button.tooltip = "Stop", IDLE_TIP
+        self._draw_launch_button()
+
+    def _draw_launch_button(self) -> None:
+        text, is_ready = self._ready
+        self.launch_button.disabled = self.is_busy or not is_ready
+        self.launch_button.tooltip = BUSY_TIP if self.is_busy else LAUNCH_TIP if is_ready else text
 
     def _say(self, text: str, kind: str) -> None:
         mark = {"error": "✕ ", "done": "✓ ", "busy": "● "}.get(kind, "")

@@ -8,7 +8,7 @@ __all__ = ["Section"]
 
 
 class Section:
-    """A head that is a button, and what it shows; `box` is the widget to lay out."""
+    """A head that is a button, and a body that it shows; `box` is the widget to lay out."""
 
     def __init__(self, title: str, body: ipywidgets.Widget) -> None:
         self._title = title
@@ -28,7 +28,7 @@ class Section:
         return bool(self.head.value)
 
     def remark(self, text: str) -> None:
-        """Say something behind the title, which is seen while the body is not."""
+        """Write a remark behind the title, which is seen while the section is closed."""
         self._remark = text
         self._draw()
 

@@ -19,7 +19,7 @@ __all__ = ["SettingsFile"]
 
 
 class SettingsFile:
-    """A path and two buttons; errors and what a load left out are said below."""
+    """A path and two buttons; below them, errors and the keys that a load left out."""
 
     def __init__(self, get: Callable[[], LaunchConfig], put: Callable[[LaunchConfig], None]) -> None:
         self._get = get
@@ -27,9 +27,11 @@ class SettingsFile:
         self.path = ipywidgets.Text(
             value=str(accelerate_yaml.default_path()), description="Path", layout=WIDE, style=STYLE
         )
-        self.load_button = ipywidgets.Button(description="Load", layout=WIDE, tooltip="Read the settings of this file")
+        self.load_button = ipywidgets.Button(
+            description="Load", layout=WIDE, tooltip="Replace the settings by those of the file"
+        )
         self.save_button = ipywidgets.Button(
-            description="Save", layout=WIDE, tooltip="Write these settings; `accelerate launch` reads them"
+            description="Save", layout=WIDE, tooltip="Write the settings to the file, for `accelerate launch`"
         )
         self.note = ipywidgets.HTML()
         self.note.add_class("nbp-note-box")
@@ -42,20 +44,21 @@ class SettingsFile:
         self.load_button.on_click(lambda _: self._attempt(self._load))
         self.save_button.on_click(lambda _: self._attempt(self._save))
         self._say(
-            "What `accelerate config` writes and `accelerate launch` reads. Arguments of the function are not in it.",
+            "Written by `accelerate config`, read by `accelerate launch`. It does not hold the function's arguments.",
             "hint",
         )
 
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - no cell would show it
+        except Exception as error:  # noqa: BLE001 - no cell would show the error
             self._say(f"✕ {error}", "error")
 
     def _load(self) -> None:
         settings = accelerate_yaml.read(self.path.value)
         self._put(settings.config)
-        left_out = f" Ignored, and kept on saving: {'; '.join(settings.ignored)}." if settings.ignored else ""
+        ignored = "; ".join(settings.ignored)
+        left_out = f" Not used here, but kept when you save: {ignored}." if ignored else ""
         self._say(f"Loaded.{left_out}", "warning" if left_out else "done")
 
     def _save(self) -> None:

@@ -1,9 +1,7 @@
-"""What a panel is about, without its widgets: a launch's options, the function's arguments, what is wrong with them."""
+"""State of a panel without its widgets: options of a launch, arguments of the function, and what is wrong with them."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import dataclasses
 import difflib
 import os
@@ -18,6 +16,7 @@ from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel import checks, devices
 from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.widgets import hardware, typed
 from notebook_launcher.widgets.arguments import Arguments
 from notebook_launcher.widgets.batch import EffectiveBatch
 from notebook_launcher.widgets.call import Namer, call_code
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.settings import TrainingSettings
 
-__all__ = ["LaunchState", "number_or_text"]
+__all__ = ["LaunchState"]
 
 MICRO_BATCH_NAMES = (
     "micro_batch_size",
@@ -38,8 +37,7 @@ MICRO_BATCH_NAMES = (
     "train_batch_size",
     "batch_size",
 )
-"""What functions call the number of samples that one `backward` sees on one rank; the first that there is counts."""
-
+"""Names of the parameter for the number of samples of one `backward` on one rank; the first that exists counts."""
 
 NO_FUNCTION = "There is no function to launch yet: make the panel with ConfigPanel(train), or call panel.launch(train)."
 
@@ -47,8 +45,8 @@ NO_FUNCTION = "There is no function to launch yet: make the panel with ConfigPan
 class LaunchState(traitlets.HasTraits):
     """One launch in the making.
 
-    `config` is always valid in itself. What was typed and is no value is in `mistakes`; what cannot be
-    launched, and why, is in `problems`: by the name of an option, or `arguments.<name>`, or `""` for the rest.
+    `config` is always valid in itself. `mistakes` holds what to type where a text is no value; `problems` also holds
+    the other reasons against a launch. Both are by option, by `arguments.<name>`, or by `""` for the rest.
     """
 
     config = traitlets.Instance(LaunchConfig)
@@ -77,7 +75,7 @@ class LaunchState(traitlets.HasTraits):
 
     @property
     def effective_batch(self) -> EffectiveBatch:
-        """How many samples one update sees."""
+        """Number of samples that one update sees."""
         name = None if self.micro_batch is None else self.micro_batch.name
         size = None if name is None or f"arguments.{name}" in self.mistakes else self.value_of(name)
         steps = None if "gradient_accumulation_steps" in self.mistakes else self.training.gradient_accumulation_steps
@@ -104,12 +102,12 @@ class LaunchState(traitlets.HasTraits):
         return self.arguments.get(name, MISSING if parameter is None else parameter.default)
 
     def put(self, name: str, value: Any) -> None:
-        """Set an option; a value that cannot be is noted in `mistakes` and leaves `config` as it is."""
+        """Set an option; an invalid value is noted in `mistakes` and leaves `config` as it is."""
         with self.lock:
             try:
                 config = dataclasses.replace(self.config, **{name: value})
             except ConfigError as error:
-                self.mistakes[name] = str(error)
+                self.mistakes[name] = "Tick a GPU, or choose CPU." if name == "devices" else str(error)
                 self.touch()
                 return
             self.mistakes.pop(name, None)
@@ -123,12 +121,18 @@ class LaunchState(traitlets.HasTraits):
                 self._field_put = ""
 
     def put_typed(self, name: str, text: str) -> None:
-        """Set an option to what was typed: a number, else the text; nothing means the default."""
-        default = next(field.default for field in dataclasses.fields(LaunchConfig) if field.name == name)
-        self.put(name, number_or_text(text.strip()) if text.strip() else default)
+        """Set an option to a number that was typed; an empty text means the default."""
+        with self.lock:
+            try:
+                value = typed.reads(name, text)
+            except ValueError as error:
+                self.mistakes[name] = str(error)
+                self.touch()
+            else:
+                self.put(name, value)
 
     def put_argument(self, name: str, text: str) -> None:
-        """Set an argument to what was typed; nothing means the default."""
+        """Set an argument to a value that was typed; an empty text means `Parameter.empty`."""
         with self.lock:
             try:
                 value = self.parameters[name].parse(text)
@@ -147,18 +151,20 @@ class LaunchState(traitlets.HasTraits):
             self.arguments[name] = value
 
     def look_again(self) -> None:
-        """Look at the machine anew: memory that is free changes."""
+        """Look at the machine again, since the GPUs' free memory changes."""
         self.machine = devices.look()
         self.touch()
 
     def touch(self) -> None:
-        """Find out what is wrong now, and tell whoever observes `revision`."""
+        """Find out what is wrong now, and notify the observers of `revision`."""
         with self.lock:
             self.problems = dict(self.mistakes)
             for name, parameter in self.parameters.items():
                 if parameter.is_required and name not in self.arguments:
                     self.problems.setdefault(f"arguments.{name}", _how_to_set(parameter))
             self._check_micro_batch()
+            for name, reason in hardware.misfits(self.machine, self.config).items():
+                self.problems.setdefault(name, reason)
             self.plan = None
             try:
                 self.plan = make_plan(self.config, self.machine)
@@ -173,9 +179,9 @@ class LaunchState(traitlets.HasTraits):
     def _check_micro_batch(self) -> None:
         name = "" if self.micro_batch is None else self.micro_batch.name
         size = self.value_of(name)
-        # A function's own default may be -1, for whatever it means by that.
+        # A function's own default may be -1, with a meaning of its own.
         if type(size) is int and size < 1 and not self._is_default(name, size):
-            self.problems.setdefault(f"arguments.{name}", f"{name}={size} is too small; it must be 1 or more.")
+            self.problems.setdefault(f"arguments.{name}", "Enter a whole number, 1 or more.")
 
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments as the function takes them: by place where they must, else by name."""
@@ -183,7 +189,11 @@ class LaunchState(traitlets.HasTraits):
         return tuple(by_place.values()), by_name
 
     def code(self) -> str:
-        """Return the code that does the same."""
+        """Return the code for the same launch."""
+        return self.preview()[0]
+
+    def preview(self) -> tuple[str, str]:
+        """Return the code for the same launch, and what has to be done before it can be pasted."""
         defaults = LaunchConfig()
         options = {
             field.name: getattr(self.config, field.name)
@@ -193,7 +203,20 @@ class LaunchState(traitlets.HasTraits):
         namer = Namer(sys.modules["__main__"].__dict__, self._holder)
         by_place, by_name = self._split()
         by_name = {name: value for name, value in by_name.items() if not self._is_default(name, value)}
-        return call_code(self.function, by_place, by_name, options, namer)
+        code = call_code(self.function, by_place, by_name, options, namer)
+        return code, "Give the panel a name first: panel = ConfigPanel(...)" if namer.needs_a_panel else ""
+
+    @property
+    def is_redefined(self) -> bool:
+        """Whether the notebook's name for the function means another function by now."""
+        name = getattr(self.function, "__name__", "")
+        newer = sys.modules["__main__"].__dict__.get(name)
+        return (
+            newer is not None
+            and newer is not self.function
+            and getattr(newer, "__qualname__", None) == getattr(self.function, "__qualname__", "")
+            and getattr(self.function, "__module__", None) == "__main__"
+        )
 
     def _is_default(self, name: str, value: Any) -> bool:
         default = self.parameters[name].default if name in self.parameters else MISSING
@@ -232,20 +255,8 @@ class LaunchState(traitlets.HasTraits):
             self.touch()
 
 
-def number_or_text(text: str) -> Any:
-    """Return the number or the None that was typed, else the text: `LaunchConfig` says what is wrong with it."""
-    if text == "None":
-        return None
-    for read in (ast.literal_eval, float):  # 0x10 is read by the first alone, and inf by the second.
-        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            value = read(text)
-            if isinstance(value, (int, float)):
-                return value
-    return text
-
-
 def _field_of(message: str) -> str:
-    """Return the option that a ConfigError is about: its messages begin with it."""
+    """Return the option that the message of a ConfigError begins with; empty if it begins with none."""
     found = re.match(r"(\w+)=", message)
     names = {field.name for field in dataclasses.fields(LaunchConfig)}
     return found[1] if found is not None and found[1] in names else ""
@@ -254,4 +265,4 @@ def _field_of(message: str) -> str:
 def _how_to_set(parameter: Parameter) -> str:
     if parameter.kind == "code":
         return f'Set it from code: panel.arguments["{parameter.name}"] = ...'
-    return "Needs a value: it has no default."
+    return f"{'Choose' if parameter.kind == 'choice' else 'Enter'} a value: there is no default."

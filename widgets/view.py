@@ -22,6 +22,8 @@ from notebook_launcher.widgets.section import Section
 from notebook_launcher.widgets.settings_file import SettingsFile
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.widgets.fields import Field
     from notebook_launcher.widgets.parameters import Parameter
@@ -43,16 +45,17 @@ ADVANCED = (
     "max_restarts",
 )
 MICRO = "micro-batch"
-# A page has no other way to the clipboard from a core widget; without it a click selects the code.
+# Core widgets have no other way to the clipboard. Where it does not work, a click selects the code.
 COPY = (
     "const text = this.parentNode.querySelector('code').textContent;"
     "navigator.clipboard &amp;&amp; navigator.clipboard.writeText(text).then(() => {"
     "this.textContent = 'Copied'; setTimeout(() => { this.textContent = 'Copy' }, 1500) })"
 )
+COPY_BUTTON = f'<button type="button" class="nbp-copy" onclick="{COPY}">Copy</button>'
 
 
 class PanelView:
-    """What a panel shows; `draw` brings it up to date with the state."""
+    """Widgets of a panel; `draw` brings them up to date with the state."""
 
     def __init__(self, state: LaunchState, running: RunArea) -> None:
         self._state = state
@@ -68,9 +71,9 @@ class PanelView:
         """Load and Save for Accelerate's settings file."""
         self._formula, self._code = ipywidgets.HTML(), ipywidgets.HTML()
         self.advanced = Section("Advanced", _grid([self.fields[name] for name in ADVANCED]))
-        """The options that one seldom changes."""
+        """The options that are seldom changed."""
         self.files = Section("Accelerate's settings file", self.file.box)
-        """Around `file`."""
+        """The section with `file`."""
         sections = ipywidgets.VBox([self.advanced.box, self.files.box])
         self.children = [
             ipywidgets.HTML(f"<style>{CSS.read_text(encoding='utf-8')}</style>", layout={"display": "none"}),
@@ -86,9 +89,10 @@ class PanelView:
         self.draw()
 
     def draw(self) -> None:
-        """Show the state: values that did not come from their field, what is wrong, what it comes to."""
+        """Show the state: values that were set elsewhere, mistakes, the effective batch and the code."""
         with self._state.lock:
             config, mistakes = self._state.config, self._state.mistakes
+            self._draw_placeholders()
             for name, field in self.fields.items():
                 if name not in mistakes:
                     field.show(self._value_of(name))
@@ -119,7 +123,7 @@ class PanelView:
             )
             micro_batch.control.disabled = True
             name = "the function" if self._state.function is None else checks.name_of(self._state.function)
-            micro_batch.say(f"{name} has no parameter for it. Give it one called batch_size to set it here.")
+            micro_batch.say(f"{name} has no parameter for it. Add a parameter named batch_size to set it here.")
         first = [self.fields["num_processes"], micro_batch, self.fields["gradient_accumulation_steps"]]
         return [*first, self.fields["mixed_precision"]]
 
@@ -164,24 +168,35 @@ class PanelView:
             field.show(argument_value(self._state, parameter))
 
     def _draw_notes(self, config: LaunchConfig) -> None:
-        machine, problems = self._state.machine, self._state.problems
+        machine = self._state.machine
         hints = {"num_processes": hardware.processes_hint(machine, self._state.plan)}
         hints["gradient_accumulation_steps"] = "Micro-batches for each optimizer update"
         hints["devices"] = machine.why_no_gpu[:1].upper() + machine.why_no_gpu[1:]
         for name, field in self.fields.items():
-            if name in problems:
-                field.say(problems[name], "error")
-            else:
-                field.say(hints.get(name, ""))
+            self._draw_note(field, name, hints.get(name, ""))
         for name, field in self.argument_fields.items():
-            if f"arguments.{name}" in problems:
-                field.say(problems[f"arguments.{name}"], "error")
-            else:
-                field.say(self._argument_hint(self._state.parameters[name]))
+            self._draw_note(field, f"arguments.{name}", self._argument_hint(field, self._state.parameters[name]))
         self._draw_unfit(config)
 
+    def _draw_note(self, field: Field, key: str, hint: str) -> None:
+        if key in self._state.problems:
+            field.say(self._state.problems[key], "error")
+        elif isinstance(field, TextField) and field.is_emptied and field.placeholder:
+            field.say(f"Empty means {field.placeholder}. {hint}".rstrip())
+        else:
+            field.say(hint)
+
+    def _draw_placeholders(self) -> None:
+        processes, plan = self.fields["num_processes"], self._state.plan
+        if isinstance(processes, TextField) and plan is not None and self._state.config.num_processes is None:
+            processes.placeholder = f"{plan.num_processes} (automatic)"
+        steps, source = self.fields["gradient_accumulation_steps"], f" ({STEPS_VARIABLE})"
+        if isinstance(steps, TextField):
+            settled = self._state.training.gradient_accumulation_steps or "?"
+            steps.placeholder = f"{settled}{source if STEPS_VARIABLE in self._state.environ else ''}"
+
     def _draw_unfit(self, config: LaunchConfig) -> None:
-        """Grey what this hardware cannot do, and say why."""
+        """Grey the choices that this hardware does not support, with the reason."""
         machine, precision, devices = self._state.machine, self.fields["mixed_precision"], self.fields["devices"]
         unfit = hardware.unfit_precisions(machine, config)
         precision.mark_unfit(unfit)  # type: ignore[attr-defined]
@@ -191,15 +206,10 @@ class PanelView:
         self.fields["backend"].mark_unfit(hardware.unfit_backends(machine, config))  # type: ignore[attr-defined]
         if isinstance(devices, DevicesField):
             devices.look(machine)
-        text = self.fields["num_processes"]
-        if isinstance(text, TextField) and self._state.plan is not None and config.num_processes is None:
-            text.control.placeholder = f"{self._state.plan.num_processes} (automatic)"
-        steps, source = self.fields["gradient_accumulation_steps"], f" ({STEPS_VARIABLE})"
-        if isinstance(steps, TextField):
-            settled = self._state.training.gradient_accumulation_steps or "?"
-            steps.control.placeholder = f"{settled}{source if STEPS_VARIABLE in self._state.environ else ''}"
 
-    def _argument_hint(self, parameter: Parameter) -> str:
+    def _argument_hint(self, field: Field, parameter: Parameter) -> str:
+        if isinstance(field, TextField) and (reading := parameter.reading(field.text)):
+            return reading
         bound = self._state.micro_batch
         if bound is not None and parameter.name == bound.name:
             return f"Samples for each backward, on each process: {bound.name}"
@@ -225,28 +235,42 @@ class PanelView:
         )
 
     def _code_html(self) -> str:
-        code = html.escape(self._state.code())
-        stale = " nbp-stale" if self._state.mistakes else ""
-        note = '<div class="nbp-note">Without what is marked above.</div>' if stale else ""
+        code, note = self._state.preview()
+        if wrong := self._labels(self._wrong_values()):
+            note = f"Fix {wrong} to bring this code up to date."
+        stale, copy = (" nbp-stale", "") if note else ("", COPY_BUTTON)
+        words = f'<div class="nbp-note">{html.escape(note)}</div>' if note else ""
         return (
             '<div class="nbp-code"><span class="nbp-label">The same in code</span>'
-            f'<div class="nbp-code-row{stale}"><pre tabindex="0"><code>{code}</code></pre>'
-            f'<button type="button" class="nbp-copy" onclick="{COPY}">Copy</button></div>{note}</div>'
+            f'<div class="nbp-code-row{stale}"><pre tabindex="0"><code>{html.escape(code)}</code></pre>{copy}</div>'
+            f"{words}</div>"
         )
+
+    def _wrong_values(self) -> list[str]:
+        """Return the keys of fields whose value is not the one in the code."""
+        missing = [f"arguments.{name}" for name, each in self._state.parameters.items() if each.is_required]
+        missing = [key for key in missing if key.removeprefix("arguments.") not in self._state.arguments]
+        return [*self._state.mistakes, *(key for key in missing if key not in self._state.mistakes)]
+
+    def _labels(self, keys: Iterable[str]) -> str:
+        fields = {**self.fields, **{f"arguments.{name}": field for name, field in self.argument_fields.items()}}
+        labels = [fields[key].label if key in fields else key for key in keys]
+        return " and ".join(filter(None, [", ".join(labels[:-1]), *labels[-1:]]))
 
     def _draw_readiness(self) -> None:
         problems, plan = self._state.problems, self._state.plan
-        fields = {**self.fields, **{f"arguments.{name}": field for name, field in self.argument_fields.items()}}
         num_hidden = len(set(ADVANCED) & set(problems))
-        self.advanced.remark(f"{num_hidden} to correct" if num_hidden else "")
+        self.advanced.remark(f"{num_hidden} to fix" if num_hidden else "")
         if problems:
-            labels = [fields[key].label if key in fields else key for key in problems if key]
-            text = problems.get("", "") or f"Launch is off until this is right: {', '.join(labels)}."
+            labels = self._labels(key for key in problems if key)
+            text = f"Fix {labels} to enable Launch." if labels else problems[""]
             self._running.set_ready(text, is_ready=False)
         elif plan is not None:
             seed = f", seed {plan.seed}"
             summary = plan.summary if plan.config.seed is not None else plan.summary.removesuffix(seed)
-            self._running.set_ready(f"{summary}.", is_ready=True)
+            name = checks.name_of(self._state.function)
+            newer = f" {name} was defined again: run this cell again to launch the new one." * self._state.is_redefined
+            self._running.set_ready(f"{summary}.{newer}", is_ready=True)
 
 
 def _grid(fields: list[Field]) -> ipywidgets.GridBox:
