@@ -169,9 +169,26 @@ def test_several_ranks_refuse_to_step_an_unprepared_head(ranks):
         backbone, optimizer = accelerator.prepare(backbone, torch.optim.SGD(model.parameters(), lr=0.1))
         accumulate(accelerator, backbone, lambda inputs: head(backbone(inputs)), optimizer, [2])
 
-    with pytest.raises(
-        RuntimeError, match=r"step\(\): 2 parameters of this SGD belong to no model that prepare\(\) was"
-    ):
+    with pytest.raises(RuntimeError, match=r"2 parameters of this SGD \(shapes .*they belong to no model that prepare"):
+        ranks.run(2, train)
+
+
+@pytest.mark.parametrize("how", ["unfrozen", "added"])
+def test_several_ranks_refuse_to_step_parameters_that_came_after_prepare(ranks, how):
+    def train():
+        accelerator = Accelerator(cpu=True)
+        model = make_model()
+        if how == "unfrozen":
+            model[0].requires_grad_(False)
+        prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        if how == "unfrozen":
+            model[0].requires_grad_(True)
+        else:
+            model.append(torch.nn.Linear(1, 1))
+            optimizer.add_param_group({"params": list(model[3].parameters())})
+        accumulate(accelerator, prepared, prepared, optimizer, [2])
+
+    with pytest.raises(RuntimeError, match="they were frozen, or not yet part of the Sequential, when prepare"):
         ranks.run(2, train)
 
 

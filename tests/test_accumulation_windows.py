@@ -207,6 +207,18 @@ def test_accumulate_wants_models():
         training.accelerator.accumulate("model")
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_clearing_the_model_inside_a_window_is_refused(set_to_none):
+    training = Training(steps=3)
+    training.micro_batch(0)
+    with (
+        pytest.raises(RuntimeError, match=r"gradients of 1 earlier micro-batches .* cleared, by model.zero_grad\(\)"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.model.zero_grad(set_to_none=set_to_none)
+        training.accelerator.backward(training.loss(1))
+
+
 def test_two_backwards_in_one_block_add_up():
     training = Training(steps=1)
     with (

@@ -122,7 +122,7 @@ def train(models: str, wrapping: str, options: dict[str, Any]) -> list[Any]:
 
 
 def assert_close(mine: list[torch.Tensor], expected: list[torch.Tensor], what: str) -> None:
-    difference = max(float((one - other).abs().max()) for one, other in zip(mine, expected, strict=True))
+    difference = max(float((one - other).detach().abs().max()) for one, other in zip(mine, expected, strict=True))
     assert difference < 1e-6, f"{what} differ by {difference:.1e}"
 
 

@@ -157,6 +157,7 @@ class Accumulation:
             window.num_backwards += 1
             window.backwards_in_block += 1
             return 1.0 / self.state.num_steps
+        window.check_gathered()
         again = window.backwards_in_block > 0
         if again:
             self._check_again(window)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher.training import targets as lookup
 from notebook_launcher.training.models import FORWARD_SYNCED, LeafTensor, SyncedModel, synced_part
@@ -32,10 +35,16 @@ class StrayParameters:
         """Yield the parameters."""
         return iter(self.tensors)
 
-    @property
-    def are_local(self) -> bool:
-        """True if a gradient of these parameters is the rank's own."""
-        return any(not hasattr(tensor, "full_tensor") for tensor in self.tensors)
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Owned:
+    """What an optimizer updates."""
+
+    sizes: tuple[int, ...]
+    """Number of parameters in each of its groups when this was looked up."""
+    members: list[Member]
+    local: list[torch.Tensor]
+    """Parameters whose gradients nothing synchronises."""
 
 
 class Members:
@@ -57,13 +66,13 @@ class Members:
         """Grows with every change, so that what was looked up before can be looked up again."""
         self._adopted: list[torch.nn.Module] = []
         self._strays: dict[int, StrayParameters] = {}
-        self._owners: dict[int, tuple[tuple[int, ...], list[Member]]] = {}
+        self._owned: dict[int, Owned] = {}
         self._num_processes = num_processes
         self._strict = strict
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # The keys are ids, which are other objects' in another process.
-        self.__dict__.update(state, _owners={})
+        self.__dict__.update(state, _owned={})
         self._strays = {id(strays.optimizer): strays for strays in self._strays.values()}
 
     def find(self, targets: Iterable[Any]) -> list[Member]:
@@ -111,7 +120,7 @@ class Members:
                 f"accumulate({name}): none of its parameters belongs to a model, a leaf tensor or an optimizer that "
                 f"prepare() was given. A copy of a prepared model has parameters of its own. {advice}"
             )
-        if self._num_processes > 1 and any(one.are_local for one in strays):
+        if self._num_processes > 1 and any(self.local_parameters(one.optimizer) for one in strays):
             raise ValueError(
                 f"accumulate({name}): its optimizer was prepared, but the model was not. Nothing would synchronise its "
                 f"gradients, and each of the {self._num_processes} ranks would train a model of its own. {advice}"
@@ -128,14 +137,27 @@ class Members:
 
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Member]:
         """Return the members whose parameters this optimizer updates."""
+        return self._owned_by(optimizer).members
+
+    def local_parameters(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        """Return the parameters of an optimizer whose gradients nothing synchronises.
+
+        They belong to no member, or to a model that was wrapped while they were frozen or not yet in it.
+        """
+        return self._owned_by(optimizer).local
+
+    def _owned_by(self, optimizer: torch.optim.Optimizer) -> Owned:
         sizes = tuple(len(group["params"]) for group in optimizer.param_groups)
-        known = self._owners.get(id(optimizer))
-        if known is None or known[0] != sizes:
-            mine = {id(parameter) for parameter in lookup.parameters_of(optimizer)}
+        known = self._owned.get(id(optimizer))
+        if known is None or known.sizes != sizes:
+            parameters = lookup.parameters_of(optimizer)
+            mine = {id(parameter) for parameter in parameters}
             everybody = [*self.everybody, *self._look_for_strays()]
-            owned = [one for one in everybody if any(id(parameter) in mine for parameter in one.parameters())]
-            known = self._owners[id(optimizer)] = sizes, owned
-        return known[1]
+            members = [one for one in everybody if any(id(parameter) in mine for parameter in one.parameters())]
+            synced = {id(parameter) for member in members for parameter in _synchronised(member)}
+            local = [one for one in parameters if id(one) not in synced and not hasattr(one, "full_tensor")]
+            known = self._owned[id(optimizer)] = Owned(sizes, members, local)
+        return known
 
     def _look_for_strays(self) -> list[StrayParameters]:
         """Return the parameters of each optimizer that belong to no other member."""
@@ -168,13 +190,13 @@ class Members:
     def adopt(self, module: torch.nn.Module) -> Member:
         """Add a module that synchronises its own gradients and whose optimizer alone was prepared."""
         self._adopted.append(module)
-        self._owners.clear()
+        self._owned.clear()
         return module
 
     def changed(self) -> None:
         """Look everything up anew: members were added, or an optimizer was given other parameters."""
         self.version += 1
-        self._owners.clear()
+        self._owned.clear()
 
     def clear(self) -> None:
         """Release everything."""
@@ -200,3 +222,10 @@ class Members:
     def everybody(self) -> list[Member]:
         """The models, without what compiled them, and the leaf tensors."""
         return [*map(synced_part, self.models), *self._adopted, *self.leaves]
+
+
+def _synchronised(member: Member) -> Iterable[torch.Tensor]:
+    """Return the parameters whose gradients a member synchronises; shards are not among them."""
+    if isinstance(member, SyncedModel):
+        return member.trained
+    return member.parameters() if isinstance(member, (LeafTensor, DistributedDataParallel)) else ()

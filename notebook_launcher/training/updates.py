@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.members import StrayParameters
 from notebook_launcher.training.models import FORWARD_REPEATED, FORWARD_SYNCED, LeafTensor, SyncedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from notebook_launcher.training.accumulation import Accumulation
+    from notebook_launcher.training.members import Members
     from notebook_launcher.training.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.rules import Rules
 
@@ -179,19 +179,22 @@ class Updates:
                 )
 
     def _check_synced(self, prepared: AcceleratedOptimizer) -> None:
-        for member in self._accumulation.members.of_optimizer(prepared.optimizer):
+        members = self._accumulation.members
+        for member in members.of_optimizer(prepared.optimizer):
             if isinstance(member, SyncedModel):
                 notes = member.notes
+                if notes.trains_alone:
+                    return
                 # A forward that no backward of ours has answered: somebody called loss.backward() themselves.
-                if (notes.answered | notes.forwards) & FORWARD_SYNCED or notes.trains_alone:
+                if (notes.answered | notes.forwards) & FORWARD_SYNCED:
                     continue
-            elif isinstance(member, LeafTensor):
-                if member.synced:
-                    continue
-            elif not isinstance(member, StrayParameters) or not member.are_local:
+            elif not isinstance(member, LeafTensor) or member.synced:
                 continue
             if any(parameter.grad is not None for parameter in member.parameters()):
                 raise RuntimeError(_not_synced(member))
+        local = [parameter for parameter in members.local_parameters(prepared.optimizer) if parameter.grad is not None]
+        if local:
+            raise RuntimeError(_local(prepared.optimizer, local, members))
 
     def clear(self) -> None:
         """Let go of the optimizers."""
@@ -204,14 +207,31 @@ def _parameters(prepared: AcceleratedOptimizer) -> list[torch.Tensor]:
     return [parameter for group in prepared.param_groups for parameter in group["params"]]
 
 
-def _not_synced(member: SyncedModel | LeafTensor | StrayParameters) -> str:
-    if isinstance(member, StrayParameters):
-        return (
-            f"step(): {len(member.tensors)} parameters of this {type(member.optimizer).__name__} belong to no model "
-            "that prepare() was given, so nothing synchronised their gradients and each rank would go its own way. "
-            "Write `model, optimizer = accelerator.prepare(model, optimizer)`, with each model and leaf tensor that "
-            "the optimizer updates."
+def _local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], members: Members) -> str:
+    """Say why nothing synchronises these parameters."""
+    mine = {id(parameter) for parameter in parameters}
+    inside = [one for one in members.models if any(id(parameter) in mine for parameter in one.parameters())]
+    shapes = ", ".join(str(tuple(parameter.shape)) for parameter in parameters[:3])
+    if inside:
+        name = type(getattr(inside[0], "module", inside[0])).__name__
+        why = (
+            f"were frozen, or not yet part of the {name}, when prepare() wrapped it. Unfreeze or add them first and "
+            "call prepare() then; for stages that train other layers, give DistributedDataParallelKwargs("
+            "find_unused_parameters=True) and freeze after prepare()."
         )
+    else:
+        why = (
+            "belong to no model that prepare() was given. Write `model, optimizer = accelerator.prepare(model, "
+            "optimizer)`, with each model and leaf tensor that the optimizer updates."
+        )
+    return (
+        f"step(): nothing synchronised the gradients of {len(parameters)} parameters of this "
+        f"{type(optimizer).__name__} (shapes {shapes}{', ...' if len(parameters) > 3 else ''}), so each rank would go "
+        f"its own way: they {why}"
+    )
+
+
+def _not_synced(member: SyncedModel | LeafTensor) -> str:
     what = "a leaf tensor" if isinstance(member, LeafTensor) else type(member.module).__name__
     message = f"step(): the gradients of {what} were not synchronised, so each rank would go its own way. "
     if isinstance(member, LeafTensor):

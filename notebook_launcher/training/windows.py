@@ -14,6 +14,8 @@ from notebook_launcher.training.data.rounds import LoaderStack
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from notebook_launcher.training.members import Member
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
@@ -34,6 +36,7 @@ class Window:
         "broken",
         "correction",
         "divisor",
+        "gathered",
         "key",
         "kind",
         "members",
@@ -64,6 +67,8 @@ class Window:
         self.num_batches = 0
         self.num_backwards = 0
         self.backwards_in_block = 0
+        self.gathered: tuple[torch.Tensor, int] | None = None
+        """A parameter whose gradient the window has gathered, with the gradient's version when the last block ended."""
         self.kind: str | None = None
         self.divisor = 1
         self.reference = 1.0
@@ -82,6 +87,18 @@ class Window:
                 id(parameter) for member in self.members for parameter in member.parameters() if parameter.requires_grad
             )
         return self._parameters
+
+    def check_gathered(self) -> None:
+        """Raise RuntimeError if the gradients of earlier micro-batches were cleared."""
+        if self.gathered is None or self.backwards_in_block:
+            return
+        grad, version = self.gathered[0].grad, self.gathered[1]
+        if grad is None or (grad._version != version and not grad.any()):  # noqa: SLF001
+            raise RuntimeError(
+                f"backward(): the gradients of {self.num_backwards} earlier micro-batches of this window were cleared, "
+                "by model.zero_grad() or by zero_grad() of an optimizer that prepare() did not return. Call the "
+                "prepared optimizer's zero_grad() instead: it keeps the gradients of a window that is open."
+            )
 
     def weigh(self, kind: str, weight: float, world_weight: float, reference: float) -> None:
         """Count a micro-batch; raises ValueError if the window's others were weighed in another way."""
