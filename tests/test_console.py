@@ -22,9 +22,10 @@ class Cell:
     num_processes: int = 1
     output: str = "all"
     now: float = 0.0
+    kept_in: str | None = None
 
     def __post_init__(self) -> None:
-        self.console = Console(self.num_processes, self.output)  # type: ignore[arg-type]
+        self.console = Console(self.num_processes, self.output, kept_in=self.kept_in)  # type: ignore[arg-type]
         self.batches: list[list[console.Message]] = []
 
     def feed(self, text: str | bytes, rank: int = 0, stream: str = "stdout") -> None:
@@ -409,6 +410,98 @@ def test_a_flood_costs_no_work_per_line(output, monkeypatch):
     cell.finish()
     assert len(calls) < 250 * 12
     assert sum(log.text().count("\n") for log in cell.console.logs) == 1_000_000
+
+
+# What stays in a cell.
+
+
+def kept(cell: Cell) -> list[str]:
+    lines = cell.finish().splitlines()
+    assert len(lines) <= 10_000
+    assert sum(backlog.num_bytes(line + "\n") for line in lines) <= 1_000_000
+    return lines
+
+
+@pytest.mark.parametrize("width", [10, 300])
+def test_cell_keeps_beginning_and_end_of_a_flood_and_counts_the_rest(width):
+    cell = Cell(2, kept_in="run.logs(rank)")
+    num_lines = 200_000
+    for start in range(0, num_lines, 1000):
+        cell.feed("".join(f"{n:{width}}\n" for n in range(start, start + 1000)), rank=start // 1000 % 2)
+        if start % 20_000 == 0:
+            cell.tick()
+    lines = kept(cell)
+    (gap,) = [place for place, line in enumerate(lines) if line.startswith("...")]
+    left_out = int(lines[gap].split()[1].replace(",", ""))
+    assert lines[gap] == f"... {left_out:,} lines of ranks 0, 1 left out here; run.logs(rank) has all ..."
+    assert len(lines) - 1 + left_out == num_lines
+    assert [int(line.removeprefix("[rank 0]")) for line in lines[:1000]] == list(range(1000))
+    assert [int(line.removeprefix("[rank 1]")) for line in lines[-1000:]] == list(range(num_lines - 1000, num_lines))
+    assert len(lines) > 9_000 or width == 300
+    assert sum(map(len, lines)) > 700_000 or width == 10
+
+
+def test_cell_that_has_room_for_everything_leaves_nothing_out():
+    cell = Cell(4, kept_in="run.logs(rank)")
+    for start in range(0, 9000, 100):
+        for rank in range(4):  # The same lines of all ranks count once.
+            cell.feed("".join(f"line {number}\n" for number in range(start, start + 100)), rank)
+        if start < 4000:
+            cell.tick()
+    assert kept(cell)[:4000] == [f"[ranks 0-3] line {number}" for number in range(4000)]
+    few = Cell(2, kept_in="run.logs(rank)")
+    for start in range(0, 9000, 100):
+        few.feed("".join(f"{number}\n" for number in range(start, start + 100)))
+        few.tick()
+    assert [line.removeprefix("[rank 0] ") for line in kept(few)] == list(map(str, range(9000)))
+
+
+def test_flood_shows_its_newest_lines_live_and_how_many_wait():
+    cell = Cell(kept_in="run.logs(rank)")
+    for number in range(10):
+        cell.feed("".join(f"line {line}\n" for line in range(number * 1000, number * 1000 + 1000)))
+        messages = cell.tick()
+    (status,) = messages
+    assert isinstance(status, Status)
+    heading, *newest = status.text.splitlines()
+    assert heading == "... 5,500 more lines; the newest:"
+    assert newest == [f"line {line}" for line in range(9988, 10_000)]
+    cell.finish()
+    assert cell.batches[-1][-1] == Status("")
+
+
+def test_warnings_and_notices_in_the_middle_of_a_flood_are_kept():
+    cell = Cell(kept_in="run.logs(rank)")
+    for number in range(100):
+        cell.feed("out\n" * 1000)
+        cell.feed(f"warning {number}\n", stream="stderr")
+        cell.console.notice(f"notice {number}")
+        cell.tick()
+    lines = kept(cell)
+    for number in range(100):
+        assert f"warning {number}" in lines
+        assert f"notice {number}" in lines
+
+
+def test_cleared_cell_has_all_its_room_again():
+    cell = Cell(kept_in="run.logs(rank)")
+    for epoch in range(5):
+        cell.feed("before\n" * 9000)
+        cell.tick()
+        cell.console.clear()
+        cell.feed(f"epoch {epoch}\n")
+        assert Text("stdout", f"epoch {epoch}\n") in cell.tick()
+    assert "left out" not in cell.finish().rpartition("epoch 3")[2]
+
+
+def test_a_line_that_is_larger_than_the_room_is_left_out_alone():
+    cell = Cell(kept_in="run.logs(rank)")
+    for _ in range(40):
+        cell.feed("x" * 40_000 + "\n")
+    cell.feed("last\n")
+    lines = kept(cell)
+    assert lines[-1] == "last"
+    assert any("left out here" in line for line in lines)
 
 
 # The logs.

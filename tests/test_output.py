@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from typing import TYPE_CHECKING
@@ -53,9 +54,21 @@ def test_a_million_lines_stall_nobody(kernel: Kernel) -> None:
     seconds = time.monotonic() - began
     assert outcome.error is None
     assert outcome.stdout.endswith("[(500000, True), (500000, True)]\n")
-    assert "left out" in outcome.stdout
+    assert " of ranks 0, 1 left out here; run.logs(rank) has all ..." in outcome.stdout
     assert len(outcome.streams) < 10 + 5 * seconds
-    assert sum(len(text) for _, text in outcome.streams) < 4_000_000 + 800_000 * seconds
+    assert 5_000 < outcome.stdout.count("\n") < 10_000
+    assert sum(len(json.dumps(text)) for _, text in outcome.streams) < 1_000_000
+    assert any("more lines; the newest:\n" in content["data"]["text/plain"] for content in outcome.updates)
+
+
+def test_flood_of_a_run_without_a_handle_says_how_to_read_all_of_it(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def flood():\n    for i in range(20_000): print('line', i)\nresults = notebook_launch(flood, 2, monitor=False)"
+    )
+    (where,) = re.findall(r"left out here; (open_run\('.+'\)\.logs\(rank\)) has all", outcome.stdout)
+    logs = where.replace("(rank)", "(1)")
+    found = kernel.execute(f"print({logs} == ''.join(f'line {{i}}\\n' for i in range(20_000)))")
+    assert found.stdout == "True\n", found.traceback
 
 
 @pytest.mark.parametrize(("output", "expected"), [("all", {"0", "1"}), ("rank0", {"0"}), ("none", set())])

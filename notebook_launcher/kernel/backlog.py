@@ -9,9 +9,9 @@ from __future__ import annotations
 import collections
 import json
 
-from notebook_launcher.kernel.folding import Block, rank_list
+from notebook_launcher.kernel.folding import Block, Stream, rank_list
 
-__all__ = ["Backlog", "num_bytes"]
+__all__ = ["Backlog", "left_out_note", "num_bytes", "split"]
 
 HALF = 500_000
 """Characters kept from the start, and from the end, of what one tick brings."""
@@ -20,6 +20,19 @@ HALF = 500_000
 def num_bytes(text: str) -> int:
     """Return the size of a text in a Jupyter message, where a newline takes two bytes and an escape six."""
     return len(json.dumps(text, ensure_ascii=False).encode())
+
+
+def left_out_note(left_out: collections.Counter[int], where: str, stream: Stream = "stdout") -> Block:
+    """Return the line that stands for lines that are left out.
+
+    Args:
+        left_out: How many of each rank.
+        where: What has all lines, such as `run.logs(rank)`.
+        stream: The stream of the note.
+    """
+    total = left_out.total()
+    lines = "1 line" if total == 1 else f"{total:,} lines"
+    return Block(None, stream, f"... {lines} of {rank_list(left_out)} left out here; {where} has all ...\n")
 
 
 class Backlog:
@@ -51,6 +64,12 @@ class Backlog:
             self._end_size -= len(oldest.text)
             self._leave_out(oldest)
 
+    def drain_parts(self) -> tuple[list[Block], collections.Counter[int], list[Block]]:
+        """Return the first lines, how many of each rank are left out after them, and the last lines; forget them."""
+        parts = self._start, self._left_out, [*self._end]
+        self.__init__(label_size=self._label_size)  # type: ignore[misc]
+        return parts
+
     def drain(self, allowance: float) -> list[Block]:
         """Return the lines, thinned to about `allowance` bytes, and forget them."""
         blocks = [*self._start, *self._end]
@@ -64,7 +83,7 @@ class Backlog:
                     start.append(block)
                 else:
                     self._leave_out(block)
-            start.append(self._note(start))
+            start.append(left_out_note(self._left_out, "run.logs(rank)", start[-1].stream if start else "stdout"))
         self.__init__(label_size=self._label_size)  # type: ignore[misc]
         return start + end
 
@@ -80,7 +99,7 @@ class Backlog:
             cost = self._cost(block)
             if cost > allowance:
                 size = int(len(block.text) * allowance / cost)
-                piece, block_left = _split(block, size, from_end=from_end)
+                piece, block_left = split(block, size, from_end=from_end)
                 taken += [piece] if piece.text else []
                 blocks.insert(len(blocks) if from_end else 0, block_left)
                 break
@@ -92,14 +111,8 @@ class Backlog:
         assert block.rank is not None
         self._left_out[block.rank] += block.text.count("\n")
 
-    def _note(self, before: list[Block]) -> Block:
-        total = self._left_out.total()
-        lines = "1 line" if total == 1 else f"{total:,} lines"
-        text = f"... {lines} of {rank_list(self._left_out)} left out here; run.logs(rank) has all ...\n"
-        return Block(None, before[-1].stream if before else "stdout", text)
 
-
-def _split(block: Block, size: int, *, from_end: bool) -> tuple[Block, Block]:
+def split(block: Block, size: int, *, from_end: bool) -> tuple[Block, Block]:
     """Cut at the end of a line: at most `size` characters from one end, and the rest."""
     place = block.text.find("\n", len(block.text) - size - 1) + 1 if from_end else block.text.rfind("\n", 0, size) + 1
     first = Block(block.rank, block.stream, block.text[:place])

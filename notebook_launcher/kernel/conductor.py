@@ -80,7 +80,8 @@ class Conductor:
         self.launched = time.monotonic()
         self.started = time.time()
         self.id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(self.started))}-{_slug(name)}-{secrets.token_hex(3)}"
-        self.output = RunOutput(config, ranks.plan.num_processes)
+        kept_in = f"open_run({self.id!r}).logs(rank)" if in_cell and config.runs_folder else "run.logs(rank)"
+        self.output = RunOutput(config, ranks.plan.num_processes, kept_in=kept_in)
         self.live = LiveRecords(self.launched)
         self.gpus = GpuMeter(ranks.plan.gpus)
         self.hangs = HangWatch(None)

@@ -1,10 +1,10 @@
 """What the ranks print, turned into few notebook messages.
 
 Bytes of the ranks' pipes go in with `feed`; what the cell should show comes out of `take`, at most one
-batch a tick. Lines stay whole and carry their rank, the same line of several ranks is shown once, a
-progress bar takes one line of the live area instead of a line per redraw, and a flood is thinned, since
-Jupyter's server drops all output of a kernel that sends more than 1 MB/s or 1000 messages/s, measured
-over 3 s. Nothing here reads a clock, a pipe or a kernel.
+batch a tick. Lines stay whole and carry their rank, the same line of several ranks is shown once, and a
+progress bar takes one line of the live area instead of a line per redraw. A cell keeps a part of a flood
+(`room.py`); elsewhere a flood is thinned to what a terminal or a file takes. Nothing here reads a clock, a
+pipe or a kernel.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Literal
 from notebook_launcher.kernel.backlog import Backlog, num_bytes
 from notebook_launcher.kernel.folding import Block, Stream, fold, label
 from notebook_launcher.kernel.ranklog import RankLog
+from notebook_launcher.kernel.room import LIVE_LINES, Room
 from notebook_launcher.kernel.screen import Screen
 
 __all__ = ["Console", "Message", "RankLog", "Status", "Text"]
@@ -60,16 +61,27 @@ class _Source:
 
 
 class Console:
-    """The output of all ranks of one run. Not thread-safe, except for `logs`."""
+    """The output of all ranks of one run. Not thread-safe, except for `logs`.
 
-    def __init__(self, num_processes: int, output: Literal["all", "rank0", "none"] = "all") -> None:
+    Args:
+        num_processes: How many ranks there are.
+        output: Whose lines are shown.
+        kept_in: For a cell: what has the lines that do not stay in it, such as `run.logs(rank)`; None: all stay.
+    """
+
+    def __init__(
+        self, num_processes: int, output: Literal["all", "rank0", "none"] = "all", *, kept_in: str | None = None
+    ) -> None:
         self.logs = tuple(RankLog() for _ in range(num_processes))
         self._shown = frozenset(range({"all": num_processes, "rank0": 1, "none": 0}[output]))
         self._is_labelled = num_processes > 1
         self._sources: dict[tuple[int, Stream], _Source] = {}
-        self._backlog = Backlog(label_size=len(label([0])) if self._is_labelled else 0)
+        label_size = len(label([0])) if self._is_labelled else 0
+        self._backlog = Backlog(label_size=label_size)
+        self._room = None if kept_in is None else Room(label_size=label_size, where=kept_in)
         self._status = ""
         self._progress = ""
+        self._is_at_end = False
         self._is_pending = False
         self._pending_since: float | None = None
         self._last_take = float("-inf")
@@ -92,6 +104,11 @@ class Console:
             self._progress = text
             self._is_pending = True
 
+    def clear(self) -> None:
+        """Begin again with all the room that a cell has: it is empty."""
+        if self._room is not None:
+            self._room.reset()
+
     def finish(self, rank: int | None = None) -> None:
         """End the unfinished lines of one rank, or of all; of all makes the next `take` due at once."""
         for (owner, stream), source in self._sources.items():
@@ -102,6 +119,7 @@ class Console:
         self._is_pending = self._is_pending or bool(self._backlog or self._status)
         if rank is None:
             self._progress = ""
+            self._is_at_end = True
             self._last_take = self._pending_since = float("-inf")
 
     def next_due(self, now: float) -> float | None:
@@ -147,7 +165,10 @@ class Console:
             self._backlog.push(Block(rank, stream, lines))
 
     def _texts(self) -> list[Text]:
-        pieces = fold(self._backlog.drain(self._tokens), labelled=self._is_labelled)
+        blocks = self._backlog.drain(self._tokens) if self._room is None else self._in_room(self._room)
+        pieces = [*fold(blocks, labelled=self._is_labelled)]
+        if self._room is not None:
+            self._room.refund(blocks, [text for _, text in pieces])
         texts = [
             Text(stream, "".join(text for _, text in group))
             for stream, group in itertools.groupby(pieces, key=operator.itemgetter(0))
@@ -158,14 +179,33 @@ class Console:
         self._tokens -= sum(num_bytes(text.text) for text in texts)
         return texts
 
+    def _in_room(self, room: Room) -> list[Block]:
+        """Return the new lines that the cell has room for; at the end, those that were held back as well."""
+        blocks = room.admit(*self._backlog.drain_parts())
+        if self._is_at_end:
+            self._is_at_end = False
+            blocks += room.drain()
+        return blocks
+
+    def _newest(self) -> list[str]:
+        """Return the newest of the lines that are held back, below a heading."""
+        if self._room is None:
+            return []
+        heading, blocks = self._room.live()
+        lines = "".join(text for _, text in fold(blocks, labelled=self._is_labelled)).splitlines()[-LIVE_LINES:]
+        return [heading, *(_shortened(line) for line in lines)] if heading else []
+
     def _draw_status(self) -> str:
         rows: dict[str, list[int]] = {}
         for (rank, _), source in sorted(self._sources.items()):
             for row in source.screen.live():
-                shown = row if len(row) <= STATUS_WIDTH else f"{row[:STATUS_WIDTH]} ..."
-                rows.setdefault(shown, []).append(rank)
-        lines = [self._progress[:STATUS_WIDTH]] if self._progress else []
+                rows.setdefault(_shortened(row), []).append(rank)
+        lines = self._newest() + ([self._progress[:STATUS_WIDTH]] if self._progress else [])
         lines += [(label(ranks) if self._is_labelled else "") + row for row, ranks in rows.items()]
         if len(lines) > STATUS_ROWS:
             lines[STATUS_ROWS - 1 :] = [f"... and {len(lines) - STATUS_ROWS + 1} more"]
         return "\n".join(lines)
+
+
+def _shortened(row: str) -> str:
+    return row if len(row) <= STATUS_WIDTH else f"{row[:STATUS_WIDTH]} ..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.engines.local import Output
@@ -21,11 +21,18 @@ __all__ = ["RunOutput"]
 
 
 class RunOutput:
-    """The output of one run; made in the thread that launches, whose cell it belongs to."""
+    """The output of one run; made in the thread that launches, whose cell it belongs to.
 
-    def __init__(self, config: LaunchConfig, num_processes: int) -> None:
-        self._console = Console(num_processes, config.output)  # type: ignore[arg-type]
+    Args:
+        config: The run's options.
+        num_processes: How many ranks there are.
+        kept_in: What has the lines that do not stay in a cell.
+    """
+
+    def __init__(self, config: LaunchConfig, num_processes: int, *, kept_in: str = "run.logs(rank)") -> None:
         self._sink = cell.make_sink()
+        shown: Any = config.output
+        self._console = Console(num_processes, shown, kept_in=kept_in if self._sink.is_cell else None)
         self._display = config.display
         self._has_headlines = config.output != "none"
         self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
@@ -86,6 +93,7 @@ class RunOutput:
         with contextlib.suppress(Exception):
             if isinstance(record, messages.ClearOutput):
                 self._sink.clear_output(wait=record.wait)
+                self._console.clear()
             else:
                 self._sink.display(record.data, record.metadata, record.transient, update=record.update)
 
