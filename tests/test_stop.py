@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from tests.scenes import takes_less_than, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from notebook_launcher.kernel.run import Run
     from tests.kernels import Kernel, Outcome
@@ -119,7 +121,7 @@ def test_the_interrupt_button_ends_the_run(kernel: Kernel, name: str, num_proces
             kernel.interrupt()
             outcome = kernel.wait(cell)
             seconds = time.monotonic() - began
-        assert outcome.error == "KeyboardInterrupt: "
+        assert outcome.error == f"KeyboardInterrupt: {name} was stopped"
         assert ("finally ran" in outcome.stdout) == (name == "sleeping")
         return seconds
 
@@ -164,11 +166,11 @@ def test_a_second_interrupt_kills_at_once(kernel: Kernel) -> None:
             kernel.wait(cell, until=is_stuck)
             began = time.monotonic()
             kernel.interrupt()
-            kernel.wait(cell, until=lambda outcome: outcome.done or "waits in" in outcome.stderr)
+            kernel.wait(cell, until=lambda outcome: outcome.done or "was in" in outcome.stdout)
             kernel.interrupt()
             outcome = kernel.wait(cell)
             seconds = time.monotonic() - began
-        assert outcome.error == "KeyboardInterrupt: "
+        assert outcome.error == "KeyboardInterrupt: ignoring was stopped"
         return seconds
 
     assert takes_less_than(1.5, attempt)  # The ladder alone takes 1.5 s before it kills.
@@ -186,7 +188,7 @@ def test_exit_handlers_and_threads_do_not_hold_a_stop_up(kernel: Kernel, name: s
                 kernel.interrupt()
             outcome = kernel.wait(cell)
             seconds = time.monotonic() - began
-        assert outcome.error == "KeyboardInterrupt: "
+        assert outcome.error == f"KeyboardInterrupt: {name} was stopped"
         assert "was killed: as the run was stopped it was still running exit handlers or threads" in outcome.stderr
         return seconds
 
@@ -217,9 +219,47 @@ def test_an_interrupt_says_who_waits_for_whom(kernel: Kernel) -> None:
     kernel.wait(cell, until=is_stuck)
     kernel.interrupt()
     outcome = kernel.wait(cell)
-    assert "rank 0 waits in all_reduce" in outcome.stderr
-    assert "rank 1 is not in it: asleep, Cell In[" in outcome.stderr
-    assert "time.sleep(60)" in outcome.stderr
+    assert "rank 0 was in all_reduce" in outcome.stdout
+    assert "rank 1 was not in it: asleep, Cell In[" in outcome.stdout
+    assert "time.sleep(60)" in outcome.stdout
+    assert outcome.stderr == ""
+
+
+def test_a_stop_on_request_leaves_no_error_in_cell_and_record(kernel: Kernel, tmp_path: Path) -> None:
+    outcome = kernel.execute(
+        f"run = launch(ignoring, 2, runs_folder={str(tmp_path)!r})\n"
+        "while not (all('up' in run.logs(rank) for rank in (0, 1)) and run.stacks()[0].waiting_in): time.sleep(0.01)\n"
+        "run.stop()\n"
+        "for reader in (run, open_run(run.id, run.config.runs_folder)):\n"
+        "    snapshot = reader.snapshot()\n"
+        "    print([snapshot.state, snapshot.error, snapshot.failures, [rank.reason for rank in snapshot.ranks]])\n"
+        "    print(snapshot.waiting)\n"
+        "run.result()\n"
+    )
+    assert outcome.stderr == ""
+    assert outcome.stdout.count("['stopped', '', (), ['', '']]\n") == 2
+    place = r"Cell In\[\d+\], line \d+"
+    sentence = rf"rank 0 was in all_reduce \({place}\); rank 1 was not in it: asleep, {place}: time\.sleep\(60\)\n"
+    assert len(re.findall(sentence, outcome.stdout)) == 3, outcome.stdout  # in the cell, of the run, of its record
+    assert outcome.error == "RunStoppedError: the run was stopped before ranks 0, 1 returned"
+    assert outcome.traceback == "the run was stopped before ranks 0, 1 returned"
+
+
+def test_a_clean_up_that_fails_during_a_stop_is_named(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def careless():\n"
+        "    try: sleeping()\n"
+        "    finally: raise ValueError('not saved')\n"
+        "run = launch(careless, 2)\n"
+        "while 'up' not in run.logs(0) + run.logs(1): time.sleep(0.01)\n"
+        "run.stop(); print(run.state, run.exception().failures[0].traceback)"
+    )
+    assert outcome.error is None, outcome.traceback
+    assert re.search(
+        r"careless: stopped after .*; while it stopped, ranks 0, 1 raised ValueError: not saved\n", outcome.stdout
+    )
+    assert "\nstopped Traceback" in outcome.stdout
+    assert "_on_interrupt" not in outcome.stdout
 
 
 def test_stacks_can_be_asked_for(kernel: Kernel) -> None:

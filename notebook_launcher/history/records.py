@@ -163,7 +163,8 @@ class RunSnapshot:
     error: str = ""
     """One line: what the run failed with; empty otherwise."""
     waiting: str = ""
-    """In the state `"waiting"`: which ranks wait in which collective, for how long, and where the others are."""
+    """In the state `"waiting"`: which ranks wait in which collective, for how long, and where the others are. Of a run
+    that was stopped while ranks waited in a collective: where its ranks were."""
     ranks: tuple[RankSnapshot, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
     """The culprit first."""

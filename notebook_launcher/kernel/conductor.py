@@ -29,7 +29,7 @@ from notebook_launcher.kernel.progress import ProgressTeller
 from notebook_launcher.kernel.questions import Answer, Question, Questions
 from notebook_launcher.kernel.snapshots import ConductorReader
 from notebook_launcher.kernel.stacks import Stacks
-from notebook_launcher.kernel.story import brief
+from notebook_launcher.kernel.story import brief, mishaps
 from notebook_launcher.kernel.verdict import Verdict, fault_of_ours, judge
 from notebook_launcher.units import format_seconds
 
@@ -85,6 +85,8 @@ class Conductor:
         self.live = LiveRecords(self.launched)
         self.gpus = GpuMeter(ranks.plan.gpus)
         self.hangs = HangWatch(None)
+        self.stopped_in = ""
+        """Where the ranks were when the user stopped the run, if one of them waited in a collective."""
         self._progress = ProgressTeller(self.launched)
         self.attempt: Attempt | None = None
         self.asking: set[int] = set()
@@ -167,7 +169,7 @@ class Conductor:
 
     def _conclude(self, verdict: Verdict) -> None:
         try:
-            self._say_end(verdict.error)
+            self._say_end(verdict)
         finally:
             # Whoever waits must be told, whatever happens.
             self._forgotten.detach()
@@ -365,7 +367,8 @@ class Conductor:
     def _show_who_waits(self) -> None:
         stacks = self._look_at_stacks()
         if any(stack.waiting_in for stack in stacks):
-            self.output.notice(str(stacks), "stderr")
+            self.stopped_in = stacks.past_verdict
+            self.output.notice(stacks.in_past_tense)
 
     def _refuse_commands(self) -> None:
         while not self._commands.empty():
@@ -391,14 +394,16 @@ class Conductor:
         self.output.notice(text, "stderr")
         self.output.publish(force=True)
 
-    def _say_end(self, error: BaseException | None) -> None:
-        seconds = time.monotonic() - self.launched
-        if self.asked_to_stop:
-            text = f"stopped after {format_seconds(seconds)}" + ("; every rank had returned" if error is None else "")
-        elif error is None:
-            text = f"done in {format_seconds(seconds)}"
+    def _say_end(self, verdict: Verdict) -> None:
+        seconds = verdict.results.seconds
+        if verdict.state == "failed":
+            text = brief(verdict.error, seconds, is_raised=self._in_cell)
+        elif self.asked_to_stop:
+            text = f"stopped after {format_seconds(seconds)}" + (
+                mishaps(verdict.results.failures) if verdict.error is not None else "; every rank had returned"
+            )
         else:
-            text = brief(error, seconds, is_raised=self._in_cell)
+            text = f"done in {format_seconds(seconds)}"
         self.output.end(f"{self.name}: {text}")
 
 

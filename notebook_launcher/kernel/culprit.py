@@ -132,7 +132,7 @@ def _end_summary(end: RankEnd, exitcode: int | None) -> str:
     if end.gone is None or exitcode is None:
         return "did not start"
     if end.after_stop:
-        return f"stopped ({signal_name(-exitcode)})" if exitcode < 0 else "stopped"
+        return STOPPED
     if exitcode >= 0:
         return f"exit code {exitcode}"
     return signal_name(-exitcode) + (", out of memory" if end.gone.oom else "")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from notebook_launcher.history.records import MetricPoint, RankState, RunState
     from notebook_launcher.kernel.conductor import Conductor
     from notebook_launcher.kernel.results import Results
+    from notebook_launcher.kernel.verdict import Verdict
     from notebook_launcher.messages import Failure
 
 __all__ = ["ConductorReader", "config_as_json", "state_of", "take_rank_snapshot", "take_snapshot"]
@@ -82,10 +83,10 @@ def take_snapshot(conductor: Conductor) -> RunSnapshot:
         restarts=results.restarts if results is not None else conductor.restarts,
         stopped_by=results.stopped_by if results is not None else None,
         timed_out=results.timed_out if results is not None else False,
-        error=one_line_of(verdict.error) if verdict is not None and verdict.error is not None else "",
+        error=_error(verdict),
         ranks=tuple(take_rank_snapshot(conductor, rank) for rank in range(plan.num_processes)),
         failures=tuple(_failure(failure) for failure in _failures(results)),
-        waiting=hang.text(time.monotonic()) if hang is not None else "",
+        waiting=hang.text(time.monotonic()) if hang is not None else conductor.stopped_in,
         phases=dict(conductor.live.phases),
     )
 
@@ -142,6 +143,13 @@ def _rank_state(conductor: Conductor, rank: int) -> RankState:
     with contextlib.suppress(ValueError):  # The board was closed while the run ended.
         return ACTIVITIES[attempt.activity_of(rank)]
     return "running"
+
+
+def _error(verdict: Verdict | None) -> str:
+    """Return what the run failed with; a stop on request is no failure."""
+    if verdict is None or verdict.error is None or verdict.state == "stopped":
+        return ""
+    return one_line_of(verdict.error)
 
 
 def _reason(results: Results | None, rank: int) -> str:

@@ -134,6 +134,23 @@ class RankStack:
         return frames[0] if frames else None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Tense:
+    """Verbs for one rank and for several."""
+
+    is_: tuple[str, str]
+    waits: tuple[str, str]
+    ended: tuple[str, str]
+
+
+PRESENT = _Tense(
+    ("is", "are"),
+    ("waits", "wait"),
+    ("runs nothing: its function has ended", "run nothing: their functions have ended"),
+)
+PAST = _Tense(("was", "were"), ("was", "were"), ("had ended its function", "had ended their functions"))
+
+
 def parse_stacks(rank: int, dump: str) -> RankStack:
     """Read one dump of all threads; text around it is skipped."""
     threads: list[tuple[int, str, list[StackFrame]]] = []
@@ -168,45 +185,59 @@ class Stacks(tuple[RankStack, ...]):
     @property
     def verdict(self) -> str:
         """One sentence: which ranks wait in which collective, and where the others are instead."""
-        if not self:
-            return "no rank is up yet"
+        return self._sum_up(PRESENT) if self else "no rank is up yet"
+
+    @property
+    def past_verdict(self) -> str:
+        """The verdict, for ranks that are stopped right after."""
+        return self._sum_up(PAST) if self else "no rank was up yet"
+
+    @property
+    def in_past_tense(self) -> str:
+        """The past verdict and each rank's stack."""
+        return self._tell(PAST) if self else self.past_verdict
+
+    def _sum_up(self, tense: _Tense) -> str:
         groups: dict[tuple[str, str], list[int]] = {}
         num_calls = len({stack.waiting_in for stack in self} - {None})
         for stack in sorted(self, key=lambda stack: stack.waiting_in is None):
-            groups.setdefault(_describe(stack, is_absent=num_calls == 1), []).append(stack.rank)
+            groups.setdefault(_describe(stack, tense, is_absent=num_calls == 1), []).append(stack.rank)
         return "; ".join(
             f"{rank_list(ranks)} {one if len(ranks) == 1 else many}" for (one, many), ranks in groups.items()
         )
 
+    def _tell(self, tense: _Tense) -> str:
+        return "\n".join([self._sum_up(tense), *(_report(stack, tense) for stack in self)]).rstrip("\n")
+
     def __str__(self) -> str:
-        return "\n".join([self.verdict, *map(_report, self)]).rstrip("\n")
+        return self._tell(PRESENT) if self else self.verdict
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         ranks = "".join(
-            f"<details><summary>rank {stack.rank}</summary><pre>{html.escape(_report(stack))}</pre></details>"
+            f"<details><summary>rank {stack.rank}</summary><pre>{html.escape(_report(stack, PRESENT))}</pre></details>"
             for stack in self
         )
         return f"<p>{html.escape(self.verdict)}</p>{ranks}"
 
 
-def _describe(stack: RankStack, *, is_absent: bool) -> tuple[str, str]:
+def _describe(stack: RankStack, tense: _Tense, *, is_absent: bool) -> tuple[str, str]:
     """Return what a rank does, as said of one rank and of several."""
     here = stack.here
     if stack.main is None:
         return ("did not answer",) * 2
     if here is None:
-        return "runs nothing: its function has ended", "run nothing: their functions have ended"
+        return tense.ended
     if stack.waiting_in:
         place = f"in {stack.waiting_in} ({here.place})"
-        return f"waits {place}", f"wait {place}"
+        return f"{tense.waits[0]} {place}", f"{tense.waits[1]} {place}"
     where = f"not in it: {here}" if is_absent else f"in {here}"
-    return f"is {where}", f"are {where}"
+    return f"{tense.is_[0]} {where}", f"{tense.is_[1]} {where}"
 
 
-def _report(stack: RankStack) -> str:
-    waiting = f" (waits in {stack.waiting_in})" if stack.waiting_in else ""
+def _report(stack: RankStack, tense: _Tense) -> str:
+    waiting = f" ({tense.waits[0]} in {stack.waiting_in})" if stack.waiting_in else ""
     lines = [f"rank {stack.rank}{waiting}:"]
     for number, thread in enumerate(stack.threads):
         frames = thread.user_frames or (thread.frames[:1] if number == 0 else ())

@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from notebook_launcher.errors import RemoteTraceback, RunStoppedError, RunTimeoutError
+from notebook_launcher.kernel.culprit import STOPPED
 from notebook_launcher.kernel.folding import rank_list
 from notebook_launcher.units import format_seconds
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.messages import Failure
 
-__all__ = ["attach", "brief", "raise_in_cell", "show_as"]
+__all__ = ["attach", "brief", "mishaps", "raise_in_cell", "show_as"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,6 +41,9 @@ def attach(error: BaseException, failures: tuple[Failure, ...], results: Results
         if getattr(error, name, None) in (None, ()):
             with contextlib.suppress(Exception):
                 setattr(error, name, value)
+    if isinstance(error, RunStoppedError):
+        show_as(error, str(error))  # Its class says nothing more, and reads like a failure.
+        return
     text = _story(failures, results) if own is not None else ""
     if own is not None and own.traceback and error.__cause__ is None:
         with contextlib.suppress(Exception):
@@ -138,6 +142,15 @@ def _returned_before(rank: int, results: Results) -> list[int]:
     """Return the ranks that had returned when this one ended."""
     seconds = {summary.rank: summary.seconds or 0.0 for summary in results.ranks}
     return [one.rank for one in results.ranks if one.state == "returned" and seconds[one.rank] < seconds[rank]]
+
+
+def mishaps(failures: tuple[Failure, ...]) -> str:
+    """Return what ranks raised of their own while a stop on request ended them, such as a clean-up that failed."""
+    ranks: dict[str, list[int]] = collections.defaultdict(list)
+    for failure in failures:
+        if failure.kind == "exception" and failure.summary != STOPPED:
+            ranks[failure.summary].append(failure.rank)
+    return "".join(f"; while it stopped, {rank_list(raisers)} raised {error}" for error, raisers in ranks.items())
 
 
 def brief(error: BaseException | None, seconds: float, *, is_raised: bool = False) -> str:

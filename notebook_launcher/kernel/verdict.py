@@ -131,13 +131,13 @@ def _error(
         return _birth_error(attempt.birth_failed, plan.num_processes)
     if attempt.timed_out:
         msg = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
-        return RunTimeoutError(f"{msg}\n{stacks}" if stacks else msg)
+        return RunTimeoutError(f"{msg}\n{stacks.in_past_tense}" if stacks else msg)
     real = [failure for failure in failures if not attempt.ends[failure.rank].after_stop]
     if real:
         first = attempt.ends[real[0].rank]
         error = culprit.to_exception(first, real[0], plan.num_processes)
         if stacks and real[0].victim and isinstance(error, RankFailedError):
-            error.args = (f"{error}\n{stacks}",)
+            error.args = (f"{error}\n{stacks.in_past_tense}",)
         return error
     if failures and asked_to_stop:
         listed = ", ".join(map(str, sorted(failure.rank for failure in failures)))

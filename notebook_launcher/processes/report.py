@@ -20,6 +20,8 @@ T = TypeVar("T")
 Link = Literal["cause", "context", ""]
 
 OURS = str(Path(__file__).resolve().parents[1])
+INTERRUPT_HANDLER = "_on_interrupt"
+"""What Python calls in a rank when the run is stopped: it stands below the line that was interrupted."""
 MAX_FRAMES = 200
 """Of a recursion, its beginning and its end are kept."""
 MAX_LINKS = 20
@@ -144,6 +146,8 @@ def _frames(tb: TracebackType | None) -> Iterator[Frame]:
     extracted = list(traceback.extract_tb(tb))
     while extracted and str(extracted[0].filename).startswith(OURS):
         extracted.pop(0)
+    if extracted and extracted[-1].name == INTERRUPT_HANDLER and str(extracted[-1].filename).startswith(OURS):
+        extracted.pop()
     if len(extracted) > MAX_FRAMES:
         extracted = extracted[: MAX_FRAMES // 2] + extracted[-MAX_FRAMES // 2 :]
     for frame in extracted:
