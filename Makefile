@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix lint typecheck docs bench lab clean
+.PHONY: help demo test quick matrix lint typecheck docs bench lab clean
 .DELETE_ON_ERROR:
 
 # The first of these that is Python 3.10 or newer; `make PYTHON=...` overrides.
@@ -12,6 +12,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3 python3.13 python3.12 pyth
 	then echo "$$candidate"; break; fi; done)
 VENV := .venv
 BIN := $(VENV)/bin
+SIDE_BY_SIDE := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile -m
 MATRIX ?= build/matrix
 PACKAGE_FILES := $(filter-out %/__pycache__,$(wildcard notebook_launcher/*))
 
@@ -22,8 +23,13 @@ demo: $(VENV)/installed-notebooks  ## run the first tutorial in a real Jupyter k
 	@$(BIN)/python notebooks/demo.py
 
 test: lint  ## check and test everything
-	@echo "==> tests"
-	@$(BIN)/python -m pytest
+	@echo "==> tests that may run side by side"
+	@$(SIDE_BY_SIDE) "not alone" && side_by_side=0 || side_by_side=$$?; \
+	echo "==> tests that need the machine alone"; \
+	$(BIN)/python -m pytest -m alone && exit $$side_by_side
+
+quick: lint  ## check everything and run the tests that start no kernel and are not slow (a few minutes)
+	@$(SIDE_BY_SIDE) "not alone and not slow"
 
 matrix:  ## run the core of the tests on the oldest and newest Python and torch (MATRIX=folder ONLY=names)
 	@$(PYTHON) tests/matrix.py --folder "$(MATRIX)" --only "$(ONLY)"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import gc
+import os
 import signal
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,8 +27,63 @@ __all__ = [
     "light_collections",
     "marked_session",
     "no_loop_left",
+    "own_temporary_files",
+    "pytest_collection_modifyitems",
     "runs_aside",
 ]
+
+SIDE_BY_SIDE = (
+    "acc*",
+    "ar[cg]*",
+    "checkpoints_[!k]*",
+    "checks",
+    "com*",
+    "config",
+    "console",
+    "curves",
+    "data_*",
+    "digits",
+    "documented_loops",
+    "drawing*",
+    "extras",
+    "feed",
+    "gpus",
+    "operations",
+    "packaging",
+    "panel",
+    "plan",
+    "profiling",
+    "random",
+    "recorded_runs",
+    "results",
+    "run_files",
+    "settings",
+    "text_progress",
+    "tracking",
+    "training_logging",
+    "travel_*",
+    "units",
+)
+"""Patterns of the test files that parallel workers may share: they start no kernel, and time nothing on the clock."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need the machine alone, which is every file that `SIDE_BY_SIDE` does not name."""
+    for item in items:
+        name = item.path.stem.removeprefix("test_")
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in SIDE_BY_SIDE):
+            item.add_marker(pytest.mark.alone)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give each parallel worker a folder for temporary files: the leak police looks at all that is in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+            patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
