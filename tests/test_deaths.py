@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import torch
 
+from notebook_launcher import InternalError, notebook_launch
 from tests.kernels import PATIENCE, Kernel
 from tests.scenes import FIRST, takes_less_than, unchanged, warm_kernel
 
@@ -99,6 +102,12 @@ def test_a_killed_fork_server_is_replaced(kernel: Kernel) -> None:
     assert outcome.error is None
 
 
+def add() -> float:
+    one = torch.ones(1)
+    torch.distributed.all_reduce(one)
+    return float(one)
+
+
 def test_a_killed_supervisor_is_our_fault_and_leaves_nothing(kernel: Kernel) -> None:
     with unchanged(kernel):
         cell = kernel.start(
@@ -111,6 +120,27 @@ def test_a_killed_supervisor_is_our_fault_and_leaves_nothing(kernel: Kernel) -> 
         supervisor.kill()
         outcome = kernel.wait(cell)
     assert (outcome.error or "").startswith("InternalError: the supervisor of this run is gone")
+
+
+def test_a_failing_supervisor_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no store today")
+
+    monkeypatch.setattr("torch.distributed.TCPStore", refuse)
+    with pytest.raises(InternalError, match="the supervisor of this run is gone"):
+        notebook_launch(os.getpid, 2, output="none", start_method="fork")
+
+
+def test_a_store_that_cannot_take_over_a_listening_socket_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = torch.distributed.TCPStore
+
+    def as_in_torch_2_4(*args: Any, use_libuv: bool = True, **options: Any) -> Any:
+        if use_libuv and "master_listen_fd" in options:
+            raise NotImplementedError("The libuv TCPStore backend does not support initialization with an listen fd.")
+        return store(*args, use_libuv=use_libuv, **options)
+
+    monkeypatch.setattr("torch.distributed.TCPStore", as_in_torch_2_4)
+    assert list(notebook_launch(add, 2, output="none", start_method="fork")) == [2.0, 2.0]
 
 
 def test_nothing_listens_beyond_loopback(kernel: Kernel) -> None:

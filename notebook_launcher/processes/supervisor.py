@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import selectors
 import signal
@@ -48,6 +49,7 @@ def run_supervisor(sock: socket.socket, inherited_call: Any = None) -> NoReturn:
         birth = supervisor.serve()
     except BaseException:  # noqa: BLE001 - the process ends here; its last words go to its stderr
         traceback.print_exc()
+        supervisor.fall_silent()
     if birth is None:
         supervisor.kill_all()
         os._exit(0)
@@ -67,7 +69,7 @@ class _Supervisor:
         self._selector = selectors.DefaultSelector()
         self._pids: dict[int, int] = {}
         self._pidfds: dict[int, int] = {}
-        self._oom_kills = 0
+        self._oom_kills = math.inf  # Until it is known, a death is not blamed on memory.
         self._killed: set[int] = set()
         self._semaphores: set[Path] = set()
         self._setup: messages.Setup
@@ -221,6 +223,10 @@ class _Supervisor:
         with contextlib.suppress(OSError):
             self._channel.send(record)
 
+    def fall_silent(self) -> None:
+        """Close the channel: the kernel must see that the supervisor failed, not that the ranks were killed for it."""
+        self._channel.close()
+
     def kill_all(self) -> None:
         for pid in self._pids.values():
             self._kill_session(pid)
@@ -257,14 +263,12 @@ def _host_store(setup: messages.Setup, listen_fd: int) -> Any:
     # `wait_for_workers=False`: the constructor must not block; ranks come when they are ready.
     from torch.distributed import TCPStore
 
-    return TCPStore(
-        "127.0.0.1",
-        setup.master_port,
-        setup.num_processes,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listen_fd,
-    )
+    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listen_fd}
+    address = ("127.0.0.1", setup.master_port, setup.num_processes)
+    try:
+        return TCPStore(*address, **options)
+    except NotImplementedError:  # The libuv server of torch 2.4 cannot take over a socket that listens.
+        return TCPStore(*address, **options, use_libuv=False)
 
 
 def main(fd: int) -> None:
