@@ -38,6 +38,13 @@ NOT_CORE = (
 """Test files that are left out: they depend on neither Python nor torch, or run for minutes."""
 
 
+PARTS = (
+    ("-n", "logical", "--maxprocesses", "4", "--dist", "loadfile", "-m", "not alone and not slow"),
+    ("-m", "alone and not slow"),
+)
+"""Options of pytest for what may run side by side, and for what needs the machine alone."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """An interpreter, and what pip installs into it besides the extra `test`."""
@@ -64,7 +71,7 @@ class Environment:
 ENVIRONMENTS = (
     Environment(name="py310-oldest", python="3.10", packages=("torch==2.4.0",)),
     Environment(name="py312-newest", python="3.12"),  # The newest torch, from PyPI with CUDA's libraries.
-    Environment(name="py313-pinned", python="3.13", packages=("-c", "constraints.txt")),
+    Environment(name="py313", python="3.13", packages=("-c", "constraints.txt")),
 )
 
 
@@ -80,14 +87,14 @@ def install(environment: Environment, interpreter: str, folder: Path) -> Path:
     return python
 
 
-def run(python: Path, arguments: list[str]) -> str:
-    """Run the core of the tests; return the summary line of pytest."""
+def run(python: Path, options: tuple[str, ...]) -> str:
+    """Run a part of the core of the tests; return the summary line of pytest."""
     files = [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "tests").glob("test_*.py"))
         if path.stem.removeprefix("test_") not in NOT_CORE
     ]
-    command = [str(python), "-m", "pytest", "-q", "-m", "not slow", *(arguments or files)]
+    command = [str(python), "-m", "pytest", "-q", *options, *files]
     last = ""
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as tests:
         for line in tests.stdout or ():
@@ -101,7 +108,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / "build/matrix", help="where the environments are made")
     parser.add_argument("--only", default="", help="names of environments, by commas")
-    parser.add_argument("tests", nargs="*", help="what pytest gets instead of the core")
     options = parser.parse_args()
     only = options.only.split(",") if options.only else [each.name for each in ENVIRONMENTS]
     rows, good = [], []
@@ -116,9 +122,10 @@ def main() -> int:
         look = subprocess.run([python, "-c", LOOK], capture_output=True, text=True, check=True)
         print(f"==> {environment.name}: {look.stdout.strip()}", flush=True)
         began = time.monotonic()
-        summary = run(python, options.tests)
-        good.append(re.fullmatch(r"\d+ passed\b(?!.*\b(failed|errors?)\b).*", summary) is not None)
-        rows.append((environment.name, f"{look.stdout.strip()}: {summary} ({time.monotonic() - began:.0f} s)"))
+        summaries = [run(python, part) for part in PARTS]
+        good += [re.fullmatch(r"\d+ passed\b(?!.*\b(failed|errors?)\b).*", each) is not None for each in summaries]
+        seconds = f"{time.monotonic() - began:.0f} s"
+        rows.append((environment.name, "; ".join([look.stdout.strip(), *summaries, seconds])))
     print(*(f"{name:<14} {text}" for name, text in rows), sep="\n")
     return 0 if good and all(good) else 1
 
