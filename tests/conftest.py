@@ -35,7 +35,7 @@ __all__ = [
 SIDE_BY_SIDE = (
     "acc*",
     "ar[cg]*",
-    "checkpoints_[!k]*",
+    "checkpoints_*",
     "checks",
     "com*",
     "config",
