@@ -105,7 +105,10 @@ def write(config: LaunchConfig, path: str | os.PathLike[str] | None = None) -> P
 
     file = default_path() if path is None else Path(path).expanduser()
     if file.suffix == ".json":
-        msg = f"{file}: our own options travel in a comment, which JSON has not. Choose a name that ends in .yaml."
+        msg = (
+            f"{file}: options of this package are written as a comment, and JSON has no comments. Choose a name that "
+            "ends in .yaml."
+        )
         raise ConfigError(msg)
     kept: Mapping[str, Any] = NEW_FILE
     if file.exists():
@@ -133,7 +136,10 @@ def _mapping(file: Path, text: str) -> dict[str, Any]:
         msg = f"{file} is not YAML: {' '.join(str(error).split())}"
         raise ConfigError(msg) from error
     if not isinstance(values, dict) or "distributed_type" not in values:
-        msg = f"{file} has no distributed_type, so it is not Accelerate's. `accelerate config` writes one that is."
+        msg = (
+            f"{file} has no distributed_type, so it is not a settings file of Accelerate. Run `accelerate config` to "
+            "write one."
+        )
         raise ConfigError(msg)
     if values["distributed_type"] is False:
         values["distributed_type"] = "NO"  # YAML reads a bare NO as false
@@ -145,15 +151,15 @@ def _check_kind(file: Path, values: Mapping[str, Any]) -> None:
     machines, where = values.get("num_machines", 1), values.get("compute_environment", "LOCAL_MACHINE")
     why = ""
     if where != "LOCAL_MACHINE":
-        why = f"compute_environment: {where}, and a notebook launches on its own machine"
+        why = f"compute_environment: {where}, but a notebook launches on its own machine"
     elif machines not in (None, 1):
-        why = f"num_machines: {machines}, and a notebook launches on one machine"
+        why = f"num_machines: {machines}, but a notebook launches on one machine"
     elif kind not in SUPPORTED:
         why = f"distributed_type: {kind}, and {INSTEAD.get(kind, 'ranks run on CPUs or NVIDIA GPUs')}"
     elif values.get("mixed_precision") == "fp8":
         why = f"mixed_precision: fp8, and it can be {', '.join(PRECISIONS)}"
     if why:
-        msg = f"{file} cannot be launched from here: it says {why}. Use `accelerate launch` for it, or another file."
+        msg = f"{file} cannot be launched from a notebook: it says {why}. Use `accelerate launch`, or another file."
         raise ConfigError(msg)
 
 
@@ -219,7 +225,7 @@ def _values(config: LaunchConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(config.devices, tuple) and num > len(config.devices):
         msg = (
             f"num_processes={num} with devices={list(config.devices)}: Accelerate cannot let processes share a GPU, "
-            "so there is nothing to write. Choose a GPU for each process."
+            "so this cannot be written for it. Choose a GPU for each process."
         )
         raise ConfigError(msg)
     values = {

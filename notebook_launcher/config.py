@@ -257,10 +257,10 @@ def _folder(name: str, value: object) -> str | None:
         return None
     path = value.__fspath__() if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
-        msg = f"{name}={value!r} is a {type(value).__name__}; it must be a path, 'auto', or None to leave no folder."
+        msg = f"{name}={value!r} is a {type(value).__name__}; it must be a path, 'auto', or None to keep no record."
         raise ConfigError(msg)
     if not path or "\0" in path:
-        msg = f"{name}={value!r} is no path. Pass a folder, 'auto', or None to leave none."
+        msg = f"{name}={value!r} is not a path. Pass a folder, 'auto', or None to keep no record."
         raise ConfigError(msg)
     return path
 
@@ -274,11 +274,14 @@ def _environment(value: object) -> Mapping[str, str]:
             msg = f"env[{key!r}]={text!r}: names and values must be strings. Write {str(key)!r}: {str(text)!r}."
             raise ConfigError(msg)
         if not key or "=" in key or "\0" in key + text:
-            msg = f"env[{key!r}]={text!r}: a name must not be empty or hold '=', and neither may hold a null."
+            msg = (
+                f"env[{key!r}]={text!r}: a name must not be empty or contain '=', and neither may contain a null "
+                "character."
+            )
             raise ConfigError(msg)
         try:
             os.fsencode(key + text)
         except UnicodeEncodeError as error:
-            msg = f"env[{key!r}]={text!r}: an environment cannot hold it ({error.reason})."
+            msg = f"env[{key!r}]={text!r}: it cannot be put into an environment ({error.reason})."
             raise ConfigError(msg) from None
     return types.MappingProxyType(dict(value))

@@ -152,7 +152,7 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(detach() if callable(detach) else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        msg = f"report({name}={value!r}): a metric must be one number; take .item() or .mean() of it."
+        msg = f"report({name}={value!r}): a metric must be one number. Pass its .item() or .mean()."
         raise TypeError(msg) from error
 
 
@@ -160,7 +160,7 @@ def _integer(step: Any) -> int:
     try:
         return operator.index(step)
     except (TypeError, ValueError, RuntimeError) as error:
-        msg = f"report(step={step!r}): a step must be an integer; take int() of it."
+        msg = f"report(step={step!r}): a step must be an integer. Pass int(step)."
         raise TypeError(msg) from error
 
 

@@ -165,7 +165,9 @@ def test_what_another_accelerator_prepared_is_taken_over(ranks):
 def test_a_loader_for_other_ranks_is_refused():
     accelerator = Accelerator(cpu=True)
     foreign = prepare_data_loader(make_loader(), num_processes=3, process_index=0)
-    with pytest.raises(ValueError, match=r"prepared for 3 processes, and here are 1.*Prepare the original DataLoader"):
+    with pytest.raises(
+        ValueError, match=r"prepared for 3 processes, but this run has 1.*Prepare the original DataLoader"
+    ):
         accelerator.prepare(foreign)
 
 

@@ -181,8 +181,8 @@ def test_weights_given_to_some_micro_batches_only():
     ("loss", "kwargs", "error", "message"),
     [
         ("vector", {}, ValueError, r"a loss of shape \(2,\): a gradient needs one number. Take loss.mean\(\)"),
-        ("text", {}, TypeError, r"backward\(str\): it takes the loss, a tensor"),
-        ("loss", {"weight": "many"}, TypeError, "weight='many' is no number"),
+        ("text", {}, TypeError, r"backward\(str\): pass the loss, a tensor"),
+        ("loss", {"weight": "many"}, TypeError, "weight='many' is not a number"),
         ("loss", {"weight": -1}, ValueError, "weight=-1 must be 0 or more"),
         ("loss", {"reduction": "max"}, ValueError, "reduction='max' is unknown. It can be 'mean' or 'sum'"),
         ("loss", {"reduction": "sum"}, ValueError, "reduction='sum' needs weight="),

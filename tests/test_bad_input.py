@@ -44,7 +44,7 @@ def kernel() -> Iterator[Kernel]:
         ("notebook_launch(train, 2.5, args=(1,))", "ConfigError: num_processes=2.5 is a float"),
         ("notebook_launch(train, 'two', args=(1,))", "ConfigError: num_processes='two' is a str"),
         ("notebook_launch(train, 1000, args=(1,))", "ConfigError: num_processes=1000 is too many for this machine"),
-        ("notebook_launch(3, 2)", "ConfigError: fn=3 is a int, not something that can be called"),
+        ("notebook_launch(3, 2)", "ConfigError: fn=3 is a int, which cannot be called"),
         ("notebook_launch(train(1), 2)", "ConfigError: fn=1 is a int"),
         ("notebook_launch(coroutine, 2)", "ConfigError: coroutine is a coroutine function"),
         ("notebook_launch(train, 2)", "ConfigError: train(lr) cannot be called with args=(), kwargs={}"),

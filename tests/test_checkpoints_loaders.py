@@ -133,6 +133,6 @@ def test_other_loaders_start_at_their_beginning_and_it_is_said(tmp_path):
     training.accelerator.save_state(tmp_path / "a")
     other = Training(2)
     other.accelerator.prepare(DataLoader(Stream(4)))
-    with pytest.warns(UserWarning, match="holds the positions of 1 loaders, and 2 are prepared here: they start at"):
+    with pytest.warns(UserWarning, match="holds the positions of 1 loaders, and 2 are prepared here: they start from"):
         other.accelerator.load_state(tmp_path / "a")
     assert sum(1 for _ in other.loader) == 12

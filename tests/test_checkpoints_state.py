@@ -357,7 +357,7 @@ def test_other_types_are_announced_when_saved_and_refused_unless_asked_for(tmp_p
     with pytest.warns(UserWarning, match=rf"custom_checkpoint_0.pkl holds .*{name}: load_state will refuse it"):
         accelerator.save_state(tmp_path / "a")
     meter.state = None
-    with pytest.raises(CheckpointError, match=rf"custom_checkpoint_0.pkl holds .*{name}, which is not loaded unasked"):
+    with pytest.raises(CheckpointError, match=rf"_0.pkl holds .*{name}, which is not loaded without permission"):
         accelerator.load_state(tmp_path / "a")
     assert meter.state is None
     accelerator.load_state(tmp_path / "a", {"weights_only": False})
@@ -409,7 +409,7 @@ def test_the_scaler_comes_back_and_is_missed_by_name(tmp_path):
     other.load_state(tmp_path / "half")
     assert other.scaler.state_dict() == saving.scaler.state_dict()
     full.save_state(tmp_path / "full")
-    with pytest.warns(UserWarning, match="was not saved in fp16: the gradient scaler starts anew"):
+    with pytest.warns(UserWarning, match="was not saved in fp16: the gradient scaler starts afresh"):
         other.load_state(tmp_path / "full")
     full.load_state(tmp_path / "half")
 
@@ -647,7 +647,9 @@ def test_what_accelerate_saved_is_loaded_with_a_warning(tmp_path, safe):
     accelerator.save_state(str(tmp_path / "a"), safe_serialization=safe)
     expected = states(*objects, meter)
     accelerator, *objects, meter = ours(2)
-    with pytest.warns(UserWarning, match="has no manifest, as Accelerate writes none.* cannot be verified") as warned:
+    with pytest.warns(
+        UserWarning, match="has no manifest, because Accelerate writes none.* cannot be verified"
+    ) as warned:
         accelerator.load_state(tmp_path / "a")
     assert len(warned) == 1
     assert states(*objects, meter) == expected

@@ -44,8 +44,8 @@ class AsyncModel:
 @pytest.mark.parametrize(
     ("function", "args", "kwargs", "message"),
     [
-        (None, (), {}, r"fn=None is a NoneType, not something that can be called. Pass the function itself"),
-        (3, (), {}, r"fn=3 is a int, not something that can be called"),
+        (None, (), {}, r"fn=None is a NoneType, which cannot be called. Pass the function itself"),
+        (3, (), {}, r"fn=3 is a int, which cannot be called"),
         (coroutine, (), {}, r"coroutine is a coroutine function \(async def\).*asyncio.run\(coroutine\(\)\)"),
         (functools.partial(coroutine), (), {}, r"coroutine is a coroutine function"),
         (AsyncModel(), (), {}, r"AsyncModel is a coroutine function"),
@@ -60,7 +60,12 @@ class AsyncModel:
         (functools.partial(train, 1, 2, 3), (), {}, r"train\(lr.*args=\(1, 2, 3\).*too many positional arguments"),  # type: ignore[call-arg]
         (functools.partial(train, epoch=3), (1,), {}, r"got an unexpected keyword argument 'epoch'"),  # type: ignore[call-arg]
         (train, (1,), {"epoch": 2}, r"got an unexpected keyword argument 'epoch'"),
-        (spawned, (2,), {}, r"The rank is not passed: leave the parameter rank out, and write rank = int\(os.environ"),
+        (
+            spawned,
+            (2,),
+            {},
+            r"The launcher does not pass the rank: remove the parameter rank, and write rank = int\(os.environ",
+        ),
         (spawned, (), {}, r"Arguments go by name: notebook_launch\(fn, 2, args="),
         (train, "x", {}, r"args='x' is a str; it must be a tuple. Write args=\('x',\)"),
         (train, 0.1, {}, r"args=0.1 is a float; it must be a tuple. Write args=\(0.1,\)"),

@@ -65,7 +65,7 @@ def test_a_tensor_that_one_rank_has_is_copied_to_the_others(ranks):
     [
         ("model", None, None),
         ("nothing of DDP", None, "only supported for multi-GPU and multi-CPU training with DistributedDataParallel"),
-        ("model", False, "only supported for map-style datasets read by each rank, and 1 of the 2"),
+        ("model", False, "only supported for map-style datasets that each rank reads; 1 of the 2"),
     ],
 )
 def test_joining_says_what_it_cannot_join(ranks, joined, even_batches, warning):
@@ -195,7 +195,7 @@ def test_one_process_of_a_machine_shows_the_progress(ranks):
     assert ranks.run(2, show) == [False, True]
     assert ranks.run(2, lambda: show(main_process_only=False)) == [False, False]
     assert ranks.run(2, lambda: show(disable=True)) == [True, True]
-    with pytest.raises(ValueError, match=r"tqdm\(False, ...\): the first argument is what to iterate over"):
+    with pytest.raises(ValueError, match=r"tqdm\(False, ...\): the first argument is the iterable"):
         compat.tqdm(False, range(3))
 
 

@@ -42,8 +42,8 @@ from notebook_launcher import ConfigError, LaunchConfig
         ({"max_grad_norm": "1"}, r"max_grad_norm='1' is a str; it must be a number, or None"),
         ({"comm_hook": "powersgd"}, r"comm_hook='powersgd' is unknown. Did you mean 'power_sgd'\? It can be 'no'"),
         ({"env": {"A": 1}}, r"env\['A'\]=1: names and values must be strings. Write 'A': '1'"),
-        ({"env": {"A=B": "1"}}, r"must not be empty or hold '='"),
-        ({"env": {"A": "\ud800"}}, r"an environment cannot hold it \(surrogates not allowed\)"),
+        ({"env": {"A=B": "1"}}, r"must not be empty or contain '='"),
+        ({"env": {"A": "\ud800"}}, r"it cannot be put into an environment \(surrogates not allowed\)"),
         ({"env": ["A"]}, r"env=\['A'\] is a list; it must map names to strings"),
     ],
 )

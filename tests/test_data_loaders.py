@@ -496,7 +496,7 @@ def test_splitting_needs_a_batch_size():
 
 def test_dispatching_needs_the_ranks():
     loader = prepare_data_loader(plain(range(9)), None, 2, 0, dispatch_batches=True)
-    with pytest.raises(RuntimeError, match="deals out to 2 ranks, and 1 are in the process group"):
+    with pytest.raises(RuntimeError, match="deals out to 2 ranks, and the process group has 1"):
         next(iter(loader))
 
 

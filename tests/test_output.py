@@ -219,7 +219,7 @@ def test_input_and_breakpoint_ask_in_the_cell(kernel: Kernel) -> None:
 def test_nobody_can_answer_a_background_run(kernel: Kernel) -> None:
     outcome = kernel.execute("launch(lambda: input('name? '), 2).result()")
     assert (outcome.error or "").startswith("EOFError: rank ")
-    assert "launched in the background, so no cell can be asked. Use notebook_launch" in (outcome.error or "")
+    assert "launched in the background, so no cell can answer. Use notebook_launch" in (outcome.error or "")
 
 
 def test_input_without_a_front_end_that_answers(kernel: Kernel) -> None:

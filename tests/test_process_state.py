@@ -101,7 +101,7 @@ def test_its_text_names_what_matters():
     ("name", "where"), [("on_process", "process_index"), ("on_local_process", "local_process_index")]
 )
 def test_a_decorator_must_be_told_the_process(name, where):
-    with pytest.raises(ValueError, match=f"{where} is missing: say which process"):
+    with pytest.raises(ValueError, match=f"{where} is missing: name the process"):
         getattr(ProcessState(cpu=True), name)(print)
 
 
@@ -126,7 +126,7 @@ def test_the_place_is_read_from_torchrun_s_variables(changes, place):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"MASTER_PORT": ""}, r"WORLD_SIZE=4 says .* one of 4 processes, but MASTER_PORT is not set\."),
+        ({"MASTER_PORT": ""}, r"WORLD_SIZE=4 says .* part of 4, but MASTER_PORT is not set\."),
         ({"RANK": "", "MASTER_ADDR": ""}, r"but RANK and MASTER_ADDR are not set\. notebook_launch"),
         ({"RANK": "4"}, r"RANK=4 with WORLD_SIZE=4: it must be 0 to 3\."),
         ({"RANK": "first"}, r"RANK='first' must be a whole number"),

@@ -85,7 +85,7 @@ def test_a_trace_that_the_user_exports_is_not_exported_twice(tmp_path: Path) -> 
 
     options = ProfileKwargs(activities=["cpu"], on_trace_ready=export, output_trace_dir=str(tmp_path))
     with (
-        pytest.warns(UserWarning, match=r"profile_0.json was not written: .* did on_trace_ready= do so\?"),
+        pytest.warns(UserWarning, match=r"profile_0.json was not written: .* did on_trace_ready= export it already\?"),
         build_profiler(options),
     ):
         work()

@@ -221,5 +221,5 @@ def test_a_function_may_know_its_modules_name(kernel: Kernel) -> None:
         "    return logging.getLogger(__name__).name, __doc__ is None\n"
         "print(notebook_launch(train, 1)[0])"
     )
-    assert "what an earlier run gave the ranks" not in outcome.stdout
+    assert "an earlier run left on the ranks" not in outcome.stdout
     assert "('__main__', " in outcome.stdout

@@ -77,10 +77,10 @@ def test_the_place_is_found(chosen, environment, found, monkeypatch):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (3, r"runs_folder=3 is a int; it must be a path, 'auto', or None to leave no folder"),
+        (3, r"runs_folder=3 is a int; it must be a path, 'auto', or None to keep no record"),
         (b"runs", r"runs_folder=b'runs' is a bytes; it must be a path"),
-        ("", r"runs_folder='' is no path. Pass a folder, 'auto', or None to leave none"),
-        ("a\0b", r"is no path"),
+        ("", r"runs_folder='' is not a path. Pass a folder, 'auto', or None to keep no record"),
+        ("a\0b", r"is not a path"),
     ],
 )
 def test_what_is_no_place_is_refused(value, message):

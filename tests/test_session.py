@@ -228,7 +228,7 @@ def test_an_edited_module_is_not_stale(kernel: Kernel, tmp_path: Path) -> None:
     )
     assert last_line(kernel, "print(*session.run(use))") == "1 1"
     outcome = kernel.execute("pathlib.Path('helper_module.py').write_text('VALUE = 22'); print(*session.run(use))")
-    assert "helper_module.py changed: the ranks import this folder's modules anew" in outcome.stdout
+    assert "helper_module.py changed: the ranks import this folder's modules again" in outcome.stdout
     assert outcome.stdout.endswith("22 22\n")
 
 
@@ -247,8 +247,8 @@ def test_variables_of_the_ranks_that_the_notebook_overwrites_are_told_once(kerne
     assert outcome.stdout.count("(None, [1], [2.0])") == 3
     (told,) = (line for line in outcome.stdout.splitlines() if "earlier run" in line)
     assert told == (
-        "weights: what an earlier run gave the ranks was replaced by the notebook's. A variable that the ranks are to "
-        "keep needs a name that the notebook does not use."
+        "weights: the notebook's value replaced the value that an earlier run left on the ranks. To keep a variable "
+        "on the ranks, give it a name that the notebook does not use."
     )
 
 

@@ -271,7 +271,7 @@ class Placeless(GeneralTracker):
 @pytest.mark.parametrize(
     ("tracker_class", "message"),
     [
-        (int, r"<class 'int'> cannot be registered: it is no subclass of GeneralTracker"),
+        (int, r"<class 'int'> cannot be registered: it is not a subclass of GeneralTracker"),
         (Memory(), r"Memory object at .* cannot be registered"),
         (Nameless, r"Nameless cannot be registered: its class must define name"),
         (Placeless, r"Placeless cannot be registered: its class must define name, .* and requires_logging_directory"),
@@ -291,7 +291,7 @@ def test_taking_the_name_of_one_of_ours_is_said(tmp_path: Path) -> None:
     class Mine(Memory):
         name = "jsonl"
 
-    with pytest.warns(UserWarning, match=r"Mine takes the name of JSONLinesTracker: log_with='jsonl' means it now"):
+    with pytest.warns(UserWarning, match=r"Mine replaces JSONLinesTracker: log_with='jsonl' means it now"):
         register_tracker_class(Mine)
     assert filter_trackers("jsonl", tmp_path) == [Mine]
 
@@ -357,7 +357,7 @@ def test_a_tracker_that_does_not_run(state: ProcessState) -> None:
     trackers = Trackers(state, Memory)
     assert isinstance(trackers.get_tracker("memory"), BlankTracker)
     trackers.init_trackers("run")
-    with pytest.raises(ValueError, match=r"get_tracker\('wandb'\): there is no such tracker. There is 'memory'"):
+    with pytest.raises(ValueError, match=r"get_tracker\('wandb'\): there is no such tracker. It can be 'memory'"):
         trackers.get_tracker("wandb")
     trackers.end_training()
 
@@ -377,7 +377,7 @@ def test_a_blank_tracker_does_nothing_whatever_it_is_told() -> None:
 def test_a_step_must_be_an_integer(state: ProcessState, step: Any) -> None:
     trackers = Trackers(state, Memory)
     trackers.init_trackers("run")
-    with pytest.raises(TypeError, match=r"log\(step=.*: a step must be an integer; take int\(\) of it"):
+    with pytest.raises(TypeError, match=r"log\(step=.*: a step must be an integer. Pass int\(step\)"):
         trackers.log({"loss": 1.0}, step)
     assert trackers.get_tracker("memory").told[-1] == "started"
 

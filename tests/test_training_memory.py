@@ -350,7 +350,7 @@ def test_a_model_made_outside_is_refused_afterwards():
         def train(size):
             if size > 1:
                 exhaust()
-            with pytest.raises(RuntimeError, match="Make and prepare the model inside the function"):
+            with pytest.raises(RuntimeError, match="Create and prepare the model inside the function"):
                 model(torch.ones(1, 1))
 
         train()

@@ -119,7 +119,7 @@ class ForkServer:
                 self._channel.send(messages.StartSupervisor(), [sock.fileno(), reaped_w])
             except OSError as error:
                 if last_try:
-                    msg = f"the fork server does not start: {_read_tail(self._errors) or error}"
+                    msg = f"the fork server did not start: {_read_tail(self._errors) or error}"
                     raise ResourceError(error.errno, msg) from error
                 self._stop()
             else:

@@ -149,7 +149,7 @@ class ProcessTree:
             self.close()
             msg = (
                 f"cannot start {setup.num_processes} ranks: {error.strerror or error}. The kernel needs 6 "
-                f"descriptors for each while they start; `ulimit -n` says how many it may have."
+                f"descriptors for each rank while it starts; `ulimit -n` shows the limit."
             )
             raise ResourceError(error.errno, msg) from error
         except BaseException:  # The user's interrupt.
@@ -230,7 +230,7 @@ class ProcessTree:
             self._ends[rank] = _RankEnd()
             self._bear(rank)
         except OSError as error:
-            msg = f"cannot start rank {rank} again: {error.strerror or error}"
+            msg = f"cannot restart rank {rank}: {error.strerror or error}"
             raise ResourceError(error.errno, msg) from error
 
     def wake(self) -> None:

@@ -72,7 +72,7 @@ def check_call(function: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], 
     args, kwargs = _arguments(args, kwargs)
     if not callable(function):
         hint = " Pass the function itself, without calling it." if function is None else ""
-        msg = f"fn={_short(function)} is a {type(function).__name__}, not something that can be called.{hint}"
+        msg = f"fn={_short(function)} is a {type(function).__name__}, which cannot be called.{hint}"
         raise ConfigError(msg)
     _check_kind(function)
     _check_arguments(function, args, kwargs)
@@ -108,7 +108,8 @@ def _expects_its_rank(signature: inspect.Signature, args: tuple[Any, ...], kwarg
     if first not in RANK_NAMES:
         return ""
     return (
-        f"The rank is not passed: leave the parameter {first} out, and write {first} = int(os.environ['RANK']) or "
+        f"The launcher does not pass the rank: remove the parameter {first}, and write {first} = "
+        "int(os.environ['RANK']) or "
         "torch.distributed.get_rank() in the function."
     )
 
@@ -137,7 +138,7 @@ def _check_options(function: Any, kwargs: Mapping[str, Any]) -> None:
     if given:
         msg = (
             f"unknown option {next(iter(given))}=. {name_of(function)} has a parameter of that name, and its arguments "
-            f"go together: write kwargs={_short(given)}."
+            f"must be passed together: write kwargs={_short(given)}."
         )
         raise ConfigError(msg)
 
@@ -161,7 +162,7 @@ def _check_kind(function: Any) -> None:
     call = bare if inspect.isroutine(bare) or isinstance(bare, type) else getattr(bare, "__call__", bare)  # noqa: B004
     if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
         msg = (
-            f"{name_of(function)} is a coroutine function (async def); a rank calls plain functions. Wrap it: "
+            f"{name_of(function)} is a coroutine function (async def), but a rank calls plain functions. Wrap it: "
             f"def main(): return asyncio.run({name_of(function)}())."
         )
         raise ConfigError(msg)

@@ -122,7 +122,7 @@ def _choose_gpus(config: LaunchConfig, machine: Machine) -> tuple[int, ...]:
     if isinstance(config.devices, str):
         return ()
     if machine.why_no_gpu:
-        msg = f"devices={list(config.devices)!r}: {machine.why_no_gpu}. Use devices='cpu', or leave it out."
+        msg = f"devices={list(config.devices)!r}: {machine.why_no_gpu}. Use devices='cpu', or omit devices."
         raise ConfigError(msg)
     for index in config.devices:
         if index >= len(machine.gpus):
@@ -152,8 +152,8 @@ def _check_number(num_processes: int, machine: Machine) -> None:
     if num_processes > limit:
         msg = (
             f"num_processes={num_processes} is too many for this machine: it has {machine.num_cores} "
-            f"core{'s' * (machine.num_cores > 1)}, and {limit} ranks are the limit. Leave num_processes "
-            "out to let the launcher choose."
+            f"core{'s' * (machine.num_cores > 1)}, and {limit} ranks are the limit. Omit num_processes to let the "
+            "launcher choose."
         )
         raise ConfigError(msg)
 
@@ -164,7 +164,7 @@ def _choose_backend(config: LaunchConfig, num_processes: int, num_gpus: int, mac
         return "nccl" if num_gpus >= num_processes else "gloo"
     if backend is not None and "nccl" in backend:
         if not num_gpus:
-            why = machine.why_no_gpu or "devices='cpu' leaves it no GPU"
+            why = machine.why_no_gpu or "devices='cpu' excludes every GPU"
             msg = f"backend={backend!r} needs a GPU for each rank: {why}. Use backend='gloo' or 'auto'."
             raise ConfigError(msg)
         if num_processes > num_gpus:
@@ -207,8 +207,8 @@ def _working_directory() -> str:
         return os.getcwd()
     except FileNotFoundError:
         msg = (
-            "the kernel's working directory was deleted (a new folder of the same name is another one), and torch "
-            "cannot be imported in a folder that is gone. Go to one that exists: os.chdir(...)."
+            "the kernel's working directory was deleted (a new folder of the same name does not replace it), and torch "
+            "cannot be imported from a deleted folder. Change to one that exists: os.chdir(...)."
         )
         raise ConfigError(msg) from None
 

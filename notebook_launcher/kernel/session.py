@@ -150,5 +150,5 @@ class Session:
 
     def _check_open(self) -> None:
         if self._closed:
-            msg = "the session is closed. Make a new one: with Session(...) as session: ..."
+            msg = "the session is closed. Open a new one: with Session(...) as session: ..."
             raise CallOrderError(msg)

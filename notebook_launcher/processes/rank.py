@@ -155,14 +155,14 @@ class _Rank:
     def _look_for_edits(self) -> None:
         edited = self._modules.forget_edited() if self._modules is not None else []
         if edited and self._number == 0:
-            text = f"{', '.join(edited)} changed: the ranks import this folder's modules anew"
+            text = f"{', '.join(edited)} changed: the ranks import this folder's modules again"
             self._channel.send(messages.Notice(text=text))
 
     def _tell_overwritten(self, names: list[str]) -> None:
         if names and self._number == 0:
             text = (
-                f"{', '.join(names)}: what an earlier run gave the ranks was replaced by the notebook's. A variable "
-                "that the ranks are to keep needs a name that the notebook does not use."
+                f"{', '.join(names)}: the notebook's value replaced the value that an earlier run left on the ranks. "
+                "To keep a variable on the ranks, give it a name that the notebook does not use."
             )
             self._channel.send(messages.Notice(text=text))
 
@@ -219,8 +219,8 @@ class _Rank:
     def _ask(self, request: messages.InputRequest) -> messages.InputReply:
         if not self._can_ask:
             reason = (
-                f"rank {self._number} asked for input, but this run was launched in the background, so no "
-                "cell can be asked. Use notebook_launch(...), or pass the value as an argument."
+                f"rank {self._number} asked for input, but this run was launched in the background, so no cell can "
+                "answer. Use notebook_launch(...), or pass the value as an argument."
             )
             return messages.InputReply(text=None, reason=reason)
         with self._answering:

@@ -276,8 +276,8 @@ class Accumulation:
         if notes.forwards == FORWARD_SYNCED and not model.require_backward_grad_sync:
             self.warn_once(
                 "backward alone",
-                f"{type(model.module).__name__}: no_sync() was around the backward only. DDP decides at the "
-                "forward, so the gradients were synchronised all the same. Put forward and backward inside, or "
+                f"{type(model.module).__name__}: no_sync() was around the backward only. DDP decides at the forward, "
+                "so the gradients were synchronised anyway. Put forward and backward inside, or "
                 "write `with accelerator.accumulate(model):` around both.",
             )
         notes.answered, notes.forwards = notes.forwards or FORWARD_REPEATED, 0
@@ -294,24 +294,28 @@ class Accumulation:
 
 def _check_loss(loss: Any, reduction: str, weight: Any) -> None:
     if not isinstance(loss, torch.Tensor):
-        raise TypeError(f"backward({type(loss).__name__}): it takes the loss, a tensor of one element.")
+        raise TypeError(f"backward({type(loss).__name__}): pass the loss, a tensor of one element.")
     if loss.numel() != 1:
         raise ValueError(
             f"backward(loss) with a loss of shape {tuple(loss.shape)}: a gradient needs one number. Take loss.mean()."
         )
     if reduction not in ("mean", "sum"):
         raise ValueError(
-            f"reduction={reduction!r} is unknown. It can be 'mean' or 'sum': what the loss is over weight."
+            f"reduction={reduction!r} is unknown. It can be 'mean' or 'sum': how the loss combines its samples."
         )
     if reduction == "sum" and weight is None:
-        raise ValueError("reduction='sum' needs weight=: how many samples or tokens the loss is the sum of.")
+        raise ValueError("reduction='sum' needs weight=: the number of samples or tokens that the loss adds up.")
 
 
 def _checked_weight(weight: Any) -> float:
     try:
         value = float(weight)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"weight={weight!r} is no number; pass how many samples or tokens the loss is over.") from error
+        raise TypeError(
+            f"weight={weight!r} is not a number. Pass the number of samples or tokens that the loss averages over."
+        ) from error
     if not value >= 0.0 or value == float("inf"):
-        raise ValueError(f"weight={weight!r} must be 0 or more: how many samples or tokens the loss is over.")
+        raise ValueError(
+            f"weight={weight!r} must be 0 or more: the number of samples or tokens that the loss averages over."
+        )
     return value

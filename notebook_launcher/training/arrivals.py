@@ -53,4 +53,4 @@ def meet(call: str) -> None:
 def _say(call: str, absent: list[int]) -> None:
     ranks = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
     text = f"{call} waits for {ranks}: every rank must call it, not inside `if accelerator.is_main_process`"
-    print(f"{text}. Nothing is wrong where a rank is only busy.", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{text}. If a rank is only busy, nothing is wrong.", file=sys.stderr, flush=True)  # noqa: T201

@@ -45,7 +45,7 @@ def read_place(environ: Mapping[str, str]) -> Place | None:
         return None
     if missing:
         raise ConfigError(
-            f"WORLD_SIZE={num_processes} says that this is one of {num_processes} processes, but "
+            f"WORLD_SIZE={num_processes} says that this process is part of {num_processes}, but "
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. notebook_launch(...) and "
             "torchrun set all of them; to run alone, unset WORLD_SIZE: os.environ.pop('WORLD_SIZE')."
         )

@@ -34,9 +34,9 @@ def join_uneven_inputs(accelerator: Any, joinables: list[Any], even_batches: boo
     samplers = [sampler for sampler in all_samplers if hasattr(sampler, "even_batches")]
     if even_batches is not None and len(samplers) < len(all_samplers):
         warn_user(
-            f"join_uneven_inputs(even_batches={even_batches}) is only supported for map-style datasets read by each "
-            f"rank, and {len(all_samplers) - len(samplers)} of the {len(all_samplers)} prepared loaders is none: it "
-            "stays as it is."
+            f"join_uneven_inputs(even_batches={even_batches}) is only supported for map-style datasets that each "
+            f"rank reads; {len(all_samplers) - len(samplers)} of the {len(all_samplers)} prepared loaders are of "
+            "another kind and stay as they are."
         )
     before = [(sampler, sampler.even_batches, getattr(sampler, "uneven", None)) for sampler in samplers]
     for sampler in samplers:

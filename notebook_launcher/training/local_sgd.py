@@ -49,8 +49,8 @@ class LocalSGD:
         self._alone: AbstractContextManager[None] | None = None
         if self.enabled and is_sharded(model):
             raise ValueError(
-                f"LocalSGD: fully_shard was applied to this {type(model).__name__}, so that no rank has all weights "
-                "to train by itself. Prepare the model without fully_shard, or pass enabled=False."
+                f"LocalSGD: fully_shard was applied to this {type(model).__name__}, so no rank has all weights and "
+                "can train by itself. Prepare the model without fully_shard, or pass enabled=False."
             )
 
     def __enter__(self) -> LocalSGD:

@@ -260,8 +260,9 @@ def _adopt(backend: str | None, timeout: timedelta | None) -> Place:
     up = dist.get_backend()
     if backend is not None and backend != up:
         warn_user(
-            f"backend={backend!r} has no effect: the process group that is up uses {up!r}, and is kept. Ask for "
-            f"another where it is started: notebook_launch(..., backend={backend!r}) or init_process_group(...)."
+            f"backend={backend!r} has no effect: the process group that is up uses {up!r}, and is kept. Choose "
+            f"another where the group is created: notebook_launch(..., backend={backend!r}) or "
+            "init_process_group(...)."
         )
     if timeout is not None:
         # The only name torch has for it.
@@ -276,5 +277,5 @@ def _start(backend: str, timeout: timedelta | None, device: torch.device) -> Non
 
 def _given(name: str, value: int | None) -> int:
     if value is None:
-        raise ValueError(f"{name} is missing: say which process, as in @accelerator.on_process({name}=1).")
+        raise ValueError(f"{name} is missing: name the process, as in @accelerator.on_process({name}=1).")
     return value

@@ -68,6 +68,9 @@ def _exporter(path: Path, ready: Callable[[profiler.profile], Any] | None) -> Ca
         try:
             profile.export_chrome_trace(os.fspath(path))
         except RuntimeError as error:
-            warn_user(f"{path} was not written: {error} torch exports a trace once; did on_trace_ready= do so?")
+            warn_user(
+                f"{path} was not written: {error} torch exports a trace only once; did on_trace_ready= export it "
+                "already?"
+            )
 
     return export

@@ -24,10 +24,10 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     try:
         from tqdm.auto import tqdm as bar
     except ImportError as error:
-        raise ImportError("tqdm is not installed, which shows progress bars. Run `pip install tqdm`.") from error
+        raise ImportError("tqdm, which shows progress bars, is not installed. Run `pip install tqdm`.") from error
     if args and isinstance(args[0], bool):
         raise ValueError(
-            f"tqdm({args[0]}, ...): the first argument is what to iterate over. Write tqdm(iterable, "
+            f"tqdm({args[0]}, ...): the first argument is the iterable. Write tqdm(iterable, "
             f"main_process_only={args[0]})."
         )
     hidden = kwargs.pop("disable", False)

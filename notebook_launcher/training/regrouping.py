@@ -149,8 +149,9 @@ def _leave_group() -> None:
         dist.destroy_process_group()
     if group() is not None:
         warn_user(
-            "Something outside of the function still refers to the process group, so that a process that waits for "
-            "this one in a collective waits until the time-out. Make whatever holds the group inside the function."
+            "Something outside of the function still refers to the process group, so a process that waits for this "
+            "process in a collective will wait until its timeout. Create the object that holds the group inside the "
+            "function."
         )
 
 
@@ -178,7 +179,7 @@ class _Gone:
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(
             "This DDP model belongs to an attempt that ran out of memory, or was made before it, and its process group "
-            "is gone. Make and prepare the model inside the function that is tried again."
+            "is gone. Create and prepare the model inside the function that is tried again."
         )
 
 

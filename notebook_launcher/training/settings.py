@@ -68,7 +68,7 @@ def resolve_accumulation(
 ) -> GradientAccumulationPlugin:
     """Return the plugin, with the number of steps settled."""
     if plugin is not None and not isinstance(plugin, GradientAccumulationPlugin):
-        raise TypeError(f"gradient_accumulation_plugin={plugin!r} is no GradientAccumulationPlugin.")
+        raise TypeError(f"gradient_accumulation_plugin={plugin!r} is not a GradientAccumulationPlugin.")
     if steps is not None:
         steps = whole_number("gradient_accumulation_steps", steps)
     if plugin is not None and steps is not None and steps != 1:

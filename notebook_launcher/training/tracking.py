@@ -44,7 +44,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
         ValueError: It is no subclass of `GeneralTracker`, or lacks `name` or `requires_logging_directory`.
     """
     if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
-        raise ValueError(f"{tracker_class!r} cannot be registered: it is no subclass of GeneralTracker.")  # noqa: TRY004 - as in Accelerate
+        raise ValueError(f"{tracker_class!r} cannot be registered: it is not a subclass of GeneralTracker.")  # noqa: TRY004 - as in Accelerate
     name = getattr(tracker_class, "name", None)
     if not (isinstance(name, str) and name) or not hasattr(tracker_class, "requires_logging_directory"):
         raise ValueError(
@@ -53,7 +53,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
         )
     replaced = _CLASSES.get(name)
     if replaced in (JSONLinesTracker, TensorBoardTracker) and replaced is not tracker_class:
-        warn_user(f"{tracker_class.__name__} takes the name of {replaced.__name__}: log_with={name!r} means it now.")
+        warn_user(f"{tracker_class.__name__} replaces {replaced.__name__}: log_with={name!r} means it now.")
     _CLASSES[name] = tracker_class
 
 
@@ -185,7 +185,7 @@ class Trackers:
                 return tracker.tracker if unwrap else tracker
         if self.trackers and self._is_main:
             names = ", ".join(repr(tracker.name) for tracker in self.trackers)
-            raise ValueError(f"get_tracker({name!r}): there is no such tracker. There is {names}.")
+            raise ValueError(f"get_tracker({name!r}): there is no such tracker. It can be {names}.")
         return BlankTracker()
 
     def log(
@@ -229,4 +229,4 @@ def _whole(step: Any) -> int:
     try:
         return operator.index(step)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"log(step={step!r}): a step must be an integer; take int() of it.") from error
+        raise TypeError(f"log(step={step!r}): a step must be an integer. Pass int(step).") from error

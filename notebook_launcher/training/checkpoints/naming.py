@@ -33,7 +33,7 @@ def folder_to_save(config: ProjectConfiguration, output_dir: str | os.PathLike[s
     if target.exists():
         newest = _numbered(directory)[-1][0]
         raise ValueError(
-            f"{target} exists already, and automatic naming writes over no checkpoint. To go on after the newest: "
+            f"{target} exists already, and automatic naming never overwrites a checkpoint. To go on after the newest: "
             f"ProjectConfiguration(..., iteration={newest + 1}), or call load_state() first."
         )
     return target
@@ -90,7 +90,7 @@ def _is_numbered(config: ProjectConfiguration, folder: Path) -> bool:
 def _checkpoints(config: ProjectConfiguration, function: str) -> Path:
     if not config.automatic_checkpoint_naming:
         raise ValueError(
-            f"{function}() needs a folder: pass one, or let them be named by ProjectConfiguration("
+            f"{function}() needs a folder: pass one, or have folders named automatically: ProjectConfiguration("
             "project_dir=..., automatic_checkpoint_naming=True)."
         )
     if config.project_dir is None:

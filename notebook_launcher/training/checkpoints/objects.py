@@ -60,7 +60,8 @@ def read_object(path: Path, map_location: Any = "cpu", *, trust: str = TRUST, **
         found = unsafe_types(path)
         if options["weights_only"] and found:
             raise CheckpointError(
-                f"{path} holds {', '.join(found)}, which is not loaded unasked: constructing it can run any code. "
+                f"{path} holds {', '.join(found)}, which is not loaded without permission: constructing it can run "
+                "any code. "
                 f"If you trust the folder, pass {trust}; or let state_dict() return plain numbers, text, lists, dicts "
                 "and tensors."
             ) from error

@@ -64,8 +64,8 @@ class Reader:
         self._load_kwargs = load_kwargs
         if self.manifest is None:
             self.remarks.append(
-                f"{folder} has no manifest, as Accelerate writes none: whether its files are whole cannot be verified, "
-                "and positions of loaders are not in it."
+                f"{folder} has no manifest, because Accelerate writes none: its files cannot be verified, and it "
+                "holds no positions of loaders."
             )
 
     def verify(self, crew: Crew) -> None:
@@ -153,8 +153,8 @@ class Reader:
         saved, mine = self.manifest.objects.get("dataloaders", 0), len(parts.dataloaders)
         if saved != mine:
             self.remarks.append(
-                f"{self.folder} holds the positions of {saved} loaders, and {mine} are prepared here: they start at "
-                "their beginning."
+                f"{self.folder} holds the positions of {saved} loaders, and {mine} are prepared here: they start "
+                "from the beginning."
             )
             return []
         return [self._load(names.loader(at)) for at in range(mine)]
@@ -163,7 +163,7 @@ class Reader:
         if parts.scaler is None:
             return None
         if names.SCALER not in self.files:
-            self.remarks.append(f"{self.folder} was not saved in fp16: the gradient scaler starts anew.")
+            self.remarks.append(f"{self.folder} was not saved in fp16: the gradient scaler starts afresh.")
             return None
         scaler: dict[str, Any] = self._load(names.SCALER)
         return scaler

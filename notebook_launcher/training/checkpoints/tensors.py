@@ -82,7 +82,7 @@ def parse_size(size: int | str) -> int:
             number = int(float(match[1]) * units[match[2]])
     if number < 1:
         raise ValueError(
-            f"max_shard_size={size!r} is no size. It can be a number of bytes, or a text such as '200MB' or '10GB'."
+            f"max_shard_size={size!r} is not a size. It can be a number of bytes, or text such as '200MB' or '10GB'."
         )
     return number
 
@@ -147,13 +147,13 @@ def check_tensors(state: Mapping[str, Any], *, safe: bool) -> None:
     absent = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
     if absent:
         raise CheckpointError(
-            f"{_some(absent)} on the meta device, which holds no data. Load the weights before they are saved."
+            f"{_some(absent)} on the meta device, which holds no data. Load the weights before saving them."
         )
     others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
     if safe and others:
         kind = type(state[others[0]]).__name__
         raise CheckpointError(
-            f"{_some(others)} no tensor but {kind}, and safetensors holds tensors alone. Pass safe_serialization=False."
+            f"{_some(others)} no tensor but {kind}, and safetensors holds only tensors. Pass safe_serialization=False."
         )
 
 

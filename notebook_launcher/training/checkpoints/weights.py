@@ -85,7 +85,7 @@ def _read_safetensors(path: Path, map_location: Any, weights: Weights) -> None:
         with safetensors.safe_open(path, framework="pt") as file:
             weights.aliases.update(file.metadata() or {})
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: it was not saved, or removed since.") from None
+        raise CheckpointError(f"{path} is missing: it was never saved, or was removed since.") from None
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 

@@ -51,7 +51,7 @@ def agree(mine: Plan) -> Plan:
 
 EXPLANATIONS = (
     (
-        "rank {rank}'s data set has {mine} samples, rank 0's {first}: the ranks would see different data, and wait "
+        "rank {rank}'s data set has {mine} samples, rank 0's {first}: the ranks would see different data and wait "
         "for each other at the end. Give every rank the same data set; prepare() shares it out."
     ),
     (
@@ -63,7 +63,10 @@ EXPLANATIONS = (
         "set_epoch(), and leave loops early, on every rank or on none."
     ),
     "rank {rank} begins at sample {mine} of the epoch, rank 0 at {first}: load the same state on every rank.",
-    "rank {rank} skips its first {mine} batches, rank 0 {first}: call skip_first_batches() alike on every rank.",
+    (
+        "rank {rank} skips its first {mine} batches, rank 0 {first}: call skip_first_batches() with the same number "
+        "on every rank."
+    ),
 )
 
 

@@ -144,8 +144,8 @@ class DataLoaderDispatcher(PreparedLoader):
     def _prepare_epoch(self, start: Position) -> None:  # noqa: ARG002 - the base's signature
         if self.num_processes not in (1, world_size()):
             raise RuntimeError(
-                f"This loader deals out to {self.num_processes} ranks, and {world_size()} are in the process group. "
-                "Make it inside the ranks, or pass dispatch_batches=False."
+                f"This loader deals out to {self.num_processes} ranks, and the process group has {world_size()}. "
+                "Create it inside the ranks, or pass dispatch_batches=False."
             )
 
     def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:

@@ -60,7 +60,7 @@ class IterableDatasetShard(IterableDataset[Any]):
     ) -> None:
         if split_batches and (batch_size is None or batch_size % num_processes != 0):
             raise ValueError(
-                f"split_batches needs batches that can be cut in {num_processes}, and this batch size is "
+                f"split_batches needs batches that can be cut into {num_processes} parts, and this batch size is "
                 f"{batch_size}. It must be a round multiple of the number of processes."
             )
         self.dataset = dataset

@@ -146,8 +146,8 @@ def _check_split(dataloader: DataLoader[Any], num_processes: int) -> None:
         size = getattr(sampler_chain(dataloader)[0], "batch_size", None)
     if size is None:
         raise ValueError(
-            "split_batches=True cuts every batch among the ranks, and how large these batches are is not known: "
-            f"neither the loader nor its {type(sampler_chain(dataloader)[0]).__name__} has a batch_size. Give the "
+            "split_batches=True cuts every batch among the ranks, and their size is not known: neither the loader "
+            f"nor its {type(sampler_chain(dataloader)[0]).__name__} has a batch_size. Give the "
             "batch sampler a batch_size, or pass split_batches=False."
         )
     if size % num_processes != 0:

@@ -52,7 +52,7 @@ def take_rows(batch: Any, start: int, stop: int, num_rows: int) -> Any:
         if hasattr(part, "to"):
             raise TypeError(
                 f"A batch holds a {type(part).__name__}, which cannot be cut into parts for the ranks. Pass "
-                "slice_fn_for_dispatch=, or dispatch_batches=False so that every rank reads for itself."
+                "slice_fn_for_dispatch=, or dispatch_batches=False so that every rank reads the data itself."
             )
         return part
 

@@ -217,7 +217,7 @@ class DataLoaderShard(PreparedLoader):
             raise ValueError(
                 f"This position was saved where {len(streams)} streams of an iterable data set were read, and with "
                 f"num_workers={self.num_workers} there are {num_streams}: each worker reads its own. Set "
-                f"num_workers={len(streams)} until the end of the epoch, or begin it anew with set_epoch()."
+                f"num_workers={len(streams)} until the end of the epoch, or restart it with set_epoch()."
             )
         return list(streams)
 

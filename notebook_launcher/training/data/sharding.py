@@ -69,7 +69,7 @@ class BatchSamplerShard(BatchSampler):
         self.drop_last = bool(getattr(batch_sampler, "drop_last", False))
         if split_batches and (self.batch_size is None or self.batch_size % num_processes != 0):
             raise ValueError(
-                f"split_batches needs batches that can be cut in {num_processes}, and this batch size is "
+                f"split_batches needs batches that can be cut into {num_processes} parts, and this batch size is "
                 f"{self.batch_size}. It must be a round multiple of the number of processes."
             )
 

@@ -46,7 +46,7 @@ def require_alike(operation: str, data: Any, describe: Callable[[torch.Tensor], 
     if len(set(everyone)) > 1:
         listed = "\n".join(f"  process {rank}: {text}" for rank, text in enumerate(everyone))
         raise DistributedOperationException(
-            f"{operation} needs tensors that agree on all processes, and these do not:\n{listed}\n"
+            f"{operation} needs tensors that agree on all processes, and these differ:\n{listed}\n"
             "Tensors of different length can be made equal with pad_across_processes(...)."
         )
 

@@ -110,7 +110,7 @@ def gather_object(object: Any) -> Any:  # noqa: A002 - Accelerate's name
         mine = list(object)
     except TypeError:
         raise TypeError(
-            f"gather_object got {object!r}, and joins lists. Put it into one: gather_object([...])."
+            f"gather_object got {object!r}, but joins lists. Put it into a list: gather_object([...])."
         ) from None
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)

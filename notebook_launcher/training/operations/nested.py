@@ -135,7 +135,7 @@ def _wrong_leaf(operation: str, leaf: Any) -> str:
     text = text if len(text) <= 80 else f"{text[:77]}..."
     return (
         f"{operation} got {text}, a {type(leaf).__name__}. It takes tensors, also in nested lists, tuples, "
-        "dicts and dataclasses; for other objects there is gather_object([...])."
+        "dicts and dataclasses; for other objects use gather_object([...])."
     )
 
 

@@ -66,8 +66,8 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
 def _length(tensor: torch.Tensor, dim: int) -> int:
     if tensor.is_nested:
         raise ValueError(
-            f"pad_across_processes got a nested tensor of {tensor.size(0)} parts, which has no one length. "
-            "Pass tensor.to_padded_tensor(0.0) instead."
+            f"pad_across_processes got a nested tensor of {tensor.size(0)} parts, which have different lengths. Pass "
+            "tensor.to_padded_tensor(0.0) instead."
         )
     return tensor.shape[dim] if -tensor.ndim <= dim < tensor.ndim else 0
 

@@ -200,8 +200,8 @@ class PreparationMethods:
             return None  # from a process that was alone: it has everything
         if data_loader.num_processes != self.num_processes:
             raise ValueError(
-                f"prepare() got a loader that was prepared for {data_loader.num_processes} processes, and here are "
-                f"{self.num_processes}: a share of a share would miss samples. Prepare the original DataLoader."
+                f"prepare() got a loader that was prepared for {data_loader.num_processes} processes, but this run "
+                f"has {self.num_processes}: a share of a share would miss samples. Prepare the original DataLoader."
             )
         adopted = copy.copy(data_loader)
         adopted.stack = self.gradient_state.stack
