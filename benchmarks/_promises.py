@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from _big import extra_time
+from _first import PAUSES, first_launches, slowest
 from _lives import OURS
 from _report import megabytes, table
 
@@ -20,6 +21,7 @@ def promise_table(found: Measurements) -> str:
           for name, what in (("bare", "torch imported"), ("bare-compiler", "its compiler too"),
                              ("bare-huge", "and huge pages"))),
         promise("the same, <= 0.4 x accelerate", ours, 0.4, found.median("warm", "accelerate", 2)),
+        first_promise(found),
         promise("Session.run: <= 3 ms", found.median("warm", "session", 2), 0.003, None),
         promise("1 GB captured (array), 4 ranks: <= 2 x NumPy's copy", extra_time(found, "ours", "array"), 2, copy),
         promise("1 GB captured (tensor), 4 ranks: <= 2 x torch's copy", extra_time(found, "ours", "tensor"), 2, clone),
@@ -48,6 +50,14 @@ def promise(text: str, value: float | None, limit: float, base: float | None) ->
     if base is not None:
         measured += f" = {value / base:.2f} x {1e3 * base:.1f} ms"
     return [text, measured, "yes" if value <= limit * (base or 1.0) else "**no**"]
+
+
+def first_promise(found: Measurements) -> list[str]:
+    text = "ten launches from a cold kernel, 0.05 to 3 s apart: none after the first > 2 x the median"
+    ratios = [slowest(launches) for pause in PAUSES if (launches := first_launches(found, pause))]
+    if not ratios:
+        return [text, "not measured", "-"]
+    return [text, f"{max(ratios):.2f} x", "yes" if max(ratios) <= 2 else "**no**"]
 
 
 def memory_promise(found: Measurements) -> list[str]:

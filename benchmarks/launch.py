@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from _big import big_table, measure_big
 from _calls import launch_tables, measure_cold, measure_warm
+from _first import first_table, measure_first
 from _lives import death_table, idle_table, import_table, measure_deaths, measure_idle, measure_imports
 from _measurements import LABELS, Measurements, say
 from _process import adopt_orphans
@@ -22,7 +23,7 @@ from _report import machine, write
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SECTIONS = ("launch", "big", "idle", "imports", "deaths")
+SECTIONS = ("launch", "first", "big", "idle", "imports", "deaths")
 
 
 def main() -> None:
@@ -64,6 +65,9 @@ def measure(found: Measurements, sections: list[str], *, quick: bool) -> Iterato
                     measure_cold(found, count, few)
                     measure_warm(found, count)
                 yield launch_tables(found, counts)
+            case "first":
+                measure_first(found, few)
+                yield first_table(found)
             case "big":
                 measure_big(found, few)
                 yield big_table(found)

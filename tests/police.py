@@ -184,17 +184,26 @@ def _describe(process: psutil.Process) -> str:
 
 
 def _is_fork_server(process: psutil.Process) -> bool:
-    """Tell whether this is a fork server with a live owner, rather than something forked from one."""
+    """Tell whether this is a fork server with a live owner or its deputy, rather than something else forked from it."""
     with contextlib.suppress(psutil.Error):
-        parent = process.parent()
+        owner = _owner(process)
         return (
             _runs_fork_server(process)
             and process.status() != psutil.STATUS_ZOMBIE
-            and parent is not None
-            and not _runs_fork_server(parent)
-            and _is_ours(parent)
+            and owner is not None
+            and not _runs_fork_server(owner)
+            and _is_ours(owner)
         )
     return False
+
+
+def _owner(process: psutil.Process) -> psutil.Process | None:
+    """Return the parent of a fork server, and for its deputy the parent of the server, whose session it is in."""
+    parent = process.parent()
+    with contextlib.suppress(ProcessLookupError):
+        if parent is not None and os.getsid(process.pid) == parent.pid:
+            return parent.parent()
+    return parent
 
 
 def _runs_fork_server(process: psutil.Process) -> bool:
@@ -211,7 +220,8 @@ def _tolerated_servers(before: Scene, after: Scene) -> set[int]:
     tolerated = set()
     for pid in after.fork_servers:
         with contextlib.suppress(psutil.Error):
-            if psutil.Process(pid).ppid() in owners:
+            owner = _owner(psutil.Process(pid))
+            if owner is not None and owner.pid in owners:
                 tolerated.add(pid)
     return tolerated
 

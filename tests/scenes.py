@@ -39,8 +39,15 @@ def _look():
             return " ".join(process.cmdline())
         except psutil.ZombieProcess:
             return "zombie"
+    def session(process):
+        try:
+            return os.getsid(process.pid)
+        except ProcessLookupError:
+            return None
     servers = [p for p in mine.children() if "processes.forkserver" in command(p)]
-    below = [f"{p.pid} {command(p)}" for p in mine.children(recursive=True) if p not in servers]
+    # A server's deputy is in the server's session, and is gone once the server's chores are done.
+    theirs = {os.getsid(p.pid) for p in servers}
+    below = [f"{p.pid} {command(p)}" for p in mine.children(recursive=True) if session(p) not in theirs]
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     print(json.dumps({
         "processes": below,

@@ -114,7 +114,8 @@ def test_a_killed_supervisor_is_our_fault_and_leaves_nothing(kernel: Kernel) -> 
             "def sleeping():\n    print('up', flush=True); time.sleep(600)\nnotebook_launch(sleeping, 2)"
         )
         kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
-        ranks = [process for process in below(kernel.pid) if not process.children()]
+        leaders = [process for process in below(kernel.pid) if os.getsid(process.pid) == process.pid]
+        ranks = [process for process in leaders if not process.children()]
         supervisor = ranks[0].parent()
         assert supervisor is not None
         supervisor.kill()

@@ -20,6 +20,12 @@ from tests import police
 police.PATIENCE = 0.1
 kept = []
 
+SUPERVISED = (
+    "os.setsid(); r, w = os.pipe(); "
+    "os.fork() or os.setsid() or os.write(w, b'.') and signal.pause(); "
+    "os.read(r, 1)"
+)
+
 def start_server(body, *words):
     code = f"import os, signal; {body}; print(flush=True); signal.pause()"
     server = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE)
@@ -53,8 +59,8 @@ LEAKS = {
     "handler": "signal.signal(signal.SIGUSR1, lambda *_: None)",
     "directory": "os.chdir('/')",
     "zombie": "os.fork() or os._exit(0)",
-    # Only the server itself is tolerated, not what it forked.
-    "forked_from_server": f"start_server('os.fork() or signal.pause()', '{FORK_SERVER}')",
+    # Only the server itself and its deputy, which is in its session, are tolerated.
+    "forked_from_server": f"start_server(SUPERVISED, '{FORK_SERVER}')",
 }
 WORDS = {
     "process": "sleep 60",
@@ -74,6 +80,7 @@ HARMLESS = {
     "nothing": "pass",
     "patched": "monkeypatch.setenv('LEFT_BEHIND', '1')",
     "server": f"start_server('pass', '{FORK_SERVER}')",
+    "deputy": f"start_server('os.setsid(); os.fork() or signal.pause()', '{FORK_SERVER}')",
     "late": "police.PATIENCE = 10; threading.Thread(target=subprocess.run, args=(['sleep', '0.3'],)).start()",
 }
 

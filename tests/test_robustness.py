@@ -152,6 +152,22 @@ def test_variables_that_torch_reads_at_its_import_reach_the_ranks(kernel: Kernel
     assert "OFF DETAIL\n" in outcome.stdout
 
 
+def test_variables_that_torchs_compiler_reads_at_its_import_reach_the_ranks(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "from notebook_launcher.engines.births import fork_server\n"
+        "def compiler():\n"
+        "    prepared = 'torch._dynamo' in sys.modules\n"
+        "    import torch._dynamo.config as config\n"
+        "    return prepared, config.suppress_errors\n"
+        "while not (before := notebook_launch(compiler, 1, output='none')[0])[0]: time.sleep(0.3)\n"
+        "server = fork_server()._process.pid\n"
+        "notebook_launch(compiler, 1, output='none', env={'TORCHINDUCTOR_CACHE_DIR': os.getcwd()})\n"
+        "print(before[1], fork_server()._process.pid == server, end=' ')\n"
+        "print(notebook_launch(compiler, 1, output='none', env={'TORCHDYNAMO_SUPPRESS_ERRORS': '1'})[0][1])",
+    )
+    assert outcome.stdout.endswith("False True True\n"), outcome.traceback
+
+
 def test_a_forgotten_session_ends_its_ranks(kernel: Kernel) -> None:
     outcome = kernel.execute("s = Session(2); s.run(rank)\ndel s\nimport gc; gc.collect()")
     assert outcome.error is None

@@ -35,8 +35,10 @@ __all__ = ["Birth", "ForkServer", "Supervisor", "fork_birth", "fork_server", "sp
 LAST_WORDS = 4000
 _FORKING = threading.Lock()
 """One fork at a time: the child gets a copy of the locks that other threads hold, and of the warnings' filters."""
-READ_AT_IMPORT = ("TORCH_", "PYTORCH_")
-"""Variables that torch reads when it is imported: ranks that have others need another fork server."""
+READ_AT_IMPORT = ("TORCH_", "PYTORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_")
+"""Variables that torch or its compiler read when they are imported: ranks that have others need another fork server."""
+READ_LATER = ("TORCHINDUCTOR_CACHE_DIR",)
+"""An exception to these: torch itself sets it in the kernel, at the first optimizer, and reads it at each use."""
 
 
 class Birth(Protocol):
@@ -75,14 +77,14 @@ class ForkServer:
             self._start(environ)
 
     def _start(self, environ: Mapping[str, str]) -> None:
-        settings = {name: value for name, value in environ.items() if name.startswith(READ_AT_IMPORT)}
+        settings = {name: value for name, value in environ.items() if _is_read_at_import(name)}
         if self._process is not None and self._process.poll() is None and self._settings == settings:
             return
         self._stop()
         self._channel, theirs = channel_pair()
         self._errors = anonymous_file("errors")
         self._settings = settings
-        others = {name: value for name, value in os.environ.items() if not name.startswith(READ_AT_IMPORT)}
+        others = {name: value for name, value in os.environ.items() if not _is_read_at_import(name)}
         with theirs:
             self._process = _popen("forkserver", theirs.fileno(), self._errors, {**others, **settings})
 
@@ -144,6 +146,10 @@ class ForkServer:
         if self._errors >= 0:
             os.close(self._errors)
         self._process, self._channel, self._errors = None, None, -1
+
+
+def _is_read_at_import(name: str) -> bool:
+    return name.startswith(READ_AT_IMPORT) and name not in READ_LATER
 
 
 def _reaper(wait: Callable[[], object], fds: list[int]) -> Callable[[], None]:

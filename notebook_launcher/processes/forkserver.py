@@ -2,6 +2,12 @@
 
 It has imported torch and runs nothing of the user's, so a process forked from it carries no OpenMP
 pool, no CUDA context and no thread, whatever the kernel did before. It exits when the kernel does.
+
+Once it has been idle for a moment it does its chores, which take seconds. No launch waits for them: the
+server forks a deputy first, which serves launches in its place until the chores are done.
+
+    server ──fork──▶ imports, huge pages ──────────────▶ serves again
+       └──▶ deputy   serves                        closes its channel; ends with its last supervisor
 """
 
 from __future__ import annotations
@@ -21,23 +27,17 @@ from notebook_launcher.processes import frontend, pages, rendezvous
 from notebook_launcher.processes.supervisor import run_supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["main"]
 
-# What is done once the server has been idle for a while. A launch that meets one waits for it, up to 1.4 s.
-# Nearly every training function needs these modules, and torch imports its compiler at the first
-# optimizer, which every rank would pay for.
-CHORES: tuple[Callable[[], object], ...] = (
-    pages.collapse,
-    lambda: importlib.import_module("torch._dynamo"),
-    lambda: importlib.import_module("torch.utils.data"),
-    lambda: importlib.import_module("notebook_launcher.training.accelerator"),
-    pages.collapse,
-)
+PREPARED = ("torch._dynamo", "torch.utils.data", "notebook_launcher.training.accelerator")
+"""Modules that nearly every training function needs. torch imports its compiler at the first optimizer, which every
+rank would pay for."""
 IDLE = 0.2
-"""Seconds. While the first ranks run, that is: nine launches that each make an optimizer, one right after another,
-took 13 s with 2 s, since every rank imported torch's compiler for itself, and take 3 s."""
+"""Seconds without a launch before the chores begin. They begin while the first ranks run: nine launches that each make
+an optimizer, one right after another, took 13 s with 2 s, since every rank imported torch's compiler for itself, and
+take 3 s."""
 
 
 def main(fd: int) -> None:
@@ -46,10 +46,12 @@ def main(fd: int) -> None:
     kernel_pid = os.getppid()
     os.chdir("/")  # The kernel's folder may go; torch's modules cannot be imported where there is none.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's import starts a pool of threads otherwise.
-    _import_now()
+    with _garbage_left():
+        _import_now()
     become = _Server(Channel(socket.socket(fileno=fd)), kernel_pid).serve()
     if become is not None:
         become()
+    os._exit(0)  # The exit handlers of torch take 45 ms, and there is nothing to save.
 
 
 def _import_now() -> None:
@@ -60,45 +62,69 @@ def _import_now() -> None:
     frontend.warm()
 
 
+def _do_chores() -> None:
+    """Do once what makes launches faster and takes too long to be waited for."""
+    with _garbage_left():
+        for name in PREPARED:
+            with contextlib.suppress(Exception):  # A rank imports by itself what could not be imported here.
+                importlib.import_module(name)
+    pages.collapse()
+
+
+@contextlib.contextmanager
+def _garbage_left() -> Iterator[None]:
+    """Collect no garbage during imports: looking for it would take half of their time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 class _Server:
+    """Forks supervisors on request and reaps them: the fork server, or the deputy in its place."""
+
     def __init__(self, channel: Channel, kernel_pid: int) -> None:
         self._channel = channel
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(channel, selectors.EVENT_READ, self._on_message)
-        self._reaped_pipes: dict[int, int] = {}
-        self._chores = list(CHORES)
-        self._kernel_pidfd = -1
+        self._fds: list[int] = []
+        """Descriptors of this process alone, beside the channel."""
+        self._children: dict[int, list[int]] = {}
+        """By the number of each child: its pidfd, and what else is closed once it has been reaped."""
+        self._has_chores = True
+        self._is_retired = False
         # The channel's end of file would do, but a process that the user's code forked from the kernel
         # may hold a copy of the kernel's end.
         with contextlib.suppress(OSError, AttributeError):
-            self._kernel_pidfd = os.pidfd_open(kernel_pid)
-            self._selector.register(self._kernel_pidfd, selectors.EVENT_READ, lambda: False)
+            self._fds.append(os.pidfd_open(kernel_pid))
+        self._listen(on_kernel_gone=lambda: False)
+
+    def _listen(self, on_kernel_gone: Callable[[], bool]) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._channel, selectors.EVENT_READ, self._on_message)
+        for kernel in self._fds:
+            self._selector.register(kernel, selectors.EVENT_READ, on_kernel_gone)
 
     def serve(self) -> Callable[[], None] | None:
         """Serve until the kernel is gone; in a process that was forked, return what it is to become.
 
         By returning, a child sheds the server's frames, which would stand in its every traceback.
         """
-        pause = IDLE
         while True:
-            self._freeze()
-            events = self._selector.select(pause if self._chores else None)
-            pause = IDLE if events else 0
+            _freeze()
+            events = self._selector.select(IDLE if self._has_chores else None)
             if not events:
-                with contextlib.suppress(Exception):  # A rank does by itself what could not be done here.
-                    self._chores.pop(0)()
-            for key, _ in events:
+                self._do_chores()
+            for key, _ in events[:1]:  # What it does may close the descriptor of the next event.
                 go_on = key.data()
                 if go_on is not True:
                     return go_on or None
 
-    def _freeze(self) -> None:
-        # Objects that are never collected are never written to, so their pages stay shared.
-        gc.collect()
-        gc.freeze()
-
     def _on_message(self) -> bool | Callable[[], None]:
-        received = self._channel.receive()
+        try:
+            received = self._channel.receive(wait=False)
+        except BlockingIOError:
+            return True  # The server or its deputy was faster.
         if received is None:
             return False
         match received:
@@ -117,28 +143,99 @@ class _Server:
             os.close(reaped_fd)
             return True
         if pid == 0:
-            return self._become_supervisor(sock_fd, reaped_fd)
+            self._let_go()
+            self._channel.close()
+            for fd in (*self._fds, reaped_fd):
+                os.close(fd)
+            return lambda: run_supervisor(socket.socket(fileno=sock_fd))
         os.close(sock_fd)
-        pidfd = os.pidfd_open(pid)
-        self._reaped_pipes[pidfd] = reaped_fd
-        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._reap(pid, pidfd))
+        self._watch(pid, reaped_fd)
         return True
 
-    def _become_supervisor(self, sock_fd: int, reaped_fd: int) -> Callable[[], None]:
-        self._channel.close()
+    def _let_go(self) -> None:
+        """Close, in a process that was forked, what belongs to the children of its parent."""
         self._selector.close()
-        for fds in self._reaped_pipes.items():
+        for fds in self._children.values():
             for fd in fds:
                 os.close(fd)
-        os.close(reaped_fd)
-        with contextlib.suppress(OSError):
-            os.close(self._kernel_pidfd)
-        return lambda: run_supervisor(socket.socket(fileno=sock_fd))
+        self._children.clear()
 
-    def _reap(self, pid: int, pidfd: int) -> bool:
-        self._selector.unregister(pidfd)
-        os.close(pidfd)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
-        os.close(self._reaped_pipes.pop(pidfd))
-        return True
+    def _watch(self, pid: int, *fds: int) -> None:
+        """Have a child reaped once it has ended, and these descriptors closed then."""
+        pidfd = os.pidfd_open(pid)
+        self._children[pid] = [pidfd, *fds]
+        self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
+
+    def _reap(self) -> bool:
+        """Reap the children that have ended; may be called by a signal in the middle of another call."""
+        for pid in list(self._children):
+            try:
+                has_ended = os.waitpid(pid, os.WNOHANG) != (0, 0)
+            except ChildProcessError:
+                has_ended = True
+            if has_ended and (fds := self._children.pop(pid, None)):
+                self._selector.unregister(fds[0])
+                for fd in fds:
+                    os.close(fd)
+        return self._is_needed
+
+    @property
+    def _is_needed(self) -> bool:
+        return not self._is_retired or bool(self._children)
+
+    def _do_chores(self) -> None:
+        """Do the chores, while a fork of this process serves in its place."""
+        self._has_chores = False
+        server = os.pidfd_open(os.getpid())
+        theirs, ours = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError:  # No room for a process: ranks do without the chores.
+            pid = None
+        if pid == 0:
+            os.close(ours)
+            self._become_deputy(server, theirs)
+            return
+        os.close(server)
+        os.close(theirs)
+        if pid is not None:
+            self._watch(pid)
+            with self._reaping():
+                _do_chores()
+        os.close(ours)  # The deputy retires, now or when this process dies.
+
+    @contextlib.contextmanager
+    def _reaping(self) -> Iterator[None]:
+        """Reap the supervisors that end inside this block: the kernel waits for that."""
+        signal.signal(signal.SIGCHLD, lambda *_: self._reap())
+        try:
+            self._reap()
+            yield
+        finally:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def _become_deputy(self, server: int, done: int) -> None:
+        self._let_go()
+
+        def end_server() -> bool:
+            # It would notice that the kernel is gone only after its chores.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(server, signal.SIGKILL)
+            return False
+
+        self._listen(on_kernel_gone=end_server)
+        self._selector.register(done, selectors.EVENT_READ, lambda: self._retire(done))
+        self._fds += [server, done]
+
+    def _retire(self, done: int) -> bool:
+        self._selector.unregister(done)
+        self._selector.unregister(self._channel)
+        self._channel.close()
+        self._is_retired = True
+        return self._is_needed
+
+
+def _freeze() -> None:
+    # Objects that are never collected are never written to, so their pages stay shared.
+    gc.collect()
+    gc.freeze()
