@@ -97,13 +97,15 @@ class _Server:
         # may hold a copy of the kernel's end.
         with contextlib.suppress(OSError, AttributeError):
             self._fds.append(os.pidfd_open(kernel_pid))
-        self._listen(on_kernel_gone=lambda: False)
+        self._server = -1
+        """In a deputy: the pidfd of its server."""
+        self._listen()
 
-    def _listen(self, on_kernel_gone: Callable[[], bool]) -> None:
+    def _listen(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ, self._on_message)
         for kernel in self._fds:
-            self._selector.register(kernel, selectors.EVENT_READ, on_kernel_gone)
+            self._selector.register(kernel, selectors.EVENT_READ, self._on_kernel_gone)
 
     def serve(self) -> Callable[[], None] | None:
         """Serve until the kernel is gone; in a process that was forked, return what it is to become.
@@ -126,13 +128,19 @@ class _Server:
         except BlockingIOError:
             return True  # The server or its deputy was faster.
         if received is None:
-            return False
+            return self._on_kernel_gone()
         match received:
             case messages.StartSupervisor(), (sock_fd, reaped_fd):
                 return self._start_supervisor(sock_fd, reaped_fd)
             case unknown, _:
                 msg = f"the fork server got an unknown message: {unknown!r}"
                 raise TypeError(msg)
+
+    def _on_kernel_gone(self) -> bool:
+        if self._server >= 0:  # It may be in the middle of its chores.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._server, signal.SIGKILL)
+        return False
 
     def _start_supervisor(self, sock_fd: int, reaped_fd: int) -> bool | Callable[[], None]:
         try:
@@ -216,15 +224,9 @@ class _Server:
 
     def _become_deputy(self, server: int, done: int) -> None:
         self._let_go()
-
-        def end_server() -> bool:
-            # It would notice that the kernel is gone only after its chores.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(server, signal.SIGKILL)
-            return False
-
-        self._listen(on_kernel_gone=end_server)
+        self._listen()
         self._selector.register(done, selectors.EVENT_READ, lambda: self._retire(done))
+        self._server = server
         self._fds += [server, done]
 
     def _retire(self, done: int) -> bool:
