@@ -52,6 +52,9 @@ class LaunchConfig:
     comm_hook: str | None = None
     """How an `Accelerator()` made in a rank compresses gradients on their way to the other ranks: `"no"`,
     `"fp16"`, `"bf16"`, `"power_sgd"` or `"batched_power_sgd"`. None: `"no"`."""
+    check_ranks: bool | None = None
+    """Whether an `Accelerator()` made in a rank compares weights between ranks, at updates 1, 2, 4, 8 and so on, and
+    raises an error where they differ. None: it does, but for one of `notebook_launcher.compat`."""
     start_method: str = "forkserver"
     """`"forkserver"`: ranks are forked from a clean process; works whatever the kernel did before.
     `"fork"`: from the kernel itself; captured data is shared and need not pickle.
@@ -95,6 +98,9 @@ class LaunchConfig:
         _one_of("output", self.output, OUTPUTS)
         _one_of("display", self.display, OUTPUTS)
         _check_monitor(self.monitor)
+        if self.check_ranks is not None and not isinstance(self.check_ranks, bool):
+            msg = f"check_ranks={self.check_ranks!r} is a {type(self.check_ranks).__name__}; it must be True or False."
+            raise ConfigError(msg)
         if self.gradient_accumulation_steps is not None:
             steps = _integer("gradient_accumulation_steps", self.gradient_accumulation_steps, minimum=1)
             put("gradient_accumulation_steps", steps)

@@ -24,6 +24,7 @@ class TrainingSettings:
     gradient_accumulation_steps: int | None
     max_grad_norm: float | None
     comm_hook: str | None
+    check_ranks: bool | None
 
     def resolved(self, environ: Mapping[str, str]) -> TrainingSettings:
         """Return the settings of ranks with this environment: as given, else as Accelerate's variables say.

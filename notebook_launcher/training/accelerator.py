@@ -13,6 +13,7 @@ import torch
 
 from notebook_launcher.training import memory, models, phases, precision, settings
 from notebook_launcher.training.accumulation import Accumulation
+from notebook_launcher.training.consistency import RankCheck
 from notebook_launcher.training.data import (
     skip_first_batches,
 )
@@ -121,6 +122,7 @@ class Accelerator(
         project_dir: str | os.PathLike[str] | None = None,
         project_config: ProjectConfiguration | None = None,
         dynamo_backend: str | None = None,
+        check_ranks: bool | None = None,
         **unsupported: Any,
     ) -> None:
         """Settle everything; the process group is joined if there is one to join.
@@ -146,6 +148,8 @@ class Accelerator(
             project_dir: Where checkpoints and logs go.
             project_config: More about that.
             dynamo_backend: Compile prepared models with this backend of `torch.compile`.
+            check_ranks: Whether ranks compare their weights at updates 1, 2, 4, 8 and so on and at `save_state`, and
+                raise an error where they differ. None: the launch's, which is True.
             unsupported: Refused by name.
 
         Raises:
@@ -165,6 +169,7 @@ class Accelerator(
             gradient_accumulation_steps, gradient_accumulation_plugin, self._rules, conflicts
         )
         max_grad_norm = settings.resolve_max_grad_norm(max_grad_norm, conflicts)
+        checks = settings.resolve_check(check_ranks, self._rules, conflicts)
         self.dataloader_config = loader_config(
             dataloader_config,
             split_batches=split_batches,
@@ -193,6 +198,7 @@ class Accelerator(
         self._accumulation.safepoint = safepoint = make_safepoint(self)
         self.gradient_state.stack.on_next = None if safepoint is None else safepoint.act
         self._updates = Updates(self._accumulation, self._rules, world=self.num_processes, max_grad_norm=max_grad_norm)
+        self._accumulation.check = self._make_rank_check() if checks and self.num_processes > 1 else None
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
         self._dataloaders: list[Any] = []
@@ -204,6 +210,15 @@ class Accelerator(
             self.state, log_with, self.project_configuration.logging_dir, observe=self._updates.observe
         )
         settings.say_conflicts(conflicts)
+
+    @property
+    def rank_check(self) -> RankCheck | None:
+        """What compares the ranks' weights now and then; None with one process, and where it is switched off."""
+        return self._accumulation.check
+
+    def _make_rank_check(self) -> RankCheck:
+        rank, world = self.process_index, self.num_processes
+        return RankCheck(self._members, self._updates, self.gradient_state, rank=rank, world=world)
 
     def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
         return settings.resolve_precision(argument, conflicts)

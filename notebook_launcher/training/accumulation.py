@@ -22,6 +22,7 @@ from notebook_launcher.training.plugins import Warner
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from notebook_launcher.training.consistency import RankCheck
     from notebook_launcher.training.members import Members
     from notebook_launcher.training.rules import Rules
     from notebook_launcher.training.safepoint import Safepoint
@@ -43,6 +44,8 @@ class Accumulation:
         """A `PhaseClock`, if a launcher listens."""
         self.safepoint: Safepoint | None = None
         """What saves and stops all ranks together, if a launcher may ask for it."""
+        self.check: RankCheck | None = None
+        """What compares the ranks' weights now and then, where there are several ranks."""
         self.device = torch.device("cpu")
         self._rules = rules
         self._rank = rank
@@ -90,7 +93,9 @@ class Accumulation:
             factor, ends = self._scale_in(window, weight, reduction), state.sync_gradients
             syncs = ends and self._world > 1
         is_watched = clock is not None and clock.begin_backward(syncs=syncs)
-        watched = self._watched() if self._world > 1 and self._rules.guards else ()
+        check = self.check
+        watched = self._watched() if self._world > 1 and (self._rules.guards or check is not None) else ()
+        written = () if check is None else check.write(watched)
         pending = self._sum_weights(window) if ends and window is not None and window.kind == "given" else None
         try:
             self._run(loss, factor, kwargs, is_watched=is_watched)
@@ -100,6 +105,8 @@ class Accumulation:
             raise
         if self._world > 1:
             self._take_synced(watched)
+        if written and check is not None:
+            check.compare(written)
         # Of a window of one micro-batch `_scale_in` knew all.
         if ends and window is not None and (window.num_backwards != 1 or window.kind != "counted"):
             self._correct(window, pending)
@@ -257,6 +264,7 @@ class Accumulation:
             leaf.synced = False
         if wanted:
             models.synchronise(wanted)
+            self.members.leaf_notes.num_synced += 1
 
     def _watched(self) -> list[tuple[SyncedModel, list[int] | None]]:
         """Return the models that this backward may reach, each with the versions of its gradients.
@@ -280,6 +288,8 @@ class Accumulation:
                 "so the gradients were synchronised anyway. Put forward and backward inside, or "
                 "write `with accelerator.accumulate(model):` around both.",
             )
+        if notes.forwards & FORWARD_SYNCED and not model._join_config.enable:  # noqa: SLF001 - ranks leave a join apart
+            notes.num_synced += 1
         notes.answered, notes.forwards = notes.forwards or FORWARD_REPEATED, 0
 
     def _check_again(self, window: Window) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.algorithms.join import Join, Joinable
 
+from notebook_launcher.training.models import SyncedModel
 from notebook_launcher.training.plugins import warn_user
 
 if TYPE_CHECKING:
@@ -46,9 +47,18 @@ def join_uneven_inputs(accelerator: Any, joinables: list[Any], even_batches: boo
             sampler.uneven = "leave"  # Join keeps step with ranks that have run out
     try:
         with Join(joinables, enable=not even, throw_on_early_termination=False):
+            if not even:
+                _note_own_states(joinables)
             yield
     finally:
         for sampler, even_before, uneven_before in before:
             sampler.even_batches = even_before
             if uneven_before is not None:
                 sampler.uneven = uneven_before
+
+
+def _note_own_states(joinables: list[Any]) -> None:
+    """Note that a rank which has run out makes fewer updates, so that its optimizers' states differ from then on."""
+    for one in joinables:
+        if isinstance(one, SyncedModel):
+            one.notes.own_state = "join_uneven_inputs()"

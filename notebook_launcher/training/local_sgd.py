@@ -81,6 +81,7 @@ class LocalSGD:
         for member in self._accelerator._members.inside(self._model):  # noqa: SLF001 - ours
             if isinstance(member, SyncedModel):
                 member.notes.trains_alone = allowed
+                member.notes.own_state = "LocalSGD"
 
     def _average(self) -> None:
         for parameter in self._model.parameters():

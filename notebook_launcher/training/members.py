@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher.training import targets as lookup
-from notebook_launcher.training.models import FORWARD_SYNCED, LeafTensor, SyncedModel, synced_part
+from notebook_launcher.training.models import FORWARD_SYNCED, LeafTensor, Notes, SyncedModel, synced_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -62,6 +62,8 @@ class Members:
         self.leaves: list[LeafTensor] = []
         self.synced_models: list[SyncedModel] = []
         """Those that DDP synchronises, without what compiled them."""
+        self.leaf_notes = Notes()
+        """What is known of the reductions of leaf tensors, which are all reduced together."""
         self.version = 0
         """Grows with every change, so that what was looked up before can be looked up again."""
         self._adopted: list[torch.nn.Module] = []

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from notebook_launcher.training.fingerprints import fingerprint_nested
 from notebook_launcher.training.plugins import DDPCommunicationHookType as Hook
 from notebook_launcher.training.plugins import DistributedDataParallelKwargs
 from notebook_launcher.training.precision import strip_precision
@@ -76,6 +77,9 @@ class SyncedModel(DistributedDataParallel):
             if self.require_backward_grad_sync:
                 notes.forwards |= FORWARD_SYNCED
                 notes.recorded = True
+                # Not while it is compiled: the count would be compiled too, and make it compile at every step.
+                if notes.compares and not torch.compiler.is_compiling() and notes.is_due:
+                    notes.inputs = fingerprint_nested((inputs, kwargs))
             else:
                 notes.forwards |= FORWARD_ALONE
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
@@ -93,6 +97,21 @@ class Notes:
     """Whether there was a forward whose backward synchronises, which `static_graph` records the graph from."""
     trains_alone: bool = False
     """Whether each rank is meant to step with its own gradients (`LocalSGD`)."""
+    num_synced: int = 0
+    """How many backwards have reduced the gradients; equal on all ranks."""
+    compared: int = 0
+    """After how many of them the ranks last compared their weights."""
+    inputs: int | None = None
+    """Fingerprint of the inputs of the last forward that was to be compared; None: none was, or they are no tensors."""
+    compares: bool = False
+    """Whether the ranks compare their weights now and then."""
+    own_state: str = ""
+    """What has left each rank an optimizer state of its own, by its name."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the ranks compare their weights at the next backward that reduces: at 1, 2, 4, 8 and so on."""
+        return not self.num_synced & (self.num_synced + 1)
 
 
 class LeafTensor:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_precision",
     "resolve_accumulation",
+    "resolve_check",
     "resolve_hook",
     "resolve_max_grad_norm",
     "resolve_precision",
@@ -112,6 +113,17 @@ def resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[
         _compare("comm_hook", str(handler.comm_hook), conflicts)
         return handler
     return dataclasses.replace(handler, comm_hook=DDPCommunicationHookType(launched))
+
+
+def resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> bool:  # noqa: FBT001
+    """Return whether ranks compare their weights; where nobody said, it is as with other guards."""
+    if argument is None:
+        launched = _launched("check_ranks")
+        return rules.guards if launched is None else bool(launched)
+    if not isinstance(argument, bool):
+        raise TypeError(f"check_ranks={argument!r} is a {type(argument).__name__}; it must be True or False, or None.")
+    _compare("check_ranks", argument, conflicts)
+    return argument
 
 
 def say_conflicts(conflicts: list[str]) -> None:

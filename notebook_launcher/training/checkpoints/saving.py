@@ -67,6 +67,8 @@ def save_state(
         return target, folders.open_stage(target)
 
     meet("save_state")
+    if accelerator.rank_check is not None:
+        accelerator.rank_check.compare_now("save_state", lambda mine: share("compare the ranks", lambda: mine))
     places = share("begin the checkpoint", begin)[crew.leader]
     assert places is not None
     target, stage = places

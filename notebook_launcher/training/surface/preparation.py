@@ -47,6 +47,7 @@ class PreparationMethods:
     native_amp: Any
     num_processes: Any
     process_index: Any
+    rank_check: Any
     split_batches: Any
 
     @property
@@ -115,6 +116,7 @@ class PreparationMethods:
         trains = any(parameter.requires_grad for parameter in model.parameters())
         if self.num_processes > 1 and trains and not evaluation_mode and not ready_made:
             model = models.wrap(model, self.device, self.ddp_handler)
+            model.notes.compares = self.rank_check is not None
         if self.dynamo_backend not in (None, "no") and not hasattr(model, "_orig_mod"):
             model = torch.compile(model, backend=self.dynamo_backend)
         self._members.add_model(model)

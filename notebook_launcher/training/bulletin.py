@@ -1,0 +1,72 @@
+"""What ranks write for each other to read, in the process group's store: no rank waits for another one.
+
+A collective pairs with whatever the peers call next, so a check that adds one could hang where the program alone
+would not. A key in the store pairs with nothing: a peer's word is there, or it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Bulletin"]
+
+PREFIX = "notebook_launcher/bulletin"
+PATIENCE = 10.0
+"""Seconds for which `exchange` waits for ranks that are about to write."""
+
+
+class Bulletin:
+    """Plain data that the ranks write about objects which each of them has one of."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank = rank
+        self._world = world
+        self._store: Any = None
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def write(self, owner: Any, topic: str, content: Any) -> bool:
+        """Write for the others; return False where the process group has no store (MPI).
+
+        Args:
+            owner: What it is about. Ranks must write about their objects of a type in the same order at first.
+            topic: What it is about the object.
+            content: Plain data: numbers, texts, lists.
+        """
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no other name for it
+        if store is None:
+            return False
+        if self._store is None or self._store() is not store:
+            self._store = weakref.ref(store)  # with a new process group, everything begins anew
+            self._names.clear()
+        if owner not in self._names:
+            kind = type(owner).__name__
+            # The store counts, so that several Accelerators need not know of each other.
+            self._names[owner] = f"{kind} {store.add(f'{PREFIX}/{self._rank}/{kind}', 1)}"
+        store.set(self._key(owner, topic, self._rank), json.dumps(content))
+        return True
+
+    def read(self, owner: Any, topic: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:
+        """Return what these ranks, by default all of them, have written so far."""
+        store = self._store()
+        keys = {rank: self._key(owner, topic, rank) for rank in (range(self._world) if ranks is None else ranks)}
+        return {rank: json.loads(store.get(key)) for rank, key in keys.items() if store.check([key])}
+
+    def exchange(self, owner: Any, topic: str, mine: Any, ranks: Iterable[int]) -> dict[int, Any]:
+        """Write, and return what these ranks write, which are all about to; one that ends meanwhile is left out."""
+        wanted = set(ranks)
+        self.write(owner, topic, mine)
+        deadline = time.monotonic() + PATIENCE
+        while len(found := self.read(owner, topic, wanted)) < len(wanted) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return found
+
+    def _key(self, owner: Any, topic: str, rank: int) -> str:
+        return f"{PREFIX}/{rank}/{self._names[owner]}/{topic}"

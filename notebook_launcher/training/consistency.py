@@ -1,0 +1,271 @@
+"""Ranks compare their weights now and then, and say which parameter differs first.
+
+    rank 0                               rank 1
+    writes its fingerprint to the store  writes its fingerprint to the store
+    ------------------ backward: the gradients are reduced ------------------
+    reads rank 1's                       reads rank 0's
+
+A rank that has come out of a reduction knows that every other rank has entered it, and so has written. No rank
+waits for another one, and no collective is added that could pair with one of the user's. Reductions 1, 2, 4, 8 and
+so on are compared: 20 comparisons in a million updates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from notebook_launcher import context, messages
+from notebook_launcher.training.bulletin import Bulletin
+from notebook_launcher.training.divergence import Difference, describe
+from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
+from notebook_launcher.training.models import FORWARD_SYNCED, SyncedModel
+from notebook_launcher.training.plugins import warn_user
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from notebook_launcher.training.members import Members
+    from notebook_launcher.training.models import Notes
+    from notebook_launcher.training.updates import Updates
+    from notebook_launcher.training.windows import GradientState
+
+__all__ = ["RankCheck", "tell"]
+
+SAME_INPUTS = 3
+"""Comparisons in a row at which all ranks had the same inputs before a notice says so."""
+
+
+class Record(NamedTuple):
+    """What a rank writes at a comparison."""
+
+    form: int
+    """Fingerprint of the parameters' names and shapes."""
+    weights: int
+    state_form: int
+    """Fingerprint of the names of what optimizers keep. It differs where each rank keeps a part on purpose."""
+    state: int
+    rates: list[float]
+    """The learning rates of all groups."""
+    inputs: int | None
+    """Fingerprint of what the model was called with; None where a prepared loader shares the data out."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unit:
+    """Parameters whose gradients are reduced together: those of a model, or the leaf tensors."""
+
+    owner: Any
+    title: str
+    notes: Notes
+    tensors: list[tuple[str, torch.Tensor]]
+    """Each parameter with its name: those that are trained, that DDP does not ignore and that each rank has whole."""
+    unfrozen: frozenset[str]
+    """The names of those that were frozen when the model was prepared."""
+
+    @classmethod
+    def of_model(cls, model: SyncedModel) -> Unit:
+        """Return the unit of a model."""
+        tensors = [
+            (name.replace("_orig_mod.", ""), parameter)
+            for name, parameter in model.module.named_parameters()
+            if parameter.requires_grad and name not in model.parameters_to_ignore and is_comparable(parameter)
+        ]
+        trained = set(map(id, model.trained))
+        unfrozen = frozenset(name for name, parameter in tensors if id(parameter) not in trained)
+        return cls(model, type(model.module).__name__, model.notes, tensors, unfrozen)
+
+    @classmethod
+    def of_leaves(cls, members: Members) -> Unit:
+        """Return the unit of the leaf tensors."""
+        tensors = [(f"leaf tensor {at}", leaf.tensor) for at, leaf in enumerate(members.leaves)]
+        return cls(members, "the leaf tensors", members.leaf_notes, tensors, frozenset())
+
+
+class RankCheck:
+    """Compares the parameters that an Accelerator keeps equal, and what optimizers know of them, between ranks."""
+
+    def __init__(self, members: Members, updates: Updates, state: GradientState, *, rank: int, world: int) -> None:
+        self._members = members
+        self._updates = weakref.ref(updates)  # which has the accumulation, which has this
+        self._state = state
+        self._rank = rank
+        self._world = world
+        self.bulletin = Bulletin(rank, world)
+        self._same_inputs = 0
+        self._told: set[str] = set()
+
+    def write(self, watched: Sequence[tuple[SyncedModel, Any]]) -> list[Unit]:
+        """Before a backward: write about what it may reduce, where that is to be compared; return these units."""
+        due = [model for model, _ in watched if model.notes.is_due and model.notes.forwards & FORWARD_SYNCED]
+        units = [Unit.of_model(model) for model in due if model.notes.compares]
+        leaves = self._members.leaves
+        if leaves and self._members.leaf_notes.is_due and any(leaf.require_backward_grad_sync for leaf in leaves):
+            units.append(Unit.of_leaves(self._members))
+        topics = {unit.owner: f"record {unit.notes.num_synced + 1}" for unit in units}
+        return [unit for unit in units if self.bulletin.write(unit.owner, topics[unit.owner], self._record(unit))]
+
+    def compare(self, written: Sequence[Unit]) -> None:
+        """After that backward: compare what the ranks have written.
+
+        Raises:
+            RuntimeError: The ranks' weights, optimizer states or learning rates differ; on every rank.
+        """
+        for unit in written:
+            update = unit.notes.num_synced
+            if unit.notes.compared >= update or update & (update - 1):
+                continue  # the backward did not reach it
+            unit.notes.compared = update
+            found = self.bulletin.read(unit.owner, f"record {update}")
+            records = {rank: Record(*record) for rank, record in found.items()}
+            self._compare_inputs(records)
+
+            def gather(mine: Any, ranks: Iterable[int], unit: Unit = unit, update: int = update) -> dict[int, Any]:
+                return self.bulletin.exchange(unit.owner, f"details {update}", mine, ranks)
+
+            self._judge(unit, records, f"update {update}", gather)
+
+    def compare_now(self, call: str, exchange: Callable[[Any], list[Any]]) -> None:
+        """Compare everything, where all ranks are at the same place.
+
+        Args:
+            call: What the user called, for the error: `"save_state"`.
+            exchange: Returns what each rank has passed to it, in rank order.
+
+        Raises:
+            RuntimeError: As `compare`; on every rank.
+        """
+        units = [Unit.of_model(model) for model in self._members.synced_models if not model.notes.trains_alone]
+        units += [Unit.of_leaves(self._members)] if self._members.leaves else []
+        everybody = exchange([self._record(unit) for unit in units])
+        if any(len(theirs) != len(units) for theirs in everybody):
+            return
+
+        def gather(mine: Any, ranks: Iterable[int]) -> dict[int, Any]:
+            everything = exchange(mine)
+            return {rank: everything[rank] for rank in ranks}
+
+        for at, unit in enumerate(units):
+            self._judge(unit, {rank: Record(*theirs[at]) for rank, theirs in enumerate(everybody)}, call, gather)
+
+    def _record(self, unit: Unit) -> Record:
+        state = self._state_of(unit)
+        return Record(
+            form=_digest([(name, list(tensor.shape)) for name, tensor in unit.tensors]),
+            weights=fingerprint(tensor for _, tensor in unit.tensors),
+            state_form=_digest([name for name, _ in state]),
+            state=fingerprint(tensor for _, tensor in state),
+            rates=self._rates(unit),
+            inputs=unit.notes.inputs if self._state.stack.active is None else None,
+        )
+
+    def _judge(self, unit: Unit, records: dict[int, Record], where: str, gather: Callable[..., dict[int, Any]]) -> None:
+        """Raise or tell the first thing in which these ranks differ; every rank comes to the same conclusion."""
+        mine = records[self._rank]
+        alike = {rank: record for rank, record in records.items() if record.form == mine.form}
+        in_parts = any(record.state_form != mine.state_form for record in alike.values())
+        found = {
+            "weights": {rank: record.weights for rank, record in alike.items()},
+            "rates": {rank: tuple(record.rates) for rank, record in alike.items()},
+            "state": {rank: 0 if in_parts else record.state for rank, record in alike.items()},
+        }
+        what = next((what for what, values in found.items() if len(set(values.values())) > 1), None)
+        if what is None:
+            return
+        tensors = {"weights": unit.tensors, "rates": [], "state": self._state_of(unit)}[what]
+        details = gather([[name, *sketch(tensor)] for name, tensor in tensors], sorted(alike)) if tensors else {}
+        difference = Difference(
+            what=what,
+            where=where,
+            model=unit.title,
+            num_updates=unit.notes.num_synced,
+            values=found[what],
+            rates=found["rates"],
+            sketches={rank: {name: Sketch(*rest) for name, *rest in theirs} for rank, theirs in details.items()},
+            unfrozen=unit.unfrozen,
+            unowned=self._unowned(unit),
+            own_state=unit.notes.own_state,
+        )
+        text, is_error = describe(difference)
+        if is_error:
+            raise RuntimeError(text)
+        self._tell(what, text)
+
+    def _compare_inputs(self, records: dict[int, Record]) -> None:
+        inputs = {record.inputs for record in records.values()}
+        same = len(records) == self._world and len(inputs) == 1 and None not in inputs
+        self._same_inputs = self._same_inputs + 1 if same else 0
+        if self._same_inputs == SAME_INPUTS:
+            self._tell(
+                "inputs",
+                f"all {self._world} ranks gave the model the same inputs at {SAME_INPUTS} updates in a row that were "
+                "compared, so every rank trains on the same samples. Was the loader not prepared? Write `loader = "
+                "accelerator.prepare(loader)`, which gives each rank a share of its own.",
+            )
+
+    def _tell(self, key: str, text: str) -> None:
+        if self._rank == 0 and key not in self._told:
+            self._told.add(key)
+            tell(text)
+
+    # What optimizers know of a unit's parameters.
+
+    def _state_of(self, unit: Unit) -> list[tuple[str, torch.Tensor]]:
+        if unit.notes.own_state:
+            return []
+        names = {id(tensor): name for name, tensor in unit.tensors}
+        # `get`: an optimizer's state is a defaultdict, and to look must not add to it.
+        kept = [
+            (names[id(parameter)], prepared.state.get(parameter))
+            for prepared, group in self._groups(unit)
+            for parameter in group["params"]
+            if id(parameter) in names
+        ]
+        return [
+            (f"{key} of {name}", value)
+            for name, entries in kept
+            if isinstance(entries, dict)
+            for key, value in entries.items()
+            if is_comparable(value)
+        ]
+
+    def _rates(self, unit: Unit) -> list[float]:
+        rates = [group.get("lr") for _, group in self._groups(unit)]
+        return [float(rate) for rate in rates if isinstance(rate, (int, float, torch.Tensor))]
+
+    def _unowned(self, unit: Unit) -> frozenset[str]:
+        """Return the names of parameters that no prepared optimizer has."""
+        owned = {id(parameter) for _, group in self._groups(unit) for parameter in group["params"]}
+        return frozenset(name for name, tensor in unit.tensors if id(tensor) not in owned)
+
+    def _groups(self, unit: Unit) -> list[tuple[Any, dict[str, Any]]]:
+        updates = self._updates()
+        optimizers = [] if updates is None else updates.optimizers
+        mine = {id(tensor) for _, tensor in unit.tensors}
+        groups = [(prepared, group) for prepared in optimizers for group in prepared.param_groups]
+        return [(prepared, group) for prepared, group in groups if any(id(one) in mine for one in group["params"])]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _nobody, ()  # The ranks of another launch need not all have a copy.
+
+
+def tell(text: str) -> None:
+    """Show a line in the cell, or warn where there is no launcher."""
+    rank = context.current()
+    if rank is None:
+        warn_user(text)
+    else:
+        rank.send(messages.Notice(text=text))
+
+
+def _digest(value: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(json.dumps(value).encode(), digest_size=6).digest(), "little")
+
+
+def _nobody() -> None:
+    pass

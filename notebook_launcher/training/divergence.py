@@ -1,0 +1,144 @@
+"""The error for ranks that have gone apart: which parameter, on which ranks, by how much, and why probably."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from notebook_launcher.training.fingerprints import Sketch
+
+__all__ = ["SWITCH", "Difference", "describe", "named"]
+
+SWITCH = "check_ranks=False, of an Accelerator or a launch, switches this check off."
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What is known where ranks were found to differ."""
+
+    what: str
+    """`"weights"`, `"rates"` or `"state"`, the first of them that differs."""
+    where: str
+    """`"update 4"` or the name of a call."""
+    model: str
+    num_updates: int
+    values: Mapping[int, Any]
+    """For each rank, a value that is equal where the ranks agree."""
+    rates: Mapping[int, tuple[float, ...]]
+    sketches: Mapping[int, Mapping[str, Sketch]]
+    """For each rank, the tensors concerned by their names."""
+    unfrozen: frozenset[str]
+    unowned: frozenset[str]
+    own_state: str
+    """What left the ranks optimizer states of their own."""
+
+
+def describe(difference: Difference) -> tuple[str, bool]:
+    """Return a text, and True if it is that of an error: False where the ranks differ by rounding alone."""
+    reference, others = _sides(difference.values)
+    ranks, base = f"rank{'s' * (len(others) > 1)} {named(others)}", f"rank {reference}"
+    if difference.what == "rates":
+        return f"{difference.where}: {_rates_differ(difference)} {SWITCH}", True
+    what = "weights" if difference.what == "weights" else "optimizer's states"
+    text = f"{difference.where}: the {what} of {difference.model} on {ranks} differ from those on {base}"
+    distances = _distances(difference.sketches, reference, others)
+    large = [name for name, distance in distances.items() if distance > _tolerance(difference, name, reference)]
+    if large:
+        listed = f"first in {large[0]}, by {_share(distances[large[0]])}, and in {len(large)} of {_total(difference)}"
+        return f"{text}, {listed} tensors. {_cause(difference, large[0])} {SWITCH}", True
+    if distances:
+        reason = "Kernels of different devices, or different numbers of threads, can be the reason."
+        return f"{text} by rounding alone, first in {next(iter(distances))}. {reason}", False
+    return f"{text}. {SWITCH}", True  # a rank that ended meanwhile has not told in which
+
+
+def named(ranks: Iterable[int]) -> str:
+    """Return `1`, `1 and 3`, or `1, 2 and 3`."""
+    *first, last = map(str, sorted(ranks))
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _cause(difference: Difference, name: str) -> str:
+    """Return the likely cause and what to do."""
+    causes = [
+        (STATE, difference.what == "state"),
+        (_rates_differ(difference), len(set(difference.rates.values())) > 1),
+        (UNFROZEN, name in difference.unfrozen),
+        (OWN_STATE.format(difference.own_state), bool(difference.own_state)),
+        (BEFORE, difference.num_updates <= 1),
+        (UNOWNED, name in difference.unowned),
+    ]
+    return next((cause for cause, holds in causes if holds), OTHER)
+
+
+def _rates_differ(difference: Difference) -> str:
+    rates = "; ".join(f"{_listed(rates)} on rank {rank}" for rank, rates in sorted(difference.rates.items()))
+    return f"The learning rates differ: {rates}. Step schedulers, and change learning rates, on every rank alike."
+
+
+STATE = (
+    "The weights are still equal, but the next update makes them differ. Load or change an optimizer's state on every "
+    "rank alike."
+)
+UNFROZEN = (
+    "It was frozen when prepare() was called, so its gradients are not reduced. Unfreeze parameters before prepare()."
+)
+OWN_STATE = (
+    "{} left each rank an optimizer state of its own. Make and prepare a new optimizer after it, or one without state."
+)
+BEFORE = (
+    "prepare() had made them equal, so ranks have changed them since, before the first update: weights that were "
+    "initialised after prepare(), from random numbers of which each rank draws its own, or loaded on some ranks. Do "
+    "that before prepare(), which gives all ranks those of rank 0."
+)
+UNOWNED = (
+    "No prepared optimizer has this parameter, so something else has changed it. Write `model, optimizer = "
+    "accelerator.prepare(model, optimizer)`."
+)
+OTHER = (
+    "Some ranks have changed weights or gradients by themselves: by random numbers, by loading, by a step or a change "
+    "under `if accelerator.is_main_process`, or by changing gradients after backward(). Do the same on every rank."
+)
+
+
+def _sides(values: Mapping[int, Any]) -> tuple[int, list[int]]:
+    """Return the first of the ranks that most agree with, and those that differ from it."""
+    counts = collections.Counter(values.values())
+    most = max(counts.values())
+    reference = min(rank for rank, value in values.items() if counts[value] == most)
+    return reference, sorted(rank for rank, value in values.items() if value != values[reference])
+
+
+def _distances(sketches: Mapping[int, Mapping[str, Sketch]], reference: int, others: list[int]) -> dict[str, float]:
+    """Return the tensors that differ on any rank, in their order, each with its largest relative distance."""
+    base = sketches.get(reference, {})
+    found: dict[str, float] = {}
+    for name, mine in base.items():
+        theirs = [sketches[rank][name] for rank in others if name in sketches.get(rank, {})]
+        if any(one.bits != mine.bits for one in theirs):
+            found[name] = max(mine.distance(one) for one in theirs)
+    return found
+
+
+def _tolerance(difference: Difference, name: str, reference: int) -> float:
+    """Return the relative distance that rounding alone can have made: a few times its error, which adds up."""
+    return 4.0 * difference.sketches[reference][name].epsilon * math.sqrt(difference.num_updates + 1)
+
+
+def _total(difference: Difference) -> int:
+    return max(map(len, difference.sketches.values()))
+
+
+def _listed(rates: tuple[float, ...]) -> str:
+    return ", ".join(f"{rate:.6g}" for rate in rates)
+
+
+def _share(distance: float) -> str:
+    if not distance < 1:
+        return "more than its size"
+    return f"{100 * distance:.{0 if distance > 0.01 else 2}g} % of its size"
