@@ -15,6 +15,7 @@ CHOSEN: dict[str, Any] = {
     "gradient_accumulation_steps": 3,
     "max_grad_norm": 0.5,
     "comm_hook": "fp16",
+    "check_ranks": False,
 }
 WRITTEN_OUT: dict[str, Any] = {"mixed_precision": "no", "gradient_accumulation_steps": 1, "comm_hook": "no"}
 """Options that say what no option would mean."""
@@ -127,6 +128,7 @@ def observe() -> dict[str, Any]:
         "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
         "max_grad_norm": round(before - accelerator.unwrap_model(model).weight.item(), 3),
         "comm_hook": str(accelerator.ddp_handler.comm_hook),
+        "check_ranks": accelerator.rank_check is not None,
         "seed": torch.initial_seed(),
         "threads_per_process": torch.get_num_threads(),
         "env": os.environ.get("MINE"),
@@ -142,6 +144,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
     "max_grad_norm": {"max_grad_norm": 0.5},
     "comm_hook": {"comm_hook": "fp16"},
+    "check_ranks": {"check_ranks": False},
     "seed": {"seed": 7},
     "threads_per_process": {"threads_per_process": 3},
     "env": {"env": {"MINE": "here"}},

@@ -50,8 +50,10 @@ class Bulletin:
             kind = type(owner).__name__
             # The store counts, so that several Accelerators need not know of each other.
             self._names[owner] = f"{kind} {store.add(f'{PREFIX}/{self._rank}/{kind}', 1)}"
-        store.set(self._key(owner, topic, self._rank), json.dumps(content))
-        return True
+        key = self._key(owner, topic, self._rank)
+        store.set(key, json.dumps(content))
+        # `set` returns before the store has it. Its answer to a question comes after.
+        return bool(store.check([key]))
 
     def read(self, owner: Any, topic: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:
         """Return what these ranks, by default all of them, have written so far."""
