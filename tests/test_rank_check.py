@@ -54,7 +54,7 @@ class Training:
         return self.number
 
     @property
-    def last(self) -> torch.Tensor:
+    def last(self) -> Any:
         """The last parameter."""
         return list(self.model.parameters())[-1]
 
@@ -86,7 +86,7 @@ def change_an_optimizers_state() -> None:
 
 
 def unfreeze_after_prepare() -> None:
-    model = make_model()
+    model: Any = make_model()
     model[0].bias.requires_grad_(False)
     training = Training(model)
     model[0].bias.requires_grad_(True)
@@ -188,7 +188,7 @@ def test_one_process_has_nothing_to_compare() -> None:
 # What may differ.
 
 
-def train_local_sgd(folder: Path) -> int:
+def train_local_sgd(folder: Path) -> Any:
     from notebook_launcher import LocalSGD
 
     training = Training()
@@ -202,7 +202,7 @@ def train_local_sgd(folder: Path) -> int:
     return training.number
 
 
-def train_after_a_join(folder: Path) -> int:
+def train_after_a_join(folder: Path) -> Any:
     training = Training()
     training.steps(2)
     with training.accelerator.join_uneven_inputs([training.model], even_batches=False):
@@ -352,16 +352,18 @@ def test_the_code_wins_over_the_launch() -> None:
         return Accelerator(cpu=True, **options).rank_check is not None
 
     def looks(*, launch: bool | None, code: bool | None = None) -> bool:
-        return notebook_launch(look, 2, kwargs={"check_ranks": code}, check_ranks=launch, output="none")[0]
+        return bool(notebook_launch(look, 2, kwargs={"check_ranks": code}, check_ranks=launch, output="none")[0])
 
     assert [looks(launch=None), looks(launch=False), looks(launch=False, code=True)] == [True, False, True]
 
 
 def test_check_ranks_rejects_what_is_no_switch() -> None:
+    no: Any = "no"
+    one: Any = 1
     with pytest.raises(ValueError, match="check_ranks='no' is a str; it must be True or False"):
-        LaunchConfig(check_ranks="no")
+        LaunchConfig(check_ranks=no)
     with pytest.raises(TypeError, match="check_ranks=1 is a int; it must be True or False, or None"):
-        Accelerator(cpu=True, check_ranks=1)
+        Accelerator(cpu=True, check_ranks=one)
 
 
 # Fingerprints.
@@ -372,7 +374,7 @@ def test_a_fingerprint_depends_on_every_bit_and_on_the_order() -> None:
         torch.rand(5),
         torch.rand(70, 70),
         torch.rand(3).bfloat16(),
-        torch.rand(4).cfloat(),
+        torch.rand(4, dtype=torch.cfloat),
         torch.tensor([True]),
     ]
     original = fingerprint(tensors)

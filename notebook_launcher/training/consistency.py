@@ -169,9 +169,10 @@ class RankCheck:
         mine = records[self._rank]
         alike = {rank: record for rank, record in records.items() if record.form == mine.form}
         in_parts = any(record.state_form != mine.state_form for record in alike.values())
-        found = {
+        rates = {rank: tuple(record.rates) for rank, record in alike.items()}
+        found: dict[str, dict[int, Any]] = {
             "weights": {rank: record.weights for rank, record in alike.items()},
-            "rates": {rank: tuple(record.rates) for rank, record in alike.items()},
+            "rates": rates,
             "state": {rank: 0 if in_parts else record.state for rank, record in alike.items()},
         }
         what = next((what for what, values in found.items() if len(set(values.values())) > 1), None)
@@ -185,7 +186,7 @@ class RankCheck:
             model=unit.title,
             num_updates=unit.notes.num_synced,
             values=found[what],
-            rates=found["rates"],
+            rates=rates,
             sketches={rank: {name: Sketch(*rest) for name, *rest in theirs} for rank, theirs in details.items()},
             unfrozen=unit.unfrozen,
             unowned=self._unowned(unit),
