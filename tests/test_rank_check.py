@@ -85,14 +85,6 @@ def change_an_optimizers_state() -> None:
     training.step()
 
 
-def unfreeze_after_prepare() -> None:
-    model: Any = make_model()
-    model[0].bias.requires_grad_(False)
-    training = Training(model)
-    model[0].bias.requires_grad_(True)
-    training.steps(4)
-
-
 def step_on_the_main_rank_alone() -> None:
     training = Training()
     for _ in range(2):
@@ -122,7 +114,6 @@ DIVERGING = {
     change_a_gradient: f"update 8: {WEIGHTS} 1 {ON_0}, first in 2.bias, .* 1 of 4 tensors. {OTHER}",
     change_a_learning_rate: "update 1: The learning rates differ: 0.1 on rank 0; 0.1 on rank 1; 0.3 on rank 2. S",
     change_an_optimizers_state: "update 2: the optimizer's states of .*, first in exp_avg of 2.bias, .* Load or change",
-    unfreeze_after_prepare: "update 2: .* first in 0.bias, .* It was frozen when prepare",
     step_on_the_main_rank_alone: f"update 2: {WEIGHTS} 0 differ from those on rank 1, first in 0",
     change_a_leaf_tensor: "update 2: the weights of the leaf tensors on rank 2 differ .* first in leaf tensor 0",
 }

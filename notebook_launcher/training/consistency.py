@@ -65,8 +65,6 @@ class Unit:
     notes: Notes
     tensors: list[tuple[str, torch.Tensor]]
     """Each parameter with its name: those that are trained, that DDP does not ignore and that each rank has whole."""
-    unfrozen: frozenset[str]
-    """The names of those that were frozen when the model was prepared."""
 
     @classmethod
     def of_model(cls, model: SyncedModel) -> Unit:
@@ -76,15 +74,13 @@ class Unit:
             for name, parameter in model.module.named_parameters()
             if parameter.requires_grad and name not in model.parameters_to_ignore and is_comparable(parameter)
         ]
-        trained = set(map(id, model.trained))
-        unfrozen = frozenset(name for name, parameter in tensors if id(parameter) not in trained)
-        return cls(model, type(model.module).__name__, model.notes, tensors, unfrozen)
+        return cls(model, type(model.module).__name__, model.notes, tensors)
 
     @classmethod
     def of_leaves(cls, members: Members) -> Unit:
         """Return the unit of the leaf tensors."""
         tensors = [(f"leaf tensor {at}", leaf.tensor) for at, leaf in enumerate(members.leaves)]
-        return cls(members, "the leaf tensors", members.leaf_notes, tensors, frozenset())
+        return cls(members, "the leaf tensors", members.leaf_notes, tensors)
 
 
 class RankCheck:
@@ -188,7 +184,6 @@ class RankCheck:
             values=found[what],
             rates=rates,
             sketches={rank: {name: Sketch(*rest) for name, *rest in theirs} for rank, theirs in details.items()},
-            unfrozen=unit.unfrozen,
             unowned=self._unowned(unit),
             own_state=unit.notes.own_state,
         )

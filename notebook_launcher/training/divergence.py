@@ -32,7 +32,6 @@ class Difference:
     rates: Mapping[int, tuple[float, ...]]
     sketches: Mapping[int, Mapping[str, Sketch]]
     """For each rank, the tensors concerned by their names."""
-    unfrozen: frozenset[str]
     unowned: frozenset[str]
     own_state: str
     """What left the ranks optimizer states of their own."""
@@ -68,7 +67,6 @@ def _cause(difference: Difference, name: str) -> str:
     causes = [
         (STATE, difference.what == "state"),
         (_rates_differ(difference), len(set(difference.rates.values())) > 1),
-        (UNFROZEN, name in difference.unfrozen),
         (OWN_STATE.format(difference.own_state), bool(difference.own_state)),
         (BEFORE, difference.num_updates <= 1),
         (UNOWNED, name in difference.unowned),
@@ -84,9 +82,6 @@ def _rates_differ(difference: Difference) -> str:
 STATE = (
     "The weights are still equal, but the next update makes them differ. Load or change an optimizer's state on every "
     "rank alike."
-)
-UNFROZEN = (
-    "It was frozen when prepare() was called, so its gradients are not reduced. Unfreeze parameters before prepare()."
 )
 OWN_STATE = (
     "{} left each rank an optimizer state of its own. Make and prepare a new optimizer after it, or one without state."
