@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 NAN, INF = math.nan, math.inf
 CROSS = "\N{MULTIPLICATION SIGN}"
 EVIL = "<script>alert('x')</script> \"q\" & \x1b[31mred\x1b[0m \x00\x07 \ud800 \u202e ]]> </svg>"
-STATES = ("starting", "running", "stopping", "done", "failed", "stopped", "lost")
+STATES = ("starting", "running", "waiting", "stopping", "done", "failed", "stopped", "lost")
 ALLOWED = {"div", "span", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre", "img"}
 
 
@@ -324,6 +324,13 @@ def test_every_state_has_a_page_a_picture_and_a_text(state: str, num_ranks: int)
     assert "12 s" in page.text
     assert f"train on {plural(num_ranks, 'rank')}: {state}, 12 s" in words_of(static_svg(run, Curves()))
     assert static_text(run).startswith(f"train on {plural(num_ranks, 'rank')}: {state}, 12 s\n")
+
+
+def test_a_page_and_a_text_name_who_waits_for_whom() -> None:
+    told = "rank 0 has waited 12 s in all_reduce (Cell In[3], line 4); rank 1 is at line 7: x <b>"
+    run = run_of(2, state="waiting", waiting=told)
+    assert told in Balanced(static_html(run, Curves())).text
+    assert static_text(run).splitlines()[1] == told
 
 
 def test_a_page_tells_all_that_is_known() -> None:

@@ -436,3 +436,19 @@ def test_the_slowest_rank_is_the_one_behind_or_the_one_that_does_not_wait() -> N
     assert run(r0=0.5, r1=0.1) == 1
     assert run(r0=0.11, r1=0.1) is None
     assert run() is None
+
+
+def test_seconds_of_a_wait_are_sent_once_a_second() -> None:
+    reader = Reader()
+    feed = Feed(reader)
+    feed.reset()
+
+    def waits(words: str, at: float) -> Any:
+        reader.fields, reader.seconds = {"state": "waiting", "waiting": words}, at
+        return feed.update()
+
+    run = waits("rank 0 has waited 10 s in barrier", 1.25)["run"]
+    assert (run["state"], run["waiting"]) == ("waiting", "rank 0 has waited 10 s in barrier")
+    assert waits("rank 0 has waited 11 s in barrier", 1.5) is None
+    assert waits("rank 0 has waited 11 s in barrier", 2.25)["run"]["waiting"] == "rank 0 has waited 11 s in barrier"
+    assert waits("", 2.5)["run"]["waiting"] == ""

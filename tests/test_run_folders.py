@@ -29,6 +29,7 @@ from notebook_launcher import (
     runs,
 )
 from notebook_launcher.history import folders
+from notebook_launcher.units import format_seconds
 from tests.kernels import ROOT, Kernel
 from tests.run_scenes import PATIENCE, make_run, speak, wait_until
 from tests.scenes import evaluate
@@ -372,3 +373,12 @@ def test_a_launch_makes_room(home, monkeypatch):
     run.result()
     wait_until(lambda: len(runs()) == 3)
     assert runs()[0].id == run.id
+
+
+def test_cell_run_and_record_tell_one_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = launch(speak, 2, runs_folder=tmp_path)
+    run.result(50)
+    seconds = run.snapshot().seconds
+    assert run.result().seconds == open_run(run.id, tmp_path).snapshot().seconds == seconds
+    assert f"speak: done in {format_seconds(seconds)}\n" in capsys.readouterr().out
+    assert repr(run).endswith(f"{format_seconds(seconds)}>")
