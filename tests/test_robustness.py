@@ -226,7 +226,7 @@ def test_an_exception_that_is_no_exception_has_its_rank_too(kernel: Kernel) -> N
         "except Enough as error: print(error.rank, error.results.returned, [f.summary for f in error.failures])"
     )
     *_, headline, last = outcome.stdout.splitlines()
-    assert headline.endswith("rank 1: Enough: now")
+    assert headline.endswith(" on rank 1")
     assert last == "1 {0: 7} ['Enough: now']"
 
 

@@ -267,7 +267,7 @@ def test_one_run_at_a_time(kernel: Kernel) -> None:
 
 def test_closed_is_closed(kernel: Kernel) -> None:
     outcome = kernel.execute("print(session); session.close(); print(session)\nsession.run(add)")
-    assert (outcome.error or "").startswith("CallOrderError: the session is closed. Make a new one")
+    assert (outcome.error or "").startswith("CallOrderError: the session is closed. Open a new one")
     assert outcome.stdout.count("<Session of 2 CPU ranks, gloo") == 2
 
 

@@ -154,6 +154,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 ELSEWHERE = {
     "devices": "test_plan.py: there is one kind of device on most machines",
     "display": "test_output.py: it needs a front end",
+    "hang_notice": "test_hangs.py",
     "monitor": "test_monitor.py",
     "output": "test_output.py",
     "runs_folder": "test_run_folders.py",
