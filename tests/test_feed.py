@@ -329,7 +329,7 @@ def test_of_a_long_log_the_page_gets_the_end_in_whole_lines() -> None:
     update = feed.update()
     assert update is not None
     (log,) = update["logs"]
-    assert "bytes are left out here; run.logs(0) has all" in log["text"][:100]
+    assert "B not shown; run.logs(0) has everything" in log["text"][:100]
     assert log["text"].endswith("new\nlast\n")
     assert len(log["text"]) < feeds.NEW_BYTES + 200
 

@@ -68,6 +68,7 @@ BUSY = (
 NOTEBOOKS = {
     "panel.ipynb": [TRAIN, PANEL, "panel.results"],
     "busy.ipynb": [TRAIN, BUSY, "print('free again')"],
+    "restarted.ipynb": [TRAIN, BUSY],
     "failing.ipynb": [TRAIN, PANEL.replace("train", "fail")],
     "typed.ipynb": [TRAIN, PANEL],
     "dying.ipynb": [
@@ -307,7 +308,8 @@ def test_the_monitor_of_a_dead_kernel(lab):
     kept.wait_for(state="attached")  # It is folded.
     lab.start(page, 2)
     page.get_by_role("button", name="Ok").click()  # JupyterLab says that the kernel has died.
-    page.get_by_text("The kernel does not answer any more: this is the last that was heard.").wait_for()
+    page.get_by_text("The kernel restarted or ended, and the run with it. Last update shown.").wait_for()
+    wait_for_state(page, "lost")
     assert page.get_by_role("button", name="Stop after this step").is_disabled()
     page.keyboard.press("Escape")
     lab.save(page, "dying.ipynb")
@@ -315,6 +317,19 @@ def test_the_monitor_of_a_dead_kernel(lab):
     lab.show(page, "dying.ipynb")
     lab.output(page, 1).locator("summary", has_text="train on 2 ranks: running").wait_for()
     kept.wait_for(state="attached")
+
+
+@lab_alone
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_monitor_says_lost_when_the_kernel_is_restarted(lab):
+    page = lab.open("restarted.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.start(page, 1)
+    wait_for_state(page, "running")
+    page.evaluate("jupyterapp.commands.execute('kernelmenu:restart')")
+    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    wait_for_state(page, "lost")
+    assert monitor_of(page).locator(".nbl-button[data-action]:enabled").count() == 0
 
 
 @lab_alone

@@ -502,7 +502,7 @@ def test_the_option_takes_three_values(value: Any) -> None:
 
 
 def test_what_is_no_run_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Monitor\(3\): this is no run. Pass what launch\(...\) returned"):
+    with pytest.raises(TypeError, match=r"Monitor\(3\): not a run. Pass what launch\(...\) returned"):
         Monitor(3)  # type: ignore[arg-type]
 
 

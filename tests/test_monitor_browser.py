@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from notebook_launcher.drawing import timeline
 from tests.lab import browser, needs_browser
 from tests.monitor_page import ACTIONS, LANES, Tab, curve, log, open_tab, rank, reset, run
 
@@ -93,7 +94,7 @@ def test_each_state_of_a_rank_has_words_and_a_shape_of_its_own(tab):
         "running": "training",
         "waiting": "waiting in a collective",
         "saving": "saving",
-        "asking": "asks for input",
+        "asking": "waiting for input",
         "returned": "done",
         "failed": "failed: ValueError: boom",
         "stopped": "stopped",
@@ -277,14 +278,37 @@ def test_a_metric_that_comes_late_gets_a_plot(tab):
 def test_200_metrics_are_drawn_a_dozen_at_a_time_and_found_by_name(tab):
     tab.deliver(reset(curves=[curve(f"metric_{number}", 0, waves(50)) for number in range(200)]))
     assert tab.find(".nbl-plot").count() == 12
-    tab.page.get_by_role("button", name="Show more: 12 of 200").click()
+    assert tab.text(".nbl-foot") == "12 of 200 metrics shown\nShow 12 more"
+    height = tab.find(".nbl-plots").bounding_box()["height"]
+    tab.page.get_by_role("button", name="Show 12 more").click()
     tab.settle()
     assert tab.find(".nbl-plot").count() == 24
+    assert tab.find(".nbl-plots").bounding_box()["height"] < 1.1 * height  # The others are scrolled to.
     held = "canvases => canvases.filter((canvas) => canvas.width).length"
     assert tab.find(PLOT).evaluate_all(held) < 24  # those out of sight hold no pixels
     tab.page.get_by_label("Find a metric").fill("_199")
     tab.settle()
     assert tab.texts(".nbl-plot-name") == ["metric_199"]
+    tab.page.get_by_label("Find a metric").fill("absent")
+    tab.settle()
+    assert tab.text(".nbl-foot") == "No metric has such a name"
+
+
+def test_losses_come_first_and_pinned_metrics_before_them(tab):
+    names = ["lr", "train/loss", "glossary", "loss", "accuracy"]
+    tab.deliver(reset(curves=[curve(name, 0, waves(50)) for name in names]))
+    assert tab.texts(".nbl-plot-name") == ["loss", "train/loss", "lr", "glossary", "accuracy"]
+    for name in ("accuracy", "lr"):
+        tab.page.get_by_role("button", name=f"Pin {name}").click()
+        tab.settle()
+    assert tab.texts(".nbl-plot-name") == ["accuracy", "lr", "loss", "train/loss", "glossary"]
+    assert tab.page.get_by_role("button", name="Pin", pressed=True).count() == 2
+    assert tab.page.evaluate("document.activeElement.getAttribute('aria-label')") == "Pin lr"
+    tab.deliver(reset(curves=[curve(name, 0, waves(50)) for name in [*names, "late"]]))
+    assert tab.texts(".nbl-plot-name")[:3] == ["accuracy", "lr", "loss"]
+    tab.page.get_by_role("button", name="Pin accuracy").click()
+    tab.settle()
+    assert tab.texts(".nbl-plot-name")[:3] == ["lr", "loss", "train/loss"]
 
 
 def test_100_000_points_take_bounded_memory_and_little_time(tab):
@@ -326,9 +350,22 @@ def test_the_timeline_has_lanes_in_colours_letters_and_words(tab):
     tab.deliver(reset(lanes=LANES))
     for phase in ("data", "forward", "backward", "sync", "step"):
         assert len(tab.columns(TIMELINE, tab.variable(f"--nbl-phase-{phase}"))) > 50
-    words = ["D\ndata", "F\nforward", "B\nbackward", "S\nsynchronise", "O\noptimizer step", "elsewhere"]
+    words = ["D\ndata", "F\nforward", "B\nbackward", "S\nsync", "O\noptimizer", "other"]
     assert [text.strip() for text in tab.texts(".nbl-phase")] == words
     assert tab.text(".nbl-sync") == "14 % of a window waits for the network"
+
+
+def test_phases_look_alike_on_the_page_and_in_the_picture(tab):
+    tab.deliver(reset(lanes=LANES))
+    chips = tab.find(".nbl-phase i").evaluate_all("all => all.map((one) => [one.dataset.phase, one.textContent])")
+    assert dict(chips[:-1]) == {phase: look.letter for phase, look in timeline.PHASES.items()}
+    assert [phase for phase, _ in chips] == [*timeline.PHASES, ""]
+    words = [text.split("\n")[-1] for text in tab.texts(".nbl-phase")]
+    assert words == [*(look.word for look in timeline.PHASES.values()), "other"]
+    for theme in ("light", "dark"):
+        tab.page.emulate_media(color_scheme=theme)
+        colours = {phase: tab.variable(f"--nbl-phase-{phase}") for phase in timeline.PHASES}
+        assert colours == {phase: look.colour for phase, look in timeline.PHASES.items()}
 
 
 def test_a_span_of_the_timeline_can_be_read(tab):
@@ -337,7 +374,7 @@ def test_a_span_of_the_timeline_can_be_read(tab):
     box = canvas.bounding_box()
     tab.page.mouse.move(box["x"] + box["width"] - 4, box["y"] + box["height"] - 10)
     tip = tab.text(".nbl-section[aria-label=Timeline] .nbl-tip")
-    assert tip.split("\n") == ["rank 1, optimizer step", "took", "100 ms", "at", "7.5 s"]
+    assert tip.split("\n") == ["rank 1, optimizer", "took", "100 ms", "at", "7.5 s"]
 
 
 def test_the_timeline_ends_where_all_ranks_are_known_unless_one_is_stuck(tab):
@@ -383,7 +420,7 @@ def test_search_finds_lines_and_marks_the_words(tab):
     assert (lines(tab), tab.text(".nbl-count")) == (["a Loss of 1", "loss and LOSS"], "2 of 3 lines")
     assert tab.texts(".nbl-line mark") == ["Loss", "loss", "LOSS"]
     tab.page.get_by_label("Search the log").fill("absent")
-    assert tab.text(".nbl-count") == "None of 3 lines holds “absent”"
+    assert tab.text(".nbl-count") == "No line contains “absent” (3 searched)"
 
 
 def test_only_differences_leaves_out_what_every_rank_has_written(tab):
@@ -397,7 +434,7 @@ def test_only_differences_leaves_out_what_every_rank_has_written(tab):
 def test_a_long_log_is_kept_to_5_000_lines_and_drawn_to_500(tab):
     tab.deliver(reset(logs=[log(0, *[f"line {number}" for number in range(12_000)])]))
     assert (tab.find(".nbl-line").count(), lines(tab)[-1]) == (500, "line 11999")
-    assert tab.text(".nbl-count") == "The last 500 of 5,000 lines"
+    assert tab.text(".nbl-count") == "Last 500 of 5,000 lines"
 
 
 def test_the_log_follows_its_end_only_while_one_looks_at_the_end(tab):
@@ -434,9 +471,20 @@ def test_errors_come_with_tracebacks_and_victims_are_folded(tab):
     assert tab.texts(".nbl-errors > div .nbl-error-head")[0] == "rank 1\nValueError: boom"
     assert tab.find("text=Traceback:").first.is_visible()
     assert not tab.find("text=RuntimeError: gone").is_visible()
-    tab.page.get_by_text("1 rank failed only because of that").click()
+    tab.page.get_by_text("1 rank failed as a consequence (caused by rank 1)").click()
     assert tab.find("text=RuntimeError: gone").is_visible()
     assert tab.text(".nbl-unseen") == "train: failed"
+
+
+def test_run_that_was_stopped_on_request_shows_no_error(tab):
+    message = reset(
+        run=run(state="stopped", is_over=True, error="RunStoppedError: the run was stopped"),
+        ranks=[rank(0, state="stopped", reason="KeyboardInterrupt"), rank(1, state="stopped")],
+    )
+    tab.deliver(message)
+    assert not tab.find(".nbl-errors").is_visible()
+    assert tab.texts(".nbl-state-word") == ["stopped", "stopped", "stopped"]
+    assert tab.find("[data-tone=bad]").count() == 0
 
 
 def test_an_error_that_no_rank_has_is_shown(tab):
@@ -461,7 +509,7 @@ def test_each_button_sends_its_message(tab):
         assert button.get_attribute("title")
         button.click()
     assert tab.sent() == ["hello", *ACTIONS]
-    assert tab.text(".nbl-hint") == "Asked: Save now."
+    assert tab.text(".nbl-hint") == "Requested: Save now."
 
 
 def test_buttons_are_on_as_the_run_allows(tab):
@@ -498,16 +546,69 @@ def test_a_closed_comm_is_told_and_breaks_nothing(tab, way):
     tab.page.evaluate(f"() => {{ {send}; }}")
     tab.page.get_by_role("button", name="Interrupt").click()
     tab.settle()
-    assert "does not answer any more" in tab.text(".nbl-hint")
-    assert 'open_run("20261121-142501-train-3f9c") shows what its folder holds' in tab.text(".nbl-hint")
+    assert tab.text(".nbl-hint") == "Kernel not responding. Last update shown."
+    assert tab.text(".nbl-header .nbl-state-word") == "not responding"
     assert tab.find(".nbl-button[data-action]:enabled").count() == 0
+
+
+KERNEL = """() => {
+    const calls = new Set();
+    const statusChanged = { connect: (call) => calls.add(call), disconnect: (call) => calls.delete(call) };
+    const tell = (status) => { kernel.status = status; for (const call of calls) call(kernel, status); };
+    window.kernel = { status: "busy", statusChanged, tell, calls };
+    model.widget_manager = { kernel };
+    cleanups.splice(0).forEach((cleanup) => cleanup());
+    mount();
+}"""
+
+
+@pytest.mark.parametrize("status", ["restarting", "autorestarting", "dead"])
+def test_run_of_a_restarted_kernel_is_lost(tab, status):
+    tab.page.evaluate(KERNEL)
+    tab.deliver(reset(ranks=[rank(0), rank(1, state="returned")]))
+    tab.page.evaluate("status => kernel.tell(status)", status)
+    tab.page.evaluate("kernel.tell('idle')")
+    tab.page.evaluate("model.fire('comm_live_update')")
+    tab.settle()
+    assert tab.text(".nbl-header .nbl-state-word") == "lost"
+    assert tab.texts("tbody .nbl-state-word") == ["lost", "done"]
+    assert 'open_run("20261121-142501-train-3f9c") shows what its folder holds' in tab.text(".nbl-hint")
+    assert tab.text(".nbl-unseen") == "train: lost"
+    assert (tab.find(".nbl-button[data-action]:enabled").count(), tab.text(".nbl-pace")) == (0, "")
+    tab.page.evaluate("cleanups.splice(0).forEach((cleanup) => cleanup())")
+    assert tab.page.evaluate("kernel.calls.size") == 0
+
+
+def test_run_that_is_over_outlives_its_kernel(tab):
+    tab.page.evaluate(KERNEL)
+    tab.deliver(reset(run=run(state="done", is_over=True)))
+    tab.page.evaluate("kernel.tell('restarting')")
+    tab.settle()
+    assert tab.text(".nbl-header .nbl-state-word") == "done"
+    assert not tab.find(".nbl-hint").is_visible()
+
+
+def test_kernel_that_is_silent_for_10_seconds_is_said_not_to_respond(window):
+    window.clock.install()
+    with open_tab(window) as tab:
+        tab.deliver(reset())
+        window.clock.run_for(9_000)
+        tab.deliver({"type": "update", "run": run()})
+        window.clock.run_for(9_000)
+        assert tab.text(".nbl-header .nbl-state-word") == "running"
+        window.clock.run_for(3_000)
+        assert tab.text(".nbl-header .nbl-state-word") == "not responding"
+        assert tab.text(".nbl-hint") == "Kernel not responding. Last update shown."
+        tab.deliver({"type": "update", "run": run()})
+        assert tab.text(".nbl-header .nbl-state-word") == "running"
+    window.clock.resume()
 
 
 def test_a_kernel_that_comes_back_is_greeted_and_shown(tab):
     tab.deliver(reset())
     tab.page.evaluate("model.fire('comm_live_update')")
     tab.settle()
-    assert "does not answer any more" in tab.text(".nbl-hint")
+    assert tab.text(".nbl-hint") == "Kernel not responding. Last update shown."
     assert tab.sent() == ["hello", "hello"]
     tab.deliver(reset())
     assert not tab.find(".nbl-hint").is_visible()

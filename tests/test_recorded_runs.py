@@ -128,7 +128,7 @@ def test_what_holds_no_run_says_so(tmp_path):
 @pytest.mark.parametrize("look", [runs, lambda: open_run("x")])
 def test_where_no_run_leaves_a_folder_there_is_none_to_look_in(look, monkeypatch):
     monkeypatch.setenv(folders.VARIABLE, "off")
-    with pytest.raises(LookupError, match=r"runs leave no folder: NOTEBOOK_LAUNCHER_RUNS is 'off'. Pass the folder"):
+    with pytest.raises(LookupError, match=r"runs are not recorded: NOTEBOOK_LAUNCHER_RUNS is 'off'. Pass the folder"):
         look()
 
 

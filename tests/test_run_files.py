@@ -107,7 +107,7 @@ def test_a_log_without_end_keeps_its_beginning_and_its_end(num_writes, run_folde
     assert len(text) < 100_000 + files.TAIL_BYTES + 100
     assert text.startswith("".join(lines[:7000]))
     assert text.endswith("".join(lines[-4000:]))
-    assert "[534 kB are left out here]" in text
+    assert "[534 kB not recorded here]" in text
 
 
 def test_a_log_that_just_fits_is_whole(run_folder):

@@ -311,14 +311,14 @@ def test_a_place_that_is_no_folder_is_said_once(home, capfd):
     home.write_text("a file")
     assert list(notebook_launch(speak, 1)) == [7]
     err = capfd.readouterr().err
-    assert err.count("the run is not recorded any further") == 1
+    assert err.count("recording of the run ended") == 1
     assert f"in {home}: Not a directory" in err
 
 
 def test_a_home_that_nobody_knows_is_said_once(monkeypatch, capfd):
     monkeypatch.delenv(folders.VARIABLE)
     assert list(notebook_launch(speak, 1, runs_folder="~nobody-at-all/runs")) == [7]
-    assert capfd.readouterr().err.count("the run is not recorded any further: RuntimeError: Could not determine") == 1
+    assert capfd.readouterr().err.count("recording of the run ended: RuntimeError: Could not determine") == 1
 
 
 def test_a_disk_that_fills_up_does_not_fail_the_run(home, tmp_path, capfd):
@@ -344,7 +344,7 @@ def test_a_disk_that_fills_up_does_not_fail_the_run(home, tmp_path, capfd):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         (tmp_path / "goon").touch()
         assert list(run.result(timeout=PATIENCE)) == ["well"]
-    assert err.count("the run is not recorded any further") == 1
+    assert err.count("recording of the run ended") == 1
     assert f"in {home / run.id}: File too large" in err
     again = open_run(run.id)
     assert again.state == "done"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.history.curves import Curves, thin
+from notebook_launcher.units import format_bytes
 from notebook_launcher.widgets.records import number
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class LogFeed:
         text, self._positions[rank] = self._reader.logs_since(rank, start)
         if start == begin:
             return text
-        left_out = f"\n[... {start - begin:,} bytes are left out here; run.logs({rank}) has all ...]\n"
+        left_out = f"\n[... {format_bytes(start - begin)} not shown; run.logs({rank}) has everything ...]\n"
         return left_out + text.partition("\n")[2]
 
     def _end(self, rank: int) -> int:

@@ -36,7 +36,7 @@ KEEP_AFTER, KEEP_EVERY = 2.0, 30.0
 """Seconds until a picture of the run is kept below the monitor; twice as many to each next one, up to the second."""
 END_BUDGET = 5.0
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-DEAF_HINT = "These buttons are heard when the cell ends. The kernel's interrupt button (the square) stops the run now."
+DEAF_HINT = "These buttons work once the cell has ended. The kernel's interrupt button (the square) stops the run now."
 
 
 def _source(name: str) -> str | Path:
@@ -74,7 +74,7 @@ class Monitor(anywidget.AnyWidget):
 
     def __init__(self, run: RunReader, **traits: Any) -> None:
         if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since", "logs_since")):
-            msg = f"Monitor({run!r}): this is no run. Pass what launch(...) returned, or open_run(...)."
+            msg = f"Monitor({run!r}): not a run. Pass what launch(...) returned, or open_run(...)."
             raise TypeError(msg)
         self._run = run
         self._wait: Callable[[float | None], bool] | None = getattr(run, "wait", None)
@@ -158,7 +158,7 @@ class Monitor(anywidget.AnyWidget):
     def _bundle(self) -> dict[str, Any]:
         """Return the widget, and what is shown where there are no widgets."""
         if self.is_live:
-            shown = {"text/plain": f"{self.title}: the live monitor needs a front end that draws widgets"}
+            shown = {"text/plain": f"{self.title}: the live monitor needs a front end that displays widgets"}
         else:
             shown, _ = self._picture()
         return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}, **shown}
@@ -301,7 +301,7 @@ class Monitor(anywidget.AnyWidget):
         try:
             tables, drawing = self._picture() if self.leaves_picture else (NOTHING, NOTHING)
         except Exception as error:  # noqa: BLE001 - no dead widget may stay, whatever the drawing runs into
-            reason = f"{self.title} is over; it could not be drawn: {type(error).__name__}: {error}"
+            reason = f"{self.title} has ended; its picture could not be drawn: {type(error).__name__}: {error}"
             tables, drawing = {"text/plain": reason}, NOTHING
         for sink, view in self._views:
             sink.display(tables, transient={"display_id": view}, update=True)

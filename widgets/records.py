@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.page import call_text
+from notebook_launcher.drawing.sections import failures_of
 from notebook_launcher.history.progress import merge_progress
 from notebook_launcher.history.records import RankPhases
 from notebook_launcher.history.synchronization import measure_sync, slowest_rank
@@ -106,9 +107,8 @@ def _rank_record(rank: RankSnapshot, phases: RankPhases, *, is_slowest: bool) ->
 
 
 def error_records(snapshot: RunSnapshot) -> list[dict[str, Any]]:
-    """Return the records ERR; that a rank ended because the user stopped the run is no error."""
-    stopped = {rank.rank for rank in snapshot.ranks if rank.state == "stopped"}
-    return [_error_record(failure) for failure in snapshot.failures if failure.rank not in stopped]
+    """Return the records ERR."""
+    return [_error_record(failure) for failure in failures_of(snapshot)]
 
 
 def _error_record(failure: FailureRecord) -> dict[str, Any]:

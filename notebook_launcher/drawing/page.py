@@ -17,7 +17,7 @@ from notebook_launcher.drawing.curves import curves_picture
 from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.drawing.svg import SIZE, Picture, document, stack, text
 from notebook_launcher.drawing.text import clean, escape, one_line, plural
-from notebook_launcher.drawing.timeline import mean_shares, sync_text, timeline_picture
+from notebook_launcher.drawing.timeline import PHASES, mean_shares, sync_text, timeline_picture
 from notebook_launcher.units import format_seconds, format_share
 
 if TYPE_CHECKING:
@@ -36,15 +36,19 @@ MAX_TRACEBACKS = 2
 
 def headline(snapshot: RunSnapshot) -> str:
     """Return `train on 2 ranks: done, 12 s`, with what else is worth a word."""
-    words = f"{one_line(snapshot.name, 80)} on {plural(snapshot.num_processes, 'rank')}: {snapshot.state}"
+    words = f"{one_line(snapshot.name, 80)} on {plural(snapshot.num_processes, 'rank')}: {_state(snapshot)}"
     return ", ".join([words, *_facts(snapshot)])
+
+
+def _state(snapshot: RunSnapshot) -> str:
+    return "stopped on request" if snapshot.state == "stopped" and snapshot.stopped_by else snapshot.state
 
 
 def _facts(snapshot: RunSnapshot) -> list[str]:
     facts = [format_seconds(snapshot.seconds)]
     facts += ["timed out"] if snapshot.timed_out else []
     facts += [f"restarted {plural(snapshot.restarts, 'time')}"] if snapshot.restarts else []
-    facts += [f"stopped by {one_line(snapshot.stopped_by, 40)}"] if snapshot.stopped_by else []
+    facts += ["stopped on request"] if snapshot.stopped_by and snapshot.state != "stopped" else []
     return facts
 
 
@@ -64,7 +68,7 @@ def static_html(
         logs: What ranks wrote, by rank; the last 20,000 characters of each are kept.
         picture: Whether the curves and the timeline are in it, as an image that carries its own data.
     """
-    parts = [_summary_html(snapshot), sections.failures_html(snapshot.failures)]
+    parts = [_summary_html(snapshot), sections.failures_html(sections.failures_of(snapshot))]
     if picture:
         svg = document(stack(_drawings(snapshot, curves, WIDTH)), headline(snapshot))
         parts.append(picture_html(svg, f"Curves and timeline of {headline(snapshot)}"))
@@ -86,17 +90,23 @@ def _summary_html(snapshot: RunSnapshot) -> str:
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(max(snapshot.started, 0.0), 1e11)))
     error = (
         f'<div style="margin:8px 0;padding:2px 10px;border-left:3px solid {BAD}">{escape(snapshot.error)}</div>'
-        if snapshot.error and not snapshot.failures
+        if _is_bare_error(snapshot)
         else ""
     )
+    state = tables.state_html(snapshot.state, _state(snapshot))
     return (
-        f"<div>{name} &nbsp;{tables.state_html(snapshot.state)} &nbsp;{escape(', '.join(facts))}</div>"
+        f"<div>{name} &nbsp;{state} &nbsp;{escape(', '.join(facts))}</div>"
         + tables.note_html(one_line(snapshot.waiting, 1000))
         + tables.note_html(call_text(snapshot))
         + tables.note_html(one_line(snapshot.summary, 300))
         + tables.note_html(f"{one_line(snapshot.id)}, {seed}started {started}")
         + error
     )
+
+
+def _is_bare_error(snapshot: RunSnapshot) -> bool:
+    """Return whether the run failed without a rank that did; a stop on request is no failure."""
+    return bool(snapshot.error) and not snapshot.failures and snapshot.state != "stopped"
 
 
 def picture_html(svg: str, description: str) -> str:
@@ -127,16 +137,18 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:
     """
     told = filter(None, [one_line(snapshot.waiting, 1000), call_text(snapshot)])
     lines = [headline(snapshot), *told, one_line(snapshot.summary, 300)]
-    lines += [f"error: {one_line(snapshot.error)}"] if snapshot.error and not snapshot.failures else []
-    for place, failure in enumerate(snapshot.failures[:MAX_FAILURES]):
-        lines.append(f"rank {failure.rank}{sections.because(failure)}: {one_line(failure.summary)}")
+    lines += [f"error: {one_line(snapshot.error)}"] if _is_bare_error(snapshot) else []
+    failures = sections.failures_of(snapshot)
+    for place, failure in enumerate(failures[:MAX_FAILURES]):
+        lines.append(f"rank {failure.rank}{sections.because(failure, failures)}: {one_line(failure.summary)}")
         if failure.traceback and not failure.victim and place < MAX_TRACEBACKS:
             lines += [f"    {line}" for line in clean(failure.traceback, 5000).splitlines()]
     lines += ["", *tables.table_text(sections.rank_columns(snapshot.ranks))] if snapshot.ranks else []
     if curves is not None and len(curves):
         lines += ["", *_text_metrics(curves)]
     if shares := mean_shares(snapshot.phases):
-        lines += ["", "time: " + ", ".join(f"{name} {format_share(share)}" for name, share in shares.items())]
+        words = (f"{PHASES[name].word} {format_share(share)}" for name, share in shares.items())
+        lines += ["", f"time: {', '.join(words)}"]
         lines += [note] if (note := sync_text(snapshot.phases)) else []
     return "\n".join(line.rstrip() for line in lines)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "because",
     "failures_html",
+    "failures_of",
     "logs_html",
     "metric_columns",
     "metric_rows",
@@ -45,7 +46,7 @@ def rank_columns(ranks: Sequence[RankSnapshot]) -> list[Column]:
     return [
         Column("rank", [str(rank.rank) for rank in ranks], kind="number"),
         Column("state", [rank.state for rank in ranks], kind="state"),
-        Column("result", [one_line(rank.reason or rank.returned, 60) for rank in ranks]),
+        Column("result", [_result(rank) for rank in ranks]),
         Column("progress", [_progress(rank) for rank in ranks], kind="number"),
         Column("step", [format_count(rank.step) for rank in ranks], kind="number"),
         Column("samples/s", [format_number(rank.samples_per_second, 3) for rank in ranks], kind="number"),
@@ -60,6 +61,11 @@ def rank_columns(ranks: Sequence[RankSnapshot]) -> list[Column]:
 def ranks_html(ranks: Sequence[RankSnapshot]) -> str:
     """Return a table with a row for each rank."""
     return table_html(rank_columns(ranks), caption="Ranks", more="more ranks") if ranks else ""
+
+
+def _result(rank: RankSnapshot) -> str:
+    reason = "" if rank.state == "stopped" else rank.reason
+    return one_line(reason or rank.returned, 60)
 
 
 def _progress(rank: RankSnapshot) -> str:
@@ -98,7 +104,7 @@ def metrics_html(curves: Curves) -> str:
         return ""
     left_out = len(curves) - len(rows)
     return table_html(metric_columns(rows), caption="Metrics", more="more metrics") + (
-        f"<div>{left_out:,} more metrics are left out.</div>" if left_out else ""
+        f"<div>{left_out:,} more metrics are not shown.</div>" if left_out else ""
     )
 
 
@@ -108,17 +114,26 @@ def shares_html(phases: Mapping[int, RankPhases]) -> str:
     if not told:
         return ""
     columns = [Column("rank", [str(rank) for rank in told], kind="number")]
-    for name in PHASES:
+    for name, look in PHASES.items():
         cells = [format_share(known.shares.get(name, 0.0)) for known in told.values()]
-        columns.append(Column(name, cells, kind="number"))
+        columns.append(Column(look.word, cells, kind="number"))
     columns.append(Column("windows", [f"{known.windows:,}" for known in told.values()], kind="number"))
     columns.append(Column("micro-batches", [f"{known.micro_batches:,}" for known in told.values()], kind="number"))
     return table_html(columns, caption="Where the time went", more="more ranks")
 
 
-def because(failure: FailureRecord) -> str:
-    """Return why a rank that is not to blame failed; empty for the culprit."""
-    return " (because another rank failed)" if failure.victim else ""
+def failures_of(snapshot: RunSnapshot) -> list[FailureRecord]:
+    """Return what failed; a rank that ended because the user stopped the run did not."""
+    stopped = {rank.rank for rank in snapshot.ranks if rank.state == "stopped"}
+    return [failure for failure in snapshot.failures if failure.victim or failure.rank not in stopped]
+
+
+def because(failure: FailureRecord, failures: Sequence[FailureRecord]) -> str:
+    """Return ` (caused by rank 1)` for a rank that failed because another one did; empty for the culprit."""
+    if not failure.victim:
+        return ""
+    culprit = next((other.rank for other in failures if not other.victim), None)
+    return " (caused by another rank)" if culprit is None else f" (caused by rank {culprit})"
 
 
 def failures_html(failures: Sequence[FailureRecord]) -> str:
@@ -129,7 +144,7 @@ def failures_html(failures: Sequence[FailureRecord]) -> str:
         if failure.last_lines:
             lines = escape("\n".join(failure.last_lines))
             body += f'<div>Last lines of its output:</div><pre style="{PRE}">{lines}</pre>'
-        summary = f"rank {failure.rank}{because(failure)}: {one_line(failure.summary)}"
+        summary = f"rank {failure.rank}{because(failure, failures)}: {one_line(failure.summary)}"
         parts.append(folded(summary, body, opened=not place) if body else f"<div>{escape(summary)}</div>")
     if len(failures) > FEW_ROWS:
         parts.append(f"<div>{plural(len(failures) - FEW_ROWS, 'more rank')} failed.</div>")
@@ -169,11 +184,11 @@ def logs_html(logs: Mapping[int, str]) -> str:
     written = {rank: log for rank, log in sorted(logs.items()) if log.strip()}
     parts = [folded(f"Output of rank {rank}", _log_html(log)) for rank, log in list(written.items())[:MAX_LOGS]]
     if len(written) > MAX_LOGS:
-        parts.append(f"<div>The output of {len(written) - MAX_LOGS} more ranks is left out.</div>")
+        parts.append(f"<div>The output of {len(written) - MAX_LOGS} more ranks is not shown.</div>")
     return "".join(parts)
 
 
 def _log_html(log: str) -> str:
     left_out = len(log) - MAX_LOG
-    note = f"<div>{left_out:,} characters before are left out.</div>" if left_out > 0 else ""
+    note = f"<div>{left_out:,} earlier characters are not shown.</div>" if left_out > 0 else ""
     return f'{note}<pre style="{PRE}">{escape(clean(log[-MAX_LOG:]))}</pre>'

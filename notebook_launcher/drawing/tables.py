@@ -64,7 +64,7 @@ def table_html(columns: Sequence[Column], *, caption: str = "", more: str = "mor
     body = heading + _rows_html(columns, 0, FEW_ROWS)
     if num_rows > FEW_ROWS:
         rest = _rows_html(columns, FEW_ROWS, MAX_ROWS)
-        left_out = f"<div>{num_rows - MAX_ROWS:,} more are left out.</div>" if num_rows > MAX_ROWS else ""
+        left_out = f"<div>{num_rows - MAX_ROWS:,} more are not shown.</div>" if num_rows > MAX_ROWS else ""
         body += folded(f"{num_rows - FEW_ROWS} {more}", rest + left_out)
     return body
 
@@ -92,11 +92,11 @@ def _rows_html(columns: Sequence[Column], start: int, stop: int) -> str:
     )
 
 
-def state_html(state: str) -> str:
-    """Return a state's word behind its sign."""
+def state_html(state: str, words: str = "") -> str:
+    """Return a state's word, or other words for it, behind its sign."""
     sign, colour = STATES.get(state, ("▶", ""))
     style = f"color:{colour};" if colour else ""
-    return f'<span style="{style}font-weight:600;white-space:nowrap">{sign} {escape(state)}</span>'
+    return f'<span style="{style}font-weight:600;white-space:nowrap">{sign} {escape(words or state)}</span>'
 
 
 def folded(summary: str, body: str, *, opened: bool = False) -> str:

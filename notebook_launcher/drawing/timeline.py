@@ -30,6 +30,7 @@ class Look:
     """How a phase is drawn."""
 
     letter: str
+    word: str
     colour: str
     pattern: str = ""
     """What is drawn over it in each 6 x 6 pixels; empty: it is plain."""
@@ -41,13 +42,13 @@ class Look:
 
 BLUE, ORANGE, GREEN, PINK, _, GREY = SERIES
 PHASES: dict[str, Look] = {
-    "data": Look(letter="D", colour=ORANGE, pattern="M1.5 1.5h1.5v1.5h-1.5zM4.5 4.5h1.5v1.5h-1.5z"),
-    "forward": Look(letter="F", colour=BLUE, room=58.0),
-    "backward": Look(letter="B", colour=PINK, pattern="M-1 4L4 -1M2 7L7 2", room=66.0),
-    "sync": Look(letter="S", colour=GREY, pattern="M0 3h6", height=0.5),
-    "step": Look(letter="U", colour=GREEN, pattern="M3 0v6"),
+    "data": Look(letter="D", word="data", colour=ORANGE, pattern="M1.5 1.5h1.5v1.5h-1.5zM4.5 4.5h1.5v1.5h-1.5z"),
+    "forward": Look(letter="F", word="forward", colour=BLUE, room=58.0),
+    "backward": Look(letter="B", word="backward", colour=PINK, pattern="M-1 4L4 -1M2 7L7 2", room=66.0),
+    "sync": Look(letter="S", word="sync", colour=GREY, pattern="M0 3h6", height=0.5),
+    "step": Look(letter="O", word="optimizer", colour=GREEN, pattern="M3 0v6", room=66.0),
 }
-"""In the order of a micro-batch. The step is the optimizer's update: U, since S is taken."""
+"""In the order of a micro-batch. The monitor's page has the same words, letters and colours."""
 
 MAX_WINDOWS = 6
 """Updates of a rank that are shown, the last ones."""
@@ -75,7 +76,7 @@ def timeline_picture(phases: Mapping[int, RankPhases], *, width: float = 720.0) 
     """Return the picture that `timeline_svg` puts into a document; a sentence if nothing was measured."""
     known = {rank: told for rank, told in sorted(phases.items()) if told.spans}
     if not known:
-        return Picture(width, 20, text(0, 14, "No phases were measured: only loops with an Accelerator tell them."))
+        return Picture(width, 20, text(0, 14, "No phases measured: only loops that use an Accelerator report them."))
     shown = dict(list(known.items())[:MAX_LANES])
     start, end = _stretch(shown)
     lanes = _Lanes(shown, start, end, width)
@@ -137,9 +138,7 @@ class _Lanes:
         self._prefix = f"nbl{hashlib.sha256(key).hexdigest()[:8]}"
 
     def draw(self) -> Picture:
-        body = (
-            self._patterns() + text(0, 13, "The last windows", bold=True, size=SIZE) + self._subtitle() + self._heads()
-        )
+        body = self._patterns() + text(0, 13, "Last windows", bold=True, size=SIZE) + self._subtitle() + self._heads()
         rows = (self._lane(place, rank) for place, rank in enumerate(self._phases))
         body += "".join(rows) + self._axis() + ("" if self._few else self._summary())
         return Picture(self._width, self._bottom + 23, body)
@@ -166,7 +165,7 @@ class _Lanes:
                 f'height="{number(height)}" rx="1.5" fill="url(#{self._prefix}{name})"/>'
             )
             parts.append(self._letter(look, right - SWATCH / 2, 34.0) if look.height == 1 else "")
-            parts.append(text(right, 51, name, anchor="end"))
+            parts.append(text(right, 51, look.word, anchor="end"))
         return "".join(parts)
 
     def _lane(self, place: int, rank: int) -> str:
@@ -194,7 +193,8 @@ class _Lanes:
             if self._few and width >= 14 and look.height == 1:
                 letters.append(self._letter(look, (left + right) / 2, top + self._height / 2 + 4))
         for name, paths in rects.items():
-            yield f'<path d="{"".join(paths)}" fill="url(#{self._prefix}{name})"><title>{name}</title></path>'
+            title = f"<title>{PHASES[name].word}</title>"
+            yield f'<path d="{"".join(paths)}" fill="url(#{self._prefix}{name})">{title}</path>'
         yield from letters
 
     def _letter(self, look: Look, middle: float, base: float) -> str:

@@ -118,7 +118,7 @@ class LogFile:
         _, end = reader.logs_since(self._rank, 1 << 62)
         start = max(self._position, end - TAIL_BYTES)
         text, _ = reader.logs_since(self._rank, start)
-        note = f"\n[{format_bytes(start - self._position)} are left out here]\n" if start > self._position else ""
+        note = f"\n[{format_bytes(start - self._position)} not recorded here]\n" if start > self._position else ""
         append(self._path, (note + text).encode("utf-8", "replace"))
 
 

@@ -128,7 +128,7 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
 def _find_home(folder: str | os.PathLike[str]) -> Path:
     home = folders.find_home(folder)
     if home is None:
-        msg = f"runs leave no folder: {folders.VARIABLE} is 'off'. Pass the folder in which runs lie."
+        msg = f"runs are not recorded: {folders.VARIABLE} is 'off'. Pass the folder that holds the runs."
         raise LookupError(msg)
     return home
 
@@ -137,7 +137,7 @@ def _why_not_one(run: str, home: Path, ids: list[str], found: list[str]) -> str:
     if found:
         return f"{len(found)} runs in {home} begin with {run!r}: {_listed(found)}. Type more of the id."
     if not ids:
-        return f"there is no run {run!r}: {home} holds none. runs(folder) looks elsewhere."
+        return f"there is no run {run!r}: {home} holds none. runs(folder) lists another folder."
     close = difflib.get_close_matches(run, ids, n=3, cutoff=0.3) or ids[:3]
     return f"there is no run {run!r} in {home}. The closest are {_listed(close)}; runs() lists all {len(ids)}."
 

@@ -43,7 +43,7 @@ class RecordedRun:
         self._points: list[MetricPoint] = []
         self._offset = 0
         if not folder.is_dir():
-            msg = f"there is no folder {folder}: the run was removed, to make room or by hand"
+            msg = f"there is no folder {folder}: the run was removed, by hand or to make room"
             raise LookupError(msg)
         if not folders.is_run(folder):
             msg = f"{folder} holds no run: there is no {folders.SUMMARY} in it"
@@ -189,7 +189,7 @@ def _decode(summary: dict[str, Any] | None, folder: Path) -> RunSnapshot:
         num_processes=len(list(folder.glob("rank-*.log"))),
         summary="",
         seed=0,
-        error="its summary cannot be read",
+        error="the summary in its folder cannot be read",
     )
 
 

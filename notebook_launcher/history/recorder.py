@@ -161,4 +161,4 @@ class Recorder:
             reason = error.strerror or error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             where = f" in {self.folder or self._home}" if self._home is not None else ""
             with contextlib.suppress(Exception):
-                self._say(f"the run is not recorded any further{where}: {reason}")
+                self._say(f"recording of the run ended{where}: {reason}")

@@ -19,7 +19,9 @@ const MAX_LANES = 64;
 const MAX_NOTICES = 20;
 const PLOTS_AT_ONCE = 12; // more of them on demand
 const MANY_RANKS = 4; // beyond, curves are averaged unless asked otherwise
+const SEARCHED_METRICS = 6; // beyond, there is a field to find one
 const TOOLTIP_ROWS = 8;
+const SILENCE = 10; // seconds without a message: a live run sends one a second
 
 const PAGE = Math.random().toString(36).slice(2); // another one after a reload
 
@@ -33,19 +35,23 @@ const RUN_STATES = {
   done: { word: "done", tone: "good", shape: "check" },
   failed: { word: "failed", tone: "bad", shape: "cross" },
   stopped: { word: "stopped", tone: "quiet", shape: "square" },
-  lost: { word: "lost: the kernel ended first", tone: "warn", shape: "dash" },
+  lost: { word: "lost", tone: "warn", shape: "dash" },
 };
+
+const NOT_RESPONDING = { word: "not responding", tone: "warn", shape: "dash" };
 
 const RANK_STATES = {
   starting: RUN_STATES.starting,
   running: { word: "training", tone: "live", shape: "disc" },
   waiting: { word: "waiting in a collective", tone: "warn", shape: "hourglass" },
   saving: { word: "saving", tone: "live", shape: "arrow" },
-  asking: { word: "asks for input", tone: "warn", shape: "diamond" },
+  asking: { word: "waiting for input", tone: "warn", shape: "diamond" },
   returned: RUN_STATES.done,
   failed: RUN_STATES.failed,
   stopped: RUN_STATES.stopped,
 };
+
+const ENDED_RANKS = new Set(["returned", "failed", "stopped"]);
 
 const UNKNOWN_STATE = { word: "unknown", tone: "quiet", shape: "dash" };
 
@@ -62,19 +68,22 @@ const SHAPES = {
   dash: "M1.5 5h9v2h-9z",
 };
 
+const PIN = "M3.5 1h5v1.2l-.9.6.3 2.4 1.6 1.5V8H6.6L6 11.4 5.4 8H2.5V6.7l1.6-1.5.3-2.4-.9-.6z";
+
 const ACTIONS = [
-  { type: "stop", label: "Stop after this step", title: "All ranks end the step they are in, and then the run" },
+  { type: "stop", label: "Stop after this step", title: "Each rank finishes its step, then the run ends" },
   { type: "interrupt", label: "Interrupt", title: "Stop every rank now, wherever it is" },
   { type: "stacks", label: "Dump stacks", title: "Show what every rank is executing now" },
   { type: "save", label: "Save now", title: "All ranks save a checkpoint at the same step" },
 ];
 
+// Words, letters, colours (in monitor.css) and order are those of notebook_launcher/drawing/timeline.py.
 const PHASES = {
   data: { letter: "D", word: "data" },
   forward: { letter: "F", word: "forward" },
   backward: { letter: "B", word: "backward" },
-  sync: { letter: "S", word: "synchronise" },
-  step: { letter: "O", word: "optimizer step" },
+  sync: { letter: "S", word: "sync" },
+  step: { letter: "O", word: "optimizer" },
 };
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -365,7 +374,7 @@ function appendBounded(list, items, limit) {
 class RunData {
   changed = new Set();
   isKnown = false;
-  isConnected = true;
+  link = "up"; // "silent": the kernel may answer again; "lost": it has restarted or ended
 
   constructor(title) {
     this.#forget();
@@ -383,7 +392,7 @@ class RunData {
     this.order = { next: 0 };
     this.errors = [];
     this.notices = [];
-    for (const topic of ["run", "ranks", "curves", "lanes", "logs", "errors", "notices"]) this.changed.add(topic);
+    this.markAll();
   }
 
   take(message) {
@@ -391,14 +400,25 @@ class RunData {
       this.#forget();
       this.isKnown = true;
     }
-    if (!this.isConnected) this.changed.add("run");
-    this.isConnected = true;
+    this.heardAt = performance.now();
+    this.setLink("up");
     for (const [topic, take] of Object.entries(RunData.#takers)) {
       const news = message[topic];
       if (!news || news.length === 0) continue;
       this.changed.add(topic);
       take(this, news);
     }
+  }
+
+  setLink(link) {
+    if (this.link === link) return;
+    this.link = link;
+    for (const topic of ["run", "ranks"]) this.changed.add(topic);
+  }
+
+  /** Let everything be drawn again, by a view that has drawn nothing of it yet. */
+  markAll() {
+    for (const topic of ["run", "ranks", "curves", "lanes", "logs", "errors", "notices"]) this.changed.add(topic);
   }
 
   static #takers = {
@@ -440,7 +460,20 @@ class RunData {
   };
 
   get isLive() {
-    return this.isKnown && this.isConnected && !this.run.is_over;
+    return this.isKnown && this.link === "up" && !this.run.is_over;
+  }
+
+  /** The state that is known to hold now: without a link to the kernel, that of a live run is not. */
+  get state() {
+    if (!this.run.is_over && this.link !== "up") return this.link === "lost" ? RUN_STATES.lost : NOT_RESPONDING;
+    if (this.isKnown || this.run.state) return RUN_STATES[this.run.state] ?? UNKNOWN_STATE;
+    return { ...RUN_STATES.starting, word: "waiting for the kernel" };
+  }
+
+  /** The same of a rank. */
+  stateOf(rank) {
+    const isCut = !this.run.is_over && this.link !== "up" && !ENDED_RANKS.has(rank.state);
+    return isCut ? this.state : (RANK_STATES[rank.state] ?? UNKNOWN_STATE);
   }
 
   /** Seconds since the launch: the run's own count, carried on by the page's clock. */
@@ -493,14 +526,22 @@ function setHidden(element, hidden) {
   if (element.hidden !== hidden) element.hidden = hidden;
 }
 
+/** A shape beside words that say the same, so that a screen reader leaves it out. */
+function icon(shape = "") {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  svg.setAttribute("viewBox", "0 0 12 12");
+  svg.setAttribute("aria-hidden", "true");
+  path.setAttribute("d", shape);
+  svg.append(path);
+  return svg;
+}
+
 /** A state as a shape in a colour; the word stands beside it. */
 class StateLight {
   constructor() {
-    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    this.path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-    svg.setAttribute("viewBox", "0 0 12 12");
-    svg.setAttribute("aria-hidden", "true");
-    svg.append(this.path);
+    const svg = icon();
+    this.path = svg.firstChild;
     this.word = h("span", { class: "nbl-state-word" });
     this.element = h("span", { class: "nbl-state" }, svg, this.word);
   }
@@ -879,11 +920,11 @@ class Header {
       ),
     );
     const identity = h("div", { class: "nbl-identity" }, this.light.element, this.name, this.clock);
-    const actions = h("div", { class: "nbl-actions", role: "group", "aria-label": "Control the run" }, ...this.buttons);
+    this.actions = h("div", { class: "nbl-actions", role: "group", "aria-label": "Control the run" }, ...this.buttons);
     this.element = h(
       "header",
       { class: "nbl-header" },
-      h("div", { class: "nbl-top" }, identity, actions),
+      h("div", { class: "nbl-top" }, identity, this.actions),
       this.summary,
       this.waiting,
       this.hint,
@@ -892,16 +933,12 @@ class Header {
 
   #press(type) {
     this.asked = ACTIONS.find((action) => action.type === type).label;
-    if (this.send({ type })) setText(this.hint, `Asked: ${this.asked}.`);
+    if (this.send({ type })) setText(this.hint, `Requested: ${this.asked}.`);
     setHidden(this.hint, !this.hint.textContent);
   }
 
   paint(data) {
-    const { run } = data;
-    const state =
-      data.isKnown || run.state
-        ? (RUN_STATES[run.state] ?? UNKNOWN_STATE)
-        : { ...RUN_STATES.starting, word: "waiting for the kernel" };
+    const { run, state } = data;
     this.light.show(state);
     setText(this.name, run.name ?? "");
     setAttribute(this.name, "title", run.id ?? "");
@@ -916,16 +953,18 @@ class Header {
     setText(this.hint, hint);
     setHidden(this.hint, !hint);
     for (const button of this.buttons)
-      button.disabled = !data.isConnected || Boolean(run.is_over) || !run.actions?.[button.dataset.action];
+      button.disabled = data.link !== "up" || Boolean(run.is_over) || !run.actions?.[button.dataset.action];
+    setHidden(this.actions, Boolean(run.is_over));
     this.announce(run.name ? `${run.name}: ${state.word}` : state.word);
     this.tick(data);
   }
 
-  #hint({ run, isConnected }) {
-    if (run.is_over) return "";
-    if (isConnected) return run.action_hint ?? "";
+  #hint({ run, link }) {
+    if (run.is_over) return run.state === "lost" ? "The kernel ended before the run did." : "";
+    if (link === "up") return run.action_hint ?? "";
+    if (link === "silent") return "Kernel not responding. Last update shown.";
     const again = run.id ? ` open_run("${run.id}") shows what its folder holds.` : "";
-    return `The kernel does not answer any more: this is the last that was heard.${again}`;
+    return `The kernel restarted or ended, and the run with it. Last update shown.${again}`;
   }
 
   tick(data) {
@@ -940,7 +979,7 @@ class Progress {
     this.what = h("span", {});
     this.pace = h("span", { class: "nbl-pace" });
     this.bar = progressBar("Progress of the slowest rank");
-    this.bar.title = "Of the slowest rank";
+    this.bar.title = "Progress of the slowest rank";
     this.each = h("div", { class: "nbl-each" });
     this.details = h("details", { class: "nbl-details" }, h("summary", {}, "Each rank"), this.each);
     this.element = h(
@@ -954,7 +993,9 @@ class Progress {
     this.details.addEventListener("toggle", () => this.#paintRows());
   }
 
-  paint({ run, ranks }) {
+  paint(data) {
+    const { run, ranks } = data;
+    this.data = data;
     this.ranks = [...ranks.values()].filter((rank) => isNumber(rank.done));
     const progress = run.progress ?? null;
     setHidden(this.element, !progress && !this.ranks.length);
@@ -972,8 +1013,8 @@ class Progress {
       isNumber(progress.seconds_left) ? `${formatSeconds(Math.ceil(progress.seconds_left))} left` : "",
     ];
     setText(this.what, text);
-    setText(this.pace, run.is_over ? "" : pace.filter(Boolean).join(" · "));
-    setAttribute(this.bar, "data-tone", (RUN_STATES[run.state] ?? UNKNOWN_STATE).tone);
+    setText(this.pace, this.data.isLive ? pace.filter(Boolean).join(" · ") : "");
+    setAttribute(this.bar, "data-tone", this.data.state.tone);
     showProgress(this.bar, progress, text);
   }
 
@@ -989,7 +1030,7 @@ class Progress {
 
   #updateRow = ({ bar, text }, rank) => {
     setText(text, formatDone(rank));
-    setAttribute(bar, "data-tone", (RANK_STATES[rank.state] ?? UNKNOWN_STATE).tone);
+    setAttribute(bar, "data-tone", this.data.stateOf(rank).tone);
     showProgress(bar, rank, formatDone(rank));
   };
 }
@@ -1017,13 +1058,15 @@ class Errors {
   paint({ errors, run }) {
     const culprits = errors.filter((error) => !error.victim);
     const victims = errors.filter((error) => error.victim);
-    setHidden(this.element, !errors.length && !run.error);
-    setText(this.banner, run.error ?? "");
-    setHidden(this.banner, !run.error || culprits.length > 0);
+    const error = run.state === "stopped" ? "" : (run.error ?? ""); // A stop on request is no failure.
+    setHidden(this.element, !errors.length && !error);
+    setText(this.banner, error);
+    setHidden(this.banner, !error || culprits.length > 0);
     [culprits, victims].forEach((some, at) =>
       this.cards[at].show(some.map((error) => [`${error.rank} ${error.summary}`, error])),
     );
-    setText(this.victimCount, `${formatRankCount(victims.length)} failed only because of that`);
+    const cause = culprits.length ? ` (caused by rank ${culprits[0].rank})` : "";
+    setText(this.victimCount, `${formatRankCount(victims.length)} failed as a consequence${cause}`);
     setHidden(this.folded, !victims.length);
   }
 }
@@ -1047,7 +1090,7 @@ function errorCard({ rank, summary, traceback, victim, last_lines: lastLines }) 
     card.append(details);
   };
   if (traceback) fold("Traceback", traceback.trimEnd(), !victim);
-  if (lastLines?.length) fold("Its last lines", lastLines.join("\n"), false);
+  if (lastLines?.length) fold("Last lines of its output", lastLines.join("\n"), false);
   return { element: card };
 }
 
@@ -1092,13 +1135,13 @@ const COLUMNS = [
     title: "Samples/s",
     kind: "number",
     text: (rank) => formatNumber(rank.samples_per_second, 3),
-    hint: "Of all ranks together, over the last seconds",
+    hint: "All ranks together, over the last few seconds",
   },
   {
     title: "Memory",
     kind: "number",
     text: (rank) => formatBytes(rank.memory ?? rank.peak_memory),
-    hint: "Resident memory now; of a rank that has ended, at the most",
+    hint: "Resident memory now; for a rank that has ended, its peak",
   },
   { title: "GPU memory", kind: "number", text: (rank) => formatBytes(rank.gpu_memory), when: any("gpu_memory") },
   {
@@ -1133,8 +1176,9 @@ class RankTable extends Section {
     );
   }
 
-  paint({ ranks: known }) {
-    const ranks = [...known.values()].sort((a, b) => a.rank - b.rank);
+  paint(data) {
+    this.data = data;
+    const ranks = [...data.ranks.values()].sort((a, b) => a.rank - b.rank);
     setHidden(this.element, !ranks.length);
     const columns = COLUMNS.filter(({ when }) => !when || when(ranks));
     if (columns.length !== this.columns?.length) this.#setColumns(columns);
@@ -1159,8 +1203,8 @@ class RankTable extends Section {
   }
 
   #updateRow({ light, slowest, cells }, rank) {
-    const state = RANK_STATES[rank.state] ?? UNKNOWN_STATE;
-    light.show(state, plainLine(rank.reason ?? ""));
+    const isStopped = rank.state === "stopped";
+    light.show(this.data.stateOf(rank), isStopped ? "" : plainLine(rank.reason ?? ""));
     setHidden(slowest, !rank.slowest);
     this.columns.forEach(({ text, kind }, at) => {
       if (!text) return;
@@ -1179,20 +1223,31 @@ class CurveOptions {
   isLog = false;
   smoothing = 0;
   hidden = new Set();
+  pinned = new Set(); // names of metrics, in the order in which they were pinned
 
   averages(metric) {
     return metric.ranks.size > 1 && (this.isAveraged ?? metric.ranks.size > MANY_RANKS);
   }
 }
 
+/** 0 for "loss", 1 for names that end in it, such as "train/loss" and "val_loss", 2 for all others. */
+const lossOrder = (name) => (name.toLowerCase() === "loss" ? 0 : /(^|[^a-z])loss$/i.test(name) ? 1 : 2);
+
+/** Metrics in the order in which they are drawn: those that are pinned, the losses, the others as they appeared. */
+function inOrder(metrics, pinned) {
+  const places = new Map([...pinned].map((name, at) => [name, at - pinned.size]));
+  const placeOf = ({ name }) => places.get(name) ?? lossOrder(name);
+  return [...metrics].sort((a, b) => placeOf(a) - placeOf(b));
+}
+
 class CurveGrid extends Section {
   topics = ["curves"];
-  options = new CurveOptions();
   limit = PLOTS_AT_ONCE;
 
-  constructor(stage) {
+  constructor(stage, options) {
     super("Curves");
     this.stage = stage;
+    this.options = options;
     this.average = h("input", { type: "checkbox", onchange: () => this.#choose({ isAveraged: this.average.checked }) });
     this.log = h("input", { type: "checkbox", onchange: () => this.#choose({ isLog: this.log.checked }) });
     this.smoothing = h("input", {
@@ -1221,11 +1276,15 @@ class CurveGrid extends Section {
     this.controls.append(this.filter, this.averageField, field(this.log, "Log scale"), smoothingField);
     this.legend = h("div", { class: "nbl-legend", role: "group", "aria-label": "Ranks that are drawn" });
     this.grid = h("div", { class: "nbl-grid" });
+    this.scroll = h("div", { class: "nbl-plots" }, this.grid);
     this.more = h("button", { type: "button", class: "nbl-button", onclick: () => this.#showMore() });
-    this.body.append(this.legend, this.grid, this.more);
+    this.fewer = h("button", { type: "button", class: "nbl-button", onclick: () => this.#showFewer() }, "Show fewer");
+    this.shown = h("span", { role: "status" });
+    this.foot = h("div", { class: "nbl-foot" }, this.shown, this.more, this.fewer);
+    this.body.append(this.legend, this.scroll, this.foot);
     this.plots = new KeyedList(
       this.grid,
-      (metric) => new Plot(metric, stage, this.options),
+      (metric) => new Plot(metric, stage, this.options, () => this.#refresh()),
       (plot, metric) => plot.update(metric),
     );
     this.chips = new KeyedList(
@@ -1251,6 +1310,11 @@ class CurveGrid extends Section {
     this.#refresh();
   }
 
+  #showFewer() {
+    this.limit = PLOTS_AT_ONCE;
+    this.#refresh();
+  }
+
   #refresh() {
     this.paint(this.data);
     for (const plot of this.plots.views.values()) plot.surface.invalidate();
@@ -1262,7 +1326,7 @@ class CurveGrid extends Section {
     const ranks = [...new Set(metrics.flatMap((metric) => [...metric.ranks.keys()]))].sort((a, b) => a - b);
     const isAveraged = this.options.isAveraged ?? ranks.length > MANY_RANKS;
     setHidden(this.element, !metrics.length);
-    setHidden(this.filter, metrics.length <= PLOTS_AT_ONCE);
+    setHidden(this.filter, metrics.length <= SEARCHED_METRICS);
     setHidden(this.averageField, ranks.length < 2);
     if (this.average.checked !== isAveraged) this.average.checked = isAveraged;
     setHidden(this.legend, ranks.length < 2 || isAveraged);
@@ -1271,14 +1335,33 @@ class CurveGrid extends Section {
   }
 
   #paintPlots(metrics) {
-    const wanted = this.filter.value.trim().toLowerCase();
-    const found = metrics.filter(({ name }) => name.toLowerCase().includes(wanted));
+    const wanted = this.filter.hidden ? "" : this.filter.value.trim().toLowerCase();
+    const found = inOrder(metrics, this.options.pinned).filter(({ name }) => name.toLowerCase().includes(wanted));
     const shown = found.slice(0, this.limit);
     // Rows without an orphan: four plots stand two by two.
     this.grid.style.setProperty("--nbl-columns", shown.length === 4 ? 2 : Math.max(1, Math.min(4, shown.length)));
     this.plots.show(shown.map((metric) => [metric.name, metric]));
-    setText(this.more, `Show more: ${shown.length} of ${found.length} metrics are drawn`);
-    setHidden(this.more, shown.length === found.length);
+    this.#paintFoot(shown.length, found.length, metrics.length);
+  }
+
+  /** However many metrics are drawn, they take no more of the page than the first ones: the rest is scrolled to. */
+  #paintFoot(shown, found, known) {
+    const isLong = shown > PLOTS_AT_ONCE;
+    this.scroll.toggleAttribute("data-long", isLong);
+    for (const [name, value] of [
+      ["role", "region"],
+      ["aria-label", "Plots of the metrics"],
+      ["tabindex", "0"],
+    ])
+      if (isLong) setAttribute(this.scroll, name, value);
+      else this.scroll.removeAttribute(name);
+    const left = found - shown;
+    const words = found ? `${formatCount(shown)} of ${formatCount(found)} metrics shown` : "No metric has such a name";
+    setText(this.shown, shown === known ? "" : words);
+    setText(this.more, `Show ${Math.min(PLOTS_AT_ONCE, left)} more`);
+    setHidden(this.more, !left);
+    setHidden(this.fewer, !isLong);
+    setHidden(this.foot, !this.shown.textContent && !isLong);
   }
 
   #makeChip(rank) {
@@ -1327,8 +1410,9 @@ class Plot {
   drag = null; // the x in pixels where a drag began
   seen = -1;
 
-  constructor(metric, stage, options) {
+  constructor(metric, stage, options, onPin) {
     this.options = options;
+    this.onPin = onPin;
     this.surface = new Surface(stage, (...all) => this.#draw(...all), {
       class: "nbl-canvas nbl-plot-canvas",
       tabindex: "0",
@@ -1340,9 +1424,18 @@ class Plot {
       { type: "button", class: "nbl-link", title: "Or double-click the plot", onclick: () => this.#setZoom(null) },
       "Reset zoom",
     );
+    this.pin = h("button", {
+      type: "button",
+      class: "nbl-pin",
+      "aria-label": `Pin ${metric.name}`,
+      title: "Keep this metric first",
+      onclick: () => this.#togglePin(),
+    });
+    this.pin.append(icon(PIN));
     const caption = h(
       "figcaption",
       {},
+      this.pin,
       h("span", { class: "nbl-plot-name", title: metric.name }, metric.name),
       this.reset,
       this.latest,
@@ -1358,7 +1451,15 @@ class Plot {
     this.surface.stage.unwatch(this.surface);
   }
 
+  #togglePin() {
+    const { pinned } = this.options;
+    if (!pinned.delete(this.metric.name)) pinned.add(this.metric.name);
+    this.onPin();
+    this.pin.focus(); // It has moved, and an element that moves loses the focus.
+  }
+
   update(metric) {
+    setAttribute(this.pin, "aria-pressed", String(this.options.pinned.has(metric.name)));
     if (this.metric === metric && this.seen === metric.version) return;
     [this.metric, this.seen] = [metric, metric.version];
     setText(this.latest, this.#latestText());
@@ -1694,7 +1795,7 @@ function fillBand(context, steps, { low, high }, toX, toY) {
 const WINDOW_CHOICES = [
   ["4", "last 4 steps"],
   ["16", "last 16 steps"],
-  ["Infinity", "all that is kept"],
+  ["Infinity", "all kept steps"],
 ];
 const AXIS_HEIGHT = 20;
 const LETTER_ROOM = 11;
@@ -1716,7 +1817,7 @@ class Timeline extends Section {
     );
     this.controls.append(this.windows);
     this.text = h("p", { class: "nbl-sync" });
-    const entries = [...Object.entries(PHASES), ["", { letter: "", word: "elsewhere" }]];
+    const entries = [...Object.entries(PHASES), ["", { letter: "", word: "other" }]];
     const chips = entries.map(([phase, { letter, word }]) =>
       h("span", { class: "nbl-phase" }, h("i", { "data-phase": phase }, letter), word),
     );
@@ -1876,12 +1977,12 @@ class Logs extends Section {
     });
     this.differences = h("input", { type: "checkbox", onchange: () => this.#paintLines() });
     this.differencesField = field(this.differences, "Only differences");
-    this.differencesField.title = "Leave out what every rank has written";
+    this.differencesField.title = "Hide lines that every rank wrote";
     this.controls.append(this.search, this.differencesField);
     this.tabs = h("div", {
       class: "nbl-tabs",
       role: "tablist",
-      "aria-label": "Whose log",
+      "aria-label": "Rank whose log is shown",
       onkeydown: (event) => this.#onKey(event),
     });
     this.count = h("div", { class: "nbl-count", role: "status" });
@@ -1934,13 +2035,13 @@ class Logs extends Section {
     if (!kept) return "Nothing written yet";
     if (!found)
       return this.words
-        ? `None of ${formatCount(kept)} lines holds “${this.search.value}”`
-        : "No line that not every rank wrote";
+        ? `No line contains “${this.search.value}” (${formatCount(kept)} searched)`
+        : "Every rank wrote the same lines";
     const lines =
       found === kept
         ? `${formatCount(kept)} ${kept === 1 ? "line" : "lines"}`
         : `${formatCount(found)} of ${formatCount(kept)} lines`;
-    return shown < found ? `The last ${formatCount(shown)} of ${lines}` : lines;
+    return shown < found ? `Last ${formatCount(shown)} of ${lines}` : lines;
   }
 
   #makeTab(key) {
@@ -2018,6 +2119,8 @@ function markWords(text, words) {
 
 // ---------------------------------------------------------------------------------------------- the widget
 
+const GONE = new Set(["restarting", "autorestarting", "dead", "terminating"]);
+
 /** One view of a monitor; two views of one model know nothing of each other. */
 class MonitorView {
   #life = new AbortController();
@@ -2025,6 +2128,7 @@ class MonitorView {
 
   constructor(model, el) {
     this.model = model;
+    this.kernel = model.widget_manager?.kernel; // JupyterLab's; other front ends do not tell of theirs
     this.data = new RunData(model.get("title") ?? "");
     this.stage = new Stage(
       () => readTheme(this.root),
@@ -2034,13 +2138,14 @@ class MonitorView {
     const uid = `nbl-${Math.random().toString(36).slice(2)}`;
     const announce = (text) => setText(this.live, text);
     this.header = new Header((message) => this.#send(message), announce);
+    this.options = new CurveOptions();
     this.views = [
       this.header,
       new Progress(),
       new Errors(),
       new Notices(),
       new RankTable(),
-      new CurveGrid(this.stage),
+      new CurveGrid(this.stage, this.options),
       new Timeline(this.stage),
       new Logs(uid),
     ];
@@ -2060,8 +2165,9 @@ class MonitorView {
 
   #listen() {
     this.model.on("msg:custom", this.#onMessage);
-    this.model.on("comm:close", this.#onLost);
-    this.model.on("comm_live_update", this.#onLost);
+    this.model.on("comm:close", this.#onComm);
+    this.model.on("comm_live_update", this.#onComm);
+    this.kernel?.statusChanged?.connect(this.#onKernel);
     const { signal } = this.#life;
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", this.#onTheme, { signal });
     this.themes = new MutationObserver(this.#onTheme);
@@ -2075,41 +2181,50 @@ class MonitorView {
     this.stage.request();
   };
 
-  /** The kernel has gone, restarts, or was only out of reach: then it answers the hello. */
-  #onLost = () => {
+  /** The kernel's comm is gone or has come back: a kernel that is only out of reach answers the hello. */
+  #onComm = () => {
     this.#send({ type: "hello", page: PAGE });
-    this.#disconnect();
+    this.#setLink(GONE.has(this.kernel?.status) ? "lost" : "silent");
   };
+
+  #onKernel = (_, status) => {
+    if (GONE.has(status)) this.#setLink("lost");
+  };
+
+  #setLink(link) {
+    if (link === "silent" && this.data.link === "lost") return;
+    this.data.setLink(link);
+    this.#keepTime();
+    this.stage.request();
+  }
 
   #onTheme = () => {
     this.data.changed.add("curves");
     this.stage.invalidateAll();
   };
 
-  #disconnect = () => {
-    this.data.isConnected = false;
-    this.data.changed.add("run");
-    this.#keepTime();
-    this.stage.request();
-  };
-
   /** Send, and tell whether that went well; a closed comm throws or rejects. */
   #send(message) {
     try {
-      Promise.resolve(this.model.send(message)).catch(this.#disconnect);
+      Promise.resolve(this.model.send(message)).catch(() => this.#setLink("silent"));
       return true;
     } catch {
-      this.#disconnect();
+      this.#setLink("silent");
       return false;
     }
   }
 
   /** Let the clock tick while there is something to count, and at no other time. */
   #keepTime() {
-    if (this.data.isLive && !this.#clock) this.#clock = setInterval(() => this.header.tick(this.data), 1000);
+    if (this.data.isLive && !this.#clock) this.#clock = setInterval(() => this.#tick(), 1000);
     if (this.data.isLive || !this.#clock) return;
     clearInterval(this.#clock);
     this.#clock = 0;
+  }
+
+  #tick() {
+    this.header.tick(this.data);
+    if (performance.now() - this.data.heardAt > 1000 * SILENCE) this.#setLink("silent");
   }
 
   #paintViews() {
@@ -2124,8 +2239,9 @@ class MonitorView {
     this.stage.close();
     clearInterval(this.#clock);
     this.model.off("msg:custom", this.#onMessage);
-    this.model.off("comm:close", this.#onLost);
-    this.model.off("comm_live_update", this.#onLost);
+    this.model.off("comm:close", this.#onComm);
+    this.model.off("comm_live_update", this.#onComm);
+    this.kernel?.statusChanged?.disconnect(this.#onKernel);
     this.root.remove();
   }
 }
