@@ -109,7 +109,7 @@ def table(where, how, num=2, **options):
     notebook_launch(globals()[where], num, args=(how, Arriving(how) if where == "arriving" else None), **options)
 """
 
-# The fork server imports more once it has been idle for 0.2 s: a launch that meets it in that takes a second longer.
+# The fork server imports more once it has been idle for 0.2 s; until then the cores are shared with that.
 PREPARED = """
 def is_prepared():
     return "notebook_launcher.training.accelerator" in sys.modules
