@@ -224,6 +224,42 @@ def test_a_bar_is_one_live_line_and_its_last_state_a_normal_line():
     assert cell.batches[-1][-1] == Status("")
 
 
+def test_last_state_of_a_bar_is_not_red_and_a_warning_is():
+    cell = Cell()
+    cell.feed("\r100 %\ncareful\n", stream="stderr")
+    cell.finish()
+    texts = [message for batch in cell.batches for message in batch if isinstance(message, Text)]
+    assert texts == [Text("stdout", "100 %\n"), Text("stderr", "careful\n")]
+
+
+@pytest.mark.parametrize("num_ticks", [1, 2, 3])
+def test_what_is_printed_after_a_bar_stands_after_it(num_ticks):
+    cell = Cell()
+    for epoch in range(3):
+        cell.feed(f"\repoch {epoch}: 50 %", stream="stderr")
+        cell.tick()
+        cell.feed(f"loss {epoch}\n")  # The two streams arrive in any order.
+        cell.feed(f"\repoch {epoch}: 100 %\n", stream="stderr")
+        for _ in range(num_ticks):
+            cell.tick()
+    lines = [line for epoch in range(3) for line in (f"epoch {epoch}: 100 %", f"loss {epoch}")]
+    assert cell.finish().splitlines() == lines
+
+
+def test_nested_bars_share_the_live_row_of_their_rank():
+    cell = Cell(2)
+    for rank in range(2):
+        cell.feed("\repoch 1/3", rank, "stderr")
+        cell.feed(f"\n\rbatch {rank}/9\x1b[A", rank, "stderr")
+    assert cell.tick() == [Status("[rank 0] epoch 1/3  ·  batch 0/9\n[rank 1] epoch 1/3  ·  batch 1/9")]
+
+
+def test_hiding_the_cursor_leaves_no_line():
+    cell = Cell()
+    cell.feed("\x1b[?25lworking\n\x1b[?25h")
+    assert cell.finish() == "working\n"
+
+
 def test_a_bar_that_puts_its_return_last_is_live_too():
     cell = Cell()
     cell.feed("10 %\r20 %\r")
@@ -263,9 +299,9 @@ def test_nested_bars_of_tqdm():
             cell.feed(piece, stream="stderr")
 
     write("\router 0/2", "\n", "\rinner 0/9", "\x1b[A")
-    assert cell.tick() == [Status("outer 0/2\ninner 0/9")]
+    assert cell.tick() == [Status("outer 0/2  ·  inner 0/9")]
     write("\n", "\rinner 5/9", "\x1b[A")
-    assert cell.tick() == [Status("outer 0/2\ninner 5/9")]
+    assert cell.tick() == [Status("outer 0/2  ·  inner 5/9")]
     write("\n", "\r         ", "\r\x1b[A", "\router 2/2", "\n")
     assert cell.finish() == "outer 2/2\n"
 
@@ -408,7 +444,7 @@ def test_a_flood_costs_no_work_per_line(output, monkeypatch):
     for number in range(250):
         cell.feed(chunk, rank=number % 4)
     cell.finish()
-    assert len(calls) < 250 * 12
+    assert len(calls) < 250 * 13
     assert sum(log.text().count("\n") for log in cell.console.logs) == 1_000_000
 
 

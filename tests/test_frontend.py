@@ -166,9 +166,12 @@ def test_figures_appear_shown_or_not(run, show, monkeypatch):
     assert rank.stderr == ""
 
 
-def test_a_widget_comes_out_as_text(run):
+WHY = "shown as text, because widgets live in the kernel and a rank is a process of its own"
+
+
+def test_a_widget_comes_out_as_text_that_says_why(run):
     rank = run("import ipywidgets; slider = ipywidgets.IntSlider(3); display(slider); slider.value = 4")
-    assert rank.displays == [{"text/plain": "IntSlider(value=3)"}]
+    assert rank.displays == [{"text/plain": f"IntSlider(value=3)\n({WHY})"}]
     assert rank.stderr == ""
 
 
@@ -183,6 +186,7 @@ def test_notebook_bars_are_text_bars(run, module):
     assert rank.records == []
     assert "100%|██████████| 3/3" in rank.stderr
     assert "100%|██████████| 4/4" in rank.stderr
+    assert rank.stdout.count(f"tqdm.notebook: {WHY}\n") == (module == "tqdm.notebook")
     assert "Traceback" not in rank.stderr
 
 

@@ -19,7 +19,7 @@ from notebook_launcher.kernel.backlog import Backlog, num_bytes
 from notebook_launcher.kernel.folding import Block, Stream, fold, label
 from notebook_launcher.kernel.ranklog import RankLog
 from notebook_launcher.kernel.room import LIVE_LINES, Room
-from notebook_launcher.kernel.screen import Screen
+from notebook_launcher.kernel.screen import Lines, Screen
 
 __all__ = ["Console", "Message", "RankLog", "Status", "Text"]
 
@@ -32,6 +32,7 @@ RATE = 600_000
 """Bytes per second; with BURST at most 2.8 MB in the 3 s over which Jupyter measures."""
 MAX_TEXTS = 8
 """Changes between standard output and error in one batch; after them both share one message."""
+MAX_WAITING = 64
 STATUS_ROWS = 24
 STATUS_WIDTH = 200
 
@@ -58,6 +59,8 @@ class _Source:
     def __init__(self) -> None:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.screen = Screen()
+        self.waiting: list[Lines] = []
+        """Lines that come after a bar that another stream of the rank has just ended."""
 
 
 class Console:
@@ -115,12 +118,23 @@ class Console:
             if rank in (None, owner):
                 self._take_in(owner, stream, source, source.decoder.decode(b"", final=True))
                 source.decoder.reset()
-                self._push(owner, stream, source.screen.close())
+                self._end_screen(owner, stream, source)
+        for (owner, stream), source in self._sources.items():
+            if rank in (None, owner):
+                self._release(owner, stream, source)
         self._is_pending = self._is_pending or bool(self._backlog or self._status)
         if rank is None:
             self._progress = ""
             self._is_at_end = True
             self._last_take = self._pending_since = float("-inf")
+
+    def _end_screen(self, rank: int, stream: Stream, source: _Source) -> None:
+        has_bar = source.screen.has_bar
+        lines = source.screen.close()
+        if has_bar and not source.waiting:
+            self._push(rank, stream, lines)
+        else:
+            source.waiting += lines
 
     def next_due(self, now: float) -> float | None:
         """Return the seconds until `take` has something to give; None until more is fed."""
@@ -145,8 +159,15 @@ class Console:
         self._tokens_at = self._last_take = now
         self._pending_since = None
         for (rank, stream), source in self._sources.items():
-            self._push(rank, stream, source.screen.settle())
-        self._is_pending = any(source.screen.is_unsettled for source in self._sources.values())
+            lines = source.screen.settle()
+            if source.waiting:
+                source.waiting += lines
+            else:
+                self._push(rank, stream, lines)
+        for (rank, stream), source in self._sources.items():
+            if source.waiting and (force or not self._beside(rank, stream).has_ended_bar):
+                self._release(rank, stream, source)
+        self._is_pending = any(source.screen.is_unsettled or source.waiting for source in self._sources.values())
         messages: list[Message] = [*self._texts()]
         status = self._draw_status()
         if status != self._status:
@@ -158,11 +179,27 @@ class Console:
         self.logs[rank].write(text)
         if text and rank in self._shown:
             self._is_pending = True
-            self._push(rank, stream, source.screen.write(text))
+            lines = source.screen.write(text)
+            if len(source.waiting) < MAX_WAITING and (source.waiting or self._beside(rank, stream).has_bar):
+                source.waiting += lines
+                return
+            if source.waiting:
+                self._release(rank, stream, source)
+            self._push(rank, stream, lines)
 
-    def _push(self, rank: int, stream: Stream, lines: str) -> None:
-        if lines:
-            self._backlog.push(Block(rank, stream, lines))
+    def _beside(self, rank: int, stream: Stream) -> Screen:
+        """Return what the other stream of a rank shows."""
+        other = self._sources.get((rank, "stdout" if stream == "stderr" else "stderr"))
+        return Screen() if other is None else other.screen
+
+    def _release(self, rank: int, stream: Stream, source: _Source) -> None:
+        waiting, source.waiting = source.waiting, []
+        self._push(rank, stream, waiting)
+
+    def _push(self, rank: int, stream: Stream, lines: list[Lines]) -> None:
+        for text, is_bar in lines:
+            # A bar goes to standard error, which front ends show in red.
+            self._backlog.push(Block(rank, "stdout" if is_bar else stream, text))
 
     def _texts(self) -> list[Text]:
         blocks = self._backlog.drain(self._tokens) if self._room is None else self._in_room(self._room)
@@ -196,10 +233,13 @@ class Console:
         return [heading, *(_shortened(line) for line in lines)] if heading else []
 
     def _draw_status(self) -> str:
-        rows: dict[str, list[int]] = {}
+        bars: dict[int, list[str]] = {}
         for (rank, _), source in sorted(self._sources.items()):
-            for row in source.screen.live():
-                rows.setdefault(_shortened(row), []).append(rank)
+            bars.setdefault(rank, []).extend(source.screen.live())
+        rows: dict[str, list[int]] = {}
+        for rank, parts in bars.items():
+            if parts:  # Nested bars share the row of their rank.
+                rows.setdefault(_shortened("  ·  ".join(parts)), []).append(rank)
         lines = self._newest() + ([self._progress[:STATUS_WIDTH]] if self._progress else [])
         lines += [(label(ranks) if self._is_labelled else "") + row for row, ranks in rows.items()]
         if len(lines) > STATUS_ROWS:

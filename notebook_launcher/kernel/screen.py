@@ -7,9 +7,11 @@ passed through in bulk, because a rank can print a million lines.
 
 from __future__ import annotations
 
+import itertools
 import re
+from typing import NamedTuple
 
-__all__ = ["LINE_LIMIT", "Screen"]
+__all__ = ["LINE_LIMIT", "Lines", "Screen"]
 
 LINE_LIMIT = 32_768
 """Characters of one line that are shown; a browser cannot lay out more in reasonable time."""
@@ -17,7 +19,16 @@ REACH = 50
 """Rows that "cursor up" can go back over."""
 
 CURSOR_UP = re.compile(r"\x1b\[(\d*)A")
-ERASE_LINE = re.compile(r"\x1b\[\d*K")
+UNSEEN = re.compile(r"\x1b\[(\d*K|\?\d+[hl])")
+"""Erasing the rest of a line, which is redrawn anyway, and modes of a terminal, such as hiding its cursor."""
+
+
+class Lines(NamedTuple):
+    """Final lines, each with its newline."""
+
+    text: str
+    is_bar: bool = False
+    """Whether they are the last states of progress bars."""
 
 
 class Screen:
@@ -25,6 +36,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._rows = [""]
+        self._were_bars = [False]
         self._cursor = 0
         self._overwrite = False  # the cursor is at the left edge: the next text replaces the row
         self._is_bar = False  # the row was redrawn by a carriage return
@@ -33,15 +45,15 @@ class Screen:
         self._finished_rows = False
         self._age = 0  # ticks for which the live rows have been there
 
-    def write(self, text: str) -> str:
-        """Take text in; return the lines that are final, each with its newline."""
+    def write(self, text: str) -> list[Lines]:
+        """Take text in; return the lines that are final."""
         simple = len(self._rows) == 1 and not (self._overwrite or self._is_bar or "\r" in text)
-        if not simple or ("\x1b" in text and CURSOR_UP.search(text)):
+        if not simple or ("\x1b" in text and (CURSOR_UP.search(text) or UNSEEN.search(text))):
             return self._draw(text)
         head, newline, tail = text.rpartition("\n")
         if not newline:
             self._append(text)
-            return ""
+            return []
         first, _, rest = head.partition("\n")
         self._append(first)
         lines = self._close_row() + "\n"
@@ -50,9 +62,9 @@ class Screen:
         self._rows[0] = ""
         self._finished_rows = True
         self._append(tail)
-        return lines
+        return [Lines(lines)]
 
-    def settle(self) -> str:
+    def settle(self) -> list[Lines]:
         """End a tick; return the lines above the cursor: nothing has come back to them."""
         keep = self._cursor
         # A nested bar goes down, draws and comes up again in separate writes, so a bar that the cursor
@@ -63,6 +75,7 @@ class Screen:
         lines = self._take_rows(keep)
         while len(self._rows) > self._cursor + 1 and not self._rows[-1].strip():
             self._rows.pop()
+            self._were_bars.pop()
         if not any(row.strip() for row in self._rows):
             self._age = 0
         else:
@@ -70,10 +83,14 @@ class Screen:
         self._finished_rows = False
         return lines
 
-    def close(self) -> str:
-        """Return what is left as final lines, and start anew."""
+    def close(self) -> list[Lines]:
+        """Return what is left as final lines, and begin again."""
         self._rows[self._cursor] = self._close_row()
-        rest = self._take_rows(self._cursor) + "".join(f"{row}\n" for row in self._rows if row.strip())
+        rest = self._take_rows(self._cursor)
+        for at in reversed(range(len(self._rows))):
+            if not self._rows[at].strip():
+                del self._rows[at], self._were_bars[at]
+        rest += self._take_rows(len(self._rows))
         self.__init__()  # type: ignore[misc]
         return rest
 
@@ -82,14 +99,24 @@ class Screen:
         """Whether another tick is needed to know what to show, though nothing more may arrive."""
         return self._age == 1
 
+    @property
+    def has_bar(self) -> bool:
+        """Whether a bar is drawn here, or has just ended."""
+        return self._is_bar or any(self._were_bars)
+
+    @property
+    def has_ended_bar(self) -> bool:
+        """Whether a bar has ended whose last state is not among the final lines yet."""
+        return any(self._were_bars[: self._cursor])
+
     def live(self) -> list[str]:
         """Return the unfinished rows: bars at once, plain text once it has been there for two ticks."""
         if self._is_bar or len(self._rows) > 1 or self._age > 1:
             return [row.rstrip() for row in self._rows if row.strip()]
         return []
 
-    def _draw(self, text: str) -> str:
-        lines = ""
+    def _draw(self, text: str) -> list[Lines]:
+        lines: list[Lines] = []
         *ended, last = text.split("\n")
         for line in ended:
             self._write_moving(line.rstrip("\r"))
@@ -103,7 +130,7 @@ class Screen:
         if "\x1b" not in line:
             self._write_row(line)
             return
-        first, *rest = CURSOR_UP.split(ERASE_LINE.sub("", line))
+        first, *rest = CURSOR_UP.split(UNSEEN.sub("", line))
         self._write_row(first)
         for count, piece in zip(rest[::2], rest[1::2], strict=True):
             self._move_up(int(count or 1))
@@ -132,6 +159,7 @@ class Screen:
 
     def _close_row(self) -> str:
         row = self._rows[self._cursor]
+        self._were_bars[self._cursor] |= self._is_bar
         if self._num_cut:
             row += cut_note(self._num_cut)
             self._num_cut = 0
@@ -145,6 +173,7 @@ class Screen:
         self._cursor += 1
         if self._cursor == len(self._rows):
             self._rows.append("")
+            self._were_bars.append(False)
         self._overwrite = bool(self._rows[self._cursor])
 
     def _move_up(self, count: int) -> None:
@@ -153,11 +182,13 @@ class Screen:
         self._left_bar = False
         self._overwrite = False
 
-    def _take_rows(self, count: int) -> str:
+    def _take_rows(self, count: int) -> list[Lines]:
         if count <= 0:
-            return ""
-        lines = "".join(f"{row}\n" for row in self._rows[:count])
-        del self._rows[:count]
+            return []
+        rows = zip(self._rows[:count], self._were_bars[:count], strict=True)
+        groups = itertools.groupby(rows, key=lambda row: row[1])
+        lines = [Lines("".join(f"{text}\n" for text, _ in group), is_bar) for is_bar, group in groups]
+        del self._rows[:count], self._were_bars[:count]
         self._cursor -= count
         return lines
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
-__all__ = ["flush_figures", "install", "warm"]
+__all__ = ["NO_WIDGETS", "flush_figures", "install", "warm"]
+
+NO_WIDGETS = "shown as text, because widgets live in the kernel and a rank is a process of its own"
 
 
 def warm() -> None:
@@ -100,11 +102,21 @@ def _display(*objects: Any, **options: Any) -> Any:
 
 
 def _make_bars_plain(module: types.ModuleType) -> None:
-    # A widget lives in a kernel; without what it overrides, tqdm.notebook's bar is tqdm's text bar.
+    # Without what it overrides, tqdm.notebook's bar is tqdm's text bar.
     bar = module.tqdm_notebook
     for name in [*vars(bar)]:
         if name in ("__init__", "__iter__") or not name.startswith("__"):
             delattr(bar, name)
+    told: list[bool] = []
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - the method of the class
+        # A subclass, such as `tqdm.auto.tqdm`, did not ask for a widget.
+        if type(self) is bar and not told and not kwargs.get("disable"):
+            told.append(True)
+            print("tqdm.notebook: " + NO_WIDGETS)  # noqa: T201
+        super(bar, self).__init__(*args, **kwargs)
+
+    bar.__init__ = __init__
 
 
 class _Keyboard:

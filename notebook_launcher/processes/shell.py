@@ -17,6 +17,7 @@ from IPython.core.displaypub import DisplayPublisher
 from traitlets.config import Config
 
 from notebook_launcher import messages
+from notebook_launcher.processes.frontend import NO_WIDGETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,6 +45,8 @@ class RankPublisher(DisplayPublisher):
         """Send a bundle; a widget, whose other half would be in a kernel, as its text."""
         # The view of a widget refers to a model in the kernel, and this one has none there.
         bundle = {kind: value for kind, value in data.items() if kind != WIDGET_VIEW}
+        if len(bundle) < len(data):
+            bundle["text/plain"] = f"{bundle.get('text/plain', 'widget')}\n({NO_WIDGETS})"
         record = messages.Display(
             data=bundle, metadata=dict(metadata or {}), transient=dict(transient or {}), update=update
         )
