@@ -27,7 +27,7 @@ def train(library: str, num_steps: int, *, enabled: bool = True, fail: bool = Fa
     import importlib
 
     names = importlib.import_module(library)
-    home = "accelerate.local_sgd" if library == "accelerate" else "notebook_launcher.compat"
+    home = "accelerate.local_sgd" if library == "accelerate" else "notebook_launcher.compat.local_sgd"
     accelerator = names.Accelerator(cpu=True)
     model = make_model()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

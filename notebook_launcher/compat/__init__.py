@@ -9,32 +9,11 @@ numbers are the same, import from `notebook_launcher` instead, and get the exact
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 from notebook_launcher import training
+from notebook_launcher.compat.names import OWN
+from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - answers `from ... import name`
 
-_OWN = {
-    "Accelerator": "accelerator",
-    "AcceleratorState": "state",
-    "GradientState": "state",
-    "PartialState": "state",
-    "debug_launcher": "launchers",
-    "get_logger": "logging",
-    "notebook_launcher": "launchers",
-}
-
-__all__ = sorted({*_OWN, *training.__all__, "notebook_launch"})  # noqa: PLE0605 - mypy and ruff want a literal
-
-
-def __getattr__(name: str) -> Any:
-    if name in _OWN:
-        return getattr(importlib.import_module(f"{__name__}.{_OWN[name]}"), name)
-    if name in training.__all__:
-        return getattr(training, name)
-    if name == "notebook_launch":
-        return importlib.import_module("notebook_launcher.kernel.launch").notebook_launch
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = sorted({*OWN, *training.__all__, "notebook_launch"})  # noqa: PLE0605 - mypy and ruff want a literal
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - the rest of Accelerate's module
 from notebook_launcher.compat.state import AcceleratorState, GradientState
 from notebook_launcher.training.accelerator import Accelerator as _Accelerator
 from notebook_launcher.training.rules import ACCELERATE, Rules

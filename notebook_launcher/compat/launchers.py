@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - the rest of Accelerate's module
 from notebook_launcher.errors import CaptureError, ConfigError, LaunchError
 from notebook_launcher.kernel.launch import notebook_launch
 from notebook_launcher.messages import Failure

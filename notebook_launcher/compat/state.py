@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - the rest of Accelerate's module
 from notebook_launcher.training.plugins import GradientAccumulationPlugin
 from notebook_launcher.training.process import ProcessState
 from notebook_launcher.training.rules import ACCELERATE

@@ -31,7 +31,8 @@ class ProcessState:
     gloo. Without those variables the process is alone, and nothing here waits for anybody.
 
     Args:
-        cpu: Whether to leave GPUs alone; the variable `ACCELERATE_USE_CPU` says so too.
+        cpu: Whether to leave GPUs alone; the variable `ACCELERATE_USE_CPU` says so too. The variable
+            `ACCELERATE_TORCH_DEVICE` names the device, and wins.
         backend: The group's backend; None: as above. Only for a group that is started here.
         timeout: How long a collective waits before it is an error; None: torch's 30 minutes with gloo and 10
             with NCCL. A group that is up already gets it too, and keeps it.
@@ -53,7 +54,11 @@ class ProcessState:
     """The group's backend; None without one."""
 
     def __init__(self, *, cpu: bool = False, backend: str | None = None, timeout: timedelta | None = None) -> None:
-        self._use_gpu = not (cpu or flag(os.environ, "ACCELERATE_USE_CPU")) and torch.cuda.is_available()
+        named = os.environ.get("ACCELERATE_TORCH_DEVICE")
+        self._named_device = torch.device(named) if named else None
+        wants_cpu = cpu or flag(os.environ, "ACCELERATE_USE_CPU")
+        wants_gpu = not wants_cpu if self._named_device is None else self._named_device.type == "cuda"
+        self._use_gpu = wants_gpu and torch.cuda.is_available()
         place = None
         if dist.is_available():
             place = _adopt(backend, timeout) if dist.is_initialized() else read_place(os.environ)
@@ -84,7 +89,12 @@ class ProcessState:
 
     def set_device(self) -> None:
         """Choose the device, and make this process' GPU torch's current one."""
-        if not self._use_gpu:
+        named = self._named_device
+        if named is not None and (named.type != "cuda" or named.index is not None):
+            self.device = named
+            if self._use_gpu:
+                torch.cuda.set_device(named)
+        elif not self._use_gpu:
             self.device = torch.device("cpu")
         elif self.num_processes == 1:
             # Asking which is current would initialise CUDA, which whoever only asks who it is need not pay for.

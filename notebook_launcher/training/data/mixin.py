@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from notebook_launcher.training.data.rounds import LoaderStack, Round
@@ -27,6 +27,11 @@ class DataLoaderStateMixin:
     current_round: Round | None = None
     iteration_token: object | None = None
     stack: LoaderStack
+
+    @property
+    def gradient_state(self) -> Any:
+        """The `GradientState` of the Accelerator that prepared this loader; None without."""
+        return self.stack.gradient_state()
 
     def reset(self) -> None:
         """Forget the batch at hand."""

@@ -24,6 +24,10 @@ class Round:
     """What the batch counts for in a window's mean: `rows`, or 0 for a batch that only keeps step."""
 
 
+def _no_state() -> None:
+    return None
+
+
 class LoaderStack:
     """The prepared loaders that are being iterated; the newest is the active one."""
 
@@ -34,6 +38,8 @@ class LoaderStack:
         self._on_begin = None if on_begin is None else weakref.WeakMethod(on_begin)
         self.on_next: Callable[[], None] | None = None
         """Called when a loop that stands in no other asks for its next batch."""
+        self.gradient_state: Callable[[], Any] = _no_state
+        """Returns the `GradientState` whose loaders these are; None outside an Accelerator."""
 
     def begin(self, loader: Any) -> None:
         """Make `loader` the active one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -190,6 +191,7 @@ class PreparationMethods:
         prepared = self._adopt_data_loader(data_loader, place)
         if prepared is None:
             prepared = self._share_out(data_loader, place, slice_fn_for_dispatch)
+        prepared.stack.gradient_state = weakref.ref(self.gradient_state)
         self._dataloaders.append(prepared)
         self._remember(data_loader, prepared)
         return prepared
@@ -242,6 +244,8 @@ class PreparationMethods:
         # The originals are held so that their ids stay theirs.
         self._prepared[id(original)] = original, prepared
         self._prepared[id(prepared)] = prepared, prepared
+        if prepared is not original:
+            prepared._is_accelerate_prepared = True  # noqa: SLF001 - Accelerate's mark, which libraries look for
 
 
 def _is_scheduler(one: Any) -> bool:

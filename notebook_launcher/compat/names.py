@@ -1,0 +1,54 @@
+"""One table of the names that programs import from Accelerate, for all its import paths.
+
+A name is found whichever of Accelerate's modules a program names: `compat`, `compat.utils`, `compat.data_loader` and
+the others answer alike. What has no counterpart is found too, and raises where it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from notebook_launcher import training
+
+__all__ = ["OFFERED", "OWN", "find"]
+
+OWN = {
+    "Accelerator": "accelerator",
+    "AcceleratorState": "state",
+    "GradientState": "state",
+    "PartialState": "state",
+    "debug_launcher": "launchers",
+    "get_logger": "logging",
+    "notebook_launcher": "launchers",
+}
+"""What decides by Accelerate's rules, and the module of `compat` that has it."""
+
+OFFERED = {
+    **dict.fromkeys(training.__all__, "training"),
+    **{name: f"compat.{module}" for name, module in OWN.items()},
+    "AcceleratedScheduler": "training.scheduler",
+    "MultiProcessAdapter": "compat.logging",
+    "get_sampler": "training.data",
+    "notebook_launch": "kernel.launch",
+}
+"""Every name with a counterpart in training, and its module; modules of `TABLES` have further ones."""
+
+TABLES = ("availability", "constants", "utilities", "refusals")
+"""The modules of `compat` whose `NAMES` are looked through for all other names, in this order."""
+
+
+def find(name: str) -> Any:
+    """Return what a name of Accelerate's stands for; this is `__getattr__` of every module of `compat`.
+
+    Raises:
+        AttributeError: Accelerate has no such name, or none that programs import.
+    """
+    if name in OFFERED:
+        return getattr(importlib.import_module(f"notebook_launcher.{OFFERED[name]}"), name)
+    if not name.startswith("__"):
+        for table in TABLES:
+            names = importlib.import_module(f"notebook_launcher.compat.{table}").NAMES
+            if name in names:
+                return names[name]
+    raise AttributeError(f"module 'notebook_launcher.compat' has no attribute {name!r}")

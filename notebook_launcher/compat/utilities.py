@@ -1,0 +1,248 @@
+"""Small functions of Accelerate's utilities, which training itself has no use for."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import operator
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.compat.constants import NAMES as CONSTANTS
+from notebook_launcher.compat.state import AcceleratorState, PartialState
+from notebook_launcher.config import LaunchConfig
+from notebook_launcher.training import environment, operations
+from notebook_launcher.training.tracking import _CLASSES as TRACKERS
+from notebook_launcher.training.tracking import filter_trackers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping
+
+__all__ = ["NAMES"]
+
+
+def are_libraries_initialized(*names: str) -> list[str]:
+    """Return which of these modules have been imported."""
+    return [name for name in names if name in sys.modules]
+
+
+def check_os_kernel() -> None:
+    """Return: the warning about kernels before Linux 5.5 concerns hangs that this launcher ends."""
+
+
+def compare_versions(library_or_version: Any, operation: str, requirement_version: str) -> bool:
+    """Compare a version, or that of an installed package, as in `compare_versions("torch", ">=", "2.4")`."""
+    from packaging.version import parse
+
+    compare: Any = CONSTANTS["STR_OPERATION_TO_FUNC"]
+    if operation not in compare:
+        raise ValueError(f"compare_versions got the operation {operation!r}. It can be {', '.join(compare)}.")
+    found = library_or_version
+    if isinstance(found, str):
+        found = parse(importlib.metadata.version(found))
+    return bool(compare[operation](found, parse(requirement_version)))
+
+
+def is_torch_version(operation: str, version: str) -> bool:
+    """Compare the version of torch, as in `is_torch_version(">=", "2.4")`."""
+    return compare_versions("torch", operation, version)
+
+
+def convert_bytes(size: float) -> str:
+    """Return a number of bytes with its unit, as in `"1.5 KB"`, in powers of 1024."""
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if size < 1024:
+            return f"{round(size, 2)} {unit}"
+        size /= 1024
+    return f"{round(size, 2)} PB"
+
+
+def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, with 16-bit tensors of what it returns turned to 32 bits."""
+
+    @functools.wraps(model_forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return operations.convert_to_fp32(model_forward(*args, **kwargs))
+
+    return forward
+
+
+def get_current_device_type() -> tuple[str, str]:
+    """Return the kind of device that processes compute on, and Accelerate's name for several."""
+    return ("cuda", "MULTI_GPU") if torch.cuda.is_available() else ("cpu", "MULTI_CPU")
+
+
+def get_gpu_info() -> tuple[list[str], int]:
+    """Return the GPUs' names, and how many there are."""
+    count = torch.cuda.device_count()
+    return [torch.cuda.get_device_name(index) for index in range(count)], count
+
+
+def get_int_from_env(env_keys: list[str], default: int) -> int:
+    """Return the first of these variables that is set to a number from 0 on."""
+    found = (int(os.environ.get(key, "-1")) for key in env_keys)
+    return next((number for number in found if number >= 0), default)
+
+
+def get_pretty_name(obj: Any) -> str:
+    """Return the name of an object, or else of its class."""
+    return str(getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or type(obj).__qualname__)
+
+
+def get_available_trackers() -> list[str]:
+    """Return the trackers that `log_with` knows."""
+    return list(TRACKERS)
+
+
+def is_compiled_module(module: torch.nn.Module) -> bool:
+    """Return whether `torch.compile` made this module."""
+    return hasattr(module, "_orig_mod")
+
+
+def is_initialized() -> bool:
+    """Return whether the shared `AcceleratorState` has been made."""
+    return bool(AcceleratorState._shared_state)  # noqa: SLF001 - ours
+
+
+def is_namedtuple(data: Any) -> bool:
+    """Return whether this is a named tuple."""
+    return isinstance(data, tuple) and hasattr(data, "_fields")
+
+
+def is_peft_model(model: Any) -> bool:
+    """Return whether the model, without its wrappers, is one of peft's."""
+    from notebook_launcher.training.models import extract_model_from_parallel
+
+    return any(base.__module__.startswith("peft.") for base in type(extract_model_from_parallel(model)).__mro__)
+
+
+def is_port_in_use(port: int | str | None = None) -> bool:
+    """Return whether something listens on a port of this machine; None: 29500."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(("localhost", 29500 if port is None else int(port))) == 0
+
+
+def is_tensor_information(tensor_info: Any) -> bool:
+    """Return whether this is a `TensorInformation`."""
+    return isinstance(tensor_info, operations.TensorInformation)
+
+
+def is_torch_tensor(tensor: Any) -> bool:
+    """Return whether this is a tensor."""
+    return isinstance(tensor, torch.Tensor)
+
+
+def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
+    """Return what two tensors have in common exactly if they share memory."""
+    storage = tensor.untyped_storage()
+    return tensor.device, storage.data_ptr(), storage.nbytes()
+
+
+def merge_dicts(source: dict[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
+    """Merge a dictionary into another, recursively; return the latter."""
+    for key, value in source.items():
+        if isinstance(value, dict):
+            merge_dicts(value, destination.setdefault(key, {}))
+        else:
+            destination[key] = value
+    return destination
+
+
+def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a method do nothing outside the main process, unless its object's `main_process_only` is False."""
+
+    @functools.wraps(function)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "main_process_only", False) and not PartialState().is_main_process:
+            return None
+        return function(self, *args, **kwargs)
+
+    return call
+
+
+def parse_choice_from_env(key: str, default: str = "no") -> str:
+    """Return a variable, or the default."""
+    return os.environ.get(key, str(default))
+
+
+def parse_flag_from_env(key: str, default: bool = False) -> bool:  # noqa: FBT001, FBT002 - Accelerate's signature
+    """Return whether a variable is on."""
+    return environment.flag(os.environ, key) if key in os.environ else default
+
+
+def purge_accelerate_environment(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which leaves no `ACCELERATE_...` variable behind that was not there before."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = _accelerates(os.environ)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            for name in _accelerates(os.environ):
+                del os.environ[name]
+            os.environ.update(before)
+
+    return call
+
+
+def _accelerates(variables: MutableMapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name.startswith("ACCELERATE_")}
+
+
+def recursive_getattr(obj: Any, attr: str) -> Any:
+    """Return an attribute by a path such as `"layers.0.weight"`."""
+    return operator.attrgetter(attr)(obj)
+
+
+def str_to_bool(value: str, to_bool: bool = False) -> int | bool:  # noqa: FBT001, FBT002 - Accelerate's signature
+    """Return 1 for yes, true, t, y, on and 1, and 0 for their opposites; with `to_bool` True and False."""
+    text = value.lower()
+    if text not in {"y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0"}:
+        raise ValueError(f"str_to_bool got {value!r}. It can be yes, true, on or 1, and no, false, off or 0.")
+    found = text in {"y", "yes", "t", "true", "on", "1"}
+    return found if to_bool else int(found)
+
+
+def write_basic_config(mixed_precision: str = "no", save_location: str | Path | None = None) -> Path | bool:
+    """Write Accelerate's settings file for this machine, and return its path; False if there is one already."""
+    from notebook_launcher.accelerate_yaml import default_path
+
+    path = default_path() if save_location is None else Path(save_location)
+    if path.exists():
+        print(f"{path} is there already, and is kept. Remove it, or pass save_location=.")  # noqa: T201 - as Accelerate
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return LaunchConfig(num_processes=max(1, torch.cuda.device_count()), mixed_precision=mixed_precision).to_yaml(path)
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
+class CannotPadNestedTensorWarning(UserWarning):
+    """A nested tensor cannot be padded; never given here, where `pad_across_processes` refuses."""
+
+
+NAMES: dict[str, Any] = {
+    **{one.__name__: one for one in (
+        CannotPadNestedTensorWarning, are_libraries_initialized, check_os_kernel, compare_versions, convert_bytes,
+        convert_outputs_to_fp32, filter_trackers, get_available_trackers, get_current_device_type, get_gpu_info,
+        get_int_from_env, get_pretty_name, id_tensor_storage, is_compiled_module, is_initialized, is_namedtuple,
+        is_peft_model, is_port_in_use, is_tensor_information, is_torch_tensor, is_torch_version, merge_dicts,
+        on_main_process, parse_choice_from_env, parse_flag_from_env, purge_accelerate_environment, recursive_getattr,
+        str_to_bool, write_basic_config,
+    )},
+    "ConvertOutputsToFp32": convert_outputs_to_fp32,
+    "LOGGER_TYPE_TO_CLASS": TRACKERS,
+    "check_cuda_fp8_capability": _no,
+    "check_cuda_p2p_ib_support": lambda: True,
+    "has_compiled_regions": lambda module: any(map(is_compiled_module, module.modules())),
+    "ignorant_find_batch_size": operations.find_batch_size,
+    "model_has_dtensor": lambda model: any(hasattr(one, "device_mesh") for one in model.parameters()),
+}  # fmt: skip

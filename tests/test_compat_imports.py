@@ -1,0 +1,276 @@
+"""Every import line of a ported program: `accelerate` replaced by `notebook_launcher.compat` is enough."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+
+import pytest
+import torch
+
+from notebook_launcher import compat
+from notebook_launcher.compat import refusals, utils
+
+PATHS = [
+    "accelerate",
+    "accelerate.accelerator",
+    "accelerate.big_modeling",
+    "accelerate.checkpointing",
+    "accelerate.data_loader",
+    "accelerate.hooks",
+    "accelerate.inference",
+    "accelerate.launchers",
+    "accelerate.local_sgd",
+    "accelerate.logging",
+    "accelerate.optimizer",
+    "accelerate.parallelism_config",
+    "accelerate.scheduler",
+    "accelerate.state",
+    "accelerate.tracking",
+    "accelerate.utils",
+    "accelerate.utils.dataclasses",
+    "accelerate.utils.environment",
+    "accelerate.utils.imports",
+    "accelerate.utils.memory",
+    "accelerate.utils.modeling",
+    "accelerate.utils.operations",
+    "accelerate.utils.other",
+    "accelerate.utils.random",
+    "accelerate.utils.versions",
+]
+INTERNAL = {
+    # What Accelerate's modules have for each other, and its examples and the libraries around it do not import.
+    "BaseEnum", "CPUInformation", "EnumWithContains", "FP8BackendType", "ThreadLocalSharedDict",
+    "build_pipeline", "chained_operation", "check_device_same", "check_tied_parameters_in_config",
+    "check_tied_parameters_on_same_device", "compute_module_total_buffer_size", "do_nothing",
+    "fallback_allocate", "find_pippy_batch_size", "gather_tensor_shape", "generate_device_map",
+    "get_driver_version", "get_free_port", "get_module_class_from_name", "get_module_leaves",
+    "get_module_size_with_ties", "get_non_persistent_buffers", "get_shape", "get_state_dict_from_offload",
+    "get_state_dict_offloaded_model", "has_repeated_blocks", "is_repeated_blocks", "is_torch_xpu_tensor",
+    "override_numa_affinity", "parse_bert_config", "parse_glm4_moe_config", "parse_gpt2_config",
+    "parse_llama_config", "parse_t5_config", "pippy_forward", "test_launch", "verify_operation",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_module_has_the_names_of_accelerates(path):
+    theirs = importlib.import_module(path)
+    ours = importlib.import_module(path.replace("accelerate", "notebook_launcher.compat", 1))
+    names = {
+        name
+        for name, value in vars(theirs).items()
+        if not name.startswith("_") and str(getattr(value, "__module__", "")).startswith("accelerate.")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+    }  # fmt: skip
+    missing = sorted(name for name in names - INTERNAL if not hasattr(ours, name))
+    assert missing == []
+
+
+def test_import_paths_share_their_objects():
+    from notebook_launcher.compat.data_loader import skip_first_batches
+    from notebook_launcher.compat.local_sgd import LocalSGD
+    from notebook_launcher.compat.logging import get_logger
+    from notebook_launcher.compat.optimizer import AcceleratedOptimizer
+    from notebook_launcher.compat.scheduler import AcceleratedScheduler
+    from notebook_launcher.compat.state import AcceleratorState, DistributedType, PartialState
+    from notebook_launcher.compat.tracking import GeneralTracker
+    from notebook_launcher.compat.utils import set_seed
+    from notebook_launcher.compat.utils.memory import find_executable_batch_size
+
+    assert PartialState is compat.PartialState
+    assert AcceleratorState is utils.AcceleratorState
+    assert DistributedType is utils.DistributedType
+    assert get_logger is compat.get_logger
+    assert {one.__name__ for one in (AcceleratedOptimizer, AcceleratedScheduler, LocalSGD, GeneralTracker)} == {
+        "AcceleratedOptimizer", "AcceleratedScheduler", "LocalSGD", "GeneralTracker"
+    }  # fmt: skip
+    assert find_executable_batch_size is compat.find_executable_batch_size
+    assert (skip_first_batches, set_seed) == (compat.skip_first_batches, compat.set_seed)
+
+
+@pytest.mark.parametrize("path", ["", ".utils", ".state", ".utils.memory"])
+def test_name_that_accelerate_lacks_is_an_import_error(path):
+    module = importlib.import_module("notebook_launcher.compat" + path)
+    with pytest.raises(AttributeError, match="has no attribute 'Accelerater'"):
+        _ = module.Accelerater
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("FullyShardedDataParallelPlugin", "Apply torch's fully_shard to the model"),
+        ("DeepSpeedPlugin", "run the program with Accelerate"),
+        ("init_empty_weights", "Load the model with its own library"),
+        ("TorchDynamoPlugin", 'Pass dynamo_backend="inductor" to Accelerator'),
+        ("WandBTracker", 'Use log_with="tensorboard" or "jsonlines"'),
+        ("prepare_tpu", "TPUs are not supported"),
+    ],
+)
+def test_name_without_a_counterpart_raises_on_use_with_the_way_out(name, way_out):
+    refused = getattr(utils, name)
+    assert not isinstance(torch.nn.Linear(1, 1), refused)
+    with pytest.raises(NotImplementedError, match=f"{name} has no counterpart in notebook_launcher.compat") as caught:
+        refused(1, two=2)
+    assert way_out in str(caught.value)
+    with pytest.raises(AttributeError, match=f"{name} has no counterpart"):
+        _ = refused.from_something
+    assert not hasattr(refused, "from_something")
+
+
+def test_refused_names_are_offered_nowhere_else():
+    from notebook_launcher.compat import availability, constants, names, utilities
+
+    offered = {*names.OFFERED, *availability.NAMES, *constants.NAMES, *utilities.NAMES}
+    assert not offered & refusals.NAMES.keys()
+
+
+def test_availability_is_that_of_accelerate():
+    from accelerate.utils import imports as theirs
+
+    for name in ("datasets", "matplotlib", "pandas", "schedulefree", "tensorboard", "transformers", "wandb", "peft"):
+        asked = f"is_{name}_available"
+        assert getattr(utils, asked)() == bool(getattr(theirs, asked)()), asked
+    assert not utils.is_deepspeed_available()
+    assert not utils.is_torch_xla_available(check_is_tpu=True)
+    assert utils.is_bf16_available(ignore_tpu=True) == theirs.is_bf16_available(True)
+    assert utils.is_cuda_available() == torch.cuda.is_available()
+    assert utils.is_rocm_available() == theirs.is_rocm_available()
+    assert utils.is_mps_available() == theirs.is_mps_available()
+    assert utils.is_torch_distributed_available()
+    assert utils.is_fp16_available()
+    assert utils.is_weights_only_available()
+    assert utils.SAFE_WEIGHTS_NAME == "model.safetensors"
+
+
+def test_small_functions_answer_as_accelerates(monkeypatch):
+    import collections
+
+    from accelerate import utils as theirs
+
+    Point = collections.namedtuple("Point", "x y")  # noqa: PYI024 - what the function asks for
+    monkeypatch.setenv("AS_A_FLAG", "yes")
+    monkeypatch.setenv("AS_A_NUMBER", "7")
+    model = torch.nn.Linear(2, 2)
+    for name, args in [
+        ("compare_versions", ("torch", ">=", "2.4")),
+        ("compare_versions", ("torch", "<", "2.4")),
+        ("is_torch_version", ("!=", "2.4")),
+        ("convert_bytes", (3000,)),
+        ("convert_bytes", (2**52,)),
+        ("get_int_from_env", (["UNSET", "AS_A_NUMBER"], 3)),
+        ("get_int_from_env", (["UNSET"], 3)),
+        ("get_pretty_name", (torch.nn.Linear,)),
+        ("is_compiled_module", (model,)),
+        ("is_compiled_module", (torch.compile(model, backend="eager"),)),
+        ("has_compiled_regions", (model,)),
+        ("model_has_dtensor", (model,)),
+        ("is_namedtuple", (Point(1, 2),)),
+        ("is_namedtuple", ((1, 2),)),
+        ("is_peft_model", (model,)),
+        ("is_torch_tensor", (torch.zeros(1),)),
+        ("is_tensor_information", (1,)),
+        ("id_tensor_storage", (model.weight,)),
+        ("ignorant_find_batch_size", ({"x": torch.zeros(3)},)),
+        ("merge_dicts", ({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}})),
+        ("parse_choice_from_env", ("UNSET", "bf16")),
+        ("parse_flag_from_env", ("AS_A_FLAG",)),
+        ("parse_flag_from_env", ("UNSET", True)),
+        ("recursive_getattr", (model, "weight.shape")),
+        ("str_to_bool", ("On",)),
+        ("str_to_bool", ("off", True)),
+        ("are_libraries_initialized", ("torch", "nowhere")),
+        ("is_port_in_use", (1,)),
+    ]:
+        assert getattr(utils, name)(*args) == getattr(theirs, name)(*args), name
+    assert utils.get_current_device_type()[0] in ("cpu", "cuda")
+    assert utils.get_gpu_info()[1] == torch.cuda.device_count()
+    assert utils.check_os_kernel() is None
+    assert utils.check_cuda_p2p_ib_support()
+    assert not utils.check_cuda_fp8_capability()
+    for bad, message in [
+        (lambda: utils.str_to_bool("maybe"), "str_to_bool got 'maybe'. It can be yes"),
+        (lambda: utils.compare_versions("torch", "~", "2"), "compare_versions got the operation '~'"),
+    ]:
+        with pytest.raises(ValueError, match=message.replace(".", r"\.")):
+            bad()
+
+
+def test_outputs_are_converted_to_32_bits():
+    forward = utils.convert_outputs_to_fp32(lambda: {"logits": torch.zeros(2, dtype=torch.bfloat16), "n": 1})
+    converted = forward()
+    assert converted["logits"].dtype == torch.float32
+    assert converted["n"] == 1
+    assert utils.ConvertOutputsToFp32 is utils.convert_outputs_to_fp32
+
+
+def test_environment_is_purged_of_what_a_function_set(monkeypatch):
+    import os
+
+    monkeypatch.setenv("ACCELERATE_KEPT", "1")
+
+    @utils.purge_accelerate_environment
+    def change():
+        os.environ["ACCELERATE_KEPT"] = os.environ["ACCELERATE_NEW"] = "2"
+        return "changed"
+
+    assert change() == "changed"
+    assert os.environ["ACCELERATE_KEPT"] == "1"
+    assert "ACCELERATE_NEW" not in os.environ
+
+
+def test_basic_config_is_one_that_accelerate_reads(tmp_path, capsys):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    path = tmp_path / "made" / "config.yaml"
+    assert utils.write_basic_config("bf16", save_location=path) == path
+    assert load_config_from_file(str(path)).mixed_precision == "bf16"
+    assert utils.write_basic_config(save_location=str(path)) is False
+    assert "is there already, and is kept" in capsys.readouterr().out
+
+
+def test_trackers_are_listed_by_name(tmp_path):
+    from notebook_launcher.compat.tracking import (
+        LOGGER_TYPE_TO_CLASS,
+        TensorBoardTracker,
+        filter_trackers,
+        get_available_trackers,
+        on_main_process,
+    )
+
+    assert LOGGER_TYPE_TO_CLASS["tensorboard"] is TensorBoardTracker
+    assert "tensorboard" in get_available_trackers()
+    assert filter_trackers("tensorboard", tmp_path) == [TensorBoardTracker]
+
+    class Logs:
+        main_process_only = True
+
+        @on_main_process
+        def log(self) -> str:
+            return "logged"
+
+    assert Logs().log() == "logged"
+
+
+def test_device_variable_names_the_device(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "meta")
+    compat.AcceleratorState._reset_state(True)
+    assert compat.PartialState().device == torch.device("meta")
+    compat.AcceleratorState._reset_state(True)
+
+
+def test_prepared_objects_carry_accelerates_marks():
+    compat.AcceleratorState._reset_state(True)
+    compat.GradientState._reset_state()
+    accelerator = compat.Accelerator(cpu=True)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(4)))
+    optimizer, scheduler, loader = accelerator.prepare(optimizer, scheduler, loader)
+    assert all(one._is_accelerate_prepared for one in (optimizer, scheduler, loader))
+    assert loader.gradient_state is accelerator.gradient_state
+    assert compat.skip_first_batches(loader, 1).gradient_state is accelerator.gradient_state  # type: ignore[attr-defined]
+    assert pickle.loads(pickle.dumps(loader)).gradient_state is None
+    compat.AcceleratorState._reset_state(True)
+    compat.GradientState._reset_state()
