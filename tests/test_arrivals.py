@@ -41,6 +41,10 @@ def iterate(_folder: Path) -> Any:
     return [batch.item() for batch in loader]
 
 
+def wait(_folder: Path) -> Any:
+    return Accelerator(cpu=True).wait_for_everyone()
+
+
 def stand_in_for_a_slow_rank(call: Callable[[Path], Any], folder: Path) -> tuple[str, Any]:
     """Call it on rank 0, and on the others once rank 0 has said that it waits; return what it said."""
     said = folder.parent / "said"
@@ -58,7 +62,12 @@ def stand_in_for_a_slow_rank(call: Callable[[Path], Any], folder: Path) -> tuple
 
 @pytest.mark.parametrize(
     ("call", "name", "results"),
-    [(save, "save_state", ["a", "a"]), (load, "load_state", ["a", "a"]), (iterate, "iter(loader)", [[0, 2], [1, 3]])],
+    [
+        (save, "save_state", ["a", "a"]),
+        (load, "load_state", ["a", "a"]),
+        (iterate, "iter(loader)", [[0, 2], [1, 3]]),
+        (wait, "wait_for_everyone", [None, None]),
+    ],
 )
 def test_a_rank_says_for_whom_it_waits_and_waits_on(ranks, tmp_path, call, name, results):
     folder = tmp_path / "a"
@@ -73,6 +82,23 @@ def test_a_rank_says_for_whom_it_waits_and_waits_on(ranks, tmp_path, call, name,
 def test_all_that_are_waited_for_are_named(tmp_path):
     outcomes = notebook_launch(stand_in_for_a_slow_rank, 3, args=(save, tmp_path / "a"), output="none")
     assert [said.partition(":")[0] for said, _ in outcomes] == ["save_state waits for ranks 1, 2"] * 3
+
+
+def test_ranks_that_let_the_first_go_first_wait_without_a_word(ranks, tmp_path):
+    def go_in_turn(_folder: Path) -> Any:
+        with Accelerator(cpu=True).main_process_first():
+            if torch.distributed.get_rank() == 0:
+                time.sleep(0.3)  # stands for work that takes longer than the patience of the others
+
+    def listen() -> str:
+        said = tmp_path / f"said by {torch.distributed.get_rank()}"
+        patience, arrivals.NOTICE_AFTER = arrivals.NOTICE_AFTER, 0.1
+        with said.open("w") as file, contextlib.redirect_stderr(file):
+            go_in_turn(tmp_path)
+        arrivals.NOTICE_AFTER = patience
+        return said.read_text()
+
+    assert ranks.run(2, listen) == ["", ""]
 
 
 def test_a_rank_that_waits_in_vain_fails_as_soon_as_it_has_said_so(tmp_path):

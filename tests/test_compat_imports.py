@@ -270,7 +270,7 @@ def test_prepared_objects_carry_accelerates_marks():
     optimizer, scheduler, loader = accelerator.prepare(optimizer, scheduler, loader)
     assert all(one._is_accelerate_prepared for one in (optimizer, scheduler, loader))
     assert loader.gradient_state is accelerator.gradient_state
-    assert compat.skip_first_batches(loader, 1).gradient_state is accelerator.gradient_state  # type: ignore[attr-defined]
+    assert compat.skip_first_batches(loader, 1).gradient_state is accelerator.gradient_state
     assert pickle.loads(pickle.dumps(loader)).gradient_state is None
     compat.AcceleratorState._reset_state(True)
     compat.GradientState._reset_state()

@@ -92,6 +92,13 @@ def test_bad_arguments(options, message):
         notebook_launcher(print, **options)
 
 
+@pytest.mark.parametrize(("name", "value"), [("PJRT_DEVICE", "TPU"), ("TPU_NAME", "local")])
+def test_tpu_is_refused_before_anything_starts(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"TPUs are not supported .* ranks compute on CPUs and NVIDIA GPUs"):
+        notebook_launcher(print, num_processes=1)
+
+
 def shared_states():
     import torch
 

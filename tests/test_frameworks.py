@@ -209,7 +209,36 @@ def test_transformers_trainer(kernel: Kernel, tmp_path: Path) -> None:
     assert results[0][3] == results[1][3]
 
 
-# Lightning Fabric.
+# Lightning.
+
+
+@pytest.mark.slow
+def test_lightning_trainer_fits_on_every_rank(kernel: Kernel, tmp_path: Path) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def train():
+            import pytorch_lightning as pl
+            class Module(pl.LightningModule):
+                def __init__(self):
+                    super().__init__()
+                    self.model = linear()
+                def training_step(self, batch, _):
+                    loss = self.model(batch[0]).mean()
+                    self.log("loss", loss, sync_dist=True)
+                    return loss
+                def configure_optimizers(self):
+                    return sgd(self.model)
+            trainer = pl.Trainer(
+                accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_progress_bar=False,
+                enable_checkpointing=False, enable_model_summary=False, default_root_dir={str(tmp_path)!r})
+            module = Module()
+            trainer.fit(module, torch.utils.data.DataLoader(rows(8), batch_size=2))
+            return trainer.world_size, trainer.global_rank, trainer.global_step, module.model.weight.item()
+        list(notebook_launch(train, 2))
+        """,
+    )
+    assert results == [(2, rank, 2, -0.5 * 3.5 * 2) for rank in range(2)]
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
@@ -268,6 +297,36 @@ def test_a_timeout_for_the_process_group_counts(kernel: Kernel, start_method: st
 
 
 # Scripts for torchrun.
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_what_would_start_ranks_again_says_what_is_up(kernel: Kernel, start_method: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def work(rank):
+            return rank
+        def start_again():
+            import torch.multiprocessing as mp
+            from torch.multiprocessing import spawn
+            told = []
+            for start in (lambda: mp.spawn(work, nprocs=2), lambda: spawn(work), lambda: mp.start_processes(work),
+                          lambda: dist.init_process_group("nccl")):
+                try:
+                    start()
+                except RuntimeError as error:
+                    told.append(str(error))
+            dist.barrier()
+            return told
+        list(notebook_launch(start_again, 2, devices="cpu", start_method={start_method!r}))
+        """,
+    )
+    for rank, (first, second, third, group) in enumerate(results):
+        assert first.startswith(f"torch.multiprocessing.spawn was called in rank {rank}: the processes")
+        assert "or launch work itself" in second
+        assert third.startswith("torch.multiprocessing.start_processes was called in rank")
+        assert "NCCL needs a GPU for each rank" in group
+        assert "A gloo group of all ranks is up already: leave the call out" in group
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)

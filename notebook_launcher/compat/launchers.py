@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +57,14 @@ def notebook_launcher(
 
     Raises:
         ChildFailedError: A process failed; the message has its traceback, and the cause is the exception itself.
-        ValueError: `num_processes` was left out, or there is more than one node.
+        ValueError: `num_processes` was left out, there is more than one node, or the environment asks for a TPU.
     """
     del use_port, master_addr, rdzv_endpoint, rdzv_conf, rdzv_id, monitor_interval, log_line_prefix_template
+    if os.environ.get("PJRT_DEVICE") == "TPU" or "TPU_NAME" in os.environ:
+        raise ValueError(
+            "TPUs are not supported (PJRT_DEVICE or TPU_NAME asks for one): ranks compute on CPUs and NVIDIA GPUs. Use "
+            "Accelerate's own notebook_launcher, or take the variable out of the environment to compute on CPUs."
+        )
     if num_processes is None:
         raise ValueError("num_processes=None: say how many processes to start, as in num_processes=2.")
     if num_nodes != 1 or node_rank != 0:

@@ -1,4 +1,6 @@
-"""Timeouts that other libraries are given for the process group, which is up already in a rank.
+"""What other libraries do to start processes and their group, in a rank, where both are up already.
+
+`torch.multiprocessing.spawn`, by which programs start their own ranks, is refused.
 
 Hugging Face Accelerate and Lightning Fabric hand `timeout=` to `init_process_group`, and leave that out where they
 find a group. Here the group that is up gets it. Nothing happens with a version that lacks what is replaced here.
@@ -9,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import functools
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher import context
+from notebook_launcher.errors import CallOrderError
 from notebook_launcher.processes.afterimport import after_import
 
 if TYPE_CHECKING:
@@ -24,7 +29,32 @@ __all__ = ["install"]
 def install() -> None:
     """Let the timeouts count in this process, which is a rank, once the libraries are imported."""
     fabric = {f"{package}.utilities.distributed": _patch_fabric for package in ("lightning_fabric", "lightning.fabric")}
-    after_import({"accelerate.state": _patch_accelerate, **fabric})
+    after_import({"accelerate.state": _patch_accelerate, "torch.multiprocessing": _patch_spawn, **fabric})
+
+
+def _patch_spawn(module: types.ModuleType) -> None:
+    for name in ("spawn", "start_processes"):
+        function = _refusal(f"torch.multiprocessing.{name}", getattr(module, name))
+        setattr(module, name, function)
+        # The module of the functions is hidden by one of them.
+        setattr(sys.modules["torch.multiprocessing.spawn"], name, function)
+
+
+def _refusal(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which this process, a rank, must not call."""
+
+    @functools.wraps(function)
+    def start(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        rank = context.current()
+        if rank is None or rank.pid != os.getpid():
+            return function(fn, *args, **kwargs)
+        own = getattr(fn, "__name__", "fn")
+        raise CallOrderError(
+            f"{name} was called in rank {rank.rank}: the processes that it would start are up, started by the launch. "
+            f"Call {own}(rank, ...) here, with the rank from torch.distributed.get_rank(); or launch {own} itself."
+        )
+
+    return start
 
 
 def _patch_accelerate(module: types.ModuleType) -> None:

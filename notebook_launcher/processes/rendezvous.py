@@ -116,6 +116,7 @@ class Rendezvous:
         """Answer the function's own call of `init_process_group`."""
         from torch.distributed import distributed_c10d as c10d
 
+        _check_for_gpus(asked.get("backend"), self._backend)
         if self._ours is not None and c10d.GroupMember.WORLD is self._ours:
             ours, self._ours = self._ours, None
             if self._asks_for_what_is_up(asked):
@@ -174,6 +175,17 @@ class Rendezvous:
         self._store.set_timeout(timeout or default_pg_timeout)
         self._num_groups += 1
         return PrefixStore(f"generation-{self._generation}/group-{self._num_groups}", self._store)
+
+
+def _check_for_gpus(asked: Any, ours: str | None) -> None:
+    import torch
+
+    if "nccl" in str(asked).lower() and not torch.cuda.is_available():
+        up = f"A {ours} group of all ranks is up already" if ours else "There is no group either"
+        raise RuntimeError(
+            f"init_process_group(backend={str(asked)!r}): NCCL needs a GPU for each rank, and this rank sees none. "
+            f'{up}: leave the call out, or write init_process_group("gloo").'
+        )
 
 
 # The one place where torch itself is changed, in ranks and in the fork server, never in the kernel.

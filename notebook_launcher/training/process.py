@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
+from notebook_launcher.training.arrivals import meet
 from notebook_launcher.training.environment import Place, flag, read_place
 from notebook_launcher.training.operations.checking import debug_mode
 from notebook_launcher.training.plugins import DistributedType, warn_user
@@ -144,7 +145,12 @@ class ProcessState:
         return self.process_index == self.num_processes - 1
 
     def wait_for_everyone(self) -> None:
-        """Wait until every process has come here. All of them must call it."""
+        """Wait until every process has come here. All of them must call it.
+
+        A process that has waited 10 s says for whom, in one line, and waits on.
+        """
+        if self.num_processes > 1:
+            meet("wait_for_everyone")
         self._barrier(wait=True)
 
     def _barrier(self, *, wait: bool) -> None:
@@ -171,7 +177,7 @@ class ProcessState:
     @contextlib.contextmanager
     def _goes_first(self, first: bool) -> Iterator[None]:  # noqa: FBT001 - the one thing there is to say
         if not first:
-            self.wait_for_everyone()
+            self._barrier(wait=True)  # for as long as the first one works
             yield
             return
         try:
@@ -181,7 +187,7 @@ class ProcessState:
             with contextlib.suppress(RuntimeError):
                 self._barrier(wait=False)
             raise
-        self.wait_for_everyone()
+        self._barrier(wait=True)
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Make a function do nothing, and return None, on all processes but process 0."""
