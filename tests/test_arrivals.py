@@ -85,16 +85,13 @@ def test_all_that_are_waited_for_are_named(tmp_path):
 
 
 def test_ranks_that_let_the_first_go_first_wait_without_a_word(ranks, tmp_path):
-    def go_in_turn(_folder: Path) -> Any:
-        with Accelerator(cpu=True).main_process_first():
-            if torch.distributed.get_rank() == 0:
-                time.sleep(0.3)  # stands for work that takes longer than the patience of the others
-
-    def listen() -> str:
+    def listen() -> Any:
         said = tmp_path / f"said by {torch.distributed.get_rank()}"
         patience, arrivals.NOTICE_AFTER = arrivals.NOTICE_AFTER, 0.1
-        with said.open("w") as file, contextlib.redirect_stderr(file):
-            go_in_turn(tmp_path)
+        turns = Accelerator(cpu=True).main_process_first()
+        with said.open("w") as file, contextlib.redirect_stderr(file), turns:
+            if torch.distributed.get_rank() == 0:
+                time.sleep(0.3)  # stands for work that takes longer than the patience of the others
         arrivals.NOTICE_AFTER = patience
         return said.read_text()
 
