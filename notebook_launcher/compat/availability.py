@@ -7,8 +7,6 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -72,22 +70,32 @@ def _is_supported(*_: Any, **__: Any) -> bool:
 
 
 def _has_cuda(*_: Any, **__: Any) -> bool:
+    import torch
+
     return torch.cuda.is_available()
 
 
 def _has_bf16(*_: Any, **__: Any) -> bool:
+    import torch
+
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported()
 
 
 def _has_rocm(*_: Any, **__: Any) -> bool:
+    import torch
+
     return torch.version.hip is not None and torch.cuda.is_available()
 
 
 def _has_mps(*_: Any, **__: Any) -> bool:
+    import torch
+
     return torch.backends.mps.is_available()
 
 
 def _has_distributed(*_: Any, **__: Any) -> bool:
+    import torch
+
     return torch.distributed.is_available()
 
 

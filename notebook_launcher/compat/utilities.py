@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from notebook_launcher.compat.constants import NAMES as CONSTANTS
 from notebook_launcher.compat.state import AcceleratorState, PartialState
 from notebook_launcher.config import LaunchConfig
@@ -22,6 +20,8 @@ from notebook_launcher.training.tracking import filter_trackers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
+
+    import torch
 
 __all__ = ["NAMES"]
 
@@ -74,11 +74,15 @@ def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., 
 
 def get_current_device_type() -> tuple[str, str]:
     """Return the kind of device that processes compute on, and Accelerate's name for several."""
+    import torch
+
     return ("cuda", "MULTI_GPU") if torch.cuda.is_available() else ("cpu", "MULTI_CPU")
 
 
 def get_gpu_info() -> tuple[list[str], int]:
     """Return the GPUs' names, and how many there are."""
+    import torch
+
     count = torch.cuda.device_count()
     return [torch.cuda.get_device_name(index) for index in range(count)], count
 
@@ -134,6 +138,8 @@ def is_tensor_information(tensor_info: Any) -> bool:
 
 def is_torch_tensor(tensor: Any) -> bool:
     """Return whether this is a tensor."""
+    import torch
+
     return isinstance(tensor, torch.Tensor)
 
 
@@ -211,6 +217,8 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:  # noqa: FBT00
 
 def write_basic_config(mixed_precision: str = "no", save_location: str | Path | None = None) -> Path | bool:
     """Write Accelerate's settings file for this machine, and return its path; False if there is one already."""
+    import torch
+
     from notebook_launcher.accelerate_yaml import default_path
 
     path = default_path() if save_location is None else Path(save_location)

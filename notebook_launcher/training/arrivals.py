@@ -6,6 +6,7 @@ with the peers' gradients. Keys in a store pair with nothing.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 
@@ -21,7 +22,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 5e-5, 1e-2
 """Seconds between two looks into the store; an eighth of the wait so far, within these."""
 
 
-def meet(call: str) -> None:
+def meet(call: str, patience: float = math.inf) -> None:
     """Wait until every rank has come here as often as this one, or for `NOTICE_AFTER` seconds, and say so then.
 
     Every rank must call it. Who has waited in vain goes on to the exchange, which waits, or fails if the group broke.
@@ -29,6 +30,7 @@ def meet(call: str) -> None:
 
     Args:
         call: What the user calls, for the line: `"save_state"`.
+        patience: Seconds after which a rank goes on to the exchange without a word, if that is sooner.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return
@@ -43,6 +45,8 @@ def meet(call: str) -> None:
         # The store's own wait cannot be interrupted, and prints warnings.
         while absent := [rank for rank in absent if store.add(f"{call}/{rank}", 0) < visit]:
             waited = time.monotonic() - begin
+            if waited > patience:
+                return
             if waited > NOTICE_AFTER:
                 if store.add(f"{call}/notices", 1) == 1:
                     _say(call, absent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ class ProcessState:
         wants_cpu = cpu or flag(os.environ, "ACCELERATE_USE_CPU")
         wants_gpu = not wants_cpu if self._named_device is None else self._named_device.type == "cuda"
         self._use_gpu = wants_gpu and torch.cuda.is_available()
+        # A shorter timeout of the group counts from the start, not after the wait for a notice.
+        self._patience = math.inf if timeout is None else timeout.total_seconds() / 2
         place = None
         if dist.is_available():
             place = _adopt(backend, timeout) if dist.is_initialized() else read_place(os.environ)
@@ -150,7 +153,7 @@ class ProcessState:
         A process that has waited 10 s says for whom, in one line, and waits on.
         """
         if self.num_processes > 1:
-            meet("wait_for_everyone")
+            meet("wait_for_everyone", self._patience)
         self._barrier(wait=True)
 
     def _barrier(self, *, wait: bool) -> None:
