@@ -35,6 +35,8 @@ IDLE_SHARE, IDLE_TICKS = 0.05, 2
 """Processor time with which a process still counts as idle: a share of the time, and what the clock cannot resolve."""
 SPIN_SAMPLES = 3
 """Equal stacks in a row after which a thread that uses the processor counts as waiting: NCCL waits in a loop."""
+MAX_SOURCE = 80
+"""Characters of a line of code that are quoted."""
 FORGIVEN = 2
 """Looks at which a rank may appear to have moved because the launcher itself asked it for its stack."""
 
@@ -165,7 +167,7 @@ class Hang:
         files = {other.here.file for other in self.stacks if other.rank in self.since and other.here is not None}
         place = f"line {here.line}" if files == {here.file} and not elsewhere else here.place
         doing = "is compiling (torch.compile) at" if stack.main.is_compiling else "is at"
-        source = here.source
+        source = here.source if len(here.source) <= MAX_SOURCE else f"{here.source[: MAX_SOURCE - 3]}..."
         return f"{doing} {place}" + (f": {source}" if source else "")
 
 
