@@ -71,6 +71,8 @@ NOTEBOOKS = {
     "restarted.ipynb": [TRAIN, BUSY],
     "failing.ipynb": [TRAIN, PANEL.replace("train", "fail")],
     "typed.ipynb": [TRAIN, PANEL],
+    "kept.ipynb": [TRAIN, PANEL, "import os; os.kill(os.getpid(), 9)"],
+    "again.ipynb": [TRAIN, PANEL, "panel.run"],
     "dying.ipynb": [
         TRAIN,
         "from notebook_launcher import launch\nrun = launch(train, 2, kwargs={'epochs': 10**6, 'pause': 0.01})",
@@ -165,6 +167,13 @@ def wait_for_more_ink(page: Page, than: int) -> int:
 NAME = """() => {
     const at = document.activeElement;
     return at.labels?.[0]?.textContent || at.getAttribute("aria-label") || at.textContent || at.title;
+}"""
+
+
+# Whether a control is marked as wrong or not, and described by a text.
+DESCRIBED = """([control, invalid, text]) => {
+    const by = document.getElementById(control.getAttribute("aria-describedby"));
+    return control.getAttribute("aria-invalid") === invalid && Boolean(by?.textContent.includes(text));
 }"""
 
 
@@ -268,6 +277,9 @@ def test_a_panel_is_filled_in_by_keys_and_what_is_wrong_stands_beside_its_field(
         alert = panel.locator(".nbp-field", has=page.get_by_label("Processes", exact=True)).get_by_role("alert")
         alert.get_by_text(message).wait_for()
         assert launch.is_disabled()
+        assert launch.get_attribute("title") == "Fix Processes to enable Launch."
+        page.wait_for_function(DESCRIBED, arg=[processes.element_handle(), "true", message])
+        page.wait_for_function(DESCRIBED, arg=[launch.element_handle(), None, "Fix Processes to enable Launch."])
     looks = [page.evaluate(LOOK)]
     set_theme(page, "JupyterLab Dark")
     looks.append(page.evaluate(LOOK))
@@ -288,8 +300,13 @@ def test_a_panel_is_filled_in_by_keys_and_what_is_wrong_stands_beside_its_field(
         if "Advanced" in reached[-1]:
             page.keyboard.press("Enter")
             panel.get_by_label("Seed", exact=True).wait_for()
+            panel.get_by_role("button", name="Advanced", expanded=True).wait_for()
+            assert panel.get_by_label("Seed", exact=True).get_attribute("aria-invalid") == "false"
         if reached[-1] == "bf16":
             page.keyboard.press("Space")
+            panel.get_by_role("button", name="bf16", pressed=True).wait_for()
+            segments = panel.get_by_role("group", name="Mixed precision")
+            segments.get_by_role("button", name="no", pressed=False).wait_for()
             panel.locator("pre", has_text='mixed_precision="bf16"').wait_for()
     for name in ("Micro-batch size", "Accumulation steps", "lr", "epochs", "CPU", "Seed", "Backend", "Copy", "Launch"):
         assert any(name in one for one in reached), (name, reached)
@@ -348,3 +365,71 @@ def test_a_panel_that_was_copied_to_another_notebook_runs_there(lab):
     other.locator(".nbp-panel").get_by_role("button", name="Launch", exact=True).click()
     wait_for_state(other, "failed")
     assert page.locator(".nbl-monitor").count() == 0
+
+
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_reopened_notebook_shows_the_panel_as_a_picture_with_its_code(lab):
+    page = lab.open("kept.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    panel, kept = page.locator(".nbp-panel"), page.get_by_text("Picture of the panel as it was last.")
+    panel.get_by_label("lr", exact=True).fill("0.625")
+    panel.locator("pre", has_text='"lr": 0.625').wait_for()
+    assert kept.is_hidden()
+    lab.cell(page, 1).locator(".jp-InputPrompt").first.click()  # A field of the panel has the keyboard's focus.
+    saved = lab.save(page, "kept.ipynb")
+    lab.copy(saved, "trusted.ipynb")
+    saved.cells[0].source += "\n# from somebody else"
+    lab.copy(saved, "untrusted.ipynb")
+    for name in ("trusted.ipynb", "untrusted.ipynb"):
+        other = lab.open(name, height=1600)
+        other.get_by_text("Picture of the panel as it was last.").wait_for()
+        if name == "trusted.ipynb":
+            other.get_by_text("model not found").wait_for(state="attached")
+        shown = lab.cell(other, 1).locator(".jp-Cell-outputWrapper").inner_text()
+        assert 'kwargs={"lr": 0.625}' in shown
+        assert "not found" not in shown
+        assert "ConfigPanel(train)" not in shown
+        picture(other, lab.cell(other, 1), f"kept-{name}.png")
+        lab.run(other, 0)
+        lab.run(other, 1)
+        other.locator(".nbp-panel").wait_for()
+        assert other.get_by_text("Picture of the panel as it was last.").is_hidden()
+        other.close()
+
+
+@lab_alone
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_panel_of_a_dead_kernel_becomes_its_picture(lab):
+    page = lab.open("kept.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    page.locator(".nbp-panel").wait_for()
+    lab.start(page, 2)
+    page.get_by_role("button", name="Ok").click()  # JupyterLab says that the kernel has died.
+    page.get_by_text("Picture of the panel as it was last.").wait_for()
+    assert page.locator(".nbp-panel").is_hidden()
+
+
+@lab_alone
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_stop_of_a_panel_whose_cell_was_run_again_ends_the_live_run(lab):
+    page = lab.open("again.ipynb", height=1900)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    for label, value in {"epochs": "1000000", "pause": "0.01"}.items():
+        page.locator(".nbp-panel").get_by_label(label, exact=True).fill(value)
+    page.get_by_role("button", name="Launch", exact=True).click()
+    wait_for_state(page, "running")
+    lab.run(page, 0)
+    lab.run(page, 1)
+    panel = page.locator(".nbp-panel")
+    wait_for_state(page, "running")
+    panel.get_by_text("As you left the panel: epochs 1000000, pause 0.01.").wait_for()
+    picture(page, panel, "panel-again.png")
+    assert panel.get_by_role("button", name="Launch", exact=True).is_disabled()
+    panel.get_by_role("button", name="Stop", exact=True).click()
+    wait_for_state(page, "stopped")
+    assert panel.count() == 1
+    lab.run(page, 2)
+    assert "Run of train on 2 ranks: stopped" in lab.output(page, 2).inner_text()

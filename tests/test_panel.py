@@ -16,7 +16,8 @@ import traitlets
 from notebook_launcher import ConfigError, LaunchConfig
 from notebook_launcher.kernel import devices
 from notebook_launcher.kernel.devices import GPU, Machine
-from notebook_launcher.widgets import ConfigPanel
+from notebook_launcher.widgets import ConfigPanel, memory
+from notebook_launcher.widgets.memory import Settings
 from notebook_launcher.widgets.parameters import MISSING, parameters_of
 from notebook_launcher.widgets.traceback_html import ansi_to_html
 
@@ -824,3 +825,95 @@ def test_there_are_no_results_before_a_run():
     assert (panel.run, panel.results) == (None, None)
     panel.stop_button.click()
     assert panel.stop_button.disabled
+
+
+# What is kept.
+
+
+@pytest.fixture
+def notebook(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A notebook that Jupyter's server has named, and a place for its runs."""
+    monkeypatch.setenv("JPY_SESSION_NAME", "/somewhere/a.ipynb")
+    return home
+
+
+def tuned(
+    lr: float = 0.1, path=None, opt: Optimizer = Optimizer.ADAM, model=None, api_key: str = "", *, flag: bool = False
+):
+    pass
+
+
+def remembered(panel: ConfigPanel) -> Settings:
+    path = memory.file_of(panel.fn, panel.config)
+    assert path is not None
+    memory.write(path, panel.settings)
+    settings = memory.read(path)
+    assert settings is not None
+    return settings
+
+
+def test_settings_of_a_run_fill_the_next_panel_and_can_be_taken_back(notebook):
+    panel = ConfigPanel(tuned, 2, seed=5, mixed_precision="bf16")
+    for name, value in {"lr": "0.5", "path": "3 a", "opt": 1, "flag": True, "max_grad_norm": "1"}.items():
+        type_in(panel, name, value)
+    panel.arguments["model"] = Model()
+    panel.arguments["api_key"] = "hidden"
+    other = ConfigPanel(tuned, seed=6, kwargs={"lr": 0.2})
+    other.view.recall(remembered(panel), "As in your last run")
+    assert other.config == LaunchConfig(num_processes=2, seed=6, mixed_precision="bf16", max_grad_norm=1)
+    assert dict(other.arguments) == {"lr": 0.2, "path": "3 a", "opt": Optimizer.SGD, "flag": True}
+    said = other.view.recalled.note.value
+    assert "As in your last run: Processes 2, Mixed precision bf16, Maximum gradient norm 1.0, path" in said
+    assert "lr" not in said
+    other.view.recalled.button.click()
+    assert other.config == LaunchConfig(seed=6)
+    assert dict(other.arguments) == {"lr": 0.2}
+    assert other.view.recalled.box.layout.display == "none"
+
+
+def test_settings_that_the_function_no_longer_takes_are_left_out(notebook):
+    settings = Settings(
+        {"num_processes": "many", "seed": -1, "env": {"A": "b"}, "output": "none"},
+        {"lr": "fast", "gone": "1", "opt": "gone", "flag": "x", "path": 3},
+    )
+    panel = ConfigPanel(tuned)
+    panel.view.recall(settings, "As in your last run")
+    assert panel.config == LaunchConfig(output="none")
+    assert dict(panel.arguments) == {}
+
+
+def test_nothing_is_kept_where_runs_leave_nothing_or_no_notebook_is_known(notebook, monkeypatch):
+    file = memory.file_of(tuned, LaunchConfig())
+    assert file is not None
+    assert file.parent == notebook / "panels"
+    assert file != memory.file_of(train, LaunchConfig())
+    assert memory.file_of(tuned, LaunchConfig(runs_folder=None)) is None
+    assert memory.file_of(None, LaunchConfig()) is None
+    monkeypatch.setenv("JPY_SESSION_NAME", "/somewhere/b.ipynb")
+    assert file != memory.file_of(tuned, LaunchConfig())
+    monkeypatch.delenv("JPY_SESSION_NAME")
+    assert memory.file_of(tuned, LaunchConfig()) is None
+    file.parent.mkdir(parents=True)
+    for text in ("", "[]", '{"options": 3}'):
+        file.write_text(text)
+        assert memory.read(file) is None
+
+
+def test_picture_of_a_panel_holds_its_values_and_its_code(names):
+    names["train"] = train
+    panel = ConfigPanel(train, 2, seed=3)
+    type_in(panel, "lr", "0.5")
+    rows = panel.view.words()
+    assert rows == {
+        "Processes": "2",
+        "Accumulation steps": "1",
+        "Mixed precision": "no",
+        "Seed": "3",
+        "lr": "0.5",
+        "epochs": "3",
+        "Micro-batch size": "32",
+    }
+    shown = panel._picture()
+    assert "<style" not in shown
+    assert "notebook_launch(train, 2, kwargs={&quot;lr&quot;: 0.5}, seed=3)" in shown
+    assert "2 CPU ranks, gloo" in shown

@@ -105,7 +105,7 @@ def test_the_oldest_ipywidgets() -> None:
 def monitors(kernel: Kernel) -> list[str]:
     """Return the comms of all monitors so far."""
     opened = (message["content"] for message in kernel.received if message["msg_type"] == "comm_open")
-    return [content["comm_id"] for content in opened if "_esm" in content["data"].get("state", {})]
+    return [content["comm_id"] for content in opened if {"_esm", "title"} <= set(content["data"].get("state", {}))]
 
 
 def sent(kernel: Kernel, comm_id: str) -> list[str]:
@@ -116,7 +116,8 @@ def sent(kernel: Kernel, comm_id: str) -> list[str]:
 
 
 def test_it_is_shown_as_a_widget_with_a_text(kernel: Kernel, cell: str) -> None:
-    (shown,) = (content["data"] for content in kernel.outcome(cell).displays)
+    shown, kept = (content["data"] for content in kernel.outcome(cell).displays[:2])
+    assert "notebook_launch(train, 2)" in kept["text/html"]
     assert shown["text/plain"] == "<ConfigPanel(train): not launched yet>"
     assert shown["application/vnd.jupyter.widget-view+json"]["model_id"] == evaluate(kernel, "panel.model_id")
 
@@ -205,6 +206,15 @@ def panel_run(kernel: Kernel) -> str:
 def test_every_start_method_works_from_a_click(kernel: Kernel, method: str) -> None:
     code = f"panel.config = type(panel.config)(num_processes=1, start_method={method!r}); run_by_click()"
     assert "done in" in evaluate(kernel, code)
+
+
+def test_status_of_a_run_gives_way_to_a_field_that_has_to_be_fixed(kernel: Kernel) -> None:
+    evaluate(kernel, "run_by_click()")
+    wrong = 'panel.view.fields["seed"].control.value = "x"\nsaid = panel._running.status_text\n'
+    typed = wrong + 'panel.view.fields["seed"].control.value = "1"\n'
+    said, then = evaluate(kernel, typed + "said, panel._running.status_text")
+    assert said == "✕ Fix Seed to enable Launch."
+    assert then.startswith("2 CPU ranks, gloo")
 
 
 def test_what_cannot_be_launched_is_shown(kernel: Kernel) -> None:
@@ -323,3 +333,31 @@ def test_panels_of_a_cell_that_is_run_again_leave_no_comm_and_no_thread(kernel: 
     while evaluate(kernel, LEFT) != before:  # The closed monitors' threads end with their next look.
         assert time.monotonic() < deadline, (before, evaluate(kernel, LEFT))
     assert evaluate(kernel, "again.run.stop()")
+
+
+def test_panel_of_a_cell_that_is_run_again_keeps_what_was_typed_and_the_code_does_not_say(kernel: Kernel) -> None:
+    cell = "keeps = ConfigPanel(train, 2, kwargs={'lr': 0.3}); keeps"
+    answers: dict[str, Any] = {"answer_input": lambda _prompt, _password: ""}  # as a front end with a reader
+    kernel.execute(cell, **answers)
+    changed = "keeps.config = type(keeps.config)(num_processes=1, seed=4); keeps.arguments = {'lr': 0.7, 'fails': True}"
+    assert kernel.execute(changed).error is None
+    kernel.execute(cell, **answers)
+    assert evaluate(kernel, "keeps.config.num_processes, keeps.config.seed, dict(keeps.arguments)") == (
+        *(2, 4),
+        {"lr": 0.3, "fails": True},
+    )
+    assert "As you left the panel: Seed 4, fails True." in evaluate(kernel, "keeps.view.recalled.note.value")
+    kernel.execute(cell)  # by a program: it gets what the code says
+    assert evaluate(kernel, "keeps.config.seed, dict(keeps.arguments)") == (None, {"lr": 0.3})
+
+
+def test_picture_below_a_panel_is_renewed_with_it_and_what_is_replaced_shows_it(kernel: Kernel) -> None:
+    cell = "pictured = ConfigPanel(train, 2)\npictured"
+    shown = kernel.execute(cell)
+    evaluate(kernel, "pictured.arguments['lr'] = 0.625; 0")
+    kernel.wait(shown.msg_id, until=lambda cell: any("0.625" in each for each in pictures(cell)))
+    kernel.execute("old = pictured")
+    kernel.execute(cell)
+    (left,) = (content["data"] for content in kernel.execute("old").displays)
+    assert "0.625" in left["text/html"]
+    assert set(left) == {"text/html", "text/plain"}

@@ -10,6 +10,8 @@ import traitlets
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.kernel import cell, checks
 from notebook_launcher.kernel.launch import launch
+from notebook_launcher.widgets import memory
+from notebook_launcher.widgets.kept import Kept, picture_html
 from notebook_launcher.widgets.place import Place, close_children, open_widgets
 from notebook_launcher.widgets.running import RunArea
 from notebook_launcher.widgets.state import LaunchState
@@ -66,12 +68,19 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
             options["num_processes"] = num_processes
         self._state = state = LaunchState(fn, LaunchConfig.build(config, options), kwargs or {}, holder=self)
         self._running = RunArea(self._start)
+        self._kept = Kept()
+        self._left: memory.Settings | None = None
+        """Settings of the panel that this one replaced."""
+        self._may_recall = True
         self.place = Place()
         """The cells that show the panel."""
         self.view = PanelView(state, self._running)
         """The widgets: `panel.view.fields["seed"].control` is the seed's."""
         super().__init__(self.view.children, config=state.config)
         self.add_class("nbp-panel")
+        self.add_class(self._kept.live)
+        state.observe(lambda _: self._renew_picture(), "revision")
+        self._running.status.observe(lambda _: self._renew_picture(), "value")
         traitlets.link((state, "config"), (self, "config"))
         self._move_to(cell.current_message())
 
@@ -151,9 +160,15 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         """Close the panel with all its widgets; its run goes on."""
         running = getattr(self, "_running", None)  # ipywidgets also closes a panel whose making has failed.
         if running is not None:
+            self._kept.close()
             running.close()
             close_children(self)
         super().close()
+
+    @property
+    def settings(self) -> memory.Settings:
+        """Settings that differ from their defaults and can be typed."""
+        return memory.settings_of(self._state)
 
     @property
     def is_busy(self) -> bool:
@@ -173,20 +188,51 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         if fn is not None:
             return launch(fn, args=args, kwargs=kwargs, config=config)
         by_place, by_name = self._state.call()
-        return launch(self.fn, args=args or by_place, kwargs={**by_name, **(kwargs or {})}, config=config)  # type: ignore[arg-type]
+        run = launch(self.fn, args=args or by_place, kwargs={**by_name, **(kwargs or {})}, config=config)  # type: ignore[arg-type]
+        if (path := memory.file_of(self.fn, config)) is not None:
+            memory.write(path, self.settings)
+        return run
 
     def _ipython_display_(self, **_: Any) -> None:
-        from IPython.display import display
-
+        sink = cell.make_sink()
+        if self.comm is None:  # Closed, since its cell was run again.
+            sink.html(self._picture(), self.code)
+            return
         self._move_to(cell.current_message())
+        if sink.has_audience:
+            self._recall()
         self.view.draw()  # The cell has given names to the panel and to other values meanwhile.
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
-        display({WIDGET_VIEW: view, "text/plain": repr(self)}, raw=True)
+        # The empty HTML is for a notebook that is not trusted: the picture below it is enough.
+        sink.display({WIDGET_VIEW: view, "text/html": "", "text/plain": repr(self)})
+        if sink.is_cell:
+            self._kept.show(sink, self._picture(), self.code)
+        self._running.show()
+
+    def _recall(self) -> None:
+        """Take over the settings of the panel that this one replaced, else of the last run; once."""
+        is_first, self._may_recall = self._may_recall, False
+        if not is_first:
+            return
+        path = memory.file_of(self.fn, self.config)
+        if self._left is not None:
+            self.view.recall(self._left, "As you left the panel")
+        elif path is not None and (settings := memory.read(path)) is not None:
+            self.view.recall(settings, "As in your last run")
+
+    def _picture(self) -> str:
+        title = _name_of(self.fn) or "a function"
+        return picture_html(title, self.view.words(), self._running.status_text, self.code)
+
+    def _renew_picture(self) -> None:
+        if self._kept.is_shown:
+            self._kept.renew(self._picture(), self.code)
 
     def _move_to(self, message: Any) -> None:
         """Let a cell show this panel, in place of the panel that the cell showed when it was last run."""
         self._running.home = message
         if self.place.add(message) and (old := self._find_replaced()):
+            self._left = old.settings
             old.hand_over(self._running)
 
     def _find_replaced(self) -> ConfigPanel | None:

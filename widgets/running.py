@@ -46,12 +46,17 @@ class RunArea:
         self._lock = threading.RLock()
         self._stage: Literal["idle", "starting", "running"] = "idle"
         self._heir: RunArea | None = None
+        self._is_heir = False
+        """Whether the run was started from another area."""
+        self._is_shown = False
         self._ready = "", True
         self._monitor: Monitor | None = None
         self.launch_button = ipywidgets.Button(description="Launch", button_style="primary", layout=WIDE)
         self.stop_button = ipywidgets.Button(description="Stop", disabled=True, layout=WIDE, tooltip=IDLE_TIP)
         self.status = ipywidgets.HTML()
         self.status.add_class("nbp-status-box")
+        self.status_text = ""
+        self._says_readiness = True
         self.error = ipywidgets.HTML()
         self.monitor_box = ipywidgets.VBox([])
         row = ipywidgets.HBox([self.launch_button, self.stop_button, self.status])
@@ -73,12 +78,16 @@ class RunArea:
         except Exception as error:  # noqa: BLE001 - whatever it is
             self.show_error(error)
 
-    def set_ready(self, text: str, *, is_ready: bool) -> None:
-        """Describe the launch that a click would start, or the reason why there can be none."""
+    def set_ready(self, text: str, *, is_ready: bool, is_news: bool = False) -> None:
+        """Describe the launch that a click would start, or the reason why there can be none.
+
+        The end of the last run stays in its place, unless there is no launch, or the description is news.
+        """
         self._ready = text, is_ready
         self._draw_launch_button()
-        if not self.is_busy and (self.run is None or not is_ready):
+        if not self.is_busy and (self._says_readiness or is_news or not is_ready):
             self._say(text, "ready" if is_ready else "error")
+            self._says_readiness = True
 
     def show_error(self, error: BaseException) -> None:
         """Show an error as a cell does; without a traceback if the message says what to type."""
@@ -92,10 +101,26 @@ class RunArea:
             stage, run = old._stage, old.run
         if stage == "idle" or not self._begin():
             return
+        self._is_heir = True
         if stage == "running" and run is not None:
             self.receive(run)
         else:
             self._draw_start()  # The thread that starts the run passes it on.
+
+    def show(self) -> None:
+        """Keep a picture of the run that another panel started, below this panel, which is shown by now."""
+        self._is_shown = True
+        if self._is_heir and self.is_busy:
+            self._keep_picture_at_home()
+
+    def _keep_picture_at_home(self) -> None:
+        with cell.answering(self.home):
+            self._keep_picture(self._monitor)
+
+    def _keep_picture(self, monitor: Monitor | None) -> None:
+        sink = cell.make_sink()
+        if monitor is not None and sink.is_cell:
+            monitor.keep_picture(sink)
 
     def close(self) -> None:
         """Close the monitor; the run goes on."""
@@ -135,6 +160,7 @@ class RunArea:
             if self.is_busy:
                 return False
             self._stage = "starting"
+            self._is_heir = False
             return True
 
     def _launch(self, start: Callable[[], Run]) -> Run:
@@ -174,9 +200,10 @@ class RunArea:
             self._draw_stopping()
         old, self._monitor = self._monitor, Monitor(run)
         self.monitor_box.children = [self._monitor]
-        sink = cell.make_sink()
-        if sink.is_cell:
-            self._monitor.keep_picture(sink)
+        if not self._is_heir:
+            self._keep_picture(self._monitor)
+        elif self._is_shown:
+            self._keep_picture_at_home()
         if old is not None:
             old.close()
         if self._heir is not None:  # The panel was replaced meanwhile.
@@ -228,4 +255,6 @@ class RunArea:
 
     def _say(self, text: str, kind: str) -> None:
         mark = {"error": "✕ ", "done": "✓ ", "busy": "● "}.get(kind, "")
+        self._says_readiness = False
+        self.status_text = mark + text
         self.status.value = f'<span class="nbp-status nbp-{kind}" role="status">{mark}{html.escape(text)}</span>'

@@ -23,7 +23,7 @@ from notebook_launcher.widgets.call import Namer, call_code
 from notebook_launcher.widgets.parameters import MISSING, Parameter, is_literal, parameters_of, takes_any_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.settings import TrainingSettings
@@ -149,6 +149,15 @@ class LaunchState(traitlets.HasTraits):
             self._argument_changed(name)
         else:
             self.arguments[name] = value
+
+    def reset(self, keys: Iterable[str]) -> None:
+        """Give options, and arguments as `arguments.<name>`, their defaults."""
+        with self.lock:
+            for key in keys:
+                if (name := key.removeprefix("arguments.")) != key:
+                    self.set_argument(name, MISSING)
+                else:
+                    self.put(key, typed.default_of(key))
 
     def look_again(self) -> None:
         """Look at the machine again, since the GPUs' free memory changes."""

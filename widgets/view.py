@@ -13,11 +13,13 @@ import ipywidgets
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.arguments import describe_value
 from notebook_launcher.settings import STEPS_VARIABLE
-from notebook_launcher.widgets import hardware
+from notebook_launcher.widgets import hardware, typed
+from notebook_launcher.widgets.attributes import Attributes
 from notebook_launcher.widgets.fields import ChoiceField, TextField
 from notebook_launcher.widgets.form import argument_field, argument_value, option_fields
 from notebook_launcher.widgets.gpus import DevicesField
 from notebook_launcher.widgets.parameters import MISSING
+from notebook_launcher.widgets.recalled import Recalled
 from notebook_launcher.widgets.section import Section
 from notebook_launcher.widgets.settings_file import SettingsFile
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.widgets.fields import Field
+    from notebook_launcher.widgets.memory import Settings
     from notebook_launcher.widgets.parameters import Parameter
     from notebook_launcher.widgets.running import RunArea
     from notebook_launcher.widgets.state import LaunchState
@@ -69,6 +72,9 @@ class PanelView:
         """The fields of the function's parameters, by name."""
         self.file = SettingsFile(lambda: state.config, functools.partial(setattr, state, "config"))
         """Load and Save for Accelerate's settings file."""
+        self.recalled = Recalled(lambda: running.attempt(self._forget))
+        """The line about settings of an earlier run."""
+        self._recalled: list[str] = []
         self._formula, self._code = ipywidgets.HTML(), ipywidgets.HTML()
         self.advanced = Section("Advanced", _grid([self.fields[name] for name in ADVANCED]))
         """The options that are seldom changed."""
@@ -77,13 +83,14 @@ class PanelView:
         sections = ipywidgets.VBox([self.advanced.box, self.files.box])
         self.children = [
             ipywidgets.HTML(f"<style>{CSS.read_text(encoding='utf-8')}</style>", layout={"display": "none"}),
-            ipywidgets.HTML(self._title()),
+            ipywidgets.VBox([ipywidgets.HTML(self._title()), self.recalled.box]),
             _grid(self._essential()),
             self._formula,
             *self._arguments(),
             sections,
             self._code,
             running.box,
+            Attributes(self._look, layout={"display": "none"}),
         ]
         state.observe(lambda _: self.draw(), "revision")
         self.draw()
@@ -102,6 +109,34 @@ class PanelView:
             self._draw_notes(config)
             self._formula.value, self._code.value = self._formula_html(), self._code_html()
             self._draw_readiness()
+
+    def recall(self, settings: Settings, source: str) -> None:
+        """Fill fields that have their defaults with earlier settings, and name them after their source."""
+        with self._state.lock:
+            self._recalled = settings.apply(self._state)
+        words = self.words()
+        listed = ", ".join(f"{label} {words[label]}" for label in self._label_list(self._recalled))
+        self.recalled.show(f"{source}: {listed}." if listed else "")
+
+    def words(self) -> dict[str, str]:
+        """Return the value that each field shows, by the field's label."""
+        plan, training = self._state.plan, self._state.training
+        values: dict[str, Any] = {name: getattr(self._state.config, name) for name in self.fields}
+        settled = {
+            "num_processes": None if plan is None else plan.num_processes,
+            "gradient_accumulation_steps": training.gradient_accumulation_steps,
+            "mixed_precision": training.mixed_precision,
+            "comm_hook": training.comm_hook,
+        }
+        words = {
+            self.fields[name].label: str(settled.get(name) if value is None else value)
+            for name, value in values.items()
+            if name not in ADVANCED or value != typed.default_of(name)
+        }
+        for name, field in self.argument_fields.items():
+            value = self._state.value_of(name)
+            words[field.label] = "not set" if value is MISSING else describe_value(value)
+        return words
 
     # Making.
 
@@ -149,6 +184,17 @@ class PanelView:
         is_text = isinstance(self.argument_fields[name], TextField)
         put = self._state.put_argument if is_text else self._state.set_argument
         self._running.attempt(lambda: put(name, value))
+
+    def _look(self) -> None:
+        """Draw what depends on the notebook's names, which may have changed."""
+        with self._state.lock:
+            self._code.value = self._code_html()
+            self._draw_readiness()
+
+    def _forget(self) -> None:
+        keys, self._recalled = self._recalled, []
+        self.recalled.show("")
+        self._state.reset(keys)
 
     # Drawing.
 
@@ -252,9 +298,12 @@ class PanelView:
         missing = [key for key in missing if key.removeprefix("arguments.") not in self._state.arguments]
         return [*self._state.mistakes, *(key for key in missing if key not in self._state.mistakes)]
 
-    def _labels(self, keys: Iterable[str]) -> str:
+    def _label_list(self, keys: Iterable[str]) -> list[str]:
         fields = {**self.fields, **{f"arguments.{name}": field for name, field in self.argument_fields.items()}}
-        labels = [fields[key].label if key in fields else key for key in keys]
+        return [fields[key].label if key in fields else key for key in keys]
+
+    def _labels(self, keys: Iterable[str]) -> str:
+        labels = self._label_list(keys)
         return " and ".join(filter(None, [", ".join(labels[:-1]), *labels[-1:]]))
 
     def _draw_readiness(self) -> None:
@@ -268,9 +317,10 @@ class PanelView:
         elif plan is not None:
             seed = f", seed {plan.seed}"
             summary = plan.summary if plan.config.seed is not None else plan.summary.removesuffix(seed)
+            is_old = self._state.is_redefined
             name = checks.name_of(self._state.function)
-            newer = f" {name} was defined again: run this cell again to launch the new one." * self._state.is_redefined
-            self._running.set_ready(f"{summary}.{newer}", is_ready=True)
+            newer = f" {name} was defined again: run this cell again to launch the new one." if is_old else ""
+            self._running.set_ready(f"{summary}.{newer}", is_ready=True, is_news=is_old)
 
 
 def _grid(fields: list[Field]) -> ipywidgets.GridBox:

@@ -1,0 +1,141 @@
+"""Settings that the last run of a panel had, for the next panel of the same function in the same notebook.
+
+They lie in a file beside the folders of runs. Nothing is kept where runs leave no folder, or where the notebook is not
+known. Values that cannot be typed, and arguments with names of secrets, are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.history import folders
+from notebook_launcher.kernel import checks
+from notebook_launcher.kernel.formatting import SECRET
+from notebook_launcher.widgets.parameters import MISSING
+from notebook_launcher.widgets.typed import default_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.widgets.parameters import Parameter
+    from notebook_launcher.widgets.state import LaunchState
+
+__all__ = ["Settings", "file_of", "read", "settings_of", "write"]
+
+OPTIONS = (
+    "num_processes",
+    "gradient_accumulation_steps",
+    "mixed_precision",
+    "devices",
+    "backend",
+    "start_method",
+    "output",
+    "seed",
+    "max_grad_norm",
+    "comm_hook",
+    "timeout",
+    "max_restarts",
+)
+"""Options that have a field."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """Options and arguments that differ from their defaults, as plain JSON values."""
+
+    options: dict[str, Any]
+    arguments: dict[str, Any]
+
+    def apply(self, state: LaunchState) -> list[str]:
+        """Fill the fields that have their defaults; return the keys of the fields that were filled."""
+        filled = [name for name, value in self.options.items() if _apply_option(state, name, value)]
+        for name, data in self.arguments.items():
+            parameter = state.parameters.get(name)
+            value = MISSING if parameter is None or name in state.arguments else _decode(parameter, data)
+            if value is not MISSING:
+                state.set_argument(name, value)
+                filled.append(f"arguments.{name}")
+        return filled
+
+
+def settings_of(state: LaunchState) -> Settings:
+    """Return the settings of a panel that differ from their defaults and can be typed."""
+    options = {name: getattr(state.config, name) for name in OPTIONS}
+    options = {name: value for name, value in options.items() if value != default_of(name)}
+    arguments = {
+        name: _encode(parameter, state.arguments[name])
+        for name, parameter in state.parameters.items()
+        if name in state.arguments and not SECRET.search(name)
+    }
+    return Settings(
+        {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
+        {name: data for name, data in arguments.items() if data is not MISSING},
+    )
+
+
+def file_of(function: Any, config: LaunchConfig) -> Path | None:
+    """Return the file for a function of this notebook; None if nothing is to be kept."""
+    # VS Code names the notebook in a variable of its cells, Jupyter's server in the environment.
+    named = sys.modules["__main__"].__dict__.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME")
+    try:
+        home = folders.find_home(config.runs_folder)
+    except RuntimeError:
+        return None
+    if home is None or not named or function is None:
+        return None
+    key = "\n".join([str(named), os.getcwd(), checks.name_of(function)])
+    return home / "panels" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+
+def write(path: Path, settings: Settings) -> None:
+    """Write settings to a file; a disk that is full costs the next panel its memory alone."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(dataclasses.asdict(settings)), encoding="utf-8")
+        part.replace(path)
+
+
+def read(path: Path) -> Settings | None:
+    """Return the settings of a file; None if there are none."""
+    data = folders.read_json(path) or {}
+    options, arguments = data.get("options"), data.get("arguments")
+    if not isinstance(options, dict) or not isinstance(arguments, dict):
+        return None
+    return Settings(options, arguments)
+
+
+def _apply_option(state: LaunchState, name: str, value: Any) -> bool:
+    if name not in OPTIONS or getattr(state.config, name) != default_of(name) or value == default_of(name):
+        return False
+    try:
+        state.config = dataclasses.replace(state.config, **{name: value})
+    except ConfigError:
+        return False
+    return True
+
+
+def _encode(parameter: Parameter, value: Any) -> Any:
+    if parameter.kind == "code" or not parameter.fits(value):
+        return MISSING
+    if parameter.kind == "choice":
+        return repr(value)
+    return value if value is None or parameter.kind == "bool" else parameter.text_of(value)
+
+
+def _decode(parameter: Parameter, data: Any) -> Any:
+    if parameter.kind == "choice":
+        return next((choice for choice in parameter.choices if repr(choice) == data), MISSING)
+    if data is None or parameter.kind == "bool":
+        return data if parameter.fits(data) else MISSING
+    with contextlib.suppress(ValueError):
+        return parameter.parse(data) if isinstance(data, str) and parameter.kind != "code" else MISSING
+    return MISSING
