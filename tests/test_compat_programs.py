@@ -1,0 +1,244 @@
+"""Programs as Accelerate's documentation lays them out, with `accelerate` replaced in each import line.
+
+Each is run twice, with its own import lines and with ours, and must return the same.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notebook_launcher import notebook_launch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMON = """
+import os
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import set_seed
+
+def parts(batch_size=2, size=16):
+    set_seed(42)
+    features = torch.randn(size, 3)
+    data = TensorDataset(features, features.sum(1, keepdim=True))
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=16)
+    return model, optimizer, DataLoader(data, shuffle=True, batch_size=batch_size), scheduler
+
+def loss_of(model, batch):
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+"""
+
+PROGRAMS = {
+    "nlp_example": """
+def main(folder):
+    accelerator = Accelerator(cpu=True, mixed_precision="no")
+    model, optimizer, train, scheduler = accelerator.prepare(*parts())
+    evaluation = accelerator.prepare(parts(batch_size=3, size=7)[2])
+    seen = []
+    for epoch in range(2):
+        model.train()
+        for step, batch in enumerate(train):
+            accelerator.backward(loss_of(model, batch))
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        model.eval()
+        for step, batch in enumerate(evaluation):
+            with torch.no_grad():
+                outputs = model(batch[0])
+            predictions, references = accelerator.gather_for_metrics((outputs, batch[1]))
+            seen.append(len(predictions))
+        accelerator.print(f"epoch {epoch}:", seen[-1])
+    accelerator.end_training()
+    return seen, scheduler.get_last_lr()
+""",
+    "gradient_accumulation": """
+from accelerate.utils.imports import is_bf16_available
+
+def main(folder):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer, loader, scheduler = accelerator.prepare(*parts())
+    assert is_bf16_available() in (True, False)
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(loss_of(model, batch))
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return [p.detach().flatten().tolist() for p in accelerator.unwrap_model(model).parameters()]
+""",
+    "automatic_gradient_accumulation": """
+from accelerate.utils import find_executable_batch_size
+
+def main(folder):
+    accelerator = Accelerator(cpu=True)
+    tried = []
+    @find_executable_batch_size(starting_batch_size=8)
+    def inner(batch_size):
+        accelerator.free_memory()
+        tried.append(batch_size)
+        if batch_size > 4:
+            raise RuntimeError("CUDA out of memory.")
+        model, optimizer, loader, scheduler = accelerator.prepare(*parts(batch_size))
+        accelerator.gradient_accumulation_steps = 8 // batch_size
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+        return len(loader)
+    return inner(), tried
+""",
+    "checkpointing": """
+from accelerate.utils import ProjectConfiguration
+from accelerate import skip_first_batches
+
+def main(folder):
+    config = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=config)
+    model, optimizer, loader, scheduler = accelerator.prepare(*parts())
+    accelerator.register_for_checkpointing(scheduler)
+    for step, batch in enumerate(loader):
+        accelerator.backward(loss_of(model, batch))
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 1:
+            accelerator.save_state()
+            break
+    accelerator.wait_for_everyone()
+    accelerator.load_state(os.path.join(folder, "checkpoints", "checkpoint_0"))
+    return len(list(skip_first_batches(loader, 2))), len(list(loader))
+""",
+    "local_sgd": """
+from accelerate.local_sgd import LocalSGD
+
+def main(folder):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1)
+    model, optimizer, loader, scheduler = accelerator.prepare(*parts())
+    with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=2, enabled=True) as local_sgd:
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(model, batch))
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                local_sgd.step()
+    return [p.detach().flatten().tolist() for p in accelerator.unwrap_model(model).parameters()]
+""",
+    "schedule_free": """
+from accelerate.utils import is_schedulefree_available
+if is_schedulefree_available():
+    import schedulefree
+
+class WithModes(torch.optim.SGD):
+    mode = "none"
+    def train(self):
+        self.mode = "train"
+    def eval(self):
+        self.mode = "eval"
+
+def main(folder):
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, WithModes(model.parameters(), lr=0.1))
+    optimizer.train()
+    modes = [optimizer.optimizer.mode]
+    optimizer.eval()
+    return [*modes, optimizer.optimizer.mode]
+""",
+    "tracking": """
+from accelerate.tracking import GeneralTracker, LOGGER_TYPE_TO_CLASS, on_main_process
+from accelerate.logging import get_logger
+
+class Lines(GeneralTracker):
+    name = "lines"
+    requires_logging_directory = False
+    def __init__(self, run_name):
+        super().__init__()
+        self.logged = []
+    @property
+    def tracker(self):
+        return self.logged
+    def store_init_configuration(self, values):
+        self.logged.append(values)
+    @on_main_process
+    def log(self, values, step=None):
+        self.logged.append((values, step))
+
+def main(folder):
+    accelerator = Accelerator(cpu=True, log_with=Lines("run"))
+    assert "tensorboard" in LOGGER_TYPE_TO_CLASS
+    get_logger(__name__).debug("begins", main_process_only=True)
+    accelerator.init_trackers("project", config={"lr": 0.1})
+    accelerator.log({"loss": 1.0}, step=0)
+    logged = accelerator.get_tracker("lines", unwrap=True) if accelerator.is_main_process else []
+    accelerator.end_training()
+    return list(logged)
+""",
+    "early_stopping": """
+def main(folder):
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, loader, scheduler = accelerator.prepare(*parts())
+    for step, batch in enumerate(loader):
+        accelerator.backward(loss_of(model, batch))
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 1 and accelerator.is_last_process:
+            accelerator.set_trigger()
+        if accelerator.check_trigger():
+            break
+    return step
+""",
+    "ddp_comm_hook": """
+from accelerate import DDPCommunicationHookType, DistributedDataParallelKwargs
+from accelerate.utils.dataclasses import DistributedType
+
+def main(folder):
+    handler = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16, bucket_cap_mb=15)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[handler])
+    model, optimizer, loader, scheduler = accelerator.prepare(*parts())
+    for batch in loader:
+        accelerator.backward(loss_of(model, batch))
+        optimizer.step()
+        optimizer.zero_grad()
+    return accelerator.distributed_type == DistributedType.MULTI_CPU
+""",
+}
+
+
+def run_program(source: str, library: str, folder: str) -> Any:
+    """Run a program whose imports name `library` in place of accelerate."""
+    namespace: dict[str, Any] = {"__name__": "program"}
+    lines = textwrap.dedent(COMMON + source).splitlines()
+    imports = ("from accelerate", "import accelerate")
+    text = "\n".join(line.replace("accelerate", library, 1) if line.startswith(imports) else line for line in lines)
+    exec(compile(text, "program", "exec"), namespace)
+    try:
+        return namespace["main"](folder)
+    finally:
+        namespace["AcceleratorState"]._reset_state(True)
+        namespace["GradientState"]._reset_state()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_ported_program_returns_what_the_original_returns(name: str, tmp_path: Path) -> None:
+    theirs, ours = (
+        notebook_launch(run_program, 2, args=(PROGRAMS[name], library, str(tmp_path / library)), output="none")
+        for library in ("accelerate", "notebook_launcher.compat")
+    )
+    for one, other in zip(leaves_of(list(ours)), leaves_of(list(theirs)), strict=True):
+        assert one == (pytest.approx(other, rel=1e-5, abs=1e-6) if isinstance(other, float) else other)
+
+
+def leaves_of(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in leaves_of(item)]
+    return [value]
