@@ -43,8 +43,8 @@ for (const name of ["IntersectionObserver", "ResizeObserver", "MutationObserver"
 window.makeModel = () => {
   const calls = new Map();
   return {
-    sent: [], calls,
-    get: (name) => (name === "title" ? "train" : undefined), set() {}, save_changes() {},
+    sent: [], calls, traits: { title: "train" },
+    get(name) { return this.traits[name]; }, set() {}, save_changes() {},
     on(name, call) { calls.set(name, [...(calls.get(name) ?? []), call]); },
     off(name, call) { calls.set(name, (calls.get(name) ?? []).filter((one) => one !== call)); },
     send(message) { if (this.isDead) throw new Error("comm is closed"); this.sent.push(message); },
@@ -54,7 +54,7 @@ window.makeModel = () => {
 </script>
 <script type="module">
 const url = URL.createObjectURL(new Blob([%(module)s], { type: "text/javascript" }));
-const monitor = (await import(url)).default;
+window.monitor = (await import(url)).default;
 URL.revokeObjectURL(url);
 window.model = makeModel();
 window.cleanups = [];

@@ -69,6 +69,7 @@ NOTEBOOKS = {
     "panel.ipynb": [TRAIN, PANEL, "panel.results"],
     "busy.ipynb": [TRAIN, BUSY, "print('free again')"],
     "restarted.ipynb": [TRAIN, BUSY],
+    "explored.ipynb": [TRAIN, BUSY.replace("10**6, 'pause': 0.01", "2, 'pause': 0.1")],
     "failing.ipynb": [TRAIN, PANEL.replace("train", "fail")],
     "typed.ipynb": [TRAIN, PANEL],
     "kept.ipynb": [TRAIN, PANEL, "import os; os.kill(os.getpid(), 9)"],
@@ -186,6 +187,11 @@ def wait_for_state(page: Page, state: str) -> None:
     monitor_of(page).locator(".nbl-header .nbl-state-word").get_by_text(state).wait_for()
 
 
+def restart(page: Page) -> None:
+    page.evaluate("() => { jupyterapp.commands.execute('kernelmenu:restart'); }")
+    page.locator(".jp-Dialog-button.jp-mod-accept").click()
+
+
 def watch_a_busy_cell(lab: Lab) -> tuple[Page, int]:
     """Run a cell that waits for its run; return the page and how many pixels of a curve are drawn."""
     page = lab.open("busy.ipynb", height=1600)
@@ -233,6 +239,27 @@ def test_stop_is_heard_while_the_cell_is_busy(lab):
     kinds = [kind for output in saved.cells[1].outputs for kind in output.get("data", {})]
     assert "text/html" in kinds
     assert "application/vnd.jupyter.widget-view+json" not in kinds
+
+
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_curves_of_a_run_that_is_over_can_be_explored_while_the_kernel_lives(lab):
+    page = lab.open("explored.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    wait_for_state(page, "done")
+    explored = lab.output(page, 1).locator("[data-nbl-explore] .nbl-monitor")
+    assert wait_for_more_ink(page, 0)
+    explored.get_by_label("Search the log").fill("epoch 1")
+    explored.locator(".nbl-count").get_by_text("2 of 4 lines").wait_for()
+    drawing = lab.output(page, 1).locator("[data-nbl-cover] img")
+    assert not drawing.is_visible()
+    lab.save(page, "explored.ipynb")
+    page.reload()
+    lab.show(page, "explored.ipynb")
+    wait_for_state(page, "done")
+    restart(page)
+    drawing.wait_for()
+    assert page.get_by_text("model not found").count() + explored.count() == 0
 
 
 @lab_alone
@@ -343,8 +370,7 @@ def test_monitor_says_lost_when_the_kernel_is_restarted(lab):
     lab.run(page, 0)
     lab.start(page, 1)
     wait_for_state(page, "running")
-    page.evaluate("jupyterapp.commands.execute('kernelmenu:restart')")
-    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    restart(page)
     wait_for_state(page, "lost")
     assert monitor_of(page).locator(".nbl-button[data-action]:enabled").count() == 0
 

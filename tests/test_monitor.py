@@ -46,6 +46,13 @@ on_recv = k.shell_stream._recv_callback
 """
 
 
+FORGET = """
+from notebook_launcher.widgets.place import open_widgets
+for widget_ in open_widgets():
+    if getattr(widget_, "explorable_since", 0): widget_.close()
+"""
+
+
 @pytest.fixture(scope="module", params=[NEWEST, *VERSIONS])
 def any_kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
     folders = [] if request.param == NEWEST else [str(installed(request.param))]
@@ -80,6 +87,7 @@ def clean(kernel: Kernel) -> Iterator[None]:
     with unchanged(kernel):
         before = evaluate(kernel, LEFTOVERS)
         yield
+        kernel.execute(FORGET)
         assert evaluate(kernel, LEFTOVERS) == before == [*before[:2], 0, False]
 
 
@@ -179,8 +187,15 @@ def test_stop_while_the_cell_is_busy(every_kernel: Kernel) -> None:
     assert "stopped" in table["text/html"]
     assert WIDGET_VIEW not in table
     assert drawing["image/svg+xml"].startswith("<svg")
-    assert page.is_closed
     assert evaluate(every_kernel, LEFTOVERS)[2:] == [0, False]
+    # Its page may go on exploring it: the record names the monitor, which still answers.
+    assert not page.is_closed
+    key = evaluate(every_kernel, f"widget._instances[{page.comm_id!r}].key")
+    assert f'data-nbl-explore="{key}"' in table["text/html"]
+    assert f'data-nbl-cover="{key}"' in drawing["text/html"]
+    page.send("hello")
+    page.until(lambda messages: kinds(messages).count("reset") == 2)
+    assert page.messages[-1]["run"]["state"] == "stopped"
 
 
 def test_messages_are_few(kernel: Kernel) -> None:
@@ -290,7 +305,7 @@ def test_a_run_that_nobody_waits_for(every_kernel: Kernel) -> None:
     page.until(lambda messages: len(messages) > 1)
     page.send("interrupt")
     page.until(lambda messages: any(message.get("run", {}).get("is_over") for message in messages))
-    outcome = every_kernel.wait(cell, until=lambda _: page.is_closed)
+    outcome = every_kernel.wait(cell, until=lambda outcome: "data-nbl-explore" in str(outcome.displays))
     assert not any(WIDGET_VIEW in data for data in final(outcome).values())
     assert evaluate(every_kernel, "run.wait(); run.state") == "stopped"
 
@@ -322,6 +337,20 @@ def test_what_the_page_asks_for(kernel: Kernel) -> None:
     assert (kernel.wait(cell).error or "").startswith("RunStoppedError")
 
 
+def test_only_the_newest_monitors_of_ended_runs_stay_open(kernel: Kernel) -> None:
+    kernel.execute("from notebook_launcher.widgets import monitor as module; module.MAX_EXPLORABLE = 2")
+    pages = []
+    for _ in range(3):
+        cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+        pages.append(Page.opened(kernel, cell))
+        pages[-1].send("hello")
+        pages[-1].until(lambda messages: len(last_steps(messages)) > 0)
+        pages[-1].send("interrupt")
+        kernel.wait(cell)
+    kernel.wait(cell, until=lambda _: pages[0].is_closed)
+    assert not any(page.is_closed for page in pages[1:])
+
+
 def test_two_monitors_of_one_run_and_a_reload(kernel: Kernel) -> None:
     cell = kernel.start("run = launch(train, 2, monitor=False)\ndisplay(Monitor(run))\nMonitor(run)")
     pages = [Page.opened(kernel, cell, number) for number in (0, 1)]
@@ -332,7 +361,7 @@ def test_two_monitors_of_one_run_and_a_reload(kernel: Kernel) -> None:
     pages[0].until(lambda messages: kinds(messages).count("reset") == 2)
     assert kinds(pages[1].messages).count("reset") == 1
     pages[1].send("stop")
-    kernel.wait(cell, until=lambda _: all(page.is_closed for page in pages))
+    kernel.wait(cell, until=lambda outcome: str(list(final(outcome).values())).count("data-nbl-cover") == 2)
     shown = final(kernel.outcome(cell)).values()
     assert len(shown) == 4
     assert not any(WIDGET_VIEW in data for data in shown)

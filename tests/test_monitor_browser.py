@@ -499,6 +499,48 @@ def test_notices_are_shown_the_newest_first_and_the_oldest_go(tab):
     assert (tab.find(".nbl-notice").count(), tab.texts(".nbl-notice")[0]) == (20, "notice 49")
 
 
+# The record of a run that is over.
+
+RECORD = """() => {
+    model.traits.key = "k1";
+    cleanups.push(monitor.initialize({ model }));
+    const record = '<div id="record" data-nbl-explore="k1"><p>tables</p></div>';
+    document.body.insertAdjacentHTML("beforeend", `<div id="place">${record}<p data-nbl-cover="k1">drawing</p></div>`);
+}"""
+
+
+def test_record_is_covered_by_the_monitor_while_its_model_lives(tab):
+    tab.page.evaluate(RECORD)
+    tab.settle()
+    assert tab.find("#record > p").is_visible()  # Until the kernel has answered.
+    tab.deliver(reset(run=run(state="done", is_over=True), curves=[curve("loss", 0, waves(100))]))
+    assert tab.text("#record .nbl-plot-name") == "loss"
+    assert not tab.find("#record > p").is_visible()
+    assert not tab.find("[data-nbl-cover]").is_visible()
+    tab.page.evaluate("cleanups.pop()()")
+    assert tab.find("#record .nbl-monitor").count() == 0
+    assert tab.text("#place") == "tables\n\ndrawing"
+
+
+def test_record_takes_over_what_the_view_before_it_knew(tab):
+    tab.page.evaluate("() => { model.traits.key = 'k1'; cleanups.pop()(); mount(); }")
+    tab.deliver(reset(curves=[curve(name, 0, waves(100)) for name in ("loss", "accuracy")], logs=[log(0, "one")]))
+    tab.page.get_by_role("button", name="Pin accuracy").click()
+    tab.page.evaluate("cleanups.pop()()")
+    tab.page.evaluate(RECORD)
+    tab.settle()
+    assert tab.texts("#record .nbl-plot-name") == ["accuracy", "loss"]
+    assert tab.texts("#record .nbl-line-text") == ["one"]
+
+
+def test_record_that_is_removed_takes_its_view_along(tab):
+    tab.page.evaluate(RECORD)
+    tab.deliver(reset())
+    tab.page.evaluate("document.querySelector('#place').remove()")
+    tab.settle()
+    assert tab.page.evaluate("[...model.calls.values()].flat().length") == 3  # Those of the first view alone.
+
+
 # Buttons, the end, two views.
 
 

@@ -15,8 +15,9 @@ import anywidget
 import traitlets
 
 from notebook_launcher.kernel import cell
-from notebook_launcher.kernel.picture import NOTHING, folded_picture, picture_of
+from notebook_launcher.kernel.picture import NOTHING, folded_picture, has_picture, picture_of
 from notebook_launcher.widgets.feed import Feed
+from notebook_launcher.widgets.place import open_widgets
 from notebook_launcher.widgets.tap import open_tap
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ INTERVAL = 0.25
 KEEP_AFTER, KEEP_EVERY = 2.0, 30.0
 """Seconds until a picture of the run is kept below the monitor; twice as many to each next one, up to the second."""
 END_BUDGET = 5.0
+MAX_EXPLORABLE = 8
+"""Monitors of runs that are over which stay open, the newest: each holds its run with its metrics and logs."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 DEAF_HINT = "These buttons work once the cell has ended. The kernel's interrupt button (the square) stops the run now."
 
@@ -71,6 +74,8 @@ class Monitor(anywidget.AnyWidget):
     _esm = _source("monitor.js")
     _css = _source("monitor.css")
     title = traitlets.Unicode().tag(sync=True)
+    key = traitlets.Unicode().tag(sync=True)
+    """By this the page finds the pictures of the run that it may cover."""
 
     def __init__(self, run: RunReader, **traits: Any) -> None:
         if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since", "logs_since")):
@@ -94,7 +99,9 @@ class Monitor(anywidget.AnyWidget):
         self._sink = cell.make_sink()
         self.leaves_picture = True
         """Whether a picture of the run stands where the monitor was, once the run is over."""
-        super().__init__(title=getattr(run, "name", "") or run.snapshot().name, **traits)
+        self.explorable_since = 0.0
+        """The time of the run's end by the monotonic clock, if the monitor stays open after it, else 0."""
+        super().__init__(title=getattr(run, "name", "") or run.snapshot().name, key=uuid.uuid4().hex, **traits)
         self._feed = Feed(run, can_act=self._wait is not None and callable(getattr(run, "stop", None)))
         hear = weakref.WeakMethod(self._hear)  # Without a cycle, the run's files are closed with its last reader.
         self.on_msg(lambda _, content, __: (hear() or id)(content))
@@ -163,10 +170,10 @@ class Monitor(anywidget.AnyWidget):
             shown, _ = self._picture()
         return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}, **shown}
 
-    def _picture(self) -> tuple[dict[str, str], dict[str, str]]:
+    def _picture(self, key: str = "") -> tuple[dict[str, str], dict[str, str]]:
         with self._lock:
             self._feed.read_metrics()
-            return picture_of(self._run.snapshot(), self._feed.curves)
+            return picture_of(self._run.snapshot(), self._feed.curves, key)
 
     # Hearing the page.
 
@@ -269,13 +276,18 @@ class Monitor(anywidget.AnyWidget):
 
     # The end.
 
-    def finish(self) -> None:
-        """Wait until the picture of a run that is over stands where the monitor was."""
+    def finish(self) -> str:
+        """Wait until the picture of a run that is over stands where the monitor was.
+
+        Returns:
+            The key of the monitor if it stays open, to be explored in its page; else nothing.
+        """
         ticker = self._ticker
         if ticker is not None:
             ticker.join(END_BUDGET)
         elif self._wait is not None and self._wait(0):
             self._end()
+        return self.key if self.explorable_since else ""
 
     def _end(self) -> None:
         """Send the last news, and put pictures where the monitor was shown."""
@@ -289,17 +301,32 @@ class Monitor(anywidget.AnyWidget):
         if self._seen.is_set():
             self._send_news()
         if self._views:
+            if self._seen.is_set() and self._has_picture():
+                self.explorable_since = time.monotonic()
             self._replace_views()
             # After a reload JupyterLab knows no output's id: where the picture does not come the widget stays.
-            if len(self._pages) <= 1:
+            if not self.explorable_since and len(self._pages) <= 1:
                 self._sink.call(self.close)
+            self._close_older()
         elif self._pictures:
             self._keep_picture()
         self._sink.flush()
 
+    def _has_picture(self) -> bool:
+        with contextlib.suppress(Exception):  # A fault of the drawing's shows where the picture is drawn.
+            return has_picture(self._run.snapshot(), self._feed.curves)
+        return False
+
+    def _close_older(self) -> None:
+        """Close the monitors of earlier runs beyond the newest few; their pictures stay."""
+        still_open = [widget for widget in open_widgets() if isinstance(widget, Monitor) and widget.explorable_since]
+        for monitor in sorted(still_open, key=lambda one: one.explorable_since)[:-MAX_EXPLORABLE]:
+            self._sink.call(monitor.close)
+
     def _replace_views(self) -> None:
         try:
-            tables, drawing = self._picture() if self.leaves_picture else (NOTHING, NOTHING)
+            key = self.key if self.explorable_since else ""
+            tables, drawing = self._picture(key) if self.leaves_picture else (NOTHING, NOTHING)
         except Exception as error:  # noqa: BLE001 - no dead widget may stay, whatever the drawing runs into
             reason = f"{self.title} has ended; its picture could not be drawn: {type(error).__name__}: {error}"
             tables, drawing = {"text/plain": reason}, NOTHING

@@ -24,22 +24,27 @@ def has_picture(snapshot: RunSnapshot, curves: Curves) -> bool:
     return bool(len(curves) or snapshot.phases)
 
 
-def picture_of(snapshot: RunSnapshot, curves: Curves) -> tuple[Bundle, Bundle]:
+def picture_of(snapshot: RunSnapshot, curves: Curves, key: str = "") -> tuple[Bundle, Bundle]:
     """Return two outputs, the tables and the drawing.
+
+    With the key of a monitor, its page shows the monitor in place of both for as long as the kernel lives. The saved
+    notebook holds the picture alone and no widget, which would be missing without its kernel.
 
     JupyterLab shows an SVG output of a notebook that it does not trust as text, and an image inside HTML as it is.
     Whoever has no HTML takes the SVG itself.
     """
     from notebook_launcher.drawing.page import picture_html, static_html, static_svg, static_text
 
-    table = {"text/html": static_html(snapshot, curves), "text/plain": static_text(snapshot)}
+    tables = _marked(static_html(snapshot, curves), "explore", key)
+    table = {"text/html": tables, "text/plain": static_text(snapshot)}
     if not has_picture(snapshot, curves):
         return table, NOTHING
     drawing, words = static_svg(snapshot, curves), f"{snapshot.name}: curves and timeline"
-    return table, {"text/html": picture_html(drawing, words), "image/svg+xml": drawing, "text/plain": words}
+    picture = _marked(picture_html(drawing, words), "cover", key)
+    return table, {"text/html": picture, "image/svg+xml": drawing, "text/plain": words}
 
 
-def record_of(line: str, snapshot: RunSnapshot, curves: Curves, *, is_raised: bool) -> list[Bundle]:
+def record_of(line: str, snapshot: RunSnapshot, curves: Curves, *, is_raised: bool, key: str) -> list[Bundle]:
     """Return the outputs that a run leaves at the end of its cell.
 
     Args:
@@ -47,22 +52,27 @@ def record_of(line: str, snapshot: RunSnapshot, curves: Curves, *, is_raised: bo
         snapshot: What is known of the run.
         curves: Its metrics.
         is_raised: Whether the cell raises the run's exception, which tells a failure in full.
+        key: The key of the monitor that may be explored in its place; empty: none.
     """
     if snapshot.state == "failed" and is_raised:
-        return [_folded(line, dataclasses.replace(snapshot, failures=(), error=""), curves)]
+        return [_folded(line, dataclasses.replace(snapshot, failures=(), error=""), curves, key)]
     if snapshot.state != "failed" and snapshot.seconds < SHORT and not has_picture(snapshot, curves):
-        return [_folded(line, snapshot, curves)]
-    return [bundle for bundle in picture_of(snapshot, curves) if bundle is not NOTHING]
+        return [_folded(line, snapshot, curves, key)]
+    return [bundle for bundle in picture_of(snapshot, curves, key) if bundle is not NOTHING]
 
 
-def _folded(line: str, snapshot: RunSnapshot, curves: Curves) -> Bundle:
-    return {**folded_picture(snapshot, curves, line), "text/plain": line}
+def _folded(line: str, snapshot: RunSnapshot, curves: Curves, key: str) -> Bundle:
+    return {**folded_picture(snapshot, curves, line, key), "text/plain": line}
 
 
-def folded_picture(snapshot: RunSnapshot, curves: Curves, line: str = "") -> Bundle:
+def _marked(html: str, name: str, key: str) -> str:
+    return f'<div data-nbl-{name}="{key}">{html}</div>' if key else html
+
+
+def folded_picture(snapshot: RunSnapshot, curves: Curves, line: str = "", key: str = "") -> Bundle:
     """Return all of it as one output, of which one line is seen until somebody clicks on it."""
     from notebook_launcher.drawing.page import headline, static_html, static_text
     from notebook_launcher.drawing.tables import folded
 
-    page = static_html(snapshot, curves, picture=has_picture(snapshot, curves))
+    page = _marked(static_html(snapshot, curves, picture=has_picture(snapshot, curves)), "explore", key)
     return {"text/html": folded(line or headline(snapshot), page), "text/plain": static_text(snapshot)}

@@ -71,10 +71,9 @@ class RunView:
 
     def close(self) -> None:
         """Leave a record of the run in the place of the monitor; call it when the run is over."""
-        if self._monitor is not None:
-            self._monitor.finish()
+        key = "" if self._monitor is None else self._monitor.finish()
         if self._output.last_line:
-            self._leave_record(self._output.last_line)
+            self._leave_record(self._output.last_line, key)
 
     def _show(self) -> None:
         try:
@@ -86,14 +85,14 @@ class RunView:
             self._output.shows_progress = not self._is_quiet
             self._output.sink.text("stderr", f"no monitor: {type(error).__name__}: {error}\n")
 
-    def _leave_record(self, line: str) -> None:
+    def _leave_record(self, line: str, key: str) -> None:
         from notebook_launcher.kernel.picture import record_of
 
         sink = self._output.sink
         try:
             curves = Curves()
             curves.fold(self._run.metrics)
-            for bundle in record_of(line, self._run.snapshot(), curves, is_raised=self._is_raised):
+            for bundle in record_of(line, self._run.snapshot(), curves, is_raised=self._is_raised, key=key):
                 sink.display(bundle)
         except Exception as error:  # noqa: BLE001 - the run's results matter more than its picture
             sink.text("stdout", f"{line}\n")

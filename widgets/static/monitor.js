@@ -2121,15 +2121,24 @@ function markWords(text, words) {
 
 const GONE = new Set(["restarting", "autorestarting", "dead", "terminating"]);
 
+/** What the last view of a model knew and how it was set, by the model's key, for the view that takes its place. */
+const HANDED_ON = new Map();
+
 /** One view of a monitor; two views of one model know nothing of each other. */
 class MonitorView {
   #life = new AbortController();
   #clock = 0;
 
-  constructor(model, el) {
+  constructor(model, el, onKnown = () => {}) {
     this.model = model;
     this.kernel = model.widget_manager?.kernel; // JupyterLab's; other front ends do not tell of theirs
-    this.data = new RunData(model.get("title") ?? "");
+    this.onKnown = onKnown;
+    this.key = model.get("key");
+    const { data, options } = HANDED_ON.get(this.key) ?? {};
+    HANDED_ON.delete(this.key);
+    this.data = data ?? new RunData(model.get("title") ?? "");
+    this.data.markAll();
+    this.options = options ?? new CurveOptions();
     this.stage = new Stage(
       () => readTheme(this.root),
       () => this.#paintViews(),
@@ -2138,7 +2147,6 @@ class MonitorView {
     const uid = `nbl-${Math.random().toString(36).slice(2)}`;
     const announce = (text) => setText(this.live, text);
     this.header = new Header((message) => this.#send(message), announce);
-    this.options = new CurveOptions();
     this.views = [
       this.header,
       new Progress(),
@@ -2228,12 +2236,14 @@ class MonitorView {
   }
 
   #paintViews() {
+    if (this.data.isKnown) this.onKnown();
     const changed = this.data.changed;
     this.data.changed = new Set();
     for (const view of this.views) if (view.topics.some((topic) => changed.has(topic))) view.paint(this.data, changed);
   }
 
   close() {
+    if (this.key && this.data.isKnown) HANDED_ON.set(this.key, { data: this.data, options: this.options });
     this.#life.abort();
     this.themes.disconnect();
     this.stage.close();
@@ -2246,9 +2256,74 @@ class MonitorView {
   }
 }
 
+// The picture that a run leaves in the notebook is covered with the monitor for as long as the model lives. What is
+// saved is the picture alone, so a notebook without its kernel shows no widget that is missing.
+class Covering {
+  #views = new Map(); // by the element that is covered
+
+  constructor(model) {
+    this.model = model;
+    this.key = model.get("key");
+    this.observer = new MutationObserver((records) => this.#onChange(records));
+    this.observer.observe(document.body, { childList: true, subtree: true });
+    this.#find(document.body);
+  }
+
+  #onChange(records) {
+    for (const [element, view] of this.#views) {
+      if (element.isConnected) continue;
+      view.close();
+      this.#views.delete(element);
+    }
+    for (const { addedNodes } of records)
+      for (const node of addedNodes) if (node instanceof Element) this.#find(node.parentElement ?? node);
+  }
+
+  #find(root) {
+    for (const element of root.querySelectorAll(`[data-nbl-explore="${CSS.escape(this.key)}"]`))
+      if (!this.#views.has(element)) this.#cover(element);
+    if (this.#views.size) this.#setCovered(true);
+  }
+
+  #cover(element) {
+    const host = h("div", { "data-nbl-host": "" });
+    host.hidden = true;
+    element.append(host);
+    const onKnown = () => {
+      if (!host.hidden) return;
+      host.hidden = false;
+      this.#setCovered(true);
+    };
+    this.#views.set(element, new MonitorView(this.model, host, onKnown));
+  }
+
+  /** Hide the pictures, or show them again. */
+  #setCovered(isCovered) {
+    const isShown = [...this.#views.keys()].some((element) => !element.lastElementChild.hidden);
+    const pictures = [...this.#views.keys()].flatMap((element) => [...element.children].slice(0, -1));
+    const others = document.querySelectorAll(`[data-nbl-cover="${CSS.escape(this.key)}"]`);
+    for (const picture of [...pictures, ...others]) picture.style.display = isCovered && isShown ? "none" : "";
+  }
+
+  close() {
+    this.observer.disconnect();
+    this.#setCovered(false);
+    for (const view of this.#views.values()) view.close();
+    for (const element of this.#views.keys()) element.lastElementChild.remove();
+    this.#views.clear();
+    HANDED_ON.delete(this.key);
+  }
+}
+
+function initialize({ model }) {
+  if (!model.get("key")) return undefined;
+  const covering = new Covering(model);
+  return () => covering.close();
+}
+
 function render({ model, el }) {
   const view = new MonitorView(model, el);
   return () => view.close();
 }
 
-export default { render };
+export default { initialize, render };
