@@ -176,6 +176,39 @@ def test_one_process_has_nothing_to_compare() -> None:
     assert Accelerator(cpu=True, check_ranks=True).rank_check is None
 
 
+def train_with_a_forgotten_optimizer(steps: int) -> list[float]:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = accelerator.prepare(model)
+    for number in range(4):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.full((1, 1), 1.0 + number + accelerator.process_index)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    return [parameter.item() for parameter in model.parameters()]
+
+
+def test_an_optimizer_that_was_not_prepared_raises_at_its_first_local_step(ranks: Sessions) -> None:
+    with pytest.raises(RuntimeError, match="this SGD was not prepared, and would update the Linear on each rank with"):
+        ranks.run(2, train_with_a_forgotten_optimizer, 2)
+    first, second = ranks.run(2, train_with_a_forgotten_optimizer, 1)  # every micro-batch is an update of all ranks
+    assert first == second
+
+
+def test_no_hook_of_an_accelerator_outlives_it(ranks: Sessions) -> None:
+    def train() -> tuple[int, int]:
+        from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
+
+        training = Training()
+        training.step()
+        during = len(hooks)
+        del training
+        return during, len(hooks)
+
+    assert ranks.run(2, train) == [(1, 0)] * 2
+
+
 # What may differ.
 
 

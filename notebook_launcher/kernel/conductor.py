@@ -106,6 +106,8 @@ class Conductor:
             ranks.announced = True
             self.output.headline(f"{name}: {ranks.plan.summary}")
         self._recorder = Recorder(ConductorReader(self), config.runs_folder, self.launched, self._say)
+        if ranks.plan.num_processes > 1 and (notice := travel.describe_generators(*call)):
+            self.output.headline(notice)
         if stale := travel.stale_modules(None if parcel is None else parcel.fileno()):
             forked = config.start_method == "fork"
             version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"

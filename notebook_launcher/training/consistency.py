@@ -24,6 +24,7 @@ from notebook_launcher import context, messages
 from notebook_launcher.training.bulletin import Bulletin
 from notebook_launcher.training.divergence import Difference, describe
 from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
+from notebook_launcher.training.forgotten import ForgottenOptimizers
 from notebook_launcher.training.models import FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.plugins import warn_user
 
@@ -93,6 +94,7 @@ class RankCheck:
         self._rank = rank
         self._world = world
         self.bulletin = Bulletin(rank, world)
+        self.forgotten = ForgottenOptimizers(members)
         self._same_inputs = 0
         self._told: set[str] = set()
 

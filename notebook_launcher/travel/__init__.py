@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
 from notebook_launcher.travel.culprits import Part, find_culprit, largest_parts
+from notebook_launcher.travel.generators import describe_generators
 from notebook_launcher.travel.modules import notes_of_modules, stale_modules
 from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_luggage
 from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from notebook_launcher.channel import AnonymousFile
 
 __all__ = [
+    "describe_generators",
     "note_inherited",
     "pack_call",
     "pack_exception",

@@ -25,7 +25,7 @@ from notebook_launcher.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Culprit", "Part", "find_culprit", "largest_parts"]
+__all__ = ["Culprit", "Part", "find_culprit", "largest_parts", "parts_of_function"]
 
 TIME_LIMIT = 3.0
 DEPTH_LIMIT = 40
@@ -148,7 +148,7 @@ def _parts(part: Part) -> Iterator[Part]:
     """Yield what pickling a value would pickle in turn."""
     value = part.value
     if isinstance(value, types.FunctionType):
-        yield from _parts_of_function(part, value)
+        yield from parts_of_function(part, value)
     elif isinstance(value, types.MethodType):
         method = getattr(value.__func__, "__qualname__", "the method")
         # Within the user's data the way to the method says more than its name.
@@ -173,7 +173,8 @@ def _parts(part: Part) -> Iterator[Part]:
         yield from _parts_of_data(part, value)
 
 
-def _parts_of_function(part: Part, function: types.FunctionType) -> Iterator[Part]:
+def parts_of_function(part: Part, function: types.FunctionType) -> Iterator[Part]:
+    """Yield what a function uses from outside: its closure, globals, defaults and attributes."""
     functions = (*part.functions, function.__qualname__.replace("<locals>.", ""))
 
     def captured(name: str, value: Any, *, is_default: bool = False) -> Part:

@@ -1,0 +1,61 @@
+"""Optimizers that nobody prepared, found when they step with gradients that are one rank's own."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from notebook_launcher.training.models import FORWARD_SYNCED
+
+if TYPE_CHECKING:
+    from notebook_launcher.training.members import Members
+    from notebook_launcher.training.models import SyncedModel
+
+__all__ = ["ForgottenOptimizers"]
+
+
+class ForgottenOptimizers:
+    """Looks at every optimizer step of the process, for as long as this object lives.
+
+    A prepared optimizer checks by itself that its gradients were synchronised. One that was not prepared steps in
+    every micro-batch of a window, each rank with its own gradients.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        me = weakref.ref(self)
+
+        def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            forgotten = me()
+            if forgotten is not None and not torch.compiler.is_compiling():
+                forgotten.check(optimizer)
+
+        handle = register_optimizer_step_pre_hook(look)
+        weakref.finalize(self, handle.remove).atexit = False
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise RuntimeError if a step of this optimizer would use gradients that were not synchronised.
+
+        An optimizer inside a prepared one, as `ZeroRedundancyOptimizer` has it, passes: the outer one was checked.
+        """
+        local = [model for model in self._members.synced_models if _is_local(model)]
+        if not local:
+            return
+        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for model in local:
+            if any(id(parameter) in mine and parameter.grad is not None for parameter in model.trained):
+                name, kind = type(model.module).__name__, type(optimizer).__name__
+                raise RuntimeError(
+                    f"step(): this {kind} was not prepared, and would update the {name} on each rank with the rank's "
+                    "own gradients, which are synchronised only where a window ends. Write `model, optimizer = "
+                    "accelerator.prepare(model, optimizer)`: a prepared optimizer steps there."
+                )
+
+
+def _is_local(model: SyncedModel) -> bool:
+    """Return True if the model's gradients, if it has any, are this rank's own."""
+    notes = model.notes
+    return not (notes.trains_alone or (notes.answered | notes.forwards) & FORWARD_SYNCED)

@@ -1,0 +1,75 @@
+"""Random number generators that a function takes along: every rank gets a copy that draws the same numbers."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.travel.culprits import Part, parts_of_function
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["describe_generators", "find_generators"]
+
+KINDS = {
+    ("torch", "Generator"): "torch.Generator().manual_seed(torch.initial_seed())",
+    ("numpy.random", "Generator"): "numpy.random.default_rng(torch.initial_seed())",
+    ("numpy.random", "RandomState"): "numpy.random.RandomState(torch.initial_seed() % 2**32)",
+    ("random", "Random"): "random.Random(torch.initial_seed())",
+}
+"""Each class, and how a rank makes one of its own: ranks are given different seeds."""
+
+
+def describe_generators(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return the notice about generators that travel with a call; nothing if there are none."""
+    found = find_generators(function, args, kwargs)
+    if not found:
+        return ""
+    ways = dict.fromkeys(KINDS[kind] for generator in found.values() if (kind := _kind(generator)) is not None)
+    return (
+        f"{', '.join(found)}: every rank gets an equal copy of this random number generator, so all ranks draw the "
+        "same numbers. That is right for shuffling a loader. For numbers of a rank's own, such as noise or "
+        f"augmentation, make it in the function: {' or '.join(ways)}"
+    )
+
+
+def find_generators(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return generators by the names that the function knows them by, also from lists, tuples and dicts.
+
+    Not those in other objects: the generator of a data loader must be equal on all ranks.
+    """
+    while isinstance(function, functools.partial):
+        function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}
+    names = {f"args[{at}]": value for at, value in enumerate(args)} | dict(kwargs)
+    function = getattr(function, "__func__", function)
+    if isinstance(function, types.FunctionType):
+        names = {**_captured(function), **names}
+    return {
+        name: value for root, held in names.items() for name, value in _inside(root, held) if _kind(value) is not None
+    }
+
+
+def _captured(function: types.FunctionType) -> dict[str, Any]:
+    """Return the variables that a function uses from outside, and its defaults, by name."""
+    return {part.expression: part.value for part in parts_of_function(Part(function), function)}
+
+
+def _inside(root: str, held: Any) -> Iterator[tuple[str, Any]]:
+    yield root, held
+    if type(held) in (list, tuple):
+        yield from ((f"{root}[{at}]", value) for at, value in enumerate(held))
+    elif type(held) is dict:
+        yield from ((f"{root}[{key!r}]", value) for key, value in held.items())
+
+
+def _kind(value: Any) -> tuple[str, str] | None:
+    if isinstance(value, type):
+        return None
+    for module, name in KINDS:
+        cls = getattr(sys.modules.get(module), name, None)
+        if cls is not None and isinstance(value, cls) and type(value).__name__ != "SystemRandom":
+            return module, name
+    return None
