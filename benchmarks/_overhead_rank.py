@@ -51,8 +51,8 @@ class HandWritten:
 class WithAccelerator:
     """The loop with an Accelerator: Hugging Face's or ours."""
 
-    def __init__(self, module: str) -> None:
-        self._accelerator = importlib.import_module(module).Accelerator(cpu=True)
+    def __init__(self, module: str, **options: Any) -> None:
+        self._accelerator = importlib.import_module(module).Accelerator(cpu=True, **options)
         model = make_model()
         self._model, self._optimizer = self._accelerator.prepare(model, make_optimizer(model))
 
@@ -123,7 +123,9 @@ def try_contender(name: str) -> HandWritten | WithAccelerator | str:
     try:
         if name == "hand":
             return HandWritten()
-        return WithAccelerator({"ours": "notebook_launcher", "accelerate": "accelerate"}[name])
+        if name == "accelerate":
+            return WithAccelerator("accelerate")
+        return WithAccelerator("notebook_launcher", check_ranks=name != "unchecked")
     except Exception as error:  # noqa: BLE001 - whatever it is, it stands in the contender's row
         return f"{type(error).__name__}: {error}"
 

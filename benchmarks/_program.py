@@ -18,18 +18,18 @@ LABELS = {"hand": "by hand", "ours": "notebook_launcher", "accelerate": "acceler
 """Who takes part: a loop of torch alone, our Accelerator, Hugging Face's."""
 
 
-def parse(doc: str, *, links: Sequence[str] = ()) -> argparse.Namespace:
+def parse(doc: str, *, links: Sequence[str] = (), contenders: Sequence[str] = tuple(LABELS)) -> argparse.Namespace:
     """Return the options: quick, write, repeats, only and, where there are any, links; the last two as lists."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few batches and repeats, not written to results/")
     parser.add_argument("--write", action="store_true", help="write the report to results/ all the same")
     parser.add_argument("--repeats", type=int, help="how often everybody's turn comes")
-    parser.add_argument("--only", help=f"contenders, with commas: {', '.join(LABELS)}")
+    parser.add_argument("--only", help=f"contenders, with commas: {', '.join(contenders)}")
     if links:
         parser.add_argument("--links", help=f"links, with commas: {', '.join(links)}")
     options = parser.parse_args()
     options.partial = options.quick or options.only is not None or (bool(links) and options.links is not None)
-    for name, known in {"only": list(LABELS), **({"links": links} if links else {})}.items():
+    for name, known in {"only": list(contenders), **({"links": links} if links else {})}.items():
         wanted = (getattr(options, name) or ",".join(known)).split(",")
         if unknown := [word for word in wanted if word not in known]:
             parser.error(f"unknown in --{name}: {', '.join(unknown)}")

@@ -14,7 +14,8 @@ from _links import LINKS, connected
 from _measurements import Measurements, say
 from _overhead_rank import BATCH_SIZE, STEPS, WINDOWS, measure_all
 from _process import FailedError, settle
-from _program import LABELS, parse, publish
+from _program import LABELS as EVERYWHERE
+from _program import parse, publish
 from _ranks import reports
 from _report import median, table
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator
 
+LABELS = {**EVERYWHERE, "unchecked": "notebook_launcher, check_ranks=False"}
 REPEATS, QUICK_REPEATS = {"list": 100, "loader": 16}, {"list": 20, "loader": 4}
 LIMIT = 20.0
 """Microseconds that an Accelerator may add."""
@@ -32,7 +34,7 @@ QUIET = 120.0
 
 def main() -> None:
     """Measure, print and write the report."""
-    options = parse(__doc__)
+    options = parse(__doc__, contenders=tuple(LABELS))
     publish("step_overhead", "What a micro-batch costs besides its model", options, measure_everything(options))
 
 
