@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import notebook_launch
 from notebook_launcher.travel.generators import describe_generators, find_generators
@@ -48,7 +48,7 @@ FOUND: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], list[str]]] = {
     "dict": (capture({"noise": np.random.default_rng()}), (), {}, ["value['noise']"]),
     "argument": (capture(1), (GENERATOR,), {"rng": shared}, ["args[0]", "rng"]),
     "partial": (functools.partial(capture(1), GENERATOR), (2,), {}, ["args[0]"]),
-    "loader": (capture(DataLoader([1], generator=GENERATOR)), (), {}, []),
+    "loader": (capture(DataLoader(TensorDataset(torch.ones(1)), generator=GENERATOR)), (), {}, []),
     "no numbers of its own": (capture(random.SystemRandom()), (), {}, []),
     "class and module": (capture([np.random.Generator, random, np.random]), (), {}, []),
     "attribute": (names_an_attribute, (1,), {}, []),
