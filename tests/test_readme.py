@@ -21,7 +21,7 @@ def test_the_example_prints_what_the_page_shows() -> None:
         assert kernel.execute("print(len(results), sorted(results[0]))").stdout == "2 ['bias', 'weight']\n"
 
     def without_measurements(text: str) -> list[str]:
-        return sorted(re.sub(r"\d+ threads?|\d+(\.\d+)? s", "_", line) for line in text.splitlines())
+        return sorted(re.sub(r"\d+ threads?|\d+(\.\d+)? m?s", "_", line) for line in text.splitlines())
 
     assert without_measurements(outcome.stdout) == without_measurements(shown)
 
