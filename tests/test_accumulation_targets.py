@@ -184,6 +184,7 @@ def test_several_ranks_refuse_to_step_parameters_that_came_after_prepare(ranks, 
         if how == "unfrozen":
             model[0].requires_grad_(True)
         else:
+            torch.manual_seed(0)  # the same weights on all ranks, whose gradients differ all the same
             model.append(torch.nn.Linear(1, 1))
             optimizer.add_param_group({"params": list(model[3].parameters())})
         accumulate(accelerator, prepared, prepared, optimizer, [2])

@@ -290,7 +290,7 @@ def test_sizes_are_read(size, expected):
 
 @pytest.mark.parametrize("size", ["", "ten", "10", "-1MB", 0, -5, True, 1.5, None, "0KB"])
 def test_sizes_that_are_none_are_refused(tmp_path, size):
-    with pytest.raises(ValueError, match=r"max_shard_size=.* is no size. It can be .*'200MB'"):
+    with pytest.raises(ValueError, match=r"max_shard_size=.* is not a size. It can be .*'200MB'"):
         checkpoints.save_model(plain(), tmp_path / "a", max_shard_size=size)
     assert not (tmp_path / "a").exists()
 
