@@ -452,3 +452,9 @@ def test_seconds_of_a_wait_are_sent_once_a_second() -> None:
     assert waits("rank 0 has waited 11 s in barrier", 1.5) is None
     assert waits("rank 0 has waited 11 s in barrier", 2.25)["run"]["waiting"] == "rank 0 has waited 11 s in barrier"
     assert waits("", 2.5)["run"]["waiting"] == ""
+
+
+def test_news_before_the_whole_run_was_asked_for_are_the_run() -> None:
+    message = Feed(Reader()).update()
+    assert message is not None
+    assert message["run"]["state"] == Reader().snapshot().state

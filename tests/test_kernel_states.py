@@ -368,8 +368,8 @@ def test_backends_of_matplotlib(notebook: Kernel, tmp_path: Path, start_method: 
             plt.savefig(f"{tmp_path}/{{os.environ['RANK']}}.png")
             if backend:
                 plt.close(figure)
-        notebook_launch(draw, 2, args=(None,), start_method={start_method!r})
-        notebook_launch(draw, 2, args=("agg",), start_method={start_method!r})
+        notebook_launch(draw, 2, args=(None,), start_method={start_method!r}, monitor=False)
+        notebook_launch(draw, 2, args=("agg",), start_method={start_method!r}, monitor=False)
         plt.close("all")
         """
     )

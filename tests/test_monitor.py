@@ -393,7 +393,10 @@ def test_a_run_that_is_over_is_there_to_look_around_in(kernel: Kernel, reader: s
 
 
 def test_a_short_run_shows_nothing(kernel: Kernel) -> None:
-    outcome = executed(kernel, "notebook_launch(train, 2, kwargs={'steps': 1})")
+    for _ in range(3):  # another program can make a run of milliseconds take more than the second that it may
+        outcome = executed(kernel, "notebook_launch(train, 2, kwargs={'steps': 1})")
+        if not outcome.displays:
+            break
     assert not outcome.displays
     assert not outcome.of("comm_open")
 

@@ -135,7 +135,7 @@ class Feed:
 
 def _calm(record: Message) -> Message:
     """Return the record of a run without what changes with the time alone."""
-    return {**record, "seconds": 0, "waiting": bool(record["waiting"])}
+    return {**record, "seconds": 0, "waiting": bool(record.get("waiting"))}
 
 
 def _rank_records(snapshot: RunSnapshot) -> dict[int, Message]:
