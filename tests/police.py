@@ -41,7 +41,8 @@ OUR_FILES = ("notebook-launcher", "notebook_launcher")
 SHARED_MEMORY = ("torch_", "psm_", "sem.", "nccl-")
 # pytest writes it itself.
 # torch sets its compiler's folder at the first optimizer.
-VOLATILE_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+# scikit-learn sets those of OpenMP when it is imported.
+VOLATILE_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
 ADDRESSES: dict[tuple[str, str], str | None] = {}
 """Each socket that was seen, by its network and its name, with the address at which it listens."""
 # tqdm keeps its monitor for the life of the process.

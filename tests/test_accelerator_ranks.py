@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from notebook_launcher import notebook_launch
-from tests.training_scenes import Sessions, full_gradient, make_data, make_model, sessions
+from tests.training_scenes import Sessions, full_gradient, make_data, make_model, sessions, shards_on_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -434,6 +434,7 @@ def test_an_accelerator_says_where_code_and_launch_differ(capsys):
     assert said == ["Accelerator(): mixed_precision='no' in the code, 'bf16' in the launch. The code wins."]
 
 
+@shards_on_cpus
 @pytest.mark.parametrize("sync_each_batch", [None, False])
 def test_a_sharded_model_accumulates_as_a_whole_one(ranks, sync_each_batch):
     def train(sharded):

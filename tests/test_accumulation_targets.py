@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator
-from tests.training_scenes import Sessions, full_gradient, make_data, make_model, sessions
+from tests.training_scenes import Sessions, full_gradient, make_data, make_model, sessions, shards_on_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,6 +197,7 @@ def sharded_parameters(model: torch.nn.Module) -> list[Any]:
     return list(model.parameters())
 
 
+@shards_on_cpus
 @pytest.mark.parametrize("prepared", ["optimizer alone", "both"])
 @pytest.mark.parametrize("each_batch", [None, True, False])
 @pytest.mark.parametrize("wrapped", [False, True])

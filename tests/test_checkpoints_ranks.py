@@ -19,6 +19,7 @@ from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError
 from notebook_launcher.training.checkpoints.window import merge_windows
 from notebook_launcher.training.random import set_seed
+from tests.training_scenes import shards_on_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -365,6 +366,7 @@ class Sharded:
         return [(one.full_tensor() if hasattr(one, "full_tensor") else one).tolist() for one in weights]
 
 
+@shards_on_cpus
 @pytest.mark.parametrize("micro_batches", [3, 4])
 def test_sharded_models_are_saved_whole_and_loaded_in_parts(ranks, tmp_path, micro_batches):
     def interrupted() -> tuple[list[Any], list[Any], list[Any]]:
@@ -397,6 +399,7 @@ def test_a_sharded_model_is_saved_whole(ranks, tmp_path):
     assert list(ranks.run(save_and_load)) == [True, True]
 
 
+@shards_on_cpus
 def test_a_sharded_window_stays_with_its_number_of_ranks(ranks, tmp_path):
     def begin() -> None:
         training = Sharded(1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.scenes import evaluate, unchanged, warm_kernel
+from tests.training_scenes import shards_on_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -417,6 +418,7 @@ def test_device_meshes_and_further_groups(kernel: Kernel) -> None:
     assert results == [[2.0, 1.0, 6.0], [4.0, 1.0, 6.0], [2.0, 5.0, 6.0], [4.0, 5.0, 6.0]]
 
 
+@shards_on_cpus
 def test_fully_sharded_data_parallel_and_its_checkpoints(kernel: Kernel, tmp_path: Path) -> None:
     results = evaluate(
         kernel,

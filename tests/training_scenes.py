@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
 from notebook_launcher import Session
@@ -12,9 +13,12 @@ from notebook_launcher import Session
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Sessions", "full_gradient", "make_data", "make_model"]
+__all__ = ["Sessions", "full_gradient", "make_data", "make_model", "sessions", "shards_on_cpus"]
 
 NUM_FEATURES = 3
+shards_on_cpus = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="fully_shard of this torch does not run on CPUs (2.6)"
+)
 
 
 class Sessions:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import MutableMapping
 
     Adapter = logging.LoggerAdapter[logging.Logger]
@@ -49,6 +51,8 @@ class MultiProcessAdapter(Adapter):
             return
         # `logging` counts this frame too.
         kwargs["stacklevel"] = kwargs.get("stacklevel", self.calling_line) - self.calling_line + 2
+        if sys.version_info < (3, 11) and kwargs["stacklevel"] > 2 and _is_of_logging(sys._getframe(1)):  # noqa: SLF001
+            kwargs["stacklevel"] += 1  # before 3.11, `logging` counts its own frames as well
         rank, num_processes = _place()
         msg, changed = self.process(msg, kwargs)
         if not (in_order and num_processes > 1):
@@ -85,6 +89,10 @@ def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAda
     if level:
         logger.setLevel(level.upper() if isinstance(level, str) else level)
     return MultiProcessAdapter(logger)
+
+
+def _is_of_logging(frame: types.FrameType) -> bool:
+    return frame.f_code.co_filename == logging.__file__
 
 
 def _place() -> tuple[int, int]:
