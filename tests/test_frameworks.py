@@ -679,8 +679,8 @@ def test_logging_warnings_and_bars_arrive(kernel: Kernel, start_method: str) -> 
     assert "UserWarning: careful\n" in outcome.stderr
     assert "] from a child\n" in outcome.stdout
     for rank in range(2):
-        assert f"[rank {rank}] plain: 100%" in outcome.stderr
-    assert "3/3" in outcome.stderr
+        assert f"[rank {rank}] plain: 100%" in outcome.stdout
+    assert "3/3" in outcome.stdout
 
 
 @pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="rich is not installed")

@@ -407,7 +407,8 @@ def body():
 run(body)
 """)
     (widget,) = outcome.displays
-    assert widget["data"] == {"text/plain": "IntSlider(value=5)"}
+    reason = "(shown as text, because widgets live in the kernel and a rank is a process of its own)"
+    assert widget["data"] == {"text/plain": f"IntSlider(value=5)\n{reason}"}
     assert "through the old stream\n" in outcome.stdout
     assert "100%|██████████| 3/3" in outcome.stdout
     assert outcome.stdout.endswith("False True\n")
