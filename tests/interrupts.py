@@ -29,6 +29,7 @@ def interrupt_at(number: int, function: Callable[[], object], modules: tuple[str
                 raise KeyboardInterrupt
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks only while a trace is set whether anybody wants opcodes
     before = sys.gettrace()
     sys.settrace(trace)
     try:
