@@ -1,4 +1,4 @@
-"""What is trained together: prepared models and leaf tensors, and which optimizer updates whose parameters."""
+"""Members of training: prepared models and leaf tensors, and which optimizer updates their parameters."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class Members:
         return module
 
     def changed(self) -> None:
-        """Look everything up anew: members were added, or an optimizer was given other parameters."""
+        """Forget what was looked up, because members were added or an optimizer has other parameters."""
         self.version += 1
         self._owned.clear()
 

@@ -40,7 +40,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     @param_groups.setter
     def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
         self.optimizer.param_groups = param_groups
-        self._look_anew()
+        self._note_other_parameters()
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -75,10 +75,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters."""
         self.optimizer.add_param_group(param_group)
-        self._look_anew()
+        self._note_other_parameters()
 
-    def _look_anew(self) -> None:
-        """Note that the parameters of this optimizer are others than before."""
+    def _note_other_parameters(self) -> None:
+        """Have the members of this optimizer looked up again."""
         if self._updates is not None:
             self._updates.parameters_changed()
 

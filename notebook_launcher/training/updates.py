@@ -44,7 +44,7 @@ class Updates:
         return [prepared for prepared in (ref() for ref in self._optimizers) if prepared is not None]
 
     def parameters_changed(self) -> None:
-        """Look anew which optimizer updates what."""
+        """Have the members of each optimizer looked up again."""
         self._accumulation.members.changed()
 
     def observe(self) -> dict[str, Any]:

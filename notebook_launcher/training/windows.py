@@ -51,7 +51,7 @@ class Window:
 
     def __init__(self, members: Sequence[Member] = ()) -> None:
         self.members = tuple(members)
-        """The members whose gradients the window gathers; none: those of everything, in a window that all share."""
+        """Members whose gradients the window gathers; empty for the one window that everything shares."""
         self.key = frozenset(map(id, members))
         self._parameters: frozenset[int] | None = None
         self.broken = False
