@@ -609,6 +609,7 @@ def test_run_of_a_restarted_kernel_is_lost(tab, status):
     tab.page.evaluate(KERNEL)
     tab.deliver(reset(ranks=[rank(0), rank(1, state="returned")]))
     tab.page.evaluate("status => kernel.tell(status)", status)
+    tab.deliver({"type": "update", "run": run()})  # It was on its way.
     tab.page.evaluate("kernel.tell('idle')")
     tab.page.evaluate("model.fire('comm_live_update')")
     tab.settle()

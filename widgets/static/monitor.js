@@ -401,7 +401,8 @@ class RunData {
       this.isKnown = true;
     }
     this.heardAt = performance.now();
-    this.setLink("up");
+    // An update may have been on its way when the kernel went; only the answer to a hello comes from one that lives.
+    if (message.type === "reset" || this.link !== "lost") this.setLink("up");
     for (const [topic, take] of Object.entries(RunData.#takers)) {
       const news = message[topic];
       if (!news || news.length === 0) continue;
