@@ -47,11 +47,17 @@ def outputs(outcome: Outcome) -> list[tuple[str, Any]]:
 def test_short_run_leaves_one_line_that_opens_to_its_record_after_what_was_printed(
     kernel: Kernel, *, has_audience: bool
 ) -> None:
-    code = "def train(): print('first'); time.sleep(1.3); print('last')\nnotebook_launch(train, 2)"
+    code = (
+        "def train():\n"
+        "    if rank() == 0: print('first')\n"
+        "    time.sleep(1.3)\n"
+        "    if rank() == 0: print('last')\n"
+        "notebook_launch(train, 2)"
+    )
     outcome = run(kernel, code, has_audience=has_audience)
     *texts, (kind, record) = outputs(outcome)
     assert {kind for kind, _ in texts} == {"text"}
-    assert "".join(text for _, text in texts).splitlines()[1:] == ["[ranks 0,1] first", "[ranks 0,1] last"]
+    assert "".join(text for _, text in texts).splitlines()[1:] == ["[rank 0] first", "[rank 0] last"]
     assert kind == "record"
     assert record["text/plain"].startswith("train: done in ")
     assert "\n" not in record["text/plain"]

@@ -64,7 +64,8 @@ def ranks_html(ranks: Sequence[RankSnapshot]) -> str:
 
 
 def _result(rank: RankSnapshot) -> str:
-    reason = "" if rank.state == "stopped" else rank.reason
+    # A rank that was stopped on request has no reason worth a word; one that ended because of another rank has.
+    reason = rank.reason if rank.state != "stopped" or rank.reason.startswith("caused by ") else ""
     return one_line(reason or rank.returned, 60)
 
 

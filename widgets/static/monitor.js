@@ -1204,8 +1204,10 @@ class RankTable extends Section {
   }
 
   #updateRow({ light, slowest, cells }, rank) {
-    const isStopped = rank.state === "stopped";
-    light.show(this.data.stateOf(rank), isStopped ? "" : plainLine(rank.reason ?? ""));
+    const reason = rank.reason ?? "";
+    // A rank that was stopped on request has no reason worth a word; one that ended because of another rank has.
+    const isOfNoInterest = rank.state === "stopped" && !reason.startsWith("caused by ");
+    light.show(this.data.stateOf(rank), isOfNoInterest ? "" : plainLine(reason));
     setHidden(slowest, !rank.slowest);
     this.columns.forEach(({ text, kind }, at) => {
       if (!text) return;
