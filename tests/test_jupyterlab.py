@@ -354,7 +354,7 @@ def test_the_monitor_of_a_dead_kernel(lab):
     kept = lab.output(page, 1).locator("img[alt^='Curves and timeline of train on 2 ranks: running']")
     kept.wait_for(state="attached")  # It is folded.
     lab.start(page, 2)
-    page.get_by_role("button", name="Ok").click()  # JupyterLab says that the kernel has died.
+    page.get_by_role("button", name="Ok", exact=True).click()  # JupyterLab says that the kernel has died.
     page.get_by_text("The kernel restarted or ended, and the run with it. Last update shown.").wait_for()
     wait_for_state(page, "lost")
     assert page.get_by_role("button", name="Stop after this step").is_disabled()
@@ -435,7 +435,7 @@ def test_panel_of_a_dead_kernel_becomes_its_picture(lab):
     lab.run(page, 1)
     page.locator(".nbp-panel").wait_for()
     lab.start(page, 2)
-    page.get_by_role("button", name="Ok").click()  # JupyterLab says that the kernel has died.
+    page.get_by_role("button", name="Ok", exact=True).click()  # JupyterLab says that the kernel has died.
     page.get_by_text("Picture of the panel as it was last.").wait_for()
     assert page.locator(".nbp-panel").is_hidden()
 
