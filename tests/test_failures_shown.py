@@ -170,12 +170,22 @@ def test_interrupt_is_one_line(kernel: Kernel) -> None:
 
 
 def test_interrupted_wait_for_a_run_says_that_it_goes_on(kernel: Kernel) -> None:
-    cell = kernel.start("run = launch(lambda: time.sleep(60), 2); print('ready', flush=True); run.wait()")
-    kernel.wait(cell, until=lambda outcome: "ready" in outcome.stdout)
-    kernel.interrupt()
-    outcome = kernel.wait(cell)
+    code = (
+        "import os, signal, sys\n"
+        "def press():\n"
+        "    files = []\n"
+        "    while files[:2] != ['latch.py', 'run.py']:\n"
+        "        frame, files = sys._current_frames()[threading.main_thread().ident], []\n"
+        "        while frame: files.append(os.path.basename(frame.f_code.co_filename)); frame = frame.f_back\n"
+        "        time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "presser = threading.Thread(target=press)\n"
+        "run = launch(lambda: time.sleep(60), 2)\n"
+    )
+    assert kernel.execute(code).error is None
+    outcome = kernel.execute("presser.start(); run.wait()")
     assert outcome.traceback == "KeyboardInterrupt: the wait was interrupted; <lambda> goes on"
-    assert kernel.execute("run.stop(); del run").error is None
+    assert kernel.execute("run.stop(); del run, presser").error is None
 
 
 def test_crash_is_told_once_and_those_whom_it_took_along_are_stopped(kernel: Kernel) -> None:
