@@ -22,8 +22,8 @@ from _program import parse, publish
 from _report import megabytes, table
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from tests.kernels import Kernel
-from tests.monitor_page import open_tab
+from tests.support.kernels import Kernel
+from tests.support.monitor_page import open_tab
 
 if TYPE_CHECKING:
     import argparse

@@ -1,1 +1,1 @@
-"""The test suite; a package so that tests can share `tests.kernels` under any working directory."""
+"""The test suite; a package so that tests can share `tests.support.kernels` under any working directory."""

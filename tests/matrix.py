@@ -91,7 +91,7 @@ def run(python: Path, options: tuple[str, ...]) -> str:
     """Run a part of the core of the tests; return the summary line of pytest."""
     files = [
         str(path.relative_to(ROOT))
-        for path in sorted((ROOT / "tests").glob("test_*.py"))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
         if path.stem.removeprefix("test_") not in NOT_CORE
     ]
     command = [str(python), "-m", "pytest", "-q", *options, *files]

@@ -1,0 +1,1 @@
+"""Tests of Accelerate's rules beside Accelerate itself."""

@@ -1,0 +1,249 @@
+"""`compat` trains as Accelerate itself does: the same seeds side by side, number for number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.training_scenes import Sessions, sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIBRARIES = ("accelerate", "notebook_launcher.compat")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Sessions]:
+    with sessions(1, 2, 3) as opened:
+        yield opened
+
+
+def load(library: str) -> Any:
+    """Return a namespace with a library's names, wherever it keeps them."""
+    import importlib
+    import types
+
+    homes = {"accelerate": ["", ".utils", ".state", ".data_loader"], "notebook_launcher.compat": [""]}[library]
+    names: dict[str, Any] = {}
+    for home in reversed(homes):
+        module = importlib.import_module(library + home)
+        names.update({name: getattr(module, name) for name in dir(module) if not name.startswith("_")})
+    return types.SimpleNamespace(**names)
+
+
+def reset(names: Any) -> None:
+    names.AcceleratorState._reset_state(True)
+    names.GradientState._reset_state()
+
+
+def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
+    """Train two epochs in a rank and write everything down."""
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+    from tests.support.training_scenes import make_data, make_model
+
+    size = scenario.get("size", 22)
+    inputs, targets = make_data(size)
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self):
+            return iter(zip(inputs, targets, strict=True))
+
+    names = load(library)
+    reset(names)
+    names.set_seed(11)
+    plugin = names.GradientAccumulationPlugin(num_steps=3, **scenario.get("plugin", {}))
+    accelerator = names.Accelerator(
+        cpu=True,
+        gradient_accumulation_plugin=plugin,
+        dataloader_config=names.DataLoaderConfiguration(**scenario.get("data", {})),
+        mixed_precision=scenario.get("precision", "no"),
+        step_scheduler_with_optimizer=scenario.get("step_with_optimizer", True),
+    )
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=scenario.get("total_steps", 30))
+    stream = scenario.get("stream", False)
+    loader = DataLoader(
+        Stream() if stream else TensorDataset(inputs, targets), batch_size=scenario.get("batch_size", 2),
+        shuffle=scenario.get("shuffle", False), drop_last=scenario.get("drop_last", False),
+    )  # fmt: skip
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    told: dict[str, Any] = {"weights": [], "rates": [], "samples": [], "metrics": [], "syncs": [], "ends": []}
+    told["length"] = None if stream else len(loader)
+    for epoch in range(2):
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)
+        for batch, wanted in loader:
+            with accelerator.accumulate(model):
+                outputs = model(batch)
+                loss = torch.nn.functional.mse_loss(outputs, wanted)
+                accelerator.backward(loss)
+                if scenario.get("clip") and accelerator.sync_gradients:
+                    told.setdefault("norms", []).append(float(accelerator.clip_grad_norm_(model.parameters(), 0.05)))
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            told["samples"].append(batch[:, -1].tolist())
+            told["syncs"].append(accelerator.sync_gradients)
+            told["ends"].append(accelerator.gradient_state.end_of_dataloader)
+            told["rates"].append(scheduler.get_last_lr())
+            told["weights"].append(
+                [p.detach().flatten().tolist() for p in accelerator.unwrap_model(model).parameters()]
+            )
+            if scenario.get("gather", True):
+                gathered = accelerator.gather_for_metrics((outputs.detach(), wanted))
+                told["metrics"].append([part.flatten().tolist() for part in gathered])
+    reset(names)
+    return told
+
+
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shuffled": {"shuffle": True},
+    "drop_last": {"shuffle": True, "drop_last": True},
+    "seedable": {"shuffle": True, "data": {"use_seedable_sampler": True, "data_seed": 5}},
+    "split": {"batch_size": 6, "data": {"split_batches": True}},
+    "dispatched": {"data": {"dispatch_batches": True}},
+    "stream": {"stream": True},
+    # Not its metrics: Accelerate does not know which samples of a stream were repeated, and counts them twice.
+    "stream, every rank reads": {"stream": True, "data": {"dispatch_batches": False}, "gather": False},
+    "windows span epochs": {"plugin": {"sync_with_dataloader": False}},
+    "sync each batch": {"plugin": {"sync_each_batch": True}},
+    "bf16": {"precision": "bf16"},
+    "fp16 on a CPU": {"precision": "fp16"},
+    "scheduler by itself": {"step_with_optimizer": False, "size": 12},
+    "schedule that runs out": {"total_steps": 12},
+    "clipped": {"clip": True},
+    "divides evenly": {"size": 24},
+    "smaller than a round": {"size": 3},
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_the_same_numbers(ranks, num_ranks, scenario):
+    theirs, ours = (ranks.run(num_ranks, train, library, dict(SCENARIOS[scenario])) for library in LIBRARIES)
+    for rank, (wanted, got) in enumerate(zip(theirs, ours, strict=True)):
+        for key, value in wanted.items():
+            assert got[key] == pytest.approx(value, rel=1e-6, abs=1e-7) if key == "norms" else True
+            if key in ("weights", "rates", "metrics"):
+                assert_close(got[key], value, f"{key} of rank {rank}")
+            else:
+                assert got[key] == value, f"{key} of rank {rank}"
+
+
+def assert_close(got: Any, wanted: Any, what: str) -> None:
+    import torch
+
+    if isinstance(wanted, list) and wanted and isinstance(wanted[0], list):
+        assert len(got) == len(wanted), what
+        for at, (one, other) in enumerate(zip(got, wanted, strict=True)):
+            assert_close(one, other, f"{what}, {at}")
+        return
+    torch.testing.assert_close(
+        torch.tensor(got), torch.tensor(wanted), rtol=1e-5, atol=1e-6, msg=lambda text: f"{what}: {text}"
+    )
+
+
+def save(library: str, folder: str) -> list[str]:
+    """Write a checkpoint and a model; return the names of the files."""
+    import os
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from tests.support.training_scenes import make_data, make_model
+
+    names = load(library)
+    reset(names)
+    accelerator = names.Accelerator(cpu=True)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model, optimizer, scheduler, _ = accelerator.prepare(
+        model, optimizer, scheduler, DataLoader(TensorDataset(*make_data(8)), 2)
+    )
+    accelerator.backward(model(make_data(4)[0]).mean())
+    optimizer.step()
+    accelerator.save_state(os.path.join(folder, "state"))
+    accelerator.save_model(model, os.path.join(folder, "model"), max_shard_size=64)
+    accelerator.wait_for_everyone()
+    reset(names)
+    return sorted(os.path.relpath(os.path.join(at, file), folder) for at, _, files in os.walk(folder) for file in files)
+
+
+def restore(library: str, folder: str) -> Any:
+    """Load a checkpoint into another model; return its weights and the optimizer's momentum."""
+    import os
+
+    import torch
+
+    from tests.support.training_scenes import make_model
+
+    names = load(library)
+    reset(names)
+    accelerator = names.Accelerator(cpu=True)
+    model = make_model(seed=5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    accelerator.load_state(os.path.join(folder, "state"))
+    inner = accelerator.unwrap_model(model)
+    momentum = [state["momentum_buffer"].tolist() for state in optimizer.state_dict()["state"].values()]
+    reset(names)
+    return [parameter.tolist() for parameter in inner.parameters()], momentum
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_same_files_and_each_reads_the_others(ranks, num_ranks, tmp_path):
+    folders = {library: tmp_path / library for library in LIBRARIES}
+    files = {library: ranks.run(num_ranks, save, library, str(folder))[0] for library, folder in folders.items()}
+    theirs, ours = (set(files[library]) for library in LIBRARIES)
+    assert theirs <= ours
+    restored = [
+        ranks.run(num_ranks, restore, reader, str(folder)) for reader in LIBRARIES for folder in folders.values()
+    ]
+    assert all(one == restored[0] for one in restored)
+
+
+def resume(library: str, folder: str, num_skipped: int | None) -> list[list[int]]:
+    """Save within an epoch, load, and return the samples of the next two epochs of a loop that skips batches or not."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    names = load(library)
+    reset(names)
+    names.set_seed(3)
+    accelerator = names.Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(12)), 2, shuffle=True))
+    for number, _ in enumerate(loader):
+        if number == 1:
+            accelerator.save_state(folder)
+            break
+    accelerator.load_state(folder)
+    seen: list[list[int]] = []
+    for epoch in range(2):
+        skips = epoch == 0 and num_skipped is not None
+        active = names.skip_first_batches(loader, num_skipped) if skips else loader
+        seen.append([number for (batch,) in active for number in batch.tolist()])
+    reset(names)
+    return seen
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_loader_starts_its_epoch_anew_after_load_state_as_accelerates_does(ranks, num_ranks, tmp_path):
+    theirs, ours = (ranks.run(num_ranks, resume, library, str(tmp_path / library), None) for library in LIBRARIES)
+    assert list(ours) == list(theirs)
+    for seen in zip(*ours, strict=True):
+        assert sorted(number for numbers in seen for number in numbers) == list(range(12))
+
+
+def test_batches_that_are_skipped_after_load_state_are_those_that_were_had(ranks, tmp_path):
+    rest, whole = ranks.run(1, resume, "notebook_launcher.compat", str(tmp_path), 2)[0]
+    first = ranks.run(1, resume, "notebook_launcher.compat", str(tmp_path), 0)[0][0]
+    assert rest == first[4:]
+    assert sorted(whole) == list(range(12))

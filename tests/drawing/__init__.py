@@ -1,0 +1,1 @@
+"""Tests of static pictures, tables and text."""

@@ -1,0 +1,1 @@
+"""Tests of the modules that both sides read: options, settings and units."""

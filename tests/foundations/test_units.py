@@ -1,0 +1,168 @@
+"""Numbers with their units: what Python and the monitor's page write is the same text."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notebook_launcher import units
+from tests.support.lab import browser, needs_browser
+from tests.support.monitor_page import STATIC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Page
+
+NAN, INF = math.nan, math.inf
+
+TEXTS = {
+    "format_seconds": [
+        (None, ""),
+        (NAN, ""),
+        (INF, ""),
+        (0, "0 s"),
+        (2e-9, "<1 µs"),
+        (0.00049, "490 µs"),
+        (0.0009996, "1 ms"),
+        (0.06, "60 ms"),
+        (0.0352, "35.2 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (1.0, "1 s"),
+        (4.2, "4.2 s"),
+        (9.996, "10 s"),
+        (12.25, "12.3 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (60, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.7, "1 h 00 min"),
+        (3720, "1 h 02 min"),
+        (1e5, "27 h 47 min"),
+        (1e8, "27,777 h 47 min"),
+        (-0.005, "-5 ms"),
+    ],
+    "format_bytes": [
+        (None, ""),
+        (NAN, ""),
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (999, "999 bytes"),
+        (1000, "1 kB"),
+        (1023, "1.02 kB"),
+        (1024, "1.02 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1 MB"),
+        (612_400_000, "612 MB"),
+        (3_125_000_000, "3.13 GB"),
+        (3e15, "3,000 TB"),
+        (-1500, "-1.5 kB"),
+    ],
+    "format_share": [
+        (None, ""),
+        (NAN, ""),
+        (0, "0 %"),
+        (0.0004, "<0.1 %"),
+        (0.0005, "0.1 %"),
+        (0.0625, "6.3 %"),
+        (0.13, "13 %"),
+        (0.528, "52.8 %"),
+        (0.9994, "99.9 %"),
+        (0.99996, ">99.9 %"),
+        (1, "100 %"),
+        (2.5, "250 %"),
+    ],
+    "format_rate": [
+        (None, ""),
+        (NAN, ""),
+        (0, ""),
+        (12.5, "12.5 it/s"),
+        (1, "1 it/s"),
+        (0.9996, "1 s/it"),
+        (0.25, "4 s/it"),
+        (0.001, "16 min 40 s/it"),
+        (2000.4, "2,000 it/s"),
+    ],
+    "format_count": [(None, ""), (NAN, ""), (0, "0"), (7, "7"), (12_345, "12,345"), (1_234_567, "1,234,567")],
+    "format_number": [
+        (None, ""),
+        (NAN, "NaN"),
+        (INF, "∞"),
+        (-INF, "-∞"),
+        (0, "0"),
+        (-0.0, "0"),
+        (3.0, "3"),
+        (0.5, "0.5"),
+        (0.123456, "0.1235"),
+        (-12.345, "-12.35"),
+        (0.00123456, "0.001235"),
+        (1e-3, "0.001"),
+        (0.00099996, "1e-3"),
+        (1e-7, "1e-7"),
+        (1.23456e-7, "1.235e-7"),
+        (1234.5, "1,235"),
+        (12_345, "12,345"),
+        (-12_345.6, "-12,346"),
+        (999_999.6, "1,000,000"),
+        (1e6, "1e6"),
+        (1_234_500_000, "1.235e9"),
+        (1e308, "1e308"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Page]:
+    with browser() as opened:
+        yield opened.new_page()
+
+
+def in_javascript(name: str) -> str:
+    """Return `formatSeconds` for `format_seconds`."""
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"), [(name, *row) for name, rows in TEXTS.items() for row in rows], ids=repr
+)
+def test_number_is_written_with_its_unit(name, value, text):
+    assert getattr(units, name)(value) == text
+
+
+def test_number_has_as_many_digits_as_asked():
+    texts = [units.format_number(value, 3) for value in (0.12345, 1.2345, 12.345, 123.45, 1234.5, 1.2345e9)]
+    assert texts == ["0.123", "1.23", "12.3", "123", "1,235", "1.23e9"]
+
+
+def test_every_public_function_has_a_row_for_each_edge():
+    assert sorted(TEXTS) == sorted(units.__all__)
+
+
+@needs_browser
+def test_page_writes_numbers_as_python_does(window):
+    source = random.Random(0)
+    # What lies halfway between two texts is the hardest to round alike.
+    halves = [number + 0.5 for number in range(1000)] + [number / 8 for number in range(1000)]
+    spread = [10 ** source.uniform(-9, 13) * source.choice((1, 1, 1, -1)) for _ in range(4000)]
+    values = [*halves, *spread, *(source.uniform(0, 1) for _ in range(1000))]
+    names = list(TEXTS)
+    tables = {name: [*(value for value, _ in TEXTS[name]), *values] for name in names}
+    module = (STATIC / "monitor.js").read_text(encoding="utf-8")
+    module += f"\nexport {{ {', '.join(map(in_javascript, names))} }};"
+    written = window.evaluate(
+        """async ([module, tables]) => {
+            const url = URL.createObjectURL(new Blob([module], { type: "text/javascript" }));
+            const functions = await import(url);
+            return tables.map(([name, values]) => values.map((value) => functions[name](value)));
+        }""",
+        [module, [[in_javascript(name), table] for name, table in tables.items()]],
+    )
+    for name, texts in zip(names, written, strict=True):
+        pairs = zip(tables[name], texts, strict=True)
+        assert [(v, text, ours) for v, text in pairs if (ours := getattr(units, name)(v)) != text] == []

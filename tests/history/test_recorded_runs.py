@@ -1,0 +1,171 @@
+"""Runs read again from their folders, whatever state these are in; and the list of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+import notebook_launcher
+from notebook_launcher import RecordedRun, Run, launch, notebook_launch, open_run, runs
+from notebook_launcher.history import folders
+from tests.support.run_scenes import make_run, speak
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that is over, in a folder of its own."""
+    run = launch(speak, 1, output="none", seed=4, runs_folder=tmp_path_factory.mktemp("kept"))
+    run.wait()
+    return run
+
+
+@pytest.fixture
+def copy(original: Run, tmp_path: Path) -> RecordedRun:
+    """Its folder, to do with as one likes."""
+    assert original.config.runs_folder is not None
+    shutil.copytree(Path(original.config.runs_folder, original.id), tmp_path / original.id)
+    return open_run(original.id, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "end", [b'{"rank":0,"st', b"\x00\xff", b'{"rank":0,"step":9,"time":0.0,"values":{"loss":1.0}}']
+)
+def test_a_torn_last_line_is_not_read(end, original, copy):
+    with (copy.folder / folders.METRICS).open("ab") as file:
+        file.write(end)
+    assert copy.metrics == original.metrics
+
+
+def test_lines_that_are_no_metrics_are_passed_over(original, copy):
+    path = copy.folder / folders.METRICS
+    path.write_bytes(b'\n[]\n{"rank":0}\nnonsense\n\xff\xfe\n{"values":3}\n' + path.read_bytes())
+    assert copy.metrics == original.metrics
+
+
+def test_what_a_later_version_adds_is_ignored(original, copy):
+    for name in (folders.CONFIG, folders.SUMMARY):
+        path = copy.folder / name
+        data = {**json.loads(path.read_text()), "hologram": {"depth": 3}}
+        for rank in data.get("ranks", []):
+            rank["mood"] = "good"
+        path.write_text(json.dumps(data))
+    path = copy.folder / folders.METRICS
+    path.write_text("".join(f'{{"unit": "m", {line[1:]}\n' for line in path.read_text().splitlines()))
+    assert copy.snapshot() == original.snapshot()
+    assert copy.config == original.config
+    assert copy.metrics == original.metrics
+
+
+def test_a_config_that_is_gone_is_in_the_summary(original, copy):
+    (copy.folder / folders.CONFIG).unlink()
+    assert copy.config == original.config
+
+
+def test_a_folder_that_was_moved_can_be_opened(original, copy, tmp_path):
+    moved = copy.folder.rename(tmp_path / "the good one")
+    assert open_run(moved).metrics == original.metrics
+    assert open_run(str(moved)).id == "the good one"
+
+
+@pytest.mark.parametrize("summary", [None, "", "{", "[]", '{"state": "done"}', '{"ranks": 3}'])
+def test_a_folder_without_a_summary_is_a_run_that_was_lost(summary, home):
+    folder = make_run(home, 123456)
+    os.utime(folder, (0, 0))
+    (folder / folders.SUMMARY).unlink()
+    if summary is not None:
+        (folder / folders.SUMMARY).write_text(summary)
+    os.utime(folder, (0, 0))
+    (run,) = runs()
+    assert (run.state, run.name, len(run.ranks)) == ("lost", "train", 0)
+    assert time.strftime("%Y%m%d-%H%M%S", time.localtime(run.snapshot().started)) == "20261121-123456"
+    assert "lost" in run._repr_html_()
+    assert "lost" in repr(runs())
+
+
+def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
+    for number in (100001, 100002, 110000):
+        make_run(tmp_path, number)
+    assert open_run("20261121-11", tmp_path).id == "20261121-110000-train-000000"
+    assert open_run("20261121-100002-train-000002", tmp_path).snapshot().started == 100002
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "20261121-10",
+            r"2 runs in .* begin with '20261121-10': 20261121-100002-train-000002, .*\. Type more of the id",
+        ),
+        ("20261121-100009-train-000002", r"no run .* in .*closest are 20261121-100002-train-000002, .* lists all 3"),
+        ("train", r"there is no run 'train' in .* The closest are "),
+        ("", r"there is no run ''"),
+    ],
+)
+def test_a_run_that_is_not_found_names_the_closest(name, message, tmp_path):
+    for number in (100001, 100002, 110000):
+        make_run(tmp_path, number)
+    with pytest.raises(LookupError, match=message):
+        open_run(name, tmp_path)
+
+
+def test_what_holds_no_run_says_so(tmp_path):
+    with pytest.raises(LookupError, match=rf"there is no run 'x': {tmp_path}/none holds none"):
+        open_run("x", tmp_path / "none")
+    with pytest.raises(LookupError, match=r"there is no folder .*/gone: the run was removed"):
+        open_run(tmp_path / "gone")
+    with pytest.raises(LookupError, match=r"holds no run: there is no summary.json in it"):
+        open_run(str(tmp_path))
+    with pytest.raises(TypeError, match=r"open_run\(3\): pass a run's id"):
+        open_run(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("look", [runs, lambda: open_run("x")])
+def test_where_no_run_leaves_a_folder_there_is_none_to_look_in(look, monkeypatch):
+    monkeypatch.setenv(folders.VARIABLE, "off")
+    with pytest.raises(LookupError, match=r"runs are not recorded: NOTEBOOK_LAUNCHER_RUNS is 'off'. Pass the folder"):
+        look()
+
+
+def test_runs_are_listed_newest_first(home):
+    assert repr(runs()) == f"no runs in {home}"
+    assert str(home) in runs()._repr_html_()
+    for number in range(1, 21):
+        make_run(home, number)
+    found = runs()
+    assert [run.snapshot().started for run in found] == list(range(20, 0, -1))
+    assert (len(found), len(found[3:5]), found[-1].snapshot().started) == (20, 2, 1)
+    lines = repr(found).splitlines()
+    assert lines[0] == f"20 runs in {home}"
+    assert re.match(r"id +function +when +state +time +ranks", lines[1])
+    assert lines[-1] == "and 4 older: runs()[16:]"
+    assert len(lines) == 1 + 1 + 16 + 1
+
+
+def test_runs_of_one_second_are_in_order(home):
+    for name, started in (("b", 2.25), ("a", 2.75), ("c", 2.5)):
+        folder = make_run(home, 2, started=started, name=name)
+        folder.rename(home / f"20261121-000002-{name}-000000")
+    assert [run.name for run in runs()] == ["a", "c", "b"]
+
+
+def test_the_table_shows_the_last_metrics(home):
+    notebook_launch(speak, 2, output="none")
+    assert repr(runs()).splitlines()[-1].endswith("loss 0.5, accuracy 1")
+    assert "loss 0.5, accuracy 1" in runs()._repr_html_()
+
+
+def test_a_notebook_shows_a_recorded_run_as_a_page(home):
+    notebook_launch(speak, 2, output="none")
+    html = runs()[0]._repr_html_()
+    assert "accuracy" in html
+    assert "hello" in html
+
+
+def test_the_names_are_public():
+    assert {"RecordedRun", "open_run", "runs"} <= set(notebook_launcher.__all__)

@@ -1,0 +1,384 @@
+"""What runs leave behind while they go on and when they end, and what happens where it cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import resource
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notebook_launcher import (
+    ConfigError,
+    LaunchConfig,
+    RecordedRun,
+    Session,
+    launch,
+    notebook_launch,
+    open_run,
+    report,
+    runs,
+)
+from notebook_launcher.history import folders
+from notebook_launcher.units import format_seconds
+from tests.support.kernels import ROOT, Kernel
+from tests.support.run_scenes import PATIENCE, make_run, speak, wait_until
+from tests.support.scenes import evaluate
+
+
+def wait_for(path: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not Path(path).exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.01)
+
+
+def strict_json(text: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# Where they lie.
+
+
+@pytest.mark.parametrize(
+    ("chosen", "environment", "found"),
+    [
+        ("auto", {}, "/home/me/.local/state/notebook-launcher/runs"),
+        ("auto", {"XDG_STATE_HOME": "/state"}, "/state/notebook-launcher/runs"),
+        ("auto", {"XDG_STATE_HOME": "state"}, "/home/me/.local/state/notebook-launcher/runs"),
+        ("auto", {"XDG_STATE_HOME": "/state", folders.VARIABLE: "/mine"}, "/mine"),
+        ("auto", {folders.VARIABLE: ""}, "/home/me/.local/state/notebook-launcher/runs"),
+        ("auto", {folders.VARIABLE: "~/mine"}, "/home/me/mine"),
+        ("/given", {folders.VARIABLE: "/mine"}, "/given"),
+        (Path("/given"), {}, "/given"),
+        (None, {folders.VARIABLE: "/mine"}, None),
+        ("auto", {folders.VARIABLE: "off"}, None),
+    ],
+)
+def test_the_place_is_found(chosen, environment, found, monkeypatch):
+    for name in ("XDG_STATE_HOME", folders.VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/me", **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert folders.find_home(chosen) == (None if found is None else Path(found))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (3, r"runs_folder=3 is a int; it must be a path, 'auto', or None to keep no record"),
+        (b"runs", r"runs_folder=b'runs' is a bytes; it must be a path"),
+        ("", r"runs_folder='' is not a path. Pass a folder, 'auto', or None to keep no record"),
+        ("a\0b", r"is not a path"),
+    ],
+)
+def test_what_is_no_place_is_refused(value, message):
+    with pytest.raises(ConfigError, match=message):
+        LaunchConfig(runs_folder=value)
+
+
+def test_a_path_is_kept_as_text():
+    assert LaunchConfig(runs_folder=Path("some/where")).runs_folder == "some/where"
+
+
+# What a run leaves.
+
+
+def test_a_run_is_read_back_as_it_was(home):
+    run = launch(speak, 2, output="none", seed=3, env={"COLOUR": "blue"}, max_grad_norm=0.5)
+    run.result()
+    again = open_run(run.id)
+    assert isinstance(again, RecordedRun)
+    assert again.snapshot() == run.snapshot()
+    assert (again.id, again.name, again.state, again.seed) == (run.id, "speak", "done", 3)
+    assert again.config == run.config
+    assert again.metrics == run.metrics
+    assert again.ranks == run.ranks
+    assert again.phases == run.phases
+    assert [again.logs(rank) for rank in (0, 1)] == [run.logs(rank) for rank in (0, 1)] == ["hello\n"] * 2
+    assert repr(again).startswith(f"<RecordedRun {run.id} on 2 ranks: done, ")
+    assert sorted(path.name for path in again.folder.iterdir()) == [
+        "config.json",
+        "metrics.jsonl",
+        "rank-0.log",
+        "rank-1.log",
+        "summary.json",
+    ]
+
+
+def test_only_the_user_may_read_it(home):
+    run = launch(speak, 1, output="none")
+    run.result()
+    paths = [home, home / run.id, *(home / run.id).iterdir()]
+    assert [path.name for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+
+
+def test_secrets_are_not_written_down(home):
+    env = {"WANDB_API_KEY": "hush", "HF_TOKEN": "hush", "db_password": "hush", "TOKENIZERS_PARALLELISM": "false"}
+    run = launch(speak, 1, output="none", env=env)
+    run.result()
+    assert not any(b"hush" in path.read_bytes() for path in (home / run.id).iterdir())
+    assert dict(open_run(run.id).config.env) == {"TOKENIZERS_PARALLELISM": "false"}
+
+
+def test_a_failure_is_kept_however_short_the_run(home):
+    def fail() -> None:
+        raise ValueError("boom")
+
+    run = launch(fail, 2, output="none")
+    run.wait()
+    again = open_run(run.id)
+    assert again.state == "failed"
+    assert again.snapshot().error == "ValueError: boom"
+    assert again.snapshot().failures == run.snapshot().failures
+    assert "raise ValueError" in again.snapshot().failures[0].traceback
+
+
+def test_a_short_run_with_nothing_to_say_leaves_nothing(home):
+    with Session(2, output="none") as session:
+        session.run(int)
+        assert len(runs()) == 0
+        session.run(speak)
+        session.run(speak)
+    assert [run.name for run in runs()] == ["speak", "speak"]
+
+
+def test_no_folder_is_left_if_none_is_wanted(home):
+    notebook_launch(speak, 1, output="none", runs_folder=None)
+    assert not home.exists()
+
+
+def test_a_folder_can_be_chosen(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    notebook_launch(speak, 1, output="none", runs_folder="here")
+    assert [run.name for run in runs("here")] == ["speak"]
+    assert open_run(runs("here")[0].folder).name == "speak"
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_does_not_know_come_back(number, home):
+    run = launch(speak, 1, output="none", kwargs={"number": number})
+    run.result()
+    for path in (home / run.id).glob("*.json*"):
+        for line in path.read_text("ascii").splitlines():
+            strict_json(line)
+    again = open_run(run.id)
+    values = [point.values["loss"] for point in again.metrics] + [again.ranks[0].metrics["loss"]]
+    assert all(value == number or (math.isnan(value) and math.isnan(number)) for value in values)
+    assert [point.values["accuracy"] for point in again.metrics] == [0.0, 0.5, 1.0]
+
+
+NASTY = "<script>alert('1')</script>/../\"x\"\n\N{SNOWMAN}"
+
+
+def test_names_and_text_cannot_break_out(home):
+    def measure() -> str:
+        from notebook_launcher import context
+
+        print(NASTY)
+        context.report_values({NASTY: 1.0})
+        return NASTY
+
+    measure.__name__ = measure.__qualname__ = NASTY
+    run = launch(measure, 1, output="none")
+    run.result()
+    (found,) = runs()
+    assert found.folder.parent == home
+    assert re.fullmatch(r"[\w-]+", found.id, re.ASCII)
+    assert found.name == run.name == NASTY
+    assert found.metrics[0].values == {NASTY: 1.0}
+    assert found.logs(0) == NASTY + "\n"
+    for html in (runs()._repr_html_(), found._repr_html_()):
+        assert "<script" not in html
+        assert "&lt;script" in html
+
+
+def test_only_ranks_that_wrote_something_have_a_file(home):
+    def some(rank_count: int) -> None:
+        if int(os.environ["RANK"]) in (3, rank_count - 1):
+            print("here")
+
+    run = launch(some, 64, output="none", backend=None, kwargs={"rank_count": 64})
+    run.result(timeout=PATIENCE)
+    assert sorted(path.name for path in (home / run.id).glob("rank-*")) == ["rank-3.log", "rank-63.log"]
+    again = open_run(run.id)
+    assert (again.logs(0), again.logs(3), len(again.ranks)) == ("", "here\n", 64)
+
+
+@pytest.mark.parametrize("rank", [-1, 1, "0"])
+def test_a_rank_that_is_not_there_is_refused(rank, home):
+    notebook_launch(speak, 1, output="none")
+    with pytest.raises(LookupError, match=rf"there is no rank {rank!r}: this run has 1, 0 to 0"):
+        runs()[0].logs(rank)
+
+
+# While it goes on.
+
+
+def test_a_run_can_be_read_while_it_goes_on(home, tmp_path):
+    def in_two_steps(go: str) -> None:
+        report(loss=1.0)
+        print("one", flush=True)
+        wait_for(go)
+        report(loss=2.0)
+        print("two", flush=True)
+
+    run = launch(in_two_steps, 1, output="none", args=(str(tmp_path / "go"),))
+    with contextlib.ExitStack() as stack:
+        stack.callback(run.stop)
+        again = wait_until(lambda: len(runs()) and open_run(run.id))
+        wait_until(lambda: again.state == "running" and again.metrics and again.logs(0))
+        assert again.ranks[0].state == "running"
+        (first,), position = again.metrics_since(0)
+        text, mark = again.logs_since(0, 0)
+        (tmp_path / "go").touch()
+        run.result(timeout=PATIENCE)
+    assert (first.values, text) == ({"loss": 1.0}, "one\n")
+    assert [point.values for point in again.metrics_since(position)[0]] == [{"loss": 2.0}]
+    assert again.metrics_since(2) == ([], 2)
+    assert again.logs_since(0, mark)[0] == "two\n"
+    assert again.state == "done"
+
+
+ENDLESS = """
+import os, time
+from notebook_launcher import *
+def endless():
+    for step in range(10**9):
+        report(loss=1 / (step + 1))
+        print("step", step)
+        time.sleep(0.01)
+run = launch(endless, 2, output="none")
+run.id
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_kernel_leaves_a_run_that_is_lost(home):
+    with Kernel() as kernel:
+        run_id = evaluate(kernel, ENDLESS)
+        again = wait_until(lambda: (home / run_id / "rank-1.log").exists() and open_run(run_id))
+        wait_until(lambda: again.state == "running" and len(again.metrics) > 2)
+        kernel.kill()
+        wait_until(lambda: again.state == "lost")
+    with Kernel() as other:
+        code = f"from notebook_launcher import *\nrun = open_run({run_id!r})\n"
+        code += "run.state, run.name, len(run.metrics), run.logs(0)[:7], [r.state for r in run.ranks], repr(runs())"
+        state, name, num_metrics, text, states, table = evaluate(other, code)
+    assert (state, name, text, states) == ("lost", "endless", "step 0\n", ["unknown"] * 2)
+    assert num_metrics > 2
+    assert re.search(rf"{run_id} .* lost ", table)
+    assert again.snapshot().error == "the kernel ended before the run did"
+
+
+LAUNCHES = """
+from notebook_launcher import *
+def speak(name):
+    print(name)
+if __name__ == "__main__":
+    with Session(1, output="none") as session:
+        for _ in range(20):
+            session.run(speak, args=(NAME,))
+"""
+
+
+def test_two_kernels_write_side_by_side(home):
+    codes = [LAUNCHES.replace("NAME", repr(name)) for name in ("one", "two")]
+    programs = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for code in codes]
+    assert [program.wait(timeout=50) for program in programs] == [0, 0]
+    found = runs()
+    assert sorted(run.logs(0) for run in found) == ["one\n"] * 20 + ["two\n"] * 20
+    assert {run.state for run in found} == {"done"}
+
+
+# What cannot be written.
+
+
+def test_a_place_that_is_no_folder_is_said_once(home, capfd):
+    home.write_text("a file")
+    assert list(notebook_launch(speak, 1)) == [7]
+    err = capfd.readouterr().err
+    assert err.count("recording of the run ended") == 1
+    assert f"in {home}: Not a directory" in err
+
+
+def test_a_home_that_nobody_knows_is_said_once(monkeypatch, capfd):
+    monkeypatch.delenv(folders.VARIABLE)
+    assert list(notebook_launch(speak, 1, runs_folder="~nobody-at-all/runs")) == [7]
+    assert capfd.readouterr().err.count("recording of the run ended: RuntimeError: Could not determine") == 1
+
+
+def test_a_disk_that_fills_up_does_not_fail_the_run(home, tmp_path, capfd):
+    def flood(go: str) -> str:
+        print("before", flush=True)
+        wait_for(go)
+        for step in range(500):
+            report(loss=float(step))
+            print("x" * 100)
+        wait_for(go + "on")
+        return "well"
+
+    run = launch(flood, 1, args=(str(tmp_path / "go"),), output="none")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with contextlib.ExitStack() as stack:
+        stack.callback(run.stop)
+        wait_until(lambda: len(runs()))
+        # Ranks are born, so that the limit binds this process alone. Python ignores SIGXFSZ.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, (soft, hard))
+        os.close(os.open(tmp_path / "go", os.O_CREAT))
+        err = wait_until(lambda: capfd.readouterr().err)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        (tmp_path / "goon").touch()
+        assert list(run.result(timeout=PATIENCE)) == ["well"]
+    assert err.count("recording of the run ended") == 1
+    assert f"in {home / run.id}: File too large" in err
+    again = open_run(run.id)
+    assert again.state == "done"
+    assert again.ranks[0].metrics == {"loss": 499.0}
+    assert [point.step for point in again.metrics] == list(range(len(again.metrics)))
+
+
+# In good measure.
+
+
+def test_a_rank_that_reports_as_fast_as_it_can_is_recorded(home):
+    def fast() -> None:
+        for step in range(10_000):
+            report(step=step, loss=1.0)
+
+    run = launch(fast, 1, output="none")
+    run.result(timeout=PATIENCE)
+    assert [point.step for point in open_run(run.id).metrics] == list(range(10_000))
+
+
+def test_a_launch_makes_room(home, monkeypatch):
+    monkeypatch.setattr(folders, "MAX_RUNS", 3)
+    for number in range(1, 6):
+        make_run(home, number)
+    run = launch(speak, 1, output="none")
+    run.result()
+    wait_until(lambda: len(runs()) == 3)
+    assert runs()[0].id == run.id
+
+
+def test_cell_run_and_record_tell_one_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = launch(speak, 2, runs_folder=tmp_path)
+    run.result(50)
+    seconds = run.snapshot().seconds
+    assert run.result().seconds == open_run(run.id, tmp_path).snapshot().seconds == seconds
+    assert f"speak: done in {format_seconds(seconds)}\n" in capsys.readouterr().out
+    assert repr(run).endswith(f"{format_seconds(seconds)}>")

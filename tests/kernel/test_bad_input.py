@@ -1,0 +1,225 @@
+"""Bad input and a machine that has no room: a clear error, nothing started, nothing left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.scenes import unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.kernels import Kernel
+
+DEFINITIONS = """
+import functools, threading
+def train(lr): return lr
+async def coroutine(): pass
+class Model:
+    def __init__(self, width=1): self.width = width
+    def fit(self, lr): return lr
+    def __call__(self): return "called"
+lock = threading.Lock()
+def locking(): return lock
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    with warm_kernel() as kernel:
+        outcome = kernel.execute(DEFINITIONS)
+        assert outcome.error is None, outcome.traceback
+        yield kernel
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("notebook_launch(train, 0, args=(1,))", "ConfigError: num_processes=0 is too small"),
+        ("notebook_launch(train, 2.5, args=(1,))", "ConfigError: num_processes=2.5 is a float"),
+        ("notebook_launch(train, 'two', args=(1,))", "ConfigError: num_processes='two' is a str"),
+        ("notebook_launch(train, 1000, args=(1,))", "ConfigError: num_processes=1000 is too many for this machine"),
+        ("notebook_launch(3, 2)", "ConfigError: fn=3 is a int, which cannot be called"),
+        ("notebook_launch(train(1), 2)", "ConfigError: fn=1 is a int"),
+        ("notebook_launch(coroutine, 2)", "ConfigError: coroutine is a coroutine function"),
+        ("notebook_launch(train, 2)", "ConfigError: train(lr) cannot be called with args=(), kwargs={}"),
+        ("notebook_launch(train, 2, args=1)", "ConfigError: args=1 is a int; it must be a tuple"),
+        (
+            "notebook_launch(train, (1,), num_processes=2)",
+            "ConfigError: Arguments of the function go by name. Write notebook_launch(train, 2, args=(1,)).",
+        ),
+        (
+            "Session(2).run(train, 1)",
+            "ConfigError: Arguments of the function go by name. Write session.run(train, args=(1,)).",
+        ),
+        ("notebook_launch(train, 2, lr=1)", "ConfigError: unknown option lr=. train has a parameter of that name"),
+        ("notebook_launch(train, (1,))", "ConfigError: num_processes=(1,) is a tuple"),
+        ("notebook_launch(train, 2, args=(1,), mixed='bf16')", "ConfigError: unknown option mixed=."),
+        ("notebook_launch(train, 2, args=(1,), backend='ncl')", "ConfigError: backend='ncl' is unknown."),
+        ("notebook_launch(train, 2, args=(1,), backend='nccl')", "ConfigError: backend='nccl' needs a GPU for each"),
+        ("notebook_launch(train, 2, args=(1,), devices=[7])", "ConfigError: devices=[7]: no GPU found"),
+        (
+            "notebook_launch(train, 2, args=(1,), mixed_precision='fp4')",
+            "ConfigError: mixed_precision='fp4' is unknown",
+        ),
+        ("notebook_launch(locking, 2)", "CaptureError: the function locking captures `lock`"),
+        ("notebook_launch(train, 2, args=(lock,))", "CaptureError: "),
+        ("launch(train, 0)", "ConfigError: num_processes=0 is too small"),
+        ("Session(0)", "ConfigError: num_processes=0 is too small"),
+        ("Session(2, sed=1)", "ConfigError: unknown option sed=. Did you mean seed=?"),
+        ("notebook_launch(prewarm, 1)", "CallOrderError: prewarm was called inside rank 0"),
+        ("notebook_launch(lambda: launch(train, 1, args=(1,)), 1)", "CallOrderError: launch was called inside rank 0"),
+        ("notebook_launch(lambda: Session(1), 1)", "CallOrderError: Session was called inside rank 0"),
+    ],
+)
+def test_a_clear_error_and_nothing_left(kernel: Kernel, call: str, error: str) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(call)
+    assert (outcome.error or "").startswith(error), outcome.error
+    started = "inside rank" in error
+    assert ("CPU rank" in outcome.stdout) == started
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("lambda: 5", "5"),
+        ("functools.partial(train, 3)", "3"),
+        ("functools.partial(Model().fit, lr=4)", "4"),
+        ("Model()", "called"),
+        ("os.getcwd", None),
+        ("dict", "{}"),
+    ],
+)
+def test_every_kind_of_callable_works(kernel: Kernel, function: str, expected: str | None) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(f"print(notebook_launch({function}, 2, output='none')[1])")
+    assert outcome.error is None, outcome.traceback
+    assert expected is None or outcome.stdout == f"{expected}\n"
+
+
+def test_a_class_gives_instances_of_itself(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "r = notebook_launch(Model, 2, kwargs={'width': 3}); print(type(r[0]) is Model, r[1].width)"
+    )
+    assert outcome.stdout.endswith("True 3\n")
+
+
+def run_python(code: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program that launches, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+        check=False,
+        env=env,
+    )
+
+
+def test_no_descriptors_left() -> None:
+    done = run_python(
+        "import os, resource\n"
+        "from notebook_launcher import *\n"
+        "notebook_launch(os.getpid, 2, output='none')\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+        "before = os.listdir('/proc/self/fd')\n"
+        "try: notebook_launch(os.getpid, 16)\n"
+        "except ResourceError as error: print(error)\n"
+        "print(len(before) == len(os.listdir('/proc/self/fd')))\n"
+        "print(len(notebook_launch(os.getpid, 2, output='none')))\n"
+    )
+    first, second, third = done.stdout.splitlines()
+    assert "cannot start 16 ranks: Too many open files" in first
+    assert "`ulimit -n`" in first
+    assert (second, third) == ("True", "2")
+
+
+def test_no_processes_left() -> None:
+    # Root may start as many as it likes, so the program becomes somebody else first.
+    done = run_python(
+        "import os, resource, torch\n"
+        "from notebook_launcher import *\n"
+        "def launch_here(num): return notebook_launch(os.getpid, num, output='none', start_method='fork')\n"
+        "launch_here(1)\n"
+        "if os.getuid() == 0: os.setgroups([]); os.setgid(54321); os.setuid(54321)\n"
+        "mine = sum(len(os.listdir(f'/proc/{p}/task')) for p in os.listdir('/proc') if p.isdigit()\n"
+        "           and os.stat(f'/proc/{p}').st_uid == os.getuid())\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (mine + 14, mine + 14))\n"
+        "try: launch_here(16)\n"
+        "except ResourceError as error: print(error)\n"
+        "print(len(launch_here(1)))\n"
+    )
+    assert "could not be started: " in done.stdout, done.stdout + done.stderr
+    assert "`ulimit -u`" in done.stdout
+    assert done.stdout.endswith("\n1\n")
+
+
+def test_no_threads_left() -> None:
+    done = run_python(
+        "import os, psutil, threading\n"
+        "from notebook_launcher import *\n"
+        "def session(process):\n"
+        "    try: return os.getsid(process.pid)\n"
+        "    except ProcessLookupError: return None\n"
+        "def look():\n"  # A fork server's deputy, which comes and goes, is in its session.
+        "    sessions = {session(process) for process in psutil.Process().children(recursive=True)} - {None}\n"
+        "    return len(sessions), len(os.listdir('/proc/self/fd'))\n"
+        "notebook_launch(os.getpid, 2, output='none')\n"
+        "before = look()\n"
+        "threading.stack_size(1 << 46)\n"  # More than there are addresses.
+        "for call in (notebook_launch, launch, Session(2).run):\n"
+        "    try: call(os.getpid)\n"
+        "    except ResourceError as error: print(error)\n"
+        "    print(look() == before)\n"
+        "threading.stack_size(0)\n"
+        "print(len(notebook_launch(os.getpid, 2, output='none')))\n"
+    )
+    lines = done.stdout.splitlines()
+    told = [line for line in lines if "the run's thread could not be started: can't start new thread. The" in line]
+    assert len(told) == 3, done
+    assert lines.count("True") == 3, done
+    assert lines[-1] == "2"
+
+
+def test_an_unwritable_temporary_folder_is_not_needed() -> None:
+    done = run_python(
+        "import os, tempfile\n"
+        "from notebook_launcher import *\n"
+        "tempfile.tempdir = '/proc/nowhere'\n"
+        "run = launch(lambda: print('x' * 9_000_000), 2, output='none')\n"
+        "print(len(run.result()), len(run.logs(0)))\n",
+        env={"TMPDIR": "/proc/nowhere", "PATH": "/usr/bin:/bin"},
+    )
+    assert done.stdout == "2 9000001\n", done.stderr
+
+
+def test_no_memory_left(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        # A tensor of zeros that nobody has touched takes no memory; sending it would.
+        outcome = kernel.execute(
+            "import torch, psutil\n"
+            "huge = torch.empty(int(0.99 * psutil.virtual_memory().total), dtype=torch.uint8)\n"
+            "def use(): return huge.numel()\n"
+            "notebook_launch(use, 2)"
+        )
+        kernel.execute("del huge")
+    assert (outcome.error or "").startswith("ResourceError: "), outcome.error
+    assert "GB" in (outcome.error or "")
+
+
+def test_torch_that_cannot_be_imported_is_said(tmp_path: Path) -> None:
+    Path(tmp_path, "torch.py").write_text("raise ImportError('libcudart.so.13 is missing')")
+    done = run_python(
+        "from notebook_launcher import *\n"
+        "try: notebook_launch(print, 2, output='none')\n"
+        "except InternalError as error: print(error)\n",
+        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+    )
+    assert "libcudart.so.13 is missing" in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,295 @@
+"""Waits in collectives that others have not entered: real ranks, watched from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notebook_launcher import Session, launch, notebook_launch, report
+from tests.support.run_scenes import wait_until
+from tests.support.scenes import warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from notebook_launcher.kernel.run import Run
+    from tests.support.kernels import Kernel
+
+SOON = 0.3
+"""Seconds of waiting that count in these tests."""
+LINE = re.escape(__file__) + r", line \d+"
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    with warm_kernel() as kernel:
+        yield kernel
+
+
+@contextlib.contextmanager
+def launched(function: Callable[..., Any], *args: Any, **options: Any) -> Iterator[Run]:
+    """A run on two ranks that is stopped at the end, if it has not ended by then."""
+    run = launch(function, 2, args=args, **{"hang_notice": SOON, "output": "none", **options})
+    try:
+        yield run
+    finally:
+        run.stop(at_once=True)
+
+
+def waiting(run: Run, words: str = "") -> str:
+    """Return what the run says of its wait, once it says something with these words."""
+    told: str = wait_until(lambda: words in (told := run.snapshot().waiting) and told)
+    return told
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def late_rank(gate: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        wait_for(gate)
+    dist.all_reduce(torch.ones(1))
+    report(loss=1.0)
+    wait_for(gate.with_suffix(".end"))
+
+
+def test_wait_is_in_state_and_ranks_until_the_late_rank_comes(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with launched(late_rank, gate) as run:
+        told = waiting(run)
+        assert re.fullmatch(
+            rf"rank 0 has waited [\d.]+ m?s in all_reduce \({LINE}\); rank 1 is at line \d+: time\.sleep\(0\.01\)", told
+        )
+        assert run.state == "waiting"
+        first, second = run.ranks
+        assert (first.state, second.state) == ("waiting", "running")
+        assert first.waited is not None
+        assert first.waited >= SOON
+        assert second.waited is None
+        assert re.fullmatch(rf"in all_reduce \({LINE}\)", first.where)
+        assert re.fullmatch(rf"at {LINE}: time\.sleep\(0\.01\)", second.where)
+        gate.touch()
+        wait_until(lambda: run.state == "running" and len(run.metrics) == 2)
+        assert run.snapshot().waiting == ""
+        assert [(rank.state, rank.waited, rank.where) for rank in run.ranks] == [("running", None, "")] * 2
+        gate.with_suffix(".end").touch()
+        run.result(20)
+        assert run.snapshot().state == "done"
+
+
+def cross_over() -> None:
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        dist.barrier()
+    else:
+        dist.all_gather_object([None, None], torch.ones(1))
+
+
+def test_ranks_in_different_collectives_are_all_named() -> None:
+    with launched(cross_over) as run:
+        assert re.fullmatch(
+            rf"rank 0 has waited [\d.]+ m?s in barrier \({LINE}\); "
+            rf"rank 1 has waited [\d.]+ m?s in all_gather_object \({LINE}\)",
+            waiting(run, "rank 1 has waited"),
+        )
+        assert [rank.state for rank in run.ranks] == ["waiting", "waiting"]
+
+
+def receive_only() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.recv(torch.ones(1), src=1 - dist.get_rank())
+
+
+def test_ranks_that_all_wait_for_each_other_are_named_though_each_has_entered() -> None:
+    with launched(receive_only) as run:
+        assert re.fullmatch(rf"ranks 0, 1 have waited [\d.]+ m?s in recv \({LINE}\)", waiting(run))
+
+
+def backward_on_one(gate: Path) -> None:
+    import torch
+    import torch._dynamo.convert_frame  # takes long
+    import torch.distributed as dist
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    loss = model(torch.ones(1, 1)).sum()
+
+    def slow_backend(graph: Any, _inputs: Any) -> Any:
+        wait_for(gate)
+        return graph.forward
+
+    if dist.get_rank() == 1:
+        torch.compile(torch.nn.Linear(1, 1), backend=slow_backend)(torch.ones(1, 1))
+    loss.backward()
+
+
+def test_a_rank_that_compiles_while_others_wait_for_its_gradients_is_said_to(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with launched(backward_on_one, gate) as run:
+        assert re.fullmatch(
+            rf"rank 0 has waited [\d.]+ m?s in backward \(gradient all-reduce\) \({LINE}\); "
+            r"rank 1 is compiling \(torch\.compile\) at line \d+: .*",
+            waiting(run, "compiling"),
+        )
+        gate.touch()
+        run.result(60)
+
+
+def spin(gate: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    class Work(dist.Work):
+        def __init__(self) -> None:
+            super().__init__()
+
+        def wait(self, timeout: Any = None) -> bool:
+            while not gate.exists():
+                pass
+            return True
+
+    class SpinningGroup(dist.ProcessGroup):
+        def allreduce(self, *_: Any) -> Work:
+            self.works = [Work()]
+            return self.works[0]
+
+        def getBackendName(self) -> str:  # noqa: N802
+            return "spinning"
+
+    dist.Backend.register_backend(
+        "spinning",
+        lambda _store, rank, size, _timeout: SpinningGroup(rank, size),  # type: ignore[call-arg]
+        devices=["cpu"],
+    )
+    dist.init_process_group("spinning")
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
+    wait_for(gate)
+
+
+def test_a_wait_that_uses_the_processor_is_found_too(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with launched(spin, gate, backend=None) as run:
+        assert re.match(rf"rank 0 has waited [\d.]+ m?s in all_reduce \({LINE}\); rank 1 is at ", waiting(run))
+        gate.touch()
+        run.result(20)
+
+
+def return_early() -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        dist.barrier()
+
+
+def test_a_rank_of_a_session_that_has_returned_is_said_to() -> None:
+    with Session(2, output="none", hang_notice=SOON) as session:
+        run = session.launch(return_early)
+        assert re.fullmatch(rf"rank 0 has waited [\d.]+ m?s in barrier \({LINE}\); rank 1 has returned", waiting(run))
+        run.stop()
+
+
+def asked_for_stacks(pid: int | str) -> int:
+    """Return how many bytes of stacks a rank has been asked for."""
+    names = [file for file in Path(f"/proc/{pid}/fd").iterdir() if file.exists() and "stacks" in str(file.readlink())]
+    return sum(file.stat().st_size for file in names)
+
+
+def uneven_steps(seconds: float) -> int:
+    import torch
+    import torch.distributed as dist
+
+    until = time.monotonic() + seconds
+    going = torch.ones(1)
+    while going:
+        if dist.get_rank() == 1:
+            time.sleep(0.1)
+        going[0] = time.monotonic() < until
+        dist.broadcast(going, src=0)
+    return asked_for_stacks("self")
+
+
+def test_ranks_of_different_speed_are_not_even_asked_for_their_stacks() -> None:
+    results = notebook_launch(uneven_steps, 2, args=(4 * SOON,), hang_notice=SOON, output="none")
+    assert list(results) == [0, 0]
+
+
+def read_once(fifo: Path) -> bytes:
+    # One sleep, as that of a loop that waits for its data.
+    with fifo.open("rb", buffering=0) as source:
+        return source.read(1)
+
+
+def test_ranks_that_wait_for_anything_else_are_asked_and_left_alone(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    # Opened for both, it opens at once and keeps the readers waiting.
+    with fifo.open("r+b", buffering=0) as ours, launched(read_once, fifo) as run:
+        wait_until(lambda: all(rank.pid and asked_for_stacks(rank.pid) for rank in run.ranks))
+        assert (run.state, run.snapshot().waiting) == ("running", "")
+        ours.write(b"go")
+        assert sorted(run.result(20)) == [b"g", b"o"]
+
+
+def test_hang_notice_none_says_nothing(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with launched(late_rank, gate, hang_notice=None) as run:
+        wait_until(lambda: "all_reduce" in run.stacks().verdict)
+        time.sleep(2 * SOON)  # Nothing is to happen, so there is nothing to wait for.
+        assert (run.state, run.snapshot().waiting) == ("running", "")
+
+
+def test_cell_names_a_wait_once_and_its_end(kernel: Kernel, tmp_path: Path) -> None:
+    code = f"""
+import torch, torch.distributed as dist
+def train(seconds):
+    for wait in seconds:
+        if dist.get_rank() == 1:
+            time.sleep(wait)
+        dist.all_reduce(torch.ones(1))
+notebook_launch(train, 2, args=([1.0, 1.0, 1.0],), hang_notice={SOON}, monitor=False)
+"""
+    outcome = kernel.execute(code)
+    assert outcome.error is None, outcome.traceback
+    assert outcome.stderr == ""
+    told = [line for line in outcome.stdout.splitlines() if "waited" in line]
+    assert len(told) == 2, told
+    cell = r"Cell In\[\d+\]"
+    assert re.fullmatch(
+        rf"rank 0 has waited [\d.]+ m?s in all_reduce \({cell}, line 6\); rank 1 is at line 5: time\.sleep\(wait\)",
+        told[0],
+    )
+    assert re.fullmatch(rf"rank 0 waited [\d.]+ m?s in all_reduce \({cell}, line 6\); the run goes on", told[1])
+
+
+def test_a_rank_that_asks_the_user_keeps_nobody_waiting_by_mistake(kernel: Kernel) -> None:
+    code = f"""
+import torch.distributed as dist
+def train():
+    if dist.get_rank() == 1:
+        input("name? ")
+    dist.barrier()
+notebook_launch(train, 2, hang_notice={SOON / 3}, monitor=False)
+"""
+
+    def answer(_prompt: str, _password: bool) -> str:  # noqa: FBT001
+        time.sleep(2 * SOON)  # The user thinks, for much longer than a notice takes.
+        return "me"
+
+    outcome = kernel.execute(code, answer_input=answer)
+    assert outcome.error is None, outcome.traceback
+    assert "waited" not in outcome.stdout

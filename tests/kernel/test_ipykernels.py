@@ -1,0 +1,122 @@
+"""The same launches on other versions of ipykernel than the installed one.
+
+Each version lies in a folder of its own, which comes first on its kernel's path.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.kernels import ROOT
+from tests.support.scenes import unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.kernels import Kernel
+
+VERSIONS = ("6.29.5", "7.3.0")
+
+
+def installed(version: str, package: str = "ipykernel", *needs: str) -> Path:
+    """Install a version, and what else it needs, beside the environment's own, once; skip without a package index."""
+    folder = Path(sys.prefix, "others", f"{package}-{version}")
+    if not folder.exists():
+        command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder)]
+        done = subprocess.run([*command, f"{package}=={version}", *needs], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"{package} {version} cannot be installed: {done.stderr.splitlines()[-1]}")
+    return folder
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def module_kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    path = os.pathsep.join([str(installed(request.param)), str(ROOT)])
+    with warm_kernel(env={"PYTHONPATH": path}) as kernel:
+        outcome = kernel.execute("import ipykernel; print(ipykernel.__version__)")
+        assert outcome.stdout == f"{request.param}\n"
+        yield kernel
+
+
+@pytest.fixture
+def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
+    with unchanged(module_kernel):
+        yield module_kernel
+
+
+def test_output_and_results(kernel: Kernel) -> None:
+    outcome = kernel.execute("def talk(): print('rank', os.environ['RANK']); return 1\nnotebook_launch(talk, 2)")
+    assert outcome.error is None, outcome.traceback
+    assert {"[rank 0] rank 0", "[rank 1] rank 1"} < set(outcome.stdout.splitlines())
+    assert (outcome.result or "").startswith("Results of 2 ranks")
+
+
+def test_rich_output(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def show():\n"
+        "    from IPython.display import display, HTML\n"
+        "    import matplotlib.pyplot as plt\n"
+        "    handle = display(HTML('<b>one</b>'), display_id=True)\n"
+        "    handle.update(HTML('<b>two</b>'))\n"
+        "    plt.plot([1, 2])\n"
+        "notebook_launch(show, 2)"
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.displays[0]["data"]["text/html"] == "<b>one</b>"
+    assert outcome.updates[0]["data"]["text/html"] == "<b>two</b>"
+    assert "image/png" in outcome.displays[1]["data"]
+
+
+def test_input_and_breakpoint(kernel: Kernel) -> None:
+    answers = {"[rank 1] name? ": "Ada", "(rank 1 pdb) ": "c"}
+    outcome = kernel.execute(
+        "def ask():\n"
+        "    if os.environ['RANK'] == '0': return\n"
+        "    name = input('name? ')\n"
+        "    breakpoint()\n"
+        "    return name\n"
+        "print(notebook_launch(ask, 2)[1])",
+        answer_input=lambda prompt, _: answers[prompt],
+    )
+    assert outcome.stdout.endswith("Ada\n"), outcome
+
+
+def test_interrupt(kernel: Kernel) -> None:
+    cell = kernel.start(
+        "def wait():\n"
+        "    import torch.distributed as dist\n"
+        "    print('up', flush=True)\n"
+        "    if os.environ['RANK'] == '0': dist.barrier()\n"
+        "    time.sleep(60)\n"
+        "notebook_launch(wait, 2)"
+    )
+    kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
+    kernel.interrupt()
+    outcome = kernel.wait(cell)
+    assert outcome.error == "KeyboardInterrupt: wait was stopped"
+
+
+def test_an_interrupted_await(kernel: Kernel) -> None:
+    cell = kernel.start("run = launch(wait, 2)\nawait run")
+    kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
+    kernel.interrupt()
+    assert kernel.wait(cell).error is not None
+    assert kernel.execute("run.wait(); print(run.state)").stdout.endswith("stopped\n")
+
+
+def test_the_culprit(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def fail():\n"
+        "    import torch.distributed as dist\n"
+        "    if os.environ['RANK'] == '1': raise ValueError('boom')\n"
+        "    dist.barrier()\n"
+        "notebook_launch(fail, 2)"
+    )
+    assert outcome.error == "ValueError: boom"
+    assert "raise ValueError('boom')" in outcome.traceback

@@ -1,0 +1,866 @@
+"""A launch works whatever the kernel did before, and leaves the kernel as it was.
+
+One kernel for the whole module, which therefore remembers all that the tests before did to it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.kernels import Kernel
+from tests.support.scenes import evaluate, unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+START_METHODS = ("forkserver", "fork", "spawn")
+FORKED = ("forkserver", "fork")
+
+DEFINITIONS = """
+import asyncio, contextlib, io, os, random, signal, sys, threading, time, warnings
+from pathlib import Path
+import numpy as np
+import torch, torch.distributed as dist
+
+def total():
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    return one.item()
+
+def hello():
+    print("out")
+    print("err", file=sys.stderr)
+    return "returned"
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with warm_kernel(cwd=tmp_path_factory.mktemp("notebook")) as kernel:
+        assert kernel.execute(DEFINITIONS).error is None
+        yield kernel
+
+
+@pytest.fixture
+def kernel(notebook: Kernel) -> Iterator[Kernel]:
+    with unchanged(notebook):
+        yield notebook
+
+
+# What the kernel computed.
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_ipythons_exit_and_quit_end_the_rank(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        f"""
+        def leave():
+            print("before")
+            exit()
+            print("after")
+        list(notebook_launch(leave, 2, start_method={start_method!r}))
+        """
+    )
+    assert outcome.result == "[None, None]", outcome.traceback
+    assert "before" in outcome.stdout
+    assert "after" not in outcome.stdout
+    outcome = kernel.execute(f"notebook_launch(lambda: quit(3), 1, start_method={start_method!r})")
+    assert (outcome.error or "").startswith("RankFailedError: rank 0 of 1 called sys.exit(3)")
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_namespace_comes_home(kernel: Kernel, tmp_path: Path, start_method: str) -> None:
+    """It holds the builtins, and with them what connects a rank with the cell."""
+    script = tmp_path / "script.py"
+    script.write_text("import threading\nvalue = 3\n")
+    arguments = f"2, args=({str(script)!r},), start_method={start_method!r}"
+    outcome = kernel.execute(f"import runpy; notebook_launch(runpy.run_path, {arguments})[1]['value']")
+    assert outcome.result == "3", outcome.traceback
+    script.write_text("import threading\nlock = threading.Lock()\n")
+    outcome = kernel.execute(f"notebook_launch(runpy.run_path, {arguments})")
+    assert "the return value cannot travel: `result['lock']` is a _thread.lock" in (outcome.error or "")
+    outcome = kernel.execute(f"notebook_launch(lambda: globals(), 1, start_method={start_method!r})[0]['__name__']")
+    assert outcome.result == "'__main__'", outcome.traceback
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_after_parallel_work_and_backward(kernel: Kernel, start_method: str) -> None:
+    """GNU OpenMP's pool and autograd's threads do not survive a fork; a fork of the kernel would hang in them."""
+    outcome = kernel.execute(
+        f"""
+        parallel = torch.nn.Linear(512, 512)
+        parallel(torch.randn(2048, 512)).sum().backward()
+        def work():
+            model = torch.nn.Linear(512, 512)
+            model(torch.randn(2048, 512)).sum().backward()
+            return total(), bool(model.weight.grad.any()), torch.get_num_threads()
+        list(notebook_launch(work, 1, threads_per_process=2, start_method={start_method!r}))
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    threads = 1 if start_method == "fork" else 2
+    assert outcome.result == f"[(1.0, True, {threads})]"
+    said = "this kernel has run parallel operations, so a fork of it can run none" in outcome.stdout
+    assert said == (start_method == "fork")
+
+
+@pytest.mark.skipif(
+    not (importlib.util.find_spec("polars") and importlib.util.find_spec("tokenizers")),
+    reason="polars and tokenizers are not installed",
+)
+def test_after_libraries_with_threads_of_their_own(notebook: Kernel) -> None:
+    """They start threads in the kernel that stay."""
+    results = evaluate(
+        notebook,
+        """
+        import polars, tokenizers
+        from tokenizers import models, trainers
+        def count(frame):
+            return frame.lazy().group_by("a").agg(polars.len()).collect().height
+        frame = polars.DataFrame({"a": [1, 2, 2]})
+        count(frame)
+        tokenizer = tokenizers.Tokenizer(models.BPE())
+        tokenizer.train_from_iterator(["ab ab"] * 100, trainers.BpeTrainer(vocab_size=3, show_progress=False))
+        tokenizer.encode_batch(["ab"] * 100)
+        def use():
+            return count(frame), [len(code.ids) for code in tokenizer.encode_batch(["ab", "abab"])]
+        list(notebook_launch(use, 2, timeout=20))
+        """,
+    )
+    assert results == [(2, [2, 4])] * 2
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_the_kernels_own_process_group(kernel: Kernel, start_method: str) -> None:
+    results, kernels = evaluate(
+        kernel,
+        f"""
+        def own():
+            dist.init_process_group("gloo")
+            return total()
+        def guarded():
+            if not dist.is_initialized():
+                dist.init_process_group("gloo")
+            return total()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        group = dist.new_group([0])
+        results = [list(notebook_launch(f, 2, start_method={start_method!r})) for f in (total, own, guarded)]
+        results.append(list(notebook_launch(own, 2, start_method={start_method!r}, backend=None)))
+        one = torch.ones(1)
+        dist.all_reduce(one)
+        dist.all_reduce(one, group=group)
+        kernels = (one.item(), dist.get_world_size())
+        dist.destroy_process_group()
+        del group
+        results, kernels
+        """,
+    )
+    assert results == [[2.0, 2.0]] * 4
+    assert kernels == (1.0, 1)
+
+
+def test_a_kernel_that_never_imported_torch(tmp_path: Path) -> None:
+    with Kernel(cwd=tmp_path) as kernel:
+        imported = evaluate(
+            kernel,
+            """
+            import os, sys
+            from notebook_launcher import Session, launch, notebook_launch
+            def rank():
+                return int(os.environ["RANK"])
+            results = [list(notebook_launch(rank, 2, start_method=method)) for method in ("forkserver", "fork")]
+            with Session(2) as session:
+                results.append(list(session.run(rank)))
+            run = launch(rank, 2)
+            results.append(list(run.result()))
+            assert results == [[0, 1]] * 4, results
+            [name for name in sys.modules if name.split(".")[0] in ("torch", "numpy")]
+            """,
+        )
+    assert imported == []
+
+
+# The process: environment, folders, signals, threads.
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_ranks_share_the_kernels_present_surroundings(kernel: Kernel, tmp_path: Path, start_method: str) -> None:
+    (tmp_path / "beside.py").write_text("VALUE = 5\n")
+    results, program = evaluate(
+        kernel,
+        f"""
+        was = os.getcwd()
+        os.chdir({str(tmp_path)!r})
+        os.environ["COLOUR"] = "red"
+        sys.path.insert(0, ".")
+        def surroundings():
+            import beside
+            return os.getcwd(), os.environ["COLOUR"], beside.VALUE, sys.argv
+        results = list(notebook_launch(surroundings, 2, start_method={start_method!r}))
+        os.environ["COLOUR"] = "blue"
+        results.append(notebook_launch(surroundings, 1, start_method={start_method!r})[0])
+        os.chdir(was)
+        del os.environ["COLOUR"], sys.path[0]
+        results, sys.argv[:1]
+        """,
+    )
+    folder = str(tmp_path)
+    assert results == [(folder, colour, 5, program) for colour in ("red", "red", "blue")]
+
+
+def test_a_deleted_working_directory_is_refused_and_does_no_lasting_harm(kernel: Kernel, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    outcome = kernel.execute(
+        f"""
+        was = os.getcwd()
+        os.chdir({str(gone)!r})
+        Path.cwd().rmdir()
+        try:
+            notebook_launch(total, 2)
+        finally:
+            os.chdir(was)
+        """
+    )
+    assert outcome.error is not None
+    assert outcome.error.startswith("ConfigError: the kernel's working directory was deleted")
+    assert evaluate(kernel, "list(notebook_launch(total, 2))") == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_threads_and_signal_handlers_of_the_kernel(kernel: Kernel, start_method: str) -> None:
+    """They stay in the kernel, and are not in the ranks."""
+    results, kernels = evaluate(
+        kernel,
+        f"""
+        enough = threading.Event()
+        threads = [threading.Thread(target=enough.wait) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        def handler(signum, frame):
+            pass
+        before = signal.signal(signal.SIGTERM, handler)
+        def look():
+            return threading.active_count(), signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        results = list(notebook_launch(look, 2, start_method={start_method!r}))
+        kernels = signal.getsignal(signal.SIGTERM) is handler, all(thread.is_alive() for thread in threads)
+        signal.signal(signal.SIGTERM, before)
+        enough.set()
+        for thread in threads:
+            thread.join()
+        results, kernels
+        """,
+    )
+    assert results == [(1, True)] * 2
+    assert kernels == (True, True)
+
+
+def test_warnings_that_are_errors(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        """
+        import gc
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for method in ("forkserver", "fork"):
+                assert list(notebook_launch(total, 2, start_method=method)) == [2.0, 2.0]
+            with Session(2) as session:
+                session.run(total)
+            run = launch(total, 2)
+            run.result()
+            del run, session
+            gc.collect()
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert "Warning" not in outcome.stderr
+
+
+# Where output goes.
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_output_is_captured_as_any_other(kernel: Kernel, start_method: str) -> None:
+    kernel.execute(f"%%capture captured\nnotebook_launch(hello, 2, start_method={start_method!r})")
+    stdout, stderr = evaluate(kernel, "captured.stdout, captured.stderr")
+    assert "] out\n" in stdout
+    assert "] err\n" in stderr
+
+    outcome = kernel.execute(
+        f"""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            notebook_launch(hello, 2, start_method={start_method!r})
+        out.getvalue(), err.getvalue()
+        """
+    )
+    assert outcome.stdout == ""
+    assert outcome.result is not None
+    stdout, stderr = ast.literal_eval(outcome.result)
+    assert "] out\n" in stdout
+    assert "] err\n" in stderr
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_a_standard_output_of_the_users_own(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        f"""
+        class Tee:
+            def __init__(self, stream):
+                self.stream, self.texts = stream, []
+            def write(self, text):
+                self.texts.append(text)
+                return self.stream.write(text)
+            def flush(self):
+                self.stream.flush()
+        own, sys.stdout = sys.stdout, Tee(sys.stdout)
+        try:
+            notebook_launch(hello, 2, start_method={start_method!r})
+            texts = "".join(sys.stdout.texts)
+        finally:
+            sys.stdout = own
+        texts
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.result is not None
+    assert "] out\n" in outcome.stdout
+    assert "] out\n" in ast.literal_eval(outcome.result)
+
+
+def test_logging_that_the_kernel_configured(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        """
+        import logging
+        handler = logging.StreamHandler(sys.stdout)
+        logging.getLogger("mine").addHandler(handler)
+        def log():
+            logging.getLogger("mine").warning("logged")
+        notebook_launch(log, 1, start_method="fork", output="none")
+        notebook_launch(log, 1, start_method="fork")
+        logging.getLogger("mine").warning("kernel logs on")
+        logging.getLogger("mine").removeHandler(handler)
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.stdout.count("logged\n") == 1
+    assert outcome.stdout.endswith("kernel logs on\n")
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_backends_of_matplotlib(notebook: Kernel, tmp_path: Path, start_method: str) -> None:
+    """The kernel's inline backend opens files that stay open."""
+    outcome = notebook.execute(
+        f"""
+        %matplotlib inline
+        import matplotlib, matplotlib.pyplot as plt
+        plt.plot([1, 2])  # A figure of the kernel's, which a rank must not show.
+        def draw(backend):
+            import matplotlib, matplotlib.pyplot as plt
+            if backend:
+                matplotlib.use(backend)
+            figure = plt.figure()
+            plt.plot([1, 2])
+            plt.savefig(f"{tmp_path}/{{os.environ['RANK']}}.png")
+            if backend:
+                plt.close(figure)
+        notebook_launch(draw, 2, args=(None,), start_method={start_method!r}, monitor=False)
+        notebook_launch(draw, 2, args=("agg",), start_method={start_method!r}, monitor=False)
+        plt.close("all")
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert len(outcome.displays) == 1
+    assert "image/png" in outcome.displays[0]["data"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.png", "1.png"]
+
+
+# Modules beside the notebook.
+
+
+def test_ranks_run_an_edited_module_as_it_is_now(kernel: Kernel) -> None:
+    first, second = (
+        kernel.execute(code)
+        for code in (
+            """
+            Path("helper.py").write_text("def value(): return 'old'")
+            import helper
+            from helper import value
+            def by_module(): return helper.value()
+            def by_name(): return value()
+            def by_import():
+                import helper
+                return helper.value()
+            session = Session(2).__enter__()
+            print([session.run(f)[0] for f in (by_module, by_name, by_import)])
+            """,
+            """
+            Path("helper.py").write_text("def value(): return 'edited'")
+            print([notebook_launch(f, 2)[0] for f in (by_module, by_name, by_import)])
+            print([session.run(f)[0] for f in (by_module, by_name, by_import)])
+            session.close()
+            print(helper.value())
+            """,
+        )
+    )
+    assert first.error is None, first.traceback
+    assert second.error is None, second.traceback
+    assert "['old', 'old', 'old']\n" in first.stdout
+    assert "changed" not in first.stdout
+    assert second.stdout.count("['edited', 'edited', 'edited']\n") == 2
+    assert "helper.py changed since the kernel imported it: ranks run the file as it is now\n" in second.stdout
+    assert second.stdout.count("helper.py changed: the ranks import this folder's modules again\n") == 1
+    assert second.stdout.endswith("\nold\n")
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_autoreload(kernel: Kernel, start_method: str) -> None:
+    name = f"reloaded_{start_method}"
+    setup = f"%load_ext autoreload\n%autoreload 2\nPath('{name}.py').write_text('VALUE = 1')\nimport {name}"
+    assert kernel.execute(setup).error is None
+    assert kernel.execute(f"Path('{name}.py').write_text('VALUE = 22')").error is None
+    values = evaluate(
+        kernel,
+        f"""
+        def reload():
+            return {name}.VALUE
+        list(notebook_launch(reload, 2, start_method={start_method!r}))
+        """,
+    )
+    assert kernel.execute("%autoreload 0").error is None
+    assert values == [22, 22]
+
+
+# What the notebook defines.
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_definitions_of_the_notebook(kernel: Kernel, start_method: str) -> None:
+    values, same, kernels = evaluate(
+        kernel,
+        f"""
+        import dataclasses, enum, functools, pickle, typing
+        @dataclasses.dataclass
+        class Options:
+            rate: float = 0.5
+        class Colour(enum.Enum):
+            RED = "red"
+        class Point(typing.NamedTuple):
+            x: int
+            y: int = 2
+        class Base:
+            def name(self): return "base"
+        class Child(Base):
+            def name(self): return super().name() + " of child"
+        counter = 0
+        def count():
+            global counter
+            counter += 1
+            return counter
+        def factorial(n): return 1 if n == 0 else n * factorial(n - 1)
+        def is_even(n): return n == 0 or is_odd(n - 1)
+        def is_odd(n): return n != 0 and is_even(n - 1)
+        def shout(function):
+            @functools.wraps(function)
+            def wrapped(*args): return function(*args).upper()
+            return wrapped
+        @shout
+        def greet(name): return f"hi {{name}}"
+        @functools.cache
+        def cached(x):
+            return count()
+        def make_counter():
+            number = 10
+            def increment():
+                nonlocal number
+                number += 1
+                return number
+            return increment
+        closure = make_counter()
+        double = lambda x: 2 * x
+        async def wait_a_little(): return await asyncio.sleep(0, "awaited")
+        def use():
+            gathered = [None, None]
+            dist.all_gather_object(gathered, (Options(dist.get_rank()), Colour.RED, Point(1)))
+            count(), closure()
+            values = (factorial(5), is_even(4), greet("you"), cached(1), cached(1), count(), counter, closure(),
+                      double(4), asyncio.run(wait_a_little()), gathered[1][0].rate, gathered[0][1] is Colour.RED,
+                      Child().name(), pickle.loads(pickle.dumps(Point(3))) == Point(3))
+            return values, Options(0.1), Colour.RED, Point(5), Child(), Child
+        results = notebook_launch(use, 2, start_method={start_method!r})
+        same = [(returned[0] == Options(0.1), returned[1] is Colour.RED, type(returned[2]) is Point,
+                 isinstance(returned[3], Base), returned[4] is Child) for _, *returned in results]
+        [values for values, *_ in results], same, (counter, closure())
+        """,
+    )
+    assert values == [
+        (120, True, "HI YOU", 2, 2, 3, 3, 12, 8, "awaited", 1, True, "base of child", True),
+    ] * 2  # fmt: skip
+    assert same == [(True,) * 5] * 2
+    # The ranks' counters are not the kernel's.
+    assert kernels == (0, 11)
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_every_kind_of_callable(kernel: Kernel, start_method: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        import functools
+        class Adder:
+            def __init__(self, by): self.by = by
+            def __call__(self, x): return x + self.by
+            def method(self, x): return x + 2 * self.by
+            @classmethod
+            def of_class(cls, x): return cls(3)(x)
+            @staticmethod
+            def of_nobody(x): return -x
+        def power(x, exponent): return x ** exponent
+        callables = [Adder(1), Adder(1).method, Adder.of_class, Adder.of_nobody, functools.partial(power, exponent=2),
+                     lambda x: 7 * x, abs, float]
+        [notebook_launch(f, 2, args=(5,), start_method={start_method!r}, output="none")[1] for f in callables]
+        """,
+    )
+    assert results == [6, 7, 8, -5, 25, 35, 5, 5.0]
+
+
+# Where and how often the launch is called.
+
+
+def test_the_same_cell_twenty_times(kernel: Kernel) -> None:
+    for _ in range(20):
+        assert evaluate(kernel, "list(notebook_launch(total, 2))") == [2.0, 2.0]
+
+
+def test_two_kernels_at_once(kernel: Kernel, tmp_path: Path) -> None:
+    """Each run goes on only once the other is under way."""
+    code = """
+        def meet():
+            before = total()
+            if dist.get_rank() == 0:
+                Path({mine!r}).touch()
+                while not Path({other!r}).exists():
+                    time.sleep(0.01)
+            return before, total()
+        list(notebook_launch(meet, 2, timeout=20))
+    """
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    with Kernel(cwd=tmp_path) as other:
+        assert other.execute(DEFINITIONS + "from notebook_launcher import *").error is None
+        cells = [
+            (kernel, kernel.start(code.format(mine=first, other=second))),
+            (other, other.start(code.format(mine=second, other=first))),
+        ]
+        for each, cell in cells:
+            assert each.wait(cell).result == "[(2.0, 2.0), (2.0, 2.0)]"
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_a_launch_from_a_thread_and_from_two_at_once(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        f"""
+        results = []
+        def scaled(factor):
+            print(f"factor {{factor}}")
+            return factor * total()
+        def start(factor):
+            results.append(list(notebook_launch(scaled, 2, args=(factor,), start_method={start_method!r})))
+        for factors in ([1], [2, 3]):
+            threads = [threading.Thread(target=start, args=(factor,)) for factor in factors]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+        sorted(results)
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.result == "[[2.0, 2.0], [4.0, 4.0], [6.0, 6.0]]"
+    for factor in (1, 2, 3):
+        assert f"factor {factor}\n" in outcome.stdout
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+@pytest.mark.parametrize("what", ["notebook_launch", "launch", "Session", "prewarm"])
+def test_inside_a_rank_it_is_refused(kernel: Kernel, start_method: str, what: str) -> None:
+    arguments = {"Session": "(2)", "prewarm": "()"}.get(what, "(total, 2)")
+    outcome = kernel.execute(
+        f"""
+        def nest():
+            from notebook_launcher import {what}
+            {what}{arguments}
+        notebook_launch(nest, 2, start_method={start_method!r})
+        """
+    )
+    assert outcome.error is not None
+    assert outcome.error.startswith(f"CallOrderError: {what} was called inside rank")
+
+
+def test_awaiting_runs(kernel: Kernel) -> None:
+    results = evaluate(
+        kernel,
+        """
+        async def both():
+            first, second = launch(total, 2), launch(total, 1)
+            return [list(await first), list(await second)]
+        [list(await launch(total, 2)), list(notebook_launch(total, 2)), *await both()]
+        """,
+    )
+    assert results == [[2.0, 2.0], [2.0, 2.0], [2.0, 2.0], [1.0]]
+
+
+def test_cancelling_the_wait_stops_the_run(kernel: Kernel) -> None:
+    state, cancelled = evaluate(
+        kernel,
+        """
+        def endless():
+            print("in the function")
+            while True:
+                time.sleep(60)
+        run = launch(endless, 2)
+        async def wait():
+            return await run
+        task = asyncio.ensure_future(wait())
+        while "in the function" not in run.logs(0):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        try:
+            await task
+            cancelled = False
+        except asyncio.CancelledError:
+            cancelled = True
+        while not run.wait(0):
+            await asyncio.sleep(0.01)
+        run.state, cancelled
+        """,
+    )
+    assert (state, cancelled) == ("stopped", True)
+
+
+# Ways to start.
+
+
+def test_fork_takes_along_what_cannot_travel(notebook: Kernel) -> None:
+    """The kernel opens a file."""
+    outcome = notebook.execute(
+        """
+        lock, numbers = threading.Lock(), (number for number in range(3))
+        file = open("numbers.txt", "w+")
+        file.write("one")
+        file.flush()
+        def use():
+            with lock:
+                return next(numbers), os.pread(file.fileno(), 10, 0)
+        print(list(notebook_launch(use, 2, start_method="fork")), next(numbers))
+        try:
+            notebook_launch(use, 2)
+        except CaptureError as error:
+            print(error)
+        file.close()
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert "[(0, b'one'), (0, b'one')] 0\n" in outcome.stdout
+    assert "the function use captures `lock`, a _thread.lock, which cannot travel" in outcome.stdout
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_a_gigabyte_is_shared_by_the_ranks(kernel: Kernel, start_method: str) -> None:
+    """Each rank reads it all; its own memory does not grow by it."""
+    private = evaluate(
+        kernel,
+        f"""
+        large = torch.ones(1 << 28)
+        def read():
+            assert large.numpy().sum(dtype="float64") == 1 << 28
+            dist.barrier()  # All ranks have it mapped when they are counted.
+            for line in open("/proc/self/smaps_rollup"):
+                if line.startswith("Private_Dirty"):
+                    kilobytes = int(line.split()[1])
+            dist.barrier()
+            return kilobytes
+        private = list(notebook_launch(read, 2, start_method={start_method!r}))
+        del large
+        private
+        """,
+    )
+    assert max(private) < 200_000
+
+
+# Options: each changes something that can be seen.
+
+
+def test_num_processes_and_backend(kernel: Kernel) -> None:
+    seen = evaluate(
+        kernel,
+        """
+        def look():
+            return os.environ["WORLD_SIZE"], dist.is_initialized() and dist.get_backend()
+        [notebook_launch(look, *num, **options)[-1] for num, options in [
+            ((), {}), ((3,), {}), ((1,), dict(backend="gloo")), ((1,), dict(backend=None))]]
+        """,
+    )
+    cores = evaluate(kernel, "len(os.sched_getaffinity(0))")
+    assert seen == [(str(min(4, cores)), "gloo"), ("3", "gloo"), ("1", "gloo"), ("1", False)]
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_threads_per_process(kernel: Kernel, start_method: str) -> None:
+    """Torch's threads, those of NumPy's OpenBLAS, and those of libraries that are loaded later."""
+    cores = evaluate(kernel, "len(os.sched_getaffinity(0))")
+    seen = evaluate(
+        kernel,
+        f"""
+        def threads():
+            import ctypes
+            core = getattr(np, "_core", None) or np.core
+            openblas = ctypes.CDLL(core._multiarray_umath.__file__)
+            get = getattr(openblas, "scipy_openblas_get_num_threads64_", None) or openblas.openblas_get_num_threads64_
+            return torch.get_num_threads(), get(), os.environ["OMP_NUM_THREADS"]
+        method = {start_method!r}
+        torch.nn.Linear(512, 512)(torch.randn(2048, 512))
+        [notebook_launch(threads, 2, start_method=method)[1],
+         notebook_launch(threads, 2, start_method=method, threads_per_process=3)[1]]
+        """,
+    )
+    share = max(1, cores // 2)
+    # The kernel has run a parallel operation, after which its forks cannot run any.
+    expected = [(1, 1), (1, 1)] if start_method == "fork" else [(share, share), (3, 3)]
+    assert [(torch, openblas) for torch, openblas, _ in seen] == expected
+    if start_method != "fork":
+        assert [variable for *_, variable in seen] == [str(share), "3"]
+
+
+DRAW = """
+        def draw():
+            return random.random(), float(np.random.rand()), torch.rand(1).item()
+        def state():
+            return random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()
+"""
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_a_seed_repeats_every_number(kernel: Kernel, start_method: str) -> None:
+    first, second, kernels = evaluate(
+        kernel,
+        f"""
+        {DRAW}
+        before = state()
+        first, second = (list(notebook_launch(draw, 2, seed=7, start_method={start_method!r})) for _ in range(2))
+        first, second, state() == before
+        """,
+    )
+    assert first == second
+    assert len({number for rank in first for number in rank}) == 6
+    assert kernels
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_the_recorded_seed_repeats_a_run(kernel: Kernel, start_method: str) -> None:
+    first, again, other, seeds = evaluate(
+        kernel,
+        f"""
+        {DRAW}
+        first = notebook_launch(draw, 2, start_method={start_method!r})
+        again = notebook_launch(draw, 2, start_method={start_method!r}, seed=first.seed)
+        other = launch(draw, 2, start_method={start_method!r}).result()
+        list(first), list(again), list(other), (first.seed == again.seed, first.seed == other.seed)
+        """,
+    )
+    assert first == again
+    assert first != other
+    assert seeds == (True, False)
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_env_reaches_the_ranks_alone(kernel: Kernel, start_method: str) -> None:
+    seen = evaluate(
+        kernel,
+        f"""
+        def look():
+            import subprocess
+            child = subprocess.run(["sh", "-c", "echo $COLOUR"], capture_output=True, text=True).stdout
+            return os.environ["COLOUR"], child, os.environ["OMP_NUM_THREADS"]
+        results = notebook_launch(look, 2, start_method={start_method!r},
+                                  env={{"COLOUR": "red", "OMP_NUM_THREADS": "5"}})
+        list(results), "COLOUR" in os.environ
+        """,
+    )
+    assert seen == ([("red", "red\n", "5")] * 2, False)
+
+
+def test_timeout_and_max_restarts(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        """
+        def endless():
+            while True:
+                time.sleep(60)
+        try:
+            notebook_launch(endless, 2, timeout=0.3)
+        except RunTimeoutError as error:
+            print(error)
+        def fail_first():
+            attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+            if attempt < 2 and dist.get_rank() == 1:
+                raise ValueError(f"attempt {attempt}")
+            return attempt
+        results = notebook_launch(fail_first, 2, max_restarts=2)
+        print(list(results), results.restarts)
+        notebook_launch(fail_first, 2, max_restarts=1)
+        """
+    )
+    assert "it had not ended after timeout=0.3 s" in outcome.stdout
+    assert "[2, 2] 2\n" in outcome.stdout
+    assert outcome.error is not None
+    assert outcome.error.startswith("ValueError: attempt 1")
+
+
+@pytest.mark.parametrize("output", ["all", "rank0", "none"])
+def test_output_and_display(kernel: Kernel, output: str) -> None:
+    outcome = kernel.execute(
+        f"""
+        from IPython.display import HTML
+        def show():
+            print("printed by", dist.get_rank())
+            display(HTML(f"<b>shown by {{dist.get_rank()}}</b>"))
+        notebook_launch(show, 2, output={output!r}, display={output!r}, monitor=False);
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    ranks = {"all": [0, 1], "rank0": [0], "none": []}[output]
+    assert [rank for rank in range(2) if f"printed by {rank}\n" in outcome.stdout] == ranks
+    shown = sorted(display["data"]["text/html"] for display in outcome.displays)
+    assert shown == [f"<b>shown by {rank}</b>" for rank in ranks]
+
+
+def test_devices_precision_and_accumulation(kernel: Kernel) -> None:
+    """What they do in an Accelerator is in `test_frameworks.py`; here, that ranks are told nothing else."""
+    seen = evaluate(
+        kernel,
+        """
+        names = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_USE_CPU")
+        def look():
+            return [os.environ.get(name) for name in names]
+        [notebook_launch(look, 1, devices="cpu")[0],
+         notebook_launch(look, 1, devices="cpu", mixed_precision="bf16", gradient_accumulation_steps=4)[0]]
+        """,
+    )
+    assert seen == [[None, None, "true"], ["bf16", "4", "true"]]
+
+
+def test_options_by_name_win_over_a_config(kernel: Kernel) -> None:
+    results = evaluate(
+        kernel,
+        """
+        config = LaunchConfig(num_processes=2, env={"COLOUR": "red"}, seed=1, output="none")
+        def look():
+            return os.environ["COLOUR"]
+        with contextlib.closing(Session(config=config)) as session:
+            in_session = list(session.run(look))
+        results = notebook_launch(look, 1, config=config, env={"COLOUR": "blue"})
+        list(results), results.seed, in_session
+        """,
+    )
+    assert results == (["blue"], 1, ["red", "red"])

@@ -1,0 +1,278 @@
+"""What a cell shows of its ranks, in a real kernel with real ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.scenes import unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.kernels import Kernel
+
+
+@pytest.fixture(scope="module")
+def module_kernel() -> Iterator[Kernel]:
+    with warm_kernel() as kernel:
+        outcome = kernel.execute("def rank(): return int(os.environ['RANK'])")
+        assert outcome.error is None
+        yield kernel
+
+
+@pytest.fixture
+def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
+    with unchanged(module_kernel):
+        yield module_kernel
+
+
+def test_every_line_is_whole_labelled_and_in_order(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def talk():\n    for i in range(1000): print('a', rank(), i)\nnotebook_launch(talk, 4)", timeout=60
+    )
+    assert outcome.error is None
+    lines = [re.fullmatch(r"\[rank (\d)\] a (\d) (\d+)", line) for line in outcome.stdout.splitlines()[1:-1]]
+    assert len(lines) == 4000
+    assert all(lines)
+    for rank in "0123":
+        assert [int(line[3]) for line in lines if line and line[1] == line[2] == rank] == list(range(1000))
+
+
+def test_a_million_lines_stall_nobody(kernel: Kernel) -> None:
+    began = time.monotonic()
+    outcome = kernel.execute(
+        "def flood():\n    for i in range(500_000): print('line', i)\n"
+        "run = launch(flood, 2); results = run.result()\n"
+        "print([(log.count('\\n'), log.endswith('line 499999\\n')) for log in (run.logs(0), run.logs(1))]); del run",
+        timeout=60,
+    )
+    seconds = time.monotonic() - began
+    assert outcome.error is None
+    assert outcome.stdout.endswith("[(500000, True), (500000, True)]\n")
+    assert " of ranks 0, 1 left out here; run.logs(rank) has all ..." in outcome.stdout
+    assert len(outcome.streams) < 10 + 5 * seconds
+    assert 5_000 < outcome.stdout.count("\n") < 10_000
+    assert sum(len(json.dumps(text)) for _, text in outcome.streams) < 1_000_000
+    assert any("more lines; the newest:\n" in content["data"]["text/plain"] for content in outcome.updates)
+
+
+def test_flood_of_a_run_without_a_handle_says_how_to_read_all_of_it(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def flood():\n    for i in range(20_000): print('line', i)\nresults = notebook_launch(flood, 2, monitor=False)"
+    )
+    (where,) = re.findall(r"left out here; (open_run\('.+'\)\.logs\(rank\)) has all", outcome.stdout)
+    logs = where.replace("(rank)", "(1)")
+    found = kernel.execute(f"print({logs} == ''.join(f'line {{i}}\\n' for i in range(20_000)))")
+    assert found.stdout == "True\n", found.traceback
+
+
+@pytest.mark.parametrize(("output", "expected"), [("all", {"0", "1"}), ("rank0", {"0"}), ("none", set())])
+def test_output_modes(kernel: Kernel, output: str, expected: set[str]) -> None:
+    outcome = kernel.execute(
+        f"run = launch(lambda: print('from', rank()), 2, output={output!r}); run.wait(); print(run.logs(1))"
+    )
+    assert set(re.findall(r"\] from (\d)", outcome.stdout)) == expected
+    assert outcome.stdout.endswith("from 1\n\n")
+    assert ("CPU ranks" in outcome.stdout) == (output != "none")
+
+
+def test_what_c_code_and_children_print_arrives_too(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def talk():\n"
+        "    ctypes.CDLL(None).puts(b'from C'); ctypes.CDLL(None).fflush(None)\n"
+        "    os.system('echo from a child; echo to stderr >&2')\n"
+        "    print('to stderr too', file=sys.stderr)\n"
+        "notebook_launch(talk, 2)"
+    )
+    for source in ("C", "a child"):
+        assert re.search(rf"\[ranks 0,1\] from {source}\n|\[rank 0\] from {source}\n", outcome.stdout)
+    assert outcome.stderr.count("to stderr") >= 2
+
+
+def test_one_rank_needs_no_label(kernel: Kernel) -> None:
+    outcome = kernel.execute("notebook_launch(lambda: print('plain'), 1)")
+    assert "\nplain\n" in outcome.stdout
+
+
+def test_the_first_and_the_last_line(kernel: Kernel) -> None:
+    outcome = kernel.execute("def train(): pass\nnotebook_launch(train, 2, seed=7, monitor=False)")
+    first, last = outcome.stdout.splitlines()
+    assert re.fullmatch(r"train: 2 CPU ranks, gloo, \d threads? each, .*, seed 7", first)
+    assert re.fullmatch(r"train: done in [\d.]+ m?s", last)
+
+
+def test_displays_of_rank_0_appear_in_the_cell(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def show():\n"
+        "    from IPython.display import display, HTML, clear_output\n"
+        "    import matplotlib.pyplot as plt\n"
+        "    display(HTML(f'<b>{rank()}</b>'))\n"
+        "    plt.plot([1, 2, 3])\n"
+        "notebook_launch(show, 2, monitor=False)"
+    )
+    assert outcome.error is None
+    assert [d["data"].get("text/html") for d in outcome.displays] == ["<b>0</b>", None]
+    assert outcome.displays[1]["data"]["image/png"]
+    both = kernel.execute("notebook_launch(show, 2, display='all', monitor=False)")
+    assert sorted(d["data"]["text/html"] for d in both.displays if "text/html" in d["data"]) == ["<b>0</b>", "<b>1</b>"]
+    assert not kernel.execute("notebook_launch(show, 2, display='none', monitor=False)").displays
+
+
+def shown_at_last(kernel: Kernel, code: str) -> list[str]:
+    """Return what a cell that clears its output shows at the end."""
+    outcome = kernel.execute(code)
+    assert outcome.error is None, outcome.traceback
+    shown: list[str] = []
+    clears = False
+    for message in outcome.messages:
+        content = message["content"]
+        if message["msg_type"] == "clear_output":
+            clears = True
+            continue
+        if message["msg_type"] == "stream":
+            piece = content["text"]
+        elif message["msg_type"] == "display_data":
+            piece = content["data"].get("text/html") or content["data"]["text/plain"] + "\n"
+        else:
+            continue
+        shown = [] if clears else shown
+        clears = False
+        shown.append(piece)
+    return "".join(shown).splitlines()
+
+
+def test_text_and_displays_keep_their_order(kernel: Kernel) -> None:
+    code = (
+        "def show():\n"
+        "    from IPython.display import display, HTML\n"
+        "    for i in range(20):\n"
+        "        print('before', i); display(HTML(f'<b>{i}</b>\\n'))\n"
+        "notebook_launch(show, 1, monitor=False)"
+    )
+    lines = shown_at_last(kernel, code)[1:-1]
+    assert lines == [line for i in range(20) for line in (f"before {i}", f"<b>{i}</b>")]
+
+
+def test_what_is_printed_after_clear_output_stays(kernel: Kernel) -> None:
+    code = (
+        "def train():\n"
+        "    from IPython.display import clear_output\n"
+        "    for epoch in range(30):\n"
+        "        clear_output(wait=True)\n"
+        "        print('epoch', epoch)\n"
+        "notebook_launch(train, 1, monitor=False)"
+    )
+    epoch, last = shown_at_last(kernel, code)
+    assert epoch == "epoch 29"
+    assert last.startswith("train: done in ")
+
+
+@pytest.mark.parametrize("text", ["no end", "\rbar", "\rover\nnext", "windows\r\nlast"])
+def test_the_last_line_comes_after_lines_without_an_end(kernel: Kernel, text: str) -> None:
+    lines = shown_at_last(kernel, f"notebook_launch(lambda: print({text!r}, end=''), 1, monitor=False)")
+    assert lines[1:-1] == text.replace("\r\n", "\n").removeprefix("\r").split("\n")
+    assert lines[-1].startswith("<lambda>: done in ")
+
+
+def test_the_functions_that_ask_may_be_captured(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "from getpass import getpass\n"
+        "ask = input\n"
+        "print(notebook_launch(lambda: ask('name? ') + getpass('password: '), 1)[0])",
+        answer_input=lambda prompt, _password: prompt[-3],
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.stdout.endswith("\ned\n")
+
+
+def test_input_and_breakpoint_ask_in_the_cell(kernel: Kernel) -> None:
+    prompts = []
+
+    def answer(prompt: str, password: bool) -> str:  # noqa: FBT001 - how the harness calls it
+        prompts.append((prompt, password))
+        return {"(rank 1 pdb) ": "p secret" if len(prompts) < 4 else "c"}.get(prompt, "Ada")
+
+    outcome = kernel.execute(
+        "def ask():\n"
+        "    import getpass\n"
+        "    if rank() == 0: return None\n"
+        "    name = input('name? ')\n"
+        "    secret = getpass.getpass('password: ')\n"
+        "    breakpoint()\n"
+        "    return name + secret\n"
+        "print(notebook_launch(ask, 2, timeout=20)[1])",
+        answer_input=answer,
+    )
+    assert outcome.error is None, outcome.traceback
+    assert prompts[:2] == [("[rank 1] name? ", False), ("[rank 1] password: ", True)]
+    assert {prompt for prompt, _ in prompts[2:]} == {"(rank 1 pdb) "}
+    assert "[rank 1] 'Ada'" in outcome.stdout
+    assert re.search(r"\[rank 1\] > Cell In\[\d+\]\(7\)ask\(\)\n\[rank 1\] -> return name \+ secret\n", outcome.stdout)
+    assert outcome.stdout.endswith("AdaAda\n")
+
+
+def test_nobody_can_answer_a_background_run(kernel: Kernel) -> None:
+    outcome = kernel.execute("launch(lambda: input('name? '), 2).result()")
+    assert (outcome.error or "").startswith("EOFError: rank ")
+    assert "launched in the background, so no cell can answer. Use notebook_launch" in (outcome.error or "")
+
+
+def test_input_without_a_front_end_that_answers(kernel: Kernel) -> None:
+    outcome = kernel.execute("notebook_launch(lambda: input('name? '), 2)")
+    assert (outcome.error or "").startswith("EOFError: ")
+
+
+def test_progress_bars_take_one_line_each(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def bar():\n"
+        "    from tqdm.auto import tqdm\n"
+        "    for _ in tqdm(range(30)): time.sleep(0.02)\n"
+        "notebook_launch(bar, 2)"
+    )
+    assert outcome.error is None
+    assert len(outcome.displays) == 1  # The live area, updated in place.
+    assert outcome.stderr == ""
+    assert 1 <= outcome.stdout.count("30/30") <= 2
+    assert outcome.updates[-1]["data"].get("text/plain") == ""
+
+
+def test_output_lands_in_the_cell_that_launched(kernel: Kernel) -> None:
+    first = kernel.start(
+        "def slow():\n"
+        "    print('first', flush=True)\n"
+        "    while not os.path.exists(flag): time.sleep(0.01)\n"
+        "    print('late', flush=True)\n"
+        "import tempfile; flag = tempfile.mktemp()\n"
+        "run = launch(slow, 2, monitor=False)"
+    )
+    kernel.wait(first)
+    second = kernel.execute("open(flag, 'w').close(); run.wait(); os.remove(flag); print('second')")
+    outcome = kernel.wait(first, until=lambda outcome: "done in" in outcome.stdout)
+    assert "late" in outcome.stdout
+    assert second.stdout == "second\n"
+
+
+def test_timeout_and_restarts_are_told(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def flaky():\n"
+        "    print('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'], os.environ['TORCHELASTIC_MAX_RESTARTS'])\n"
+        "    if os.environ['TORCHELASTIC_RESTART_COUNT'] != '2' and rank(): raise ValueError('flaky')\n"
+        "    return rank()\n"
+        "r = notebook_launch(flaky, 2, max_restarts=3); print(list(r), r.restarts, r.timed_out); r"
+    )
+    assert outcome.error is None, outcome.traceback
+    assert "flaky: attempt 1 failed after" in outcome.stdout
+    assert "rank 1: ValueError: flaky; starting again (2 of 3 restarts)" in outcome.stdout
+    assert outcome.stdout.endswith("[0, 1] 2 False\n")
+    assert "restarted 2 times" in (outcome.result or "")
+    failed = kernel.execute("notebook_launch(lambda: 1 / 0, 2, max_restarts=1)")
+    assert failed.error == "ZeroDivisionError: division by zero"
+    assert kernel.execute("print(sys.last_value.results.restarts)").stdout == "1\n"
+    late = kernel.execute("notebook_launch(lambda: time.sleep(60), 2, timeout=0.3, max_restarts=5)")
+    assert (late.error or "").startswith("RunTimeoutError: the run was stopped: it had not ended after timeout=0.3 s.")
+    assert kernel.execute("print(sys.last_value.results.timed_out, sys.last_value.rank)").stdout == "True None\n"

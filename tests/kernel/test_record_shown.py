@@ -1,0 +1,124 @@
+"""What a run leaves at the end of its cell: one line, or a record, below all that its ranks wrote."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.scenes import warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.kernels import Kernel, Outcome
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    with warm_kernel() as kernel:
+        assert kernel.execute("def rank(): return int(os.environ['RANK'])").error is None
+        yield kernel
+
+
+@pytest.fixture(params=[True, False], ids=["in a front end", "in a program"])
+def has_audience(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def run(kernel: Kernel, code: str, *, has_audience: bool) -> Outcome:
+    return kernel.wait(kernel.start(code, allow_stdin=has_audience))
+
+
+def outputs(outcome: Outcome) -> list[tuple[str, Any]]:
+    """Return what the cell holds in the end, without outputs that take no room: text, or a bundle."""
+    kept: list[tuple[str, Any]] = []
+    updated = {content["transient"]["display_id"]: content["data"] for content in outcome.updates}
+    for message in outcome.messages:
+        content = message["content"]
+        if message["msg_type"] == "stream":
+            kept.append(("text", content["text"]))
+        elif message["msg_type"] == "display_data":
+            data = updated.get(content["transient"].get("display_id"), content["data"])
+            kept += [("record", data)] if data.get("text/plain") else []
+    return kept
+
+
+def test_short_run_leaves_one_line_that_opens_to_its_record_after_what_was_printed(
+    kernel: Kernel, *, has_audience: bool
+) -> None:
+    code = (
+        "def train():\n"
+        "    if rank() == 0: print('first')\n"
+        "    time.sleep(1.3)\n"
+        "    if rank() == 0: print('last')\n"
+        "notebook_launch(train, 2)"
+    )
+    outcome = run(kernel, code, has_audience=has_audience)
+    *texts, (kind, record) = outputs(outcome)
+    assert {kind for kind, _ in texts} == {"text"}
+    assert "".join(text for _, text in texts).splitlines()[1:] == ["[rank 0] first", "[rank 0] last"]
+    assert kind == "record"
+    assert record["text/plain"].startswith("train: done in ")
+    assert "\n" not in record["text/plain"]
+    assert record["text/html"].startswith("<details")
+    assert f">{record['text/plain']}</summary>" in record["text/html"]
+    assert outcome.result == "Results of 2 ranks: all returned None"
+
+
+def test_run_with_curves_leaves_them_after_what_was_printed(kernel: Kernel, *, has_audience: bool) -> None:
+    code = (
+        "def train():\n"
+        "    for i in range(13): time.sleep(0.1); report(loss=i)\n"
+        "    print('last')\n"
+        "results = notebook_launch(train, 2)"
+    )
+    text, (_, tables), (_, drawing) = outputs(run(kernel, code, has_audience=has_audience))[-3:]
+    assert text == ("text", "[ranks 0,1] last\n")
+    assert tables["text/plain"].startswith("train on 2 ranks: done, ")
+    assert not tables["text/html"].startswith("<details")
+    assert "image/svg+xml" in drawing
+
+
+def test_failure_that_the_cell_raises_leaves_its_record_folded_and_is_told_once(
+    kernel: Kernel, *, has_audience: bool
+) -> None:
+    code = (
+        "def train():\n"
+        "    for i in range(13): time.sleep(0.1); report(loss=i)\n"
+        "    if rank() == 1: raise ValueError('boom ' + 'at last')\n"
+        "    time.sleep(60)\n"
+        "notebook_launch(train, 2)"
+    )
+    outcome = run(kernel, code, has_audience=has_audience)
+    _, record = outputs(outcome)[-1]
+    assert record["text/plain"].startswith("train: failed after ")
+    assert record["text/plain"].endswith(" on rank 1")
+    page = record["text/html"]
+    assert page.startswith("<details")
+    assert "Traceback" not in page
+    assert page.index("caused by rank 1") > page.index("ValueError: boom at last")
+    assert outcome.traceback.count("boom at last") == 1
+
+
+def test_failure_that_no_cell_raises_is_told_in_full_by_its_record(kernel: Kernel, *, has_audience: bool) -> None:
+    code = (
+        "def train():\n"
+        "    time.sleep(1.3)\n"
+        "    if rank() == 1: raise ValueError('boom ' + 'alone')\n"
+        "    time.sleep(60)\n"
+        "run = launch(train, 2)"
+    )
+    cell = kernel.start(code, allow_stdin=has_audience)
+    outcome = kernel.wait(cell, until=lambda outcome: "boom alone" in str(outputs(outcome)))
+    _, record = outputs(outcome)[-1]
+    assert "\n    ValueError: boom alone\n" in record["text/plain"]
+    assert "boom alone" not in outcome.stdout
+    assert kernel.execute("del run").error is None
+
+
+def test_run_of_less_than_a_second_leaves_a_line_of_text(kernel: Kernel) -> None:
+    outcome = run(kernel, "results = notebook_launch(lambda: print('hi'), 2)", has_audience=True)
+    assert outcome.stdout.splitlines()[-2] == "[ranks 0,1] hi"
+    assert outcome.stdout.splitlines()[-1].startswith("<lambda>: done in ")
+    assert not outcome.displays

@@ -1,0 +1,241 @@
+"""Rough treatment that once hung a run, lost an error or hurt the kernel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.kernels import ROOT, Kernel
+from tests.support.scenes import unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def module_kernel() -> Iterator[Kernel]:
+    with warm_kernel() as kernel:
+        outcome = kernel.execute("def rank(): return int(os.environ['RANK'])")
+        assert outcome.error is None
+        yield kernel
+
+
+@pytest.fixture
+def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
+    with unchanged(module_kernel):
+        yield module_kernel
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
+def test_a_default_timeout_for_sockets(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        "import socket; socket.setdefaulttimeout(5)\n"
+        f"try: print(list(notebook_launch(rank, 2, start_method={start_method!r})))\n"
+        "finally: socket.setdefaulttimeout(None)"
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.stdout.endswith("[0, 1]\n")
+
+
+def test_a_reader_that_has_gone_does_not_fail_the_run() -> None:
+    program = (
+        "import os, sys\n"
+        "from notebook_launcher import notebook_launch\n"
+        "os.close(1); os.dup(os.open('/dev/null', os.O_RDONLY))\n"
+        "sys.stderr.write(repr(list(notebook_launch(lambda: print('x' * 10) or 1, 2))))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr.startswith("[1, 1]"), done.stderr
+
+
+def test_many_ranks_that_exit_while_the_kernel_is_busy(kernel: Kernel) -> None:
+    code = (
+        "def leave(): report(x=1); os._exit(3)\n"
+        "run = launch(leave, 8, start_method='fork', output='none')\n"
+        "while not run.wait(0): sum(range(10_000))\n"
+        "print(type(run.exception()).__name__)"
+    )
+    for _ in range(3):
+        assert kernel.execute(code).stdout == "RankFailedError\n"
+
+
+def test_a_session_whose_ranks_cannot_be_born(kernel: Kernel) -> None:
+    outcome = kernel.execute("session = Session(2, start_method='spawn', env={'X': 'a' * 200_000})\nsession.run(rank)")
+    assert "rank 0 of 2 could not be started: Argument list too long." in (outcome.error or "")
+    again = kernel.execute("session.run(rank)")
+    assert "could not be started" in (again.error or "")
+    assert kernel.execute("session.close()").error is None
+
+
+def test_stop_iteration_in_a_rank_ends_an_await(kernel: Kernel) -> None:
+    outcome = kernel.execute("await launch(lambda: next(iter([])), 2)")
+    assert "StopIteration" in outcome.traceback
+
+
+def test_reports_without_a_step_count_for_themselves(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def many():\n    for i in range(20_000): report(x=i)\n"
+        "run = launch(many, 1); run.result(); print(len(run.metrics), run.metrics[-1].step); del run",
+    )
+    assert outcome.stdout.endswith("20000 19999\n")
+
+
+class Asked(Exception):  # noqa: N818
+    """The prompt has come."""
+
+
+def test_a_failed_run_does_not_wait_for_an_answer(kernel: Kernel) -> None:
+    def never_answer(_prompt: str, _password: bool) -> str:  # noqa: FBT001 - how the harness calls it
+        raise Asked
+
+    cell = kernel.start(
+        "def ask():\n"
+        "    if rank(): time.sleep(0.5); raise ValueError('boom')\n"
+        "    return input('name? ')\n"
+        "notebook_launch(ask, 2)",
+        allow_stdin=True,
+    )
+    with pytest.raises(Asked):
+        kernel.wait(cell, answer_input=never_answer)
+    assert kernel.wait(cell).error == "ValueError: boom"
+
+
+def test_stopping_before_anybody_is_born() -> None:
+    with Kernel() as kernel:
+        outcome = kernel.execute(
+            "from notebook_launcher import *\nimport time\n"
+            "run = launch(print, 2); began = time.monotonic()\n"
+            "print(run.stop(), run.state, time.monotonic() - began < 3, run.wait(0))\n"
+            "print(list(notebook_launch(print, 2, output='none')))",
+        )
+    assert outcome.error is None, outcome.traceback
+    assert "kill stopped True True" in outcome.stdout or "stopped True True" in outcome.stdout
+    assert outcome.stdout.endswith("[None, None]\n")
+
+
+def test_stopping_while_the_fork_server_is_slow_to_come_up(tmp_path: Path) -> None:
+    slow = "import sys, time\nif 'forkserver' in sys.orig_argv[-1]: time.sleep(30)\n"
+    (tmp_path / "sitecustomize.py").write_text(slow)
+    with Kernel() as kernel:
+        outcome = kernel.execute(
+            f"import os, time; os.environ['PYTHONPATH'] = {str(tmp_path)!r}\n"
+            "from notebook_launcher import *\n"
+            "run = launch(print, 2); began = time.monotonic()\n"
+            "print(run.stop(), run.state, time.monotonic() - began < 3)",
+        )
+    assert outcome.stdout.endswith("kill stopped True\n"), outcome
+
+
+def test_exceptions_can_be_pickled_and_copied(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "import copy, pickle\n"
+        "try: notebook_launch(lambda: 1 / 0, 2)\n"
+        "except ZeroDivisionError as error: print(type(pickle.loads(pickle.dumps(error))), copy.copy(error))"
+    )
+    assert outcome.stdout.endswith("<class 'ZeroDivisionError'> division by zero\n"), outcome.traceback
+
+
+def test_variables_that_torch_reads_at_its_import_reach_the_ranks(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def level():\n    import torch.distributed as dist\n    return dist.get_debug_level().name\n"
+        "print(notebook_launch(level, 1)[0], notebook_launch(level, 1, env={'TORCH_DISTRIBUTED_DEBUG': 'DETAIL'})[0])\n"
+        "notebook_launch(rank, 1)",
+        timeout=60,
+    )
+    assert "OFF DETAIL\n" in outcome.stdout
+
+
+def test_variables_that_torchs_compiler_reads_at_its_import_reach_the_ranks(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "from notebook_launcher.engines.births import fork_server\n"
+        "def compiler():\n"
+        "    prepared = 'torch._dynamo' in sys.modules\n"
+        "    import torch._dynamo.config as config\n"
+        "    return prepared, config.suppress_errors\n"
+        "while not (before := notebook_launch(compiler, 1, output='none')[0])[0]: time.sleep(0.3)\n"
+        "server = fork_server()._process.pid\n"
+        "notebook_launch(compiler, 1, output='none', env={'TORCHINDUCTOR_CACHE_DIR': os.getcwd()})\n"
+        "print(before[1], fork_server()._process.pid == server, end=' ')\n"
+        "print(notebook_launch(compiler, 1, output='none', env={'TORCHDYNAMO_SUPPRESS_ERRORS': '1'})[0][1])",
+    )
+    assert outcome.stdout.endswith("False True True\n"), outcome.traceback
+
+
+def test_a_forgotten_session_ends_its_ranks(kernel: Kernel) -> None:
+    outcome = kernel.execute("s = Session(2); s.run(rank)\ndel s\nimport gc; gc.collect()")
+    assert outcome.error is None
+
+
+def test_the_culprit_outranks_a_value_that_cannot_be_rebuilt(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "class Odd:\n"
+        "    def __reduce__(self): return (eval, ('1 / 0',))\n"
+        "def mixed():\n"
+        "    if rank(): time.sleep(0.3); raise ValueError('boom')\n"
+        "    return Odd()\n"
+        "notebook_launch(mixed, 2)"
+    )
+    assert outcome.error == "ValueError: boom"
+    alone = kernel.execute("notebook_launch(Odd, 1)")
+    assert (alone.error or "").startswith("ReturnValueError: rank 0: ")
+
+
+def test_a_process_in_a_session_of_its_own_does_not_keep_a_dead_ranks_run(kernel: Kernel) -> None:
+    began = time.monotonic()
+    outcome = kernel.execute(
+        "def leaves_a_child():\n"
+        "    if rank() == 1:\n"
+        "        if os.fork() == 0:\n"
+        "            os.setsid()\n"
+        "            time.sleep(30)\n"
+        "        os._exit(3)\n"
+        "    time.sleep(30)\n"
+        "notebook_launch(leaves_a_child, 2)"
+    )
+    assert (outcome.error or "").startswith("RankFailedError: rank 1 of 2 exited with code 3")
+    assert time.monotonic() - began < 5
+
+
+def test_what_cannot_be_rebuilt_in_a_rank_is_no_failure_of_the_function(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "class Config(Exception):\n"
+        "    def __init__(self, lr): super().__init__()\n"
+        "    def __reduce__(self): return Config, ()\n"
+        "config = Config(0.1)\n"
+        "def train(): return config\n"
+        "notebook_launch(train, 2)"
+    )
+    assert (outcome.error or "").startswith("TypeError: Config.__init__() missing 1 required positional argument")
+    assert "The function was not called: it, or what it uses, could not be rebuilt in the rank." in outcome.traceback
+
+
+def test_an_exception_that_is_no_exception_has_its_rank_too(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "class Enough(BaseException): pass\n"
+        "def stop():\n"
+        "    if rank() == 1: raise Enough('now')\n"
+        "    return 7\n"
+        "try: notebook_launch(stop, 2)\n"
+        "except Enough as error: print(error.rank, error.results.returned, [f.summary for f in error.failures])"
+    )
+    *_, headline, last = outcome.stdout.splitlines()
+    assert headline.endswith(" on rank 1")
+    assert last == "1 {0: 7} ['Enough: now']"
+
+
+def test_a_function_may_know_its_modules_name(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def train():\n"
+        "    import logging\n"
+        "    return logging.getLogger(__name__).name, __doc__ is None\n"
+        "print(notebook_launch(train, 1)[0])"
+    )
+    assert "an earlier run left on the ranks" not in outcome.stdout
+    assert "('__main__', " in outcome.stdout

@@ -1,0 +1,249 @@
+"""Stacks read from what real processes dump, with a real process group that is really stuck."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import notebook_launcher
+from notebook_launcher import Session
+from notebook_launcher.kernel import stacks
+from notebook_launcher.kernel.stacks import RankStack, StackFrame, Stacks, ThreadStack, parse_stacks
+from tests.support.kernels import ROOT, Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROGRAM = """
+import faulthandler, os, signal, sys, threading, time
+rank, dump, store = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+faulthandler.register(signal.SIGUSR1, file=open(dump, "a"), all_threads=True)
+{setup}
+print("ready", flush=True)
+{body}
+"""
+
+GROUP = """
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", rank=rank, world_size=2, init_method="file://" + store)
+tensor = torch.ones(2)
+"""
+
+
+def stuck(
+    tmp_path: Path, body: str, *, until: Callable[[Stacks], bool], setup: str = "", num_processes: int = 1
+) -> Stacks:
+    """Run the program in some processes until their dumps show what is wanted."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(setup=textwrap.dedent(setup), body=textwrap.dedent(body)))
+    files = {rank: tmp_path / f"dump{rank}" for rank in range(num_processes)}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, program, str(rank), file, tmp_path / "store"], stdout=subprocess.PIPE, env=env
+        )
+        for rank, file in files.items()
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+        deadline = time.monotonic() + 30
+        while True:
+            found = Stacks.parse({rank: file.read_text() for rank, file in files.items()})
+            if all(stack.here for stack in found) and until(found):
+                return found
+            assert time.monotonic() < deadline, found
+            for file, process in zip(files.values(), processes, strict=True):
+                file.write_text("")
+                process.send_signal(signal.SIGUSR1)
+            # Nothing says when a dump is complete.
+            select.select([], [], [], 0.05)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def here(stack: RankStack) -> StackFrame:
+    assert stack.here is not None
+    return stack.here
+
+
+def main(stack: RankStack) -> ThreadStack:
+    assert stack.main is not None
+    return stack.main
+
+
+def calls(found: Stacks) -> list[str | None]:
+    return [stack.waiting_in for stack in found]
+
+
+def test_who_waits_and_who_is_not_there(tmp_path):
+    body = """
+    def average(tensor):
+        dist.all_reduce(tensor)
+    def train():
+        if rank == 0:
+            average(tensor)
+        time.sleep(60)
+    train()
+    """
+    found = stuck(
+        tmp_path,
+        body,
+        until=lambda found: calls(found) == ["all_reduce", None] and here(found[1]).function == "train",
+        setup=GROUP,
+        num_processes=2,
+    )
+    program = tmp_path / "program.py"
+    assert str(found).split("\n")[0] == (
+        f"rank 0 waits in all_reduce ({program}, line 14); "
+        f"rank 1 is not in it: train, {program}, line 18: time.sleep(60)"
+    )
+    assert str(found[0].here) == f"average, {program}, line 14: dist.all_reduce(tensor)"
+    assert [frame.function for frame in main(found[0]).user_frames] == ["average", "train", "<module>"]
+    assert f"  {program}, line 17, in train\n    average(tensor)\n" in str(found)
+    assert found._repr_html_().startswith("<p>rank 0 waits in all_reduce (")
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("dist.barrier()", "barrier"),
+        ("dist.all_gather_object([None] * 2, 1)", "all_gather_object"),
+        ("dist.recv(tensor, src=1)", "recv"),
+        ("dist.all_reduce(tensor, async_op=True).wait()", "wait() of an asynchronous call"),
+        ("torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))", "DistributedDataParallel(...)"),
+    ],
+)
+@pytest.mark.slow
+def test_what_a_rank_waits_in(tmp_path, call, name):
+    body = f"if rank == 0: {call}\ntime.sleep(60)"
+    stuck(tmp_path, body, until=lambda found: calls(found) == [name, None], setup=GROUP, num_processes=2)
+
+
+@pytest.mark.slow
+def test_a_backward_that_waits_for_gradients(tmp_path):
+    setup = GROUP + "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n"
+    body = "loss = model(torch.ones(1, 1)).sum()\nif rank == 0: loss.backward()\ntime.sleep(60)"
+    expected = ["backward (gradient all-reduce)", None]
+    stuck(tmp_path, body, until=lambda found: calls(found) == expected, setup=setup, num_processes=2)
+
+
+def test_the_main_thread_comes_first_and_others_follow(tmp_path):
+    body = """
+    started = threading.Event()
+    def work():
+        started.set()
+        time.sleep(60)
+    threading.Thread(target=work, daemon=True).start()
+    started.wait()
+    time.sleep(60)
+    """
+    (stack,) = stuck(tmp_path, body, until=lambda found: str(found).count("    time.sleep(60)") == 2)
+    first, other = stack.threads
+    assert [frame.function for frame in first.user_frames] == ["<module>"]
+    assert [frame.function for frame in other.user_frames] == ["work"]
+    assert "  thread 0x" in str(Stacks([stack]))
+
+
+def test_names_beyond_ascii(tmp_path):
+    body = "def größe_京(): time.sleep(60)\ngröße_京()"
+    stuck(tmp_path, body, until=lambda found: here(found[0]).function == "größe_京")
+
+
+PACKAGE = Path(notebook_launcher.__file__).parent
+LIBRARY = "/usr/lib/python3.11/threading.py"
+
+
+def text_dump(*frames: tuple[str, int, str]) -> str:
+    lines = [f'  File "{file}", line {line} in {function}' for file, line, function in frames]
+    return "\n".join(["Current thread 0x00007f0000000000 [python] (most recent call first):", *lines])
+
+
+def test_our_own_frames_and_what_the_rank_was_forked_from_are_dropped():
+    stack = parse_stacks(
+        3,
+        text_dump(
+            ("/home/u/train.py", 7, "train"),
+            (f"{PACKAGE}/processes/rank.py", 9, "serve"),
+            (f"{PACKAGE}/processes/rank.py", 9, "run_rank"),
+            ("/home/u/notebook.py", 1, "<module>"),
+        ),
+    )
+    assert main(stack).frames == (StackFrame("train", "/home/u/train.py", 7),)
+    assert main(stack).name == "python"
+
+
+def test_a_rank_that_runs_nothing_and_one_that_did_not_answer():
+    idle = parse_stacks(0, text_dump((f"{PACKAGE}/processes/rank.py", 9, "run_rank")))
+    assert Stacks([idle, RankStack(1, ())]).verdict == (
+        "rank 0 runs nothing: its function has ended; rank 1 did not answer"
+    )
+    assert str(Stacks()) == "no rank is up yet"
+
+
+def test_a_real_rank_that_has_returned_runs_nothing():
+    def first_waits() -> None:
+        import torch.distributed as dist
+
+        if dist.get_rank() == 0:
+            dist.barrier()
+
+    with Session(2, output="none") as session:
+        run = session.launch(first_waits)
+        deadline = time.monotonic() + 20
+        # Until rank 0 has got there; a rank that is not up yet is not in it.
+        while not re.fullmatch(
+            r"rank 0 waits in barrier \(.*\); rank 1 runs nothing: its function has ended",
+            verdict := run.stacks().verdict,
+        ):
+            assert time.monotonic() < deadline, verdict
+        run.stop()
+
+
+def test_ranks_in_the_same_place_share_a_sentence():
+    there = text_dump(("/home/u/train.py", 7, "train"))
+    assert Stacks.parse({0: there, 1: there, 2: there}).verdict == "ranks 0-2 are in train, /home/u/train.py, line 7"
+
+
+def test_a_rank_in_a_library_is_where_the_user_called_it():
+    stack = parse_stacks(0, text_dump((LIBRARY, 1, "join"), ("/home/u/train.py", 7, "train")))
+    assert here(stack).function == "train"
+    assert here(parse_stacks(0, text_dump((LIBRARY, 1, "join")))).function == "join"
+
+
+def test_what_is_not_a_stack_is_skipped():
+    text = "noise\n" + text_dump(("<string>", 1, "f")) + "\n  ...\n\n  Extension modules: numpy (total: 1)\n"
+    assert [len(thread.frames) for thread in parse_stacks(0, text).threads] == [1]
+    assert parse_stacks(0, text_dump()).here is None
+    assert parse_stacks(0, '  File "a", line ??? in b\n').threads == ()
+
+
+def test_a_cell_is_named_and_quoted():
+    code = (
+        "import inspect\nfrom notebook_launcher.kernel.stacks import *\n"
+        "def train():\n    pass\n"
+        "file = inspect.getfile(train)\n"
+        "dump = f'Thread 0x1 (most recent call first):\\n  File \"{file}\", line 4 in train\\n'\n"
+        "str(parse_stacks(0, dump).here)"
+    )
+    with Kernel() as kernel:
+        assert kernel.execute(code).result == "'train, Cell In[1], line 4: pass'"
+
+
+def test_every_group_call_exists():
+    torch_distributed = pytest.importorskip("torch.distributed")
+    assert {name for name in stacks.GROUP_CALLS if not hasattr(torch_distributed, name)} == set()

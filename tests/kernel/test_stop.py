@@ -1,0 +1,307 @@
+"""Stopping a run: the kernel's interrupt button, `run.stop()`, and what the stuck ranks were doing."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notebook_launcher import launch
+from tests.support.interrupts import interrupt_at
+from tests.support.scenes import takes_less_than, unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from notebook_launcher.kernel.run import Run
+    from tests.support.kernels import Kernel, Outcome
+
+DEFINITIONS = """
+def rank():
+    return int(os.environ["RANK"])
+
+def say_up():
+    import torch.distributed as dist
+    dist.barrier()
+    print("up", flush=True)
+
+def sleeping():
+    say_up()
+    try:
+        while True:
+            time.sleep(60)
+    finally:
+        print("finally ran", flush=True)
+
+def computing():
+    say_up()
+    while True:
+        sum(range(1000))
+
+def say_up_once_in(name):
+    import sys, threading
+    main = threading.get_ident()
+    def watch():
+        frame = None
+        while frame is None or frame.f_code.co_name != name:
+            frame = frame.f_back if frame is not None else sys._current_frames()[main]
+        print(f"rank {rank()} is up", flush=True)
+    threading.Thread(target=watch, daemon=True).start()
+
+def asleep():
+    time.sleep(60)
+
+def in_collective():
+    import torch, torch.distributed as dist
+    dist.barrier()
+    waits = rank() == 0 and dist.get_world_size() > 1  # Alone, it would be through in no time.
+    say_up_once_in("all_reduce" if waits else "asleep")
+    if waits:
+        dist.all_reduce(torch.ones(1))
+    asleep()
+
+def ignoring():
+    for name in ("SIGINT", "SIGTERM"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    in_collective()
+
+def cooperative():
+    say_up()
+    for step in range(10**9):
+        report(step=step, loss=1.0)
+        time.sleep(0.001)
+
+def exiting():
+    import atexit
+    atexit.register(lambda: (print("up", flush=True), time.sleep(60)))
+
+def threading_on():
+    import threading
+    threading.Thread(target=lambda: (print("up", flush=True), time.sleep(60))).start()
+
+def in_c_code():
+    import torch
+    say_up()
+    x = torch.randn(3000, 3000)
+    while True:
+        x = (x @ x).clamp(-1, 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    with warm_kernel() as kernel:
+        outcome = kernel.execute(DEFINITIONS)
+        assert outcome.error is None, outcome.traceback
+        yield kernel
+
+
+def is_up(outcome: Outcome) -> bool:
+    return outcome.done or "up" in outcome.stdout
+
+
+def is_stuck(outcome: Outcome) -> bool:
+    """Whether both ranks of `in_collective` are where they stay."""
+    return outcome.done or all(f"rank {rank} is up" in outcome.stdout for rank in (0, 1))
+
+
+@pytest.mark.parametrize("name", ["sleeping", "computing", "in_collective", "ignoring", "cooperative", "in_c_code"])
+@pytest.mark.parametrize("num_processes", [1, 2, 4])
+def test_the_interrupt_button_ends_the_run(kernel: Kernel, name: str, num_processes: int) -> None:
+    def attempt() -> float:
+        with unchanged(kernel):
+            cell = kernel.start(f"notebook_launch({name}, {num_processes})")
+            kernel.wait(cell, until=is_up)
+            began = time.monotonic()
+            kernel.interrupt()
+            outcome = kernel.wait(cell)
+            seconds = time.monotonic() - began
+        assert outcome.error == f"KeyboardInterrupt: {name} was stopped"
+        assert ("finally ran" in outcome.stdout) == (name == "sleeping")
+        return seconds
+
+    assert takes_less_than(3, attempt)
+
+
+@pytest.mark.parametrize(
+    ("name", "rung"),
+    [("cooperative", "ask"), ("sleeping", "interrupt"), ("computing", "interrupt"), ("ignoring", "kill")],
+)
+def test_stop_climbs_as_far_as_it_must(kernel: Kernel, name: str, rung: str) -> None:
+    with unchanged(kernel):
+        cell = kernel.start(
+            f"run = launch({name}, 2)\n"
+            "while 'up' not in run.logs(0) + run.logs(1): time.sleep(0.01)\n"
+            "began = time.monotonic()\n"
+            "print(run.stop(), run.stop(), run.state, time.monotonic() - began < 3, run.exception().__class__.__name__)"
+        )
+        outcome = kernel.wait(cell)
+    assert outcome.error is None, outcome.traceback
+    assert outcome.stdout.endswith(f"{rung} {rung} stopped True RunStoppedError\n")
+
+
+def test_a_function_may_catch_the_interrupt_and_return(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        cell = kernel.start(
+            "def saving():\n    try: cooperative()\n    except KeyboardInterrupt: return 'saved'\n"
+            "try: notebook_launch(saving, 2)\n"
+            "except KeyboardInterrupt as interrupt: print(list(interrupt.results))"
+        )
+        kernel.wait(cell, until=is_up)
+        kernel.interrupt()
+        outcome = kernel.wait(cell)
+    assert "saving: stopped after " in outcome.stdout
+    assert outcome.stdout.endswith("s; every rank had returned\n['saved', 'saved']\n")
+
+
+def test_a_second_interrupt_kills_at_once(kernel: Kernel) -> None:
+    def attempt() -> float:
+        with unchanged(kernel):
+            cell = kernel.start("notebook_launch(ignoring, 2)")
+            kernel.wait(cell, until=is_stuck)
+            began = time.monotonic()
+            kernel.interrupt()
+            kernel.wait(cell, until=lambda outcome: outcome.done or "was in" in outcome.stdout)
+            kernel.interrupt()
+            outcome = kernel.wait(cell)
+            seconds = time.monotonic() - began
+        assert outcome.error == "KeyboardInterrupt: ignoring was stopped"
+        return seconds
+
+    assert takes_less_than(1.5, attempt)  # The ladder alone takes 1.5 s before it kills.
+
+
+@pytest.mark.parametrize("name", ["exiting", "threading_on"])
+@pytest.mark.parametrize("presses", [1, 2])
+def test_exit_handlers_and_threads_do_not_hold_a_stop_up(kernel: Kernel, name: str, presses: int) -> None:
+    def attempt() -> float:
+        with unchanged(kernel):
+            cell = kernel.start(f"notebook_launch({name}, 2)")
+            kernel.wait(cell, until=is_up)
+            began = time.monotonic()
+            for _ in range(presses):
+                kernel.interrupt()
+            outcome = kernel.wait(cell)
+            seconds = time.monotonic() - began
+        assert outcome.error == f"KeyboardInterrupt: {name} was stopped"
+        assert "was killed: as the run was stopped it was still running exit handlers or threads" in outcome.stderr
+        return seconds
+
+    assert takes_less_than(3, attempt)
+
+
+@pytest.mark.parametrize("wait", [lambda run: run.wait(0.01), lambda run: run.stacks(), lambda run: run.wait(0)])
+def test_an_interrupt_at_any_bytecode_of_a_wait_does_not_hang_the_run(wait: Callable[[Run], object]) -> None:
+    def sleep() -> None:
+        import time
+
+        time.sleep(60)
+
+    run = launch(sleep, 1, output="none", monitor=False)
+    numbers = itertools.count()
+    while (number := next(numbers)) < 400 and interrupt_at(number, lambda: wait(run)):
+        pass
+    run.stop(wait=False, at_once=True)
+    for thread in threading.enumerate():
+        if thread.name == f"notebook-launcher {run.name}":
+            thread.join(5)
+            assert not thread.is_alive()
+    assert run.wait(0)
+
+
+def test_an_interrupt_says_who_waits_for_whom(kernel: Kernel) -> None:
+    cell = kernel.start("notebook_launch(in_collective, 2)")
+    kernel.wait(cell, until=is_stuck)
+    kernel.interrupt()
+    outcome = kernel.wait(cell)
+    assert "rank 0 was in all_reduce" in outcome.stdout
+    assert "rank 1 was not in it: asleep, Cell In[" in outcome.stdout
+    assert "time.sleep(60)" in outcome.stdout
+    assert outcome.stderr == ""
+
+
+def test_a_stop_on_request_leaves_no_error_in_cell_and_record(kernel: Kernel, tmp_path: Path) -> None:
+    outcome = kernel.execute(
+        f"run = launch(ignoring, 2, runs_folder={str(tmp_path)!r})\n"
+        "while not (all('up' in run.logs(rank) for rank in (0, 1)) and run.stacks()[0].waiting_in): time.sleep(0.01)\n"
+        "run.stop()\n"
+        "for reader in (run, open_run(run.id, run.config.runs_folder)):\n"
+        "    snapshot = reader.snapshot()\n"
+        "    print([snapshot.state, snapshot.error, snapshot.failures, [rank.reason for rank in snapshot.ranks]])\n"
+        "    print(snapshot.waiting)\n"
+        "run.result()\n"
+    )
+    assert outcome.stderr == ""
+    assert outcome.stdout.count("['stopped', '', (), ['', '']]\n") == 2
+    place = r"Cell In\[\d+\], line \d+"
+    sentence = rf"rank 0 was in all_reduce \({place}\); rank 1 was not in it: asleep, {place}: time\.sleep\(60\)\n"
+    assert len(re.findall(sentence, outcome.stdout)) == 3, outcome.stdout  # in the cell, of the run, of its record
+    assert outcome.error == "RunStoppedError: the run was stopped before ranks 0, 1 returned"
+    assert outcome.traceback == "the run was stopped before ranks 0, 1 returned"
+
+
+def test_a_clean_up_that_fails_during_a_stop_is_named(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def careless():\n"
+        "    try: sleeping()\n"
+        "    finally: raise ValueError('not saved')\n"
+        "run = launch(careless, 2)\n"
+        "while 'up' not in run.logs(0) + run.logs(1): time.sleep(0.01)\n"
+        "run.stop(); print(run.state, run.exception().failures[0].traceback)"
+    )
+    assert outcome.error is None, outcome.traceback
+    assert re.search(
+        r"careless: stopped after .*; while it stopped, ranks 0, 1 raised ValueError: not saved\n", outcome.stdout
+    )
+    assert "\nstopped Traceback" in outcome.stdout
+    assert "_on_interrupt" not in outcome.stdout
+
+
+def test_stacks_can_be_asked_for(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(
+            "run = launch(in_collective, 2)\n"
+            "while 'up' not in run.logs(0) or 'up' not in run.logs(1): time.sleep(0.01)\n"
+            "stacks = run.stacks()\n"
+            "while not any(s.waiting_in for s in stacks): stacks = run.stacks()\n"
+            "print(stacks); print(run.state); run.stop()\n"
+            "try: run.stacks()\n"
+            "except CallOrderError as error: print(error)\n"
+        )
+    assert "rank 0 waits in all_reduce" in outcome.stdout
+    assert "running\n" in outcome.stdout
+    assert "the run is over (stopped): its ranks are gone, and so are their stacks" in outcome.stdout
+
+
+def test_a_handle_tells_and_waits(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(
+            "run = launch(cooperative, 2)\n"
+            "while len(run.metrics) < 10: time.sleep(0.01)\n"
+            "print([r.state for r in run.ranks], all(r.pid for r in run.ranks), run.wait(0.01))\n"
+            "try: run.result(timeout=0.01)\n"
+            "except TimeoutError as error: print(error)\n"
+            "try: run.logs(2)\n"
+            "except LookupError as error: print(error)\n"
+            "print(run.metrics[0].values, run.metrics[0].step); run.stop(); print(run)\n"
+        )
+    assert "['running', 'running'] True False" in outcome.stdout
+    assert "the run is not over after 0.01 s; it goes on" in outcome.stdout
+    assert "there is no rank 2: this run has 2, 0 to 1" in outcome.stdout
+    assert "{'loss': 1.0} 0" in outcome.stdout
+    assert "<Run of cooperative on 2 ranks: stopped," in outcome.stdout
+
+
+def test_cancelling_an_await_stops_the_run(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        cell = kernel.start("run = launch(sleeping, 2)\nawait run")
+        kernel.wait(cell, until=is_up)
+        kernel.interrupt()
+        outcome = kernel.wait(cell)
+        assert outcome.error is not None
+        assert kernel.execute("run.wait(5); print(run.state)").stdout.endswith("stopped\n")

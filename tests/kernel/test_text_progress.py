@@ -1,0 +1,88 @@
+"""The line of progress where there are no widgets: a terminal, a pipe, a file, a notebook that a program runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.kernels import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = """
+import time
+from notebook_launcher import notebook_launch, report, track
+
+def train():
+    for step in track(range(200), description="epoch 1"):
+        time.sleep(0.01)
+        report(step=step, loss=1.0)
+
+if __name__ == "__main__":
+    notebook_launch(train, 2)
+    print("the end")
+"""
+LINE = re.compile(r"train: epoch 1, [\d.]+ % \d+/200, [\d.]+ it/s, \d+ s left, loss 1")
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "NOTEBOOK_LAUNCHER_RUNS": "off", "TERM": "xterm", "COLUMNS": "100"}
+
+
+def in_terminal(command: list[str]) -> str:
+    """Return everything that a program writes to a terminal."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **ENVIRONMENT}, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # EIO: nobody holds the terminal any more.
+            while piece := os.read(ours, 65536):
+                written += piece
+        os.close(ours)
+    assert process.returncode == 0, written.decode()
+    return written.decode()
+
+
+def screen(written: str) -> list[str]:
+    """Return the lines that stand on the terminal in the end."""
+    lines = (line.removesuffix("\r") for line in written.split("\n"))
+    kept = (re.sub(r".*\r\x1b\[K", "", line) for line in lines)
+    return [line for line in (re.sub(r"\x1b[\[\]][^a-zA-Z]*[a-zA-Z]", "", line) for line in kept) if line.strip()]
+
+
+@pytest.mark.parametrize("shell", ["python", "IPython"])
+def test_a_terminal_has_one_line_that_is_redrawn_and_goes(shell: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    ipython = ["-m", "IPython", "--no-banner", "--no-term-title", "--colors=NoColor", "--HistoryManager.enabled=False"]
+    written = in_terminal([sys.executable, *(ipython if shell == "IPython" else []), str(program)])
+    drawn = set(LINE.findall(written))
+    assert 2 <= len(drawn) <= 12  # Two a second, after the first.
+    first, *_, done, end = screen(written)
+    assert first.startswith("train: 2 CPU ranks")
+    assert done.startswith("train: done in ")
+    assert end == "the end"
+    assert len(screen(written)) == 3
+
+
+@pytest.mark.parametrize("streams", ["stdout", "both"])
+def test_a_file_gets_no_progress(streams: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    with (tmp_path / "written").open("w+b") as file:
+        error = file if streams == "both" else subprocess.DEVNULL
+        environment = {**os.environ, **ENVIRONMENT}
+        subprocess.run([sys.executable, program], stdout=file, stderr=error, env=environment, check=True)
+        file.seek(0)
+        written = file.read().decode()
+    assert [line.partition(" ")[0] for line in written.splitlines()] == ["train:", "train:", "the"]
+    assert "\r" not in written
+    assert "\x1b" not in written
+    assert not LINE.search(written)

@@ -1,0 +1,464 @@
+"""The panel and the monitor as a user has them: JupyterLab and Notebook 7 in a real browser.
+
+`NOTEBOOK_LAUNCHER_PICTURES=docs/pictures` keeps the pictures that the README shows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.lab import Lab, browser, needs_browser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Locator, Page
+
+pytestmark = [needs_browser, pytest.mark.slow, pytest.mark.timeout(400)]
+
+TRAIN = """
+import torch
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset
+from notebook_launcher import Accelerator
+
+digits = load_digits()
+
+def train(lr: float = 0.003, batch_size: int = 32, epochs: int = 2, pause: float = 0.0):
+    import time
+    accelerator = Accelerator()
+    torch.manual_seed(0)
+    data = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
+    loader = DataLoader(data, batch_size=batch_size, shuffle=True)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for epoch in range(epochs):
+        for images, labels in loader:
+            with accelerator.accumulate(model):
+                scores = model(images)
+                loss = torch.nn.functional.cross_entropy(scores, labels)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            accuracy = (scores.argmax(1) == labels).float().mean()
+            accelerator.log({"loss": loss, "accuracy": accuracy})
+            time.sleep(pause)
+        print(f"epoch {epoch}: loss {loss:.3f}", flush=True)
+    return accuracy.item()
+
+def fail(epochs: int = 1):
+    from notebook_launcher import report
+    import os
+    report(step=1, loss=2.0)
+    if os.environ["RANK"] == "1":
+        raise ValueError("rank one <b>gave up</b>")
+    import torch.distributed as dist
+    dist.barrier()
+"""
+PANEL = "from notebook_launcher.widgets import ConfigPanel\npanel = ConfigPanel(train, num_processes=2); panel"
+BUSY = (
+    "from notebook_launcher import notebook_launch\nnotebook_launch(train, 2, kwargs={'epochs': 10**6, 'pause': 0.01})"
+)
+NOTEBOOKS = {
+    "panel.ipynb": [TRAIN, PANEL, "panel.results"],
+    "busy.ipynb": [TRAIN, BUSY, "print('free again')"],
+    "restarted.ipynb": [TRAIN, BUSY],
+    "explored.ipynb": [TRAIN, BUSY.replace("10**6, 'pause': 0.01", "2, 'pause': 0.1")],
+    "failing.ipynb": [TRAIN, PANEL.replace("train", "fail")],
+    "typed.ipynb": [TRAIN, PANEL],
+    "kept.ipynb": [TRAIN, PANEL, "import os; os.kill(os.getpid(), 9)"],
+    "again.ipynb": [TRAIN, PANEL, "panel.run"],
+    "dying.ipynb": [
+        TRAIN,
+        "from notebook_launcher import launch\nrun = launch(train, 2, kwargs={'epochs': 10**6, 'pause': 0.01})",
+        "import os; os.kill(os.getpid(), 9)",
+    ],
+}
+# The contrast of each text that can be seen, by WCAG 2.1, and how far anything stands out of the panel to the right.
+LOOK = """() => {
+    const panel = document.querySelector(".nbp-panel");
+    const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    const paint = (colors) => {
+        context.clearRect(0, 0, 1, 1);
+        for (const color of colors) { context.fillStyle = color; context.fillRect(0, 0, 1, 1); }
+        return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3).map((part) => part / 255);
+    };
+    const light = (color) => color
+        .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+    const seen = [...panel.querySelectorAll("*")].filter((one) => one.checkVisibility() && one.tagName !== "OPTION");
+    const said = seen.filter((one) => !one.disabled && (one.value || one.placeholder || [...one.childNodes].some(
+        (node) => node.nodeType === Node.TEXT_NODE && node.data.trim())));
+    const contrast = (one) => {
+        const grounds = [];
+        for (let at = one; at; at = at.parentElement) grounds.unshift(getComputedStyle(at).backgroundColor);
+        const of = one.placeholder && !one.value ? "::placeholder" : null;
+        const [low, high] = [paint(grounds), paint([...grounds, getComputedStyle(one, of).color])].map(light).sort();
+        return (high + 0.05) / (low + 0.05);
+    };
+    const edge = panel.getBoundingClientRect().right;
+    const rightOf = (one) => one.getBoundingClientRect().right - edge;
+    return {
+        poor: said.map((one) => [contrast(one), one.className, one.textContent || one.value || one.placeholder])
+            .filter(([ratio]) => ratio < 4.5),
+        texts: said.length,
+        outside: seen.filter((one) => rightOf(one) > 1).map((one) => [rightOf(one), one.tagName, one.className]),
+        width: panel.clientWidth,
+    };
+}"""
+
+
+lab_alone = pytest.mark.parametrize("lab", ["lab"], indirect=True)  # what does not depend on the application
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module", params=["lab", "notebook"])
+def lab(request: pytest.FixtureRequest, chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(chromium, tmp_path_factory.mktemp(request.param), NOTEBOOKS, app=request.param) as opened:
+        yield opened
+
+
+def monitor_of(page: Page) -> Locator:
+    return page.locator(".nbl-monitor").last
+
+
+def picture(page: Page, what: Locator, name: str) -> None:
+    folder = os.environ.get("NOTEBOOK_LAUNCHER_PICTURES")
+    if folder:
+        page.wait_for_timeout(500)
+        what.screenshot(path=Path(folder) / name)
+
+
+def ink(page: Page) -> int:
+    """Return how many pixels of the first curve are drawn."""
+    return int(
+        page.evaluate(
+            """() => {
+                const canvas = [...document.querySelectorAll('.nbl-plot-canvas')].at(-1);
+                if (!canvas || !canvas.width) return 0;
+                const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+                return pixels.filter((value, at) => at % 4 === 3 && value > 0).length;
+            }"""
+        )
+    )
+
+
+def wait_for_more_ink(page: Page, than: int) -> int:
+    # Curves are drawn where they can be seen.
+    page.locator(".nbl-plot-canvas").last.scroll_into_view_if_needed()
+    for _ in range(100):
+        now = ink(page)
+        if now > than:
+            return now
+        page.wait_for_timeout(100)
+    pytest.fail(f"the curves do not grow beyond {than} pixels")
+
+
+NAME = """() => {
+    const at = document.activeElement;
+    return at.labels?.[0]?.textContent || at.getAttribute("aria-label") || at.textContent || at.title;
+}"""
+
+
+# Whether a control is marked as wrong or not, and described by a text.
+DESCRIBED = """([control, invalid, text]) => {
+    const by = document.getElementById(control.getAttribute("aria-describedby"));
+    return control.getAttribute("aria-invalid") === invalid && Boolean(by?.textContent.includes(text));
+}"""
+
+
+def set_theme(page: Page, name: str) -> None:
+    page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', { theme })", name)
+    page.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=name)
+
+
+def wait_for_state(page: Page, state: str) -> None:
+    monitor_of(page).locator(".nbl-header .nbl-state-word").get_by_text(state).wait_for()
+
+
+def restart(page: Page) -> None:
+    page.evaluate("() => { jupyterapp.commands.execute('kernelmenu:restart'); }")
+    page.locator(".jp-Dialog-button.jp-mod-accept").click()
+
+
+def watch_a_busy_cell(lab: Lab) -> tuple[Page, int]:
+    """Run a cell that waits for its run; return the page and how many pixels of a curve are drawn."""
+    page = lab.open("busy.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.start(page, 1)
+    wait_for_state(page, "running")
+    return page, wait_for_more_ink(page, 0)
+
+
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_a_panel_is_filled_in_and_its_run_watched(lab):
+    page = lab.open("panel.ipynb", height=1900)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    panel = page.locator(".nbp-panel")
+    for label, value in {"Accumulation steps": "4", "epochs": "3", "pause": "0.02"}.items():
+        panel.get_by_label(label, exact=True).fill(value)
+    panel.get_by_text("256", exact=True).wait_for()  # 32 x 4 x 2
+    panel.get_by_role("button", name="Launch", exact=True).click()
+    wait_for_state(page, "running")
+    monitor_of(page).get_by_text("effective batch 32 x 4 x 2 = 256 samples per update").wait_for()
+    first = wait_for_more_ink(page, 0)
+    wait_for_more_ink(page, first)
+    picture(page, page.locator(".nbp-panel"), "panel.png")
+
+    lab.save(page, "panel.ipynb")
+    page.reload()
+    lab.show(page, "panel.ipynb")
+    wait_for_state(page, "done")
+    assert "loss" in monitor_of(page).inner_text()
+    picture(page, monitor_of(page), "monitor.png")
+    lab.run(page, 2)
+    assert re.search(r"returned|0\.\d", lab.output(page, 2).inner_text())
+
+
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_stop_is_heard_while_the_cell_is_busy(lab):
+    page, _ = watch_a_busy_cell(lab)
+    assert "[*]" in lab.cell(page, 1).locator(".jp-InputPrompt").first.inner_text()
+    page.get_by_role("button", name="Stop after this step").last.click()
+    lab.wait(page, 1)
+    lab.run(page, 2)
+    assert "free again" in lab.output(page, 2).inner_text()
+    saved = lab.save(page, "busy.ipynb")
+    kinds = [kind for output in saved.cells[1].outputs for kind in output.get("data", {})]
+    assert "text/html" in kinds
+    assert "application/vnd.jupyter.widget-view+json" not in kinds
+
+
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_curves_of_a_run_that_is_over_can_be_explored_while_the_kernel_lives(lab):
+    page = lab.open("explored.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    wait_for_state(page, "done")
+    explored = lab.output(page, 1).locator("[data-nbl-explore] .nbl-monitor")
+    assert wait_for_more_ink(page, 0)
+    explored.get_by_label("Search the log").fill("epoch 1")
+    explored.locator(".nbl-count").get_by_text("2 of 4 lines").wait_for()
+    drawing = lab.output(page, 1).locator("[data-nbl-cover] img")
+    assert not drawing.is_visible()
+    lab.cell(page, 0).locator(".cm-content").first.click()  # The monitor keeps JupyterLab's shortcuts out.
+    lab.save(page, "explored.ipynb")
+    page.reload()
+    lab.show(page, "explored.ipynb")
+    wait_for_state(page, "done")
+    with page.expect_response("**/api/kernels/*/restart*"):
+        restart(page)
+    lab.show(page, "explored.ipynb")
+    drawing.wait_for()
+    assert page.get_by_text("model not found").count() + explored.count() == 0
+
+
+@lab_alone
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_a_page_that_is_reloaded_while_the_cell_is_busy_shows_the_whole_run(lab):
+    page, before = watch_a_busy_cell(lab)
+    lab.save(page, "busy.ipynb")
+    page.reload()
+    lab.show(page, "busy.ipynb")
+    wait_for_state(page, "running")
+    wait_for_more_ink(page, before)
+    page.get_by_role("button", name="Stop after this step").last.click()
+    wait_for_state(page, "stopped")
+    lab.run(page, 2)
+    assert "free again" in lab.output(page, 2).inner_text()
+
+
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_the_error_of_a_rank_is_shown(lab):
+    page = lab.open("failing.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    page.get_by_role("button", name="Launch", exact=True).click()
+    wait_for_state(page, "failed")
+    shown = page.locator(".nbp-panel").inner_text()
+    assert "ValueError: rank one <b>gave up</b>" in shown
+    assert "Cell In[1], line" in shown or 'File "Cell In[1]"' in shown
+
+
+@lab_alone
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_a_panel_is_filled_in_by_keys_and_what_is_wrong_stands_beside_its_field(lab):
+    page = lab.open("typed.ipynb", width=600, height=1200)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    panel = page.locator(".nbp-panel")
+    launch = panel.get_by_role("button", name="Launch", exact=True)
+    processes = panel.get_by_label("Processes", exact=True)
+    for typed, message in {"abc": "Enter a whole number, 1 or more.", "1e3": "Enter 64 or less"}.items():
+        processes.fill("")
+        processes.press_sequentially(typed)
+        alert = panel.locator(".nbp-field", has=page.get_by_label("Processes", exact=True)).get_by_role("alert")
+        alert.get_by_text(message).wait_for()
+        assert launch.is_disabled()
+        assert launch.get_attribute("title") == "Fix Processes to enable Launch."
+        page.wait_for_function(DESCRIBED, arg=[processes.element_handle(), "true", message])
+        page.wait_for_function(DESCRIBED, arg=[launch.element_handle(), None, "Fix Processes to enable Launch."])
+    looks = [page.evaluate(LOOK)]
+    set_theme(page, "JupyterLab Dark")
+    looks.append(page.evaluate(LOOK))
+    picture(page, panel, "panel-dark.png")
+    for look in looks:
+        assert look["poor"] == []
+        assert look["texts"] > 30
+        assert look["outside"] == [], look
+        assert look["width"] < 600
+    set_theme(page, "JupyterLab Light")
+
+    processes.fill("")
+    reached: list[str] = []
+    while not reached or "Launch" not in reached[-1]:
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(NAME))
+        assert len(reached) < 60, reached
+        if "Advanced" in reached[-1]:
+            page.keyboard.press("Enter")
+            panel.get_by_label("Seed", exact=True).wait_for()
+            panel.get_by_role("button", name="Advanced", expanded=True).wait_for()
+            assert panel.get_by_label("Seed", exact=True).get_attribute("aria-invalid") == "false"
+        if reached[-1] == "bf16":
+            page.keyboard.press("Space")
+            panel.get_by_role("button", name="bf16", pressed=True).wait_for()
+            segments = panel.get_by_role("group", name="Mixed precision")
+            segments.get_by_role("button", name="no", pressed=False).wait_for()
+            panel.locator("pre", has_text='mixed_precision="bf16"').wait_for()
+    for name in ("Micro-batch size", "Accumulation steps", "lr", "epochs", "CPU", "Seed", "Backend", "Copy", "Launch"):
+        assert any(name in one for one in reached), (name, reached)
+    page.keyboard.press("Enter")
+    wait_for_state(page, "done")
+
+
+@lab_alone
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_the_monitor_of_a_dead_kernel(lab):
+    page = lab.open("dying.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    wait_for_state(page, "running")
+    kept = lab.output(page, 1).locator("img[alt^='Curves and timeline of train on 2 ranks: running']")
+    kept.wait_for(state="attached")  # It is folded.
+    lab.start(page, 2)
+    page.get_by_role("button", name="Ok", exact=True).click()  # JupyterLab says that the kernel has died.
+    page.get_by_text("The kernel restarted or ended, and the run with it. Last update shown.").wait_for()
+    wait_for_state(page, "lost")
+    assert page.get_by_role("button", name="Stop after this step").is_disabled()
+    page.keyboard.press("Escape")
+    lab.save(page, "dying.ipynb")
+    page.reload()
+    lab.show(page, "dying.ipynb")
+    lab.output(page, 1).locator("summary", has_text="train on 2 ranks: running").wait_for()
+    kept.wait_for(state="attached")
+
+
+@lab_alone
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_monitor_says_lost_when_the_kernel_is_restarted(lab):
+    page = lab.open("restarted.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.start(page, 1)
+    wait_for_state(page, "running")
+    restart(page)
+    wait_for_state(page, "lost")
+    assert monitor_of(page).locator(".nbl-button[data-action]:enabled").count() == 0
+
+
+@lab_alone
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_a_panel_that_was_copied_to_another_notebook_runs_there(lab):
+    page = lab.open("failing.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    page.locator(".nbp-panel").wait_for()
+    lab.copy(lab.save(page, "failing.ipynb"), "copied.ipynb")
+    other = lab.open("copied.ipynb", height=1600)
+    # Its widget lives in the other notebook's kernel: nothing that could be clicked is shown, until the cell runs.
+    assert other.locator(".nbp-panel").count() == 0
+    lab.run(other, 0)
+    lab.run(other, 1)
+    other.locator(".nbp-panel").get_by_role("button", name="Launch", exact=True).click()
+    wait_for_state(other, "failed")
+    assert page.locator(".nbl-monitor").count() == 0
+
+
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_reopened_notebook_shows_the_panel_as_a_picture_with_its_code(lab):
+    page = lab.open("kept.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    panel, kept = page.locator(".nbp-panel"), page.get_by_text("Picture of the panel as it was last.")
+    panel.get_by_label("lr", exact=True).fill("0.625")
+    panel.locator("pre", has_text='"lr": 0.625').wait_for()
+    assert kept.is_hidden()
+    lab.cell(page, 0).locator(".cm-content").first.click()  # JupyterLab saves nothing from a widget's field.
+    saved = lab.save(page, "kept.ipynb")
+    lab.copy(saved, "trusted.ipynb")
+    saved.cells[0].source += "\n# from somebody else"
+    lab.copy(saved, "untrusted.ipynb")
+    for name in ("trusted.ipynb", "untrusted.ipynb"):
+        other = lab.open(name, height=1600)
+        other.get_by_text("Picture of the panel as it was last.").wait_for()
+        if name == "trusted.ipynb":
+            other.get_by_text("model not found").wait_for(state="attached")
+        shown = lab.cell(other, 1).locator(".jp-Cell-outputWrapper").inner_text()
+        assert 'kwargs={"lr": 0.625}' in shown
+        assert "not found" not in shown
+        assert "ConfigPanel(train)" not in shown
+        picture(other, lab.cell(other, 1), f"kept-{name}.png")
+        lab.run(other, 0)
+        lab.run(other, 1)
+        other.locator(".nbp-panel").wait_for()
+        assert other.get_by_text("Picture of the panel as it was last.").is_hidden()
+        other.close()
+
+
+@lab_alone
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_panel_of_a_dead_kernel_becomes_its_picture(lab):
+    page = lab.open("kept.ipynb", height=1600)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    page.locator(".nbp-panel").wait_for()
+    lab.start(page, 2)
+    page.get_by_role("button", name="Ok", exact=True).click()  # JupyterLab says that the kernel has died.
+    page.get_by_text("Picture of the panel as it was last.").wait_for()
+    assert page.locator(".nbp-panel").is_hidden()
+
+
+@lab_alone
+@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
+def test_stop_of_a_panel_whose_cell_was_run_again_ends_the_live_run(lab):
+    page = lab.open("again.ipynb", height=1900)
+    lab.run(page, 0)
+    lab.run(page, 1)
+    for label, value in {"epochs": "1000000", "pause": "0.01"}.items():
+        page.locator(".nbp-panel").get_by_label(label, exact=True).fill(value)
+    page.get_by_role("button", name="Launch", exact=True).click()
+    wait_for_state(page, "running")
+    lab.run(page, 0)
+    lab.run(page, 1)
+    panel = page.locator(".nbp-panel")
+    wait_for_state(page, "running")
+    panel.get_by_text("As you left the panel: epochs 1000000, pause 0.01.").wait_for()
+    picture(page, panel, "panel-again.png")
+    assert panel.get_by_role("button", name="Launch", exact=True).is_disabled()
+    panel.get_by_role("button", name="Stop", exact=True).click()
+    wait_for_state(page, "stopped")
+    assert panel.count() == 1
+    lab.run(page, 2)
+    assert "Run of train on 2 ranks: stopped" in lab.output(page, 2).inner_text()

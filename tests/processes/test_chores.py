@@ -1,0 +1,186 @@
+"""Launches while the fork server does its chores: none waits for them, and nothing is left of who served meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.support.kernels import PATIENCE, Kernel
+from tests.support.scenes import FIRST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Runs at the start of each interpreter. In the fork server, the import of torch's compiler waits for the test.
+SITE = """
+import sys
+if "forkserver" in sys.orig_argv[-1]:
+    import importlib.abc, os
+    server = os.getpid()
+    class Gate(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if name == "torch._dynamo" and os.getpid() == server:
+                import socket
+                with socket.create_connection(("127.0.0.1", {port})) as gate:
+                    gate.recv(1)
+    sys.meta_path.insert(0, Gate())
+"""
+DEFINITIONS = (
+    FIRST
+    + """
+from notebook_launcher.engines.births import fork_server
+fork_server().stop()
+
+def is_prepared():
+    ready()
+    return "notebook_launcher.training.accelerator" in sys.modules
+
+def again():
+    return notebook_launch(is_prepared, 2, output="none")
+
+def until(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return True
+
+def wait_until_prepared():
+    "Launch one after another, so that one comes at the moment of the change; each must be served."
+    return next(number for number in range(1000) if all(again()))
+"""
+)
+
+
+class Chores:
+    """The chores of a kernel's fork servers, each held up where it imports torch's compiler."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Wait until the chores have begun, and hold them up inside this block."""
+        gate, _ = self._listener.accept()
+        with gate:
+            yield
+
+    def forget(self) -> None:
+        """Forget the chores of servers that are gone."""
+        self._listener.settimeout(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._listener.accept()[0].close()
+        self._listener.settimeout(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def chores() -> Iterator[Chores]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield Chores(listener)
+
+
+@pytest.fixture(scope="module")
+def folder(chores: Chores, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sitecustomize.py").write_text(SITE.format(port=chores._listener.getsockname()[1]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kernel(folder: Path) -> Iterator[Kernel]:
+    with Kernel() as kernel:
+        run(kernel, f"{DEFINITIONS}os.environ['PYTHONPATH'] = {str(folder)!r}")
+        yield kernel
+
+
+@pytest.fixture(autouse=True)
+def cold(kernel: Kernel, chores: Chores) -> None:
+    """Have a new fork server for each test."""
+    run(kernel, "fork_server().stop()")
+    chores.forget()
+
+
+def run(kernel: Kernel, code: str) -> str:
+    outcome = kernel.execute(code)
+    assert outcome.error is None, outcome.traceback
+    return outcome.result or ""
+
+
+def servers(kernel: Kernel) -> list[psutil.Process]:
+    """Return the fork server and, if there is one, its deputy: they share a session."""
+    (server,) = psutil.Process(kernel.pid).children()
+    return [server, *(child for child in server.children() if os.getsid(child.pid) == server.pid)]
+
+
+def ends(process: psutil.Process) -> bool:
+    """Wait until the process has ended, even if nobody reaps it."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], PATIENCE)[0])
+    finally:
+        os.close(fd)
+
+
+def test_launches_during_the_chores_and_at_their_end_are_served_at_once(kernel: Kernel, chores: Chores) -> None:
+    assert run(kernel, "[*again()]") == "[False, False]"
+    with chores.held():
+        server, deputy = servers(kernel)
+        assert run(kernel, "[*again(), *again()]") == "[False, False, False, False]"
+    run(kernel, "wait_until_prepared()")
+    assert ends(deputy)
+    assert servers(kernel)[0] == server
+
+
+def test_a_run_that_ends_during_the_chores_does_not_wait_for_them(
+    kernel: Kernel, chores: Chores, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "go")
+    run(kernel, f"run = launch(until, 2, args=({path!r},))")
+    with chores.held():
+        Path(path).touch()
+        assert run(kernel, "list(run.result())") == "[True, True]"
+
+
+def test_ranks_that_were_started_during_the_chores_outlive_them(kernel: Kernel, chores: Chores) -> None:
+    run(kernel, "again()")
+    with chores.held():
+        server, deputy = servers(kernel)
+        run(kernel, "session = Session(2).__enter__(); session.run(ready)")
+    run(kernel, "wait_until_prepared()")
+    assert servers(kernel) == [server, deputy]
+    run(kernel, "session.run(ready)")
+    run(kernel, "session.close()")
+    assert ends(deputy)
+
+
+def test_a_server_killed_at_its_chores_is_replaced_and_ends_no_run(kernel: Kernel, chores: Chores) -> None:
+    run(kernel, "again()")
+    with chores.held():
+        server, deputy = servers(kernel)
+        run(kernel, "session = Session(2).__enter__(); session.run(ready)")
+        server.kill()
+        assert ends(server)
+        run(kernel, "again()")
+        assert servers(kernel)[0] != server
+        run(kernel, "session.run(ready)")
+        run(kernel, "session.close()")
+    assert ends(deputy)
+
+
+def test_a_killed_kernel_takes_a_server_at_its_chores_with_it(folder: Path, chores: Chores) -> None:
+    with Kernel() as kernel:
+        run(kernel, f"{DEFINITIONS}os.environ['PYTHONPATH'] = {str(folder)!r}")
+        run(kernel, "again()")
+        with chores.held():
+            both = servers(kernel)
+            kernel.kill()
+            assert [ends(process) for process in both] == [True, True]

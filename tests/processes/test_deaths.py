@@ -1,0 +1,202 @@
+"""What happens when somebody else dies: the kernel, the fork server, the supervisor."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+
+from notebook_launcher import InternalError, notebook_launch
+from tests.support.kernels import PATIENCE, Kernel
+from tests.support.scenes import FIRST, takes_less_than, unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOOPING = """
+def looping():
+    import torch
+    from torch.utils.data import DataLoader
+    from multiprocessing import Process
+    Process(target=time.sleep, args=(600,)).start()
+    os.spawnlp(os.P_NOWAIT, "setsid", "setsid", "sleep", "600")
+    batches = iter(DataLoader(range(10**9), num_workers=1))
+    next(batches)
+    torch.distributed.barrier()
+    print("up", flush=True)
+    for batch in batches: pass
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    with warm_kernel() as kernel:
+        yield kernel
+
+
+def below(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
+def test_a_killed_kernel_takes_everything_with_it(start_method: str) -> None:
+    def attempt() -> float:
+        with Kernel() as kernel:
+            kernel.execute(FIRST + LOOPING)
+            cell = kernel.start(f"notebook_launch(looping, 2, start_method={start_method!r})")
+            kernel.wait(cell, until=lambda outcome: outcome.done or outcome.stdout.count("up") >= 1)
+            family = below(kernel.pid)
+            # A supervisor, two ranks, and each rank's loader worker, child and setsid child.
+            assert len(family) >= 1 + 2 * 4
+            began = time.monotonic()
+            kernel.kill()
+            # Whoever inherits the dead (process 1) may not have reaped them yet.
+            while any(is_alive(process) for process in family):
+                assert time.monotonic() - began < PATIENCE, family
+            return time.monotonic() - began
+
+    assert takes_less_than(2, attempt)
+
+
+def test_what_a_rank_started_goes_with_it(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(LOOPING + "\nnotebook_launch(looping, 2, timeout=2)")
+    assert (outcome.error or "").startswith("RunTimeoutError")
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.slow
+def test_semaphores_that_fresh_processes_share_by_name_go_with_their_rank(kernel: Kernel, context: str) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(
+            "def killed():\n"
+            "    from torch.utils.data import DataLoader\n"
+            f"    batches = iter(DataLoader(range(100), num_workers=1, multiprocessing_context={context!r}))\n"
+            "    next(batches)\n"
+            "    print(batches._worker_result_queue._rlock._semlock.name)\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+            "notebook_launch(killed, 1)"
+        )
+    assert (outcome.error or "").startswith("RankFailedError: rank 0 of 1 was killed by SIGKILL(-9)")
+    (name,) = [word for word in outcome.stdout.split() if word.startswith("/mp-")]
+    assert not Path(f"/dev/shm/sem.{name[1:]}").exists()
+
+
+def test_a_killed_fork_server_is_replaced(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        server = next(process for process in below(kernel.pid) if "forkserver" in " ".join(process.cmdline()))
+        server.kill()
+        outcome = kernel.execute("notebook_launch(ready, 2)")
+    assert outcome.error is None
+
+
+def add() -> float:
+    one = torch.ones(1)
+    torch.distributed.all_reduce(one)
+    return float(one)
+
+
+def test_a_killed_supervisor_is_our_fault_and_leaves_nothing(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        cell = kernel.start(
+            "def sleeping():\n    print('up', flush=True); time.sleep(600)\nnotebook_launch(sleeping, 2)"
+        )
+        kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
+        leaders = [process for process in below(kernel.pid) if os.getsid(process.pid) == process.pid]
+        ranks = [process for process in leaders if not process.children()]
+        supervisor = ranks[0].parent()
+        assert supervisor is not None
+        supervisor.kill()
+        outcome = kernel.wait(cell)
+    assert (outcome.error or "").startswith("InternalError: the supervisor of this run is gone")
+
+
+def test_a_failing_supervisor_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no store today")
+
+    monkeypatch.setattr("torch.distributed.TCPStore", refuse)
+    with pytest.raises(InternalError, match="the supervisor of this run is gone"):
+        notebook_launch(os.getpid, 2, output="none", start_method="fork")
+
+
+def test_a_store_that_cannot_take_over_a_listening_socket_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = torch.distributed.TCPStore
+
+    def as_in_torch_2_4(*args: Any, use_libuv: bool = True, **options: Any) -> Any:
+        if use_libuv and "master_listen_fd" in options:
+            raise NotImplementedError("The libuv TCPStore backend does not support initialization with an listen fd.")
+        return store(*args, use_libuv=use_libuv, **options)
+
+    monkeypatch.setattr("torch.distributed.TCPStore", as_in_torch_2_4)
+    assert list(notebook_launch(add, 2, output="none", start_method="fork")) == [2.0, 2.0]
+
+
+def test_nothing_listens_beyond_loopback(kernel: Kernel) -> None:
+    cell = kernel.start("def sleeping():\n    print('up', flush=True); time.sleep(600)\nnotebook_launch(sleeping, 2)")
+    kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
+    listening = [
+        connection.laddr
+        for process in below(kernel.pid)
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    kernel.interrupt()
+    kernel.wait(cell)
+    assert listening
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+
+
+def test_a_kernel_that_ends_normally_leaves_no_fork_server() -> None:
+    with Kernel() as kernel:
+        kernel.execute(FIRST)
+        family = below(kernel.pid)
+        assert family
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not [process for process in alive if is_alive(process)], alive
+
+
+def test_a_rank_sees_its_own_session(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def ids(): return os.getpid(), os.getsid(0), os.getpgid(0)\n"
+        "print([len(set(i)) for i in notebook_launch(ids, 2)])"
+    )
+    assert outcome.stdout.endswith("[1, 1]\n")
+
+
+def test_a_rank_that_waits_for_one_that_has_returned_is_told_so(kernel: Kernel) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(
+            "def f():\n"
+            "    import torch, torch.distributed as dist\n"
+            "    if os.environ['RANK'] == '1':\n"
+            "        dist.all_reduce(torch.ones(1))\n"
+            "notebook_launch(f, 2, timeout=20)"
+        )
+    assert (outcome.error or "").startswith("RuntimeError: ")
+    assert "rank 1 of 2 failed first." in outcome.traceback
+    assert "rank 0 had returned already: it took part in fewer collectives." in outcome.traceback
+
+
+def test_a_rank_that_fails_by_itself_is_not_said_to_have_waited(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def f():\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        time.sleep(0.2)\n"
+        "        raise RuntimeError('boom')\n"
+        "notebook_launch(f, 2)"
+    )
+    assert "rank 1 of 2 failed first." in outcome.traceback
+    assert "had returned already" not in outcome.traceback

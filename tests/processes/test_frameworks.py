@@ -1,0 +1,724 @@
+"""Other people's code runs in ranks unchanged: what was written for torchrun, Accelerate, Lightning or one process.
+
+None of the functions here knows the launcher. Numbers are compared with what one process computes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.scenes import evaluate, unchanged, warm_kernel
+from tests.support.training_scenes import shards_on_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.kernels import Kernel
+
+# A model of one weight and one bias whose training by plain SGD is known in closed form: the gradient of
+# mean(w * x + b) is (mean(x), 1), whatever the weight.
+DEFINITIONS = """
+import os, sys, time
+import torch, torch.distributed as dist
+import lightning_fabric  # Notes that it was imported in an interactive session.
+
+def rows(num):
+    return torch.utils.data.TensorDataset(torch.arange(float(num)).view(-1, 1))
+
+def linear():
+    model = torch.nn.Linear(1, 1)
+    torch.nn.init.zeros_(model.weight)
+    return model
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.5)
+"""
+
+SCRIPT = """
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+
+@record
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--scale", type=float, default=1.0)
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    total = torch.ones(1) * args.scale * (int(os.environ["LOCAL_RANK"]) + 1)
+    dist.all_reduce(total)
+    print("total", total.item())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+DATA_MODULE = """
+from torch.utils.data import Dataset
+
+def square(x):
+    return x * x
+
+class Squares(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, at):
+        return at * at
+"""
+
+START_METHODS = ("forkserver", "fork", "spawn")
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    folder = tmp_path_factory.mktemp("notebook")
+    (folder / "script.py").write_text(SCRIPT)
+    (folder / "data.py").write_text(DATA_MODULE)
+    with warm_kernel(cwd=folder) as kernel:
+        assert kernel.execute(DEFINITIONS).error is None
+        yield kernel
+
+
+@pytest.fixture
+def kernel(notebook: Kernel) -> Iterator[Kernel]:
+    with unchanged(notebook):
+        yield notebook
+
+
+# Hugging Face Accelerate.
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_accelerator_trains_on_every_rank(kernel: Kernel, start_method: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def train():
+            from accelerate import Accelerator
+            accelerator = Accelerator(gradient_accumulation_steps=2)
+            model = linear()
+            model, optimizer, loader = accelerator.prepare(
+                model, sgd(model), torch.utils.data.DataLoader(rows(16), batch_size=2))
+            seen = []
+            for (x,) in loader:
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(x).mean())
+                    optimizer.step()
+                    optimizer.zero_grad()
+                seen += accelerator.gather(x).flatten().tolist()
+            accelerator.wait_for_everyone()
+            weight = accelerator.unwrap_model(model).weight.item()
+            return accelerator.num_processes, accelerator.process_index, type(model).__name__, len(loader), seen, weight
+        list(notebook_launch(train, 2, start_method={start_method!r}))
+        """,
+    )
+    # Two updates, each over two micro-batches of two ranks: the means of rows 0 to 7 and 8 to 15.
+    weight = -0.5 * 3.5 - 0.5 * 11.5
+    seen = [float(row) for row in range(16)]
+    assert results == [(2, rank, "DistributedDataParallel", 4, seen, weight) for rank in range(2)]
+
+
+def test_accelerator_adopts_the_options_of_the_launch(kernel: Kernel) -> None:
+    adopted, own = evaluate(
+        kernel,
+        """
+        def settings(**options):
+            from accelerate import Accelerator
+            accelerator = Accelerator(**options)
+            return accelerator.mixed_precision, accelerator.gradient_accumulation_steps
+        options = dict(mixed_precision="bf16", gradient_accumulation_steps=4)
+        adopted = notebook_launch(settings, 2, **options)
+        own = notebook_launch(settings, 2, kwargs=dict(mixed_precision="bf16", gradient_accumulation_steps=3))
+        list(adopted), list(own)
+        """,
+    )
+    assert adopted == [("bf16", 4)] * 2
+    assert own == [("bf16", 3)] * 2
+
+
+def test_partial_state_finds_the_ranks_however_it_is_made(kernel: Kernel) -> None:
+    results = evaluate(
+        kernel,
+        """
+        def states():
+            from datetime import timedelta
+            from accelerate import PartialState
+            from accelerate.state import AcceleratorState
+            with PartialState(cpu=True).split_between_processes([1, 2, 3, 4]) as share:
+                pass
+            # As transformers' TrainingArguments does.
+            AcceleratorState._reset_state(reset_partial_state=True)
+            again = PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=1800))
+            again.wait_for_everyone()
+            return share, again.num_processes, again.is_main_process
+        list(notebook_launch(states, 2))
+        """,
+    )
+    assert results == [([1, 2], 2, True), ([3, 4], 2, False)]
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_the_kernels_own_accelerator_does_not_leave_each_rank_alone(kernel: Kernel, start_method: str) -> None:
+    results, kernels = evaluate(
+        kernel,
+        f"""
+        from accelerate import Accelerator
+        mine = Accelerator(cpu=True)
+        def count():
+            return Accelerator().num_processes
+        list(notebook_launch(count, 2, start_method={start_method!r})), (mine.num_processes, mine.state.num_processes)
+        """,
+    )
+    assert results == [2, 2]
+    assert kernels == (1, 1)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.slow
+def test_transformers_trainer(kernel: Kernel, tmp_path: Path) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def train():
+            from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+            torch.manual_seed(0)
+            model = BertForSequenceClassification(BertConfig(
+                vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8))
+            data = [{{"input_ids": torch.arange(4), "labels": torch.tensor(i % 2)}} for i in range(16)]
+            arguments = TrainingArguments(
+                output_dir={str(tmp_path)!r}, per_device_train_batch_size=2, num_train_epochs=1, report_to=[],
+                save_strategy="no")
+            trainer = Trainer(model=model, args=arguments, train_dataset=data)
+            steps = trainer.train().global_step
+            return arguments.world_size, arguments.process_index, steps, sum(p.sum().item() for p in model.parameters())
+        list(notebook_launch(train, 2))
+        """,
+    )
+    assert [result[:3] for result in results] == [(2, 0, 4), (2, 1, 4)]
+    assert results[0][3] == results[1][3]
+
+
+# Lightning.
+
+
+@pytest.mark.slow
+def test_lightning_trainer_fits_on_every_rank(kernel: Kernel, tmp_path: Path) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def train():
+            import pytorch_lightning as pl
+            class Module(pl.LightningModule):
+                def __init__(self):
+                    super().__init__()
+                    self.model = linear()
+                def training_step(self, batch, _):
+                    loss = self.model(batch[0]).mean()
+                    self.log("loss", loss, sync_dist=True)
+                    return loss
+                def configure_optimizers(self):
+                    return sgd(self.model)
+            trainer = pl.Trainer(
+                accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_progress_bar=False,
+                enable_checkpointing=False, enable_model_summary=False, default_root_dir={str(tmp_path)!r})
+            module = Module()
+            trainer.fit(module, torch.utils.data.DataLoader(rows(8), batch_size=2))
+            return trainer.world_size, trainer.global_rank, trainer.global_step, module.model.weight.item()
+        list(notebook_launch(train, 2))
+        """,
+    )
+    assert results == [(2, rank, 2, -0.5 * 3.5 * 2) for rank in range(2)]
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_fabric_trains_on_every_rank(kernel: Kernel, start_method: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def train():
+            from lightning_fabric import Fabric
+            fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+            fabric.launch()
+            model = linear()
+            model, optimizer = fabric.setup(model, sgd(model))
+            loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(rows(8), batch_size=2))
+            for (x,) in loader:
+                fabric.backward(model(x).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            total = fabric.all_reduce(torch.tensor(1.0), reduce_op="sum").item()
+            return fabric.world_size, fabric.global_rank, len(loader), total, model.weight.item()
+        list(notebook_launch(train, 2, start_method={start_method!r}))
+        """,
+    )
+    # Four updates' worth of rows in two: every rank's batches average to the mean of all rows, 3.5.
+    assert results == [(2, rank, 2, 2.0, -0.5 * 3.5 * 2) for rank in range(2)]
+
+
+# What either is told about the process group.
+
+
+@pytest.mark.parametrize("backend", ["gloo", None])
+@pytest.mark.parametrize("library", ["accelerate", "lightning_fabric"])
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_a_timeout_for_the_process_group_counts(kernel: Kernel, start_method: str, library: str, backend: str) -> None:
+    timeouts = evaluate(
+        kernel,
+        f"""
+        from datetime import timedelta
+        import accelerate.state, lightning_fabric.strategies  # What a fork brings along.
+        def timeout_of_the_group():
+            return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        def accelerate():
+            from accelerate import Accelerator, InitProcessGroupKwargs
+            Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=7))])
+            return timeout_of_the_group()
+        def lightning_fabric():
+            from lightning_fabric import Fabric
+            from lightning_fabric.strategies import DDPStrategy
+            strategy = DDPStrategy(timeout=timedelta(seconds=7))
+            Fabric(accelerator="cpu", devices=2, strategy=strategy).launch()
+            return timeout_of_the_group()
+        list(notebook_launch({library}, 2, start_method={start_method!r}, backend={backend!r}))
+        """,
+    )
+    assert timeouts == [7.0, 7.0]
+
+
+# Scripts for torchrun.
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_what_would_start_ranks_again_says_what_is_up(kernel: Kernel, start_method: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def work(rank):
+            return rank
+        def start_again():
+            import torch.multiprocessing as mp
+            from torch.multiprocessing import spawn
+            told = []
+            for start in (lambda: mp.spawn(work, nprocs=2), lambda: spawn(work), lambda: mp.start_processes(work),
+                          lambda: dist.init_process_group("nccl")):
+                try:
+                    start()
+                except RuntimeError as error:
+                    told.append(str(error))
+            dist.barrier()
+            return told
+        list(notebook_launch(start_again, 2, devices="cpu", start_method={start_method!r}))
+        """,
+    )
+    for rank, (first, second, third, group) in enumerate(results):
+        assert first.startswith(f"torch.multiprocessing.spawn was called in rank {rank}: the processes")
+        assert "or launch work itself" in second
+        assert third.startswith("torch.multiprocessing.start_processes was called in rank")
+        assert "NCCL needs a GPU for each rank" in group
+        assert "A gloo group of all ranks is up already: leave the call out" in group
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_the_main_of_a_torchrun_script(kernel: Kernel, start_method: str) -> None:
+    """It makes its own group, in all the ways there are, and destroys it; in a session, time and again."""
+    results = evaluate(
+        kernel,
+        f"""
+        import argparse
+        from datetime import timedelta
+        from torch.distributed import init_process_group
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from torch.utils.data import DataLoader, DistributedSampler
+
+        def main(backend="gloo", explicit=False, **options):
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--epochs", type=int, default=2)
+            args = parser.parse_args()
+            if explicit:
+                options |= dict(rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+            init_process_group(backend, **options)
+            sampler = DistributedSampler(rows(8))
+            loader = DataLoader(rows(8), batch_size=2, sampler=sampler)
+            model = linear()
+            model, optimizer = DDP(model), sgd(model)
+            for epoch in range(args.epochs):
+                sampler.set_epoch(epoch)
+                for (x,) in loader:
+                    optimizer.zero_grad()
+                    model(x).mean().backward()
+                    optimizer.step()
+            dist.barrier()
+            dist.destroy_process_group()
+            return int(os.environ["LOCAL_RANK"]), model.module.weight.item(), dist.is_initialized()
+
+        ways = [
+            dict(),
+            dict(backend=None),
+            dict(timeout=timedelta(seconds=20)),
+            dict(init_method="env://"),
+            dict(explicit=True),
+            dict(explicit=True, init_method="env://", timeout=timedelta(seconds=20)),
+            dict(backend="cpu:gloo"),
+            dict(explicit=True, init_method="tcp://127.0.0.1:23456"),
+            dict(explicit=True, init_method="tcp://127.0.0.1:23456", timeout=timedelta(seconds=20)),
+        ]
+        with Session(2, start_method={start_method!r}) as session:
+            results = [list(session.run(main, kwargs=way)) for way in [*ways, *ways]]
+        results.append(list(notebook_launch(main, 2, start_method={start_method!r})))
+        results.append(list(notebook_launch(main, 2, start_method={start_method!r}, backend=None)))
+        results
+        """,
+    )
+    # Two epochs of two updates; over an epoch, the batches' means average to 3.5.
+    assert results == [[(rank, -0.5 * 3.5 * 4, False) for rank in range(2)]] * 20
+
+
+def test_a_script_file_run_as_main(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        """
+        import runpy
+        def run_script():
+            runpy.run_path("script.py", run_name="__main__")
+        notebook_launch(run_script, 2);
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert "] total 3.0\n" in outcome.stdout
+
+
+def test_device_meshes_and_further_groups(kernel: Kernel) -> None:
+    results = evaluate(
+        kernel,
+        """
+        def groups():
+            from torch.distributed.device_mesh import init_device_mesh
+            rank = torch.tensor(float(dist.get_rank()))
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+            sums = []
+            for group in (mesh.get_group("replicate"), mesh.get_group("shard"), dist.new_group([0, 1, 2, 3])):
+                total = rank.clone()
+                dist.all_reduce(total, group=group)
+                sums.append(total.item())
+            return sums
+        list(notebook_launch(groups, 4))
+        """,
+    )
+    assert results == [[2.0, 1.0, 6.0], [4.0, 1.0, 6.0], [2.0, 5.0, 6.0], [4.0, 5.0, 6.0]]
+
+
+@shards_on_cpus
+def test_fully_sharded_data_parallel_and_its_checkpoints(kernel: Kernel, tmp_path: Path) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def shard():
+            import torch.distributed.checkpoint as dcp
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+            from torch.distributed.fsdp import fully_shard
+            def whole(model):
+                return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+            model = torch.nn.Linear(4, 2, bias=False)
+            torch.nn.init.zeros_(model.weight)
+            fully_shard(model)
+            optimizer = sgd(model)
+            model(torch.ones(1, 4) * (dist.get_rank() + 1)).sum().backward()
+            optimizer.step()
+            trained = whole(model).get("weight")
+            saved = {{"model": model.state_dict()}}
+            dcp.save(saved, checkpoint_id={str(tmp_path / "checkpoint")!r})
+            with torch.no_grad():
+                model.weight.zero_()
+            dcp.load(saved, checkpoint_id={str(tmp_path / "checkpoint")!r})
+            model.load_state_dict(saved["model"])
+            loaded = whole(model).get("weight")
+            return model.weight.to_local().shape.numel(), trained.tolist(), loaded.tolist()
+        list(notebook_launch(shard, 2))
+        """,
+    )
+    # The gradient is the mean of the ranks' inputs, 1.5.
+    weight = [[-0.75] * 4] * 2
+    assert results == [(4, weight, weight)] * 2
+
+
+def test_a_model_that_outlives_its_group(kernel: Kernel) -> None:
+    """As the `main` of most scripts leaves it; one in ten hung."""
+    outcome = kernel.execute(
+        """
+        def main():
+            dist.init_process_group("gloo")
+            model = torch.nn.parallel.DistributedDataParallel(linear())
+            model(torch.ones(1, 1)).mean().backward()
+            dist.barrier()
+            dist.destroy_process_group()
+        with Session(2, output="none") as session:
+            for _ in range(60):
+                session.run(main)
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+
+
+def test_a_rank_that_leaves_early_is_no_reason_to_wait(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        """
+        def main():
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 0:
+                dist.destroy_process_group()
+            else:
+                dist.barrier()
+        notebook_launch(main, 2)
+        """,
+        timeout=10,
+    )
+    assert outcome.error is not None
+    # "Connection closed by peer", "Connection reset by peer" or "Broken pipe", as the race goes.
+    assert re.match("RuntimeError: .*gloo/transport/tcp", outcome.error)
+
+
+def test_a_rank_that_returns_early_is_no_reason_to_wait(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        """
+        def main():
+            if dist.get_rank() == 1:
+                dist.all_reduce(torch.ones(1))
+        notebook_launch(main, 2)
+        """,
+        timeout=10,
+    )
+    assert outcome.error is not None
+    assert re.match("RuntimeError: .*gloo/transport/tcp", outcome.error)
+
+
+def test_the_command_line_of_a_rank(kernel: Kernel) -> None:
+    ours, program, users = evaluate(
+        kernel,
+        """
+        def command_line():
+            return sys.argv
+        ours, program = notebook_launch(command_line, 1)[0], sys.argv[0]
+        before, sys.argv = sys.argv, ["train.py", "--lr", "0.1"]
+        users = notebook_launch(command_line, 1)[0]
+        sys.argv = before
+        ours, program, users
+        """,
+    )
+    # Not what the kernel itself was given, and a path: scripts look for files beside it.
+    assert ours == [program]
+    assert users == ["train.py", "--lr", "0.1"]
+
+
+# Data loaders and other processes of a rank's own.
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_data_loader_workers_forked_from_a_rank(kernel: Kernel, start_method: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        class Cubes(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, at):
+                return at ** 3
+        def load():
+            import data
+            sums = []
+            for dataset in (data.Squares(), Cubes()):
+                for persistent in (False, True):
+                    loader = torch.utils.data.DataLoader(
+                        dataset, batch_size=2, num_workers=2, persistent_workers=persistent)
+                    sums += [sum(int(batch.sum()) for batch in loader) for _ in range(2)]
+            return sums
+        list(notebook_launch(load, 2, start_method={start_method!r}))
+        """,
+    )
+    assert results == [[140] * 4 + [36] * 4] * 2
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.slow
+def test_data_loader_workers_that_are_fresh_processes(kernel: Kernel, context: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def load():
+            import data
+            loader = torch.utils.data.DataLoader(
+                data.Squares(), batch_size=2, num_workers=1, multiprocessing_context={context!r})
+            return sum(int(batch.sum()) for batch in loader)
+        list(notebook_launch(load, 2))
+        """,
+    )
+    assert results == [140, 140]
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_pools_of_processes_and_threads(kernel: Kernel, start_method: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def increment(x):
+            return x + 1
+        def pools():
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+            import data
+            with multiprocessing.Pool(2) as pool:
+                numbers = pool.map(increment, [1, 2])
+            with ProcessPoolExecutor(2) as pool:
+                numbers += pool.map(data.square, numbers)
+            with ThreadPoolExecutor(2) as pool:
+                numbers += pool.map(increment, numbers)
+            left = multiprocessing.Pool(1)  # Nobody closes it.
+            return numbers + left.map(increment, [0])
+        list(notebook_launch(pools, 2, start_method={start_method!r}))
+        """,
+    )
+    assert results == [[2, 3, 4, 9, 3, 4, 5, 10, 1]] * 2
+
+
+@pytest.mark.slow
+def test_a_pool_of_spawned_processes(kernel: Kernel) -> None:
+    results = evaluate(
+        kernel,
+        """
+        def pool():
+            import multiprocessing
+            import math
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                return pool.map(math.factorial, [3, 4])
+        list(notebook_launch(pool, 2))
+        """,
+    )
+    assert results == [[6, 24]] * 2
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.slow
+def test_torch_compile(kernel: Kernel, tmp_path: Path) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def compiled():
+            function = torch.compile(lambda x: (2 * x).relu() + 1)
+            return function(torch.full((100,), float(dist.get_rank()))).sum().item()
+        list(notebook_launch(compiled, 2, env={{"TORCHINDUCTOR_CACHE_DIR": {str(tmp_path)!r}}}))
+        """,
+    )
+    assert results == [100.0, 300.0]
+
+
+# The standard library, and what prints.
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_the_standard_library_works_in_a_rank(kernel: Kernel, start_method: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def use():
+            import asyncio, faulthandler, signal, subprocess, tempfile
+            async def talk():
+                process = await asyncio.create_subprocess_exec("echo", "async", stdout=subprocess.PIPE)
+                return (await process.communicate())[0]
+            talked = asyncio.run(talk())
+            caught = []
+            for signum in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+                signal.signal(signum, lambda number, _frame: caught.append(signal.Signals(number).name))
+                signal.raise_signal(signum)
+            echoed = subprocess.run(["echo", "echo"], capture_output=True).stdout
+            empty = subprocess.run(["cat"], capture_output=True).stdout  # Standard input is at its end.
+            child = subprocess.run([sys.executable, "-c", "import sys; print(sys.argv)"], capture_output=True).stdout
+            with tempfile.TemporaryFile("w+") as file:
+                faulthandler.enable(file)
+                faulthandler.dump_traceback(file)
+                file.seek(0)
+                dumped = "in use" in file.read()
+            return talked, caught, echoed, empty, child, dumped
+        list(notebook_launch(use, 2, start_method={start_method!r}))
+        """,
+    )
+    caught = ["SIGUSR1", "SIGTERM", "SIGINT"]
+    assert results == [(b"async\n", caught, b"echo\n", b"", b"['-c']\n", True)] * 2
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_logging_warnings_and_bars_arrive(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        f"""
+        def talk():
+            import logging, subprocess, warnings
+            from tqdm import tqdm
+            from tqdm.auto import trange
+            logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
+            logging.info("logged")
+            warnings.warn("careful")
+            subprocess.run(["echo", "from a child"])
+            for _ in tqdm(range(3), desc="plain"):
+                pass
+            for _ in trange(4, desc="auto"):
+                pass
+        notebook_launch(talk, 2, start_method={start_method!r});
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert "INFO logged\n" in outcome.stderr
+    assert "UserWarning: careful\n" in outcome.stderr
+    assert "] from a child\n" in outcome.stdout
+    for rank in range(2):
+        assert f"[rank {rank}] plain: 100%" in outcome.stdout
+    assert "3/3" in outcome.stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="rich is not installed")
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_rich_draws(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        f"""
+        def draw():
+            import rich, rich.progress
+            rich.print("[bold]from rich[/bold]")
+            return sum(rich.progress.track(range(3)))
+        notebook_launch(draw, 2, start_method={start_method!r})[1]
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.result == "3"
+    shown = outcome.stdout + "".join(str(display["data"]) for display in outcome.displays)
+    assert "from rich" in shown
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_a_thread_that_outlives_the_function_is_waited_for(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        f"""
+        def start_thread():
+            import atexit, threading
+            main = threading.main_thread()
+            def work():
+                time.sleep(0.1)  # By now the function has returned.
+                print("late words")
+            threading.Thread(target=work).start()
+            atexit.register(print, "at exit")
+            return "returned"
+        notebook_launch(start_thread, 2, start_method={start_method!r})[0]
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.result == "'returned'"
+    # Lines of several ranks that arrive together are shown as one.
+    assert re.search(r"^\[ranks? [01,]+\] late words$", outcome.stdout, re.MULTILINE)
+    assert re.search(r"^\[ranks? [01,]+\] at exit$", outcome.stdout, re.MULTILINE)

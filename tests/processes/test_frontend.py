@@ -1,0 +1,443 @@
+"""What a rank shows and asks: forked from a warm server, in a fresh process, and forked from a kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notebook_launcher import messages
+from notebook_launcher.channel import channel_pair
+from tests.support.kernels import ROOT, Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+RANK = """
+import linecache, os, socket, sys, traceback
+from notebook_launcher import messages
+from notebook_launcher.channel import Channel
+from notebook_launcher.processes import frontend
+
+fd, mode = int(sys.argv[1]), sys.argv[2]
+if mode == "warm":
+    frontend.warm()
+    pid = os.fork()
+    if pid:
+        sys.exit(os.waitpid(pid, 0)[1])
+channel = Channel(socket.socket(fileno=fd))
+code, _ = channel.receive()
+linecache.cache["<cell>"] = (len(code), None, code.splitlines(keepends=True), "<cell>")
+
+def ask(request):
+    channel.send(request)
+    return channel.receive()[0]
+
+frontend.install(1, channel.send, ask)
+try:
+    exec(compile(code, "<cell>", "exec"), {"__name__": "__main__"})
+    frontend.flush_figures()
+except BaseException:
+    traceback.print_exc()
+sys.stdout.flush(); sys.stderr.flush()
+os._exit(0)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """What a rank sent and printed."""
+
+    records: list[Any]
+    stdout: str
+    stderr: str
+
+    @property
+    def displays(self) -> list[dict[str, Any]]:
+        return [record.data for record in self.records if isinstance(record, messages.Display)]
+
+    @property
+    def requests(self) -> list[tuple[str, bool]]:
+        return [
+            (record.prompt, record.password) for record in self.records if isinstance(record, messages.InputRequest)
+        ]
+
+
+def run_rank(code: str, answers: list[str | None] | None = None, mode: str = "warm", env=None) -> Rank:
+    channel, theirs = channel_pair()
+    answers = list(answers or [])
+    with subprocess.Popen(
+        [sys.executable, "-c", RANK, str(theirs.fileno()), mode],
+        pass_fds=[theirs.fileno()],
+        cwd=ROOT,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        theirs.close()
+        channel.send(textwrap.dedent(code))
+        records = []
+        while (received := channel.receive()) is not None:
+            records.append(received[0])
+            if isinstance(received[0], messages.InputRequest):
+                channel.send(messages.InputReply(text=answers.pop(0), reason="no cell can be asked"))
+        stdout, stderr = process.communicate(timeout=30)
+    channel.close()
+    return Rank(records, stdout, stderr)
+
+
+@pytest.fixture(params=["warm", "fresh"])
+def run(request) -> Callable[..., Rank]:
+    return lambda code, answers=None: run_rank(code, answers, request.param)
+
+
+def test_display_goes_out_as_records_without_an_import(run):
+    rank = run("display(3, 'x')")
+    assert rank.records == [
+        messages.Display(data={"text/plain": text}, metadata={}, transient={}) for text in ("3", "'x'")
+    ]
+    assert rank.stdout + rank.stderr == ""
+
+
+def test_html_handles_updates_and_clear_output(run):
+    rank = run("""
+        from IPython.display import HTML, clear_output, display, update_display
+        handle = display(HTML("<b>a</b>"), display_id="x", metadata={"m": 1})
+        handle.update(HTML("<b>b</b>"))
+        update_display(HTML("<b>c</b>"), display_id="x")
+        clear_output(wait=True)
+    """)
+    first, second, third, clear = rank.records
+    assert (first.data["text/html"], first.metadata, first.update) == ("<b>a</b>", {"m": 1}, False)
+    assert [(r.data["text/html"], r.transient, r.update) for r in (second, third)] == [
+        ("<b>b</b>", {"display_id": "x"}, True),
+        ("<b>c</b>", {"display_id": "x"}, True),
+    ]
+    assert clear == messages.ClearOutput(wait=True)
+
+
+def test_a_table_is_html(run):
+    (table,) = run("import pandas; display(pandas.DataFrame({'a': [1]}))").displays
+    assert "<table" in table["text/html"]
+
+
+def test_bytes_travel_and_what_cannot_be_pickled_is_text():
+    image, odd = run_rank("""
+        class Picture:
+            def _repr_png_(self): return b"png"
+        class Odd:
+            def _repr_mimebundle_(self, include=None, exclude=None):
+                return {"text/plain": "odd", "application/x": lambda: 0}
+        display(Picture(), Odd())
+    """).displays
+    assert image["image/png"] == b"png"
+    assert odd == {"text/plain": "odd"}
+
+
+def test_what_was_printed_before_a_display_is_out_before_it():
+    rank = run_rank("""
+        import sys
+        order = []
+        stream, sys.stdout.flush = sys.stdout, lambda: order.append("flush")
+        shell = get_ipython().display_pub if "get_ipython" in globals() else None
+        from IPython import get_ipython
+        publisher = get_ipython().display_pub
+        send = publisher.send
+        publisher.send = lambda record: (order.append("send"), send(record))
+        print("before"); display(1)
+        del sys.stdout.flush
+        print(order)
+    """)
+    assert rank.stdout == "before\n['flush', 'send']\n"
+
+
+@pytest.mark.parametrize("show", ["plt.show()", ""])
+def test_figures_appear_shown_or_not(run, show, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    rank = run(f"import matplotlib.pyplot as plt\nplt.plot([1, 2])\n{show}")
+    (figure,) = rank.displays
+    assert figure["image/png"].startswith("iVBOR")
+    assert rank.stderr == ""
+
+
+WHY = "shown as text, because widgets live in the kernel and a rank is a process of its own"
+
+
+def test_a_widget_comes_out_as_text_that_says_why(run):
+    rank = run("import ipywidgets; slider = ipywidgets.IntSlider(3); display(slider); slider.value = 4")
+    assert rank.displays == [{"text/plain": f"IntSlider(value=3)\n({WHY})"}]
+    assert rank.stderr == ""
+
+
+@pytest.mark.parametrize("module", ["tqdm.notebook", "tqdm.auto"])
+def test_notebook_bars_are_text_bars(run, module):
+    rank = run(f"""
+        from {module} import tqdm, trange
+        for _ in tqdm(range(3)): pass
+        bar = tqdm(total=2, desc="two", leave=False); bar.update(2); bar.reset(); bar.close()
+        for _ in trange(4): pass
+    """)
+    assert rank.records == []
+    assert "100%|██████████| 3/3" in rank.stderr
+    assert "100%|██████████| 4/4" in rank.stderr
+    assert rank.stdout.count(f"tqdm.notebook: {WHY}\n") == (module == "tqdm.notebook")
+    assert "Traceback" not in rank.stderr
+
+
+def test_input_stdin_and_getpass_ask_the_kernel(run):
+    rank = run(
+        """
+        import sys, getpass
+        print([input("name? "), input(), sys.stdin.readline(), getpass.getpass("key: ")])
+        print(next(iter(sys.stdin)), sys.stdin.isatty())
+        """,
+        ["ann", "", "line", "secret", "more"],
+    )
+    assert rank.requests == [
+        *[("[rank 1] name? ", False), ("[rank 1] ", False), ("[rank 1] ", False)],
+        *[("[rank 1] key: ", True), ("[rank 1] ", False)],
+    ]
+    assert rank.stdout == "['ann', '', 'line\\n', 'secret']\nmore\n False\n"
+
+
+def test_input_says_why_nobody_can_answer(run):
+    rank = run("input('name? ')", [None])
+    assert rank.stderr.endswith("EOFError: no cell can be asked\n")
+
+
+def test_standard_input_ends_where_nobody_can_answer():
+    assert run_rank("import sys; print(repr(sys.stdin.readline()), list(sys.stdin))", [None, None]).stdout == "'' []\n"
+
+
+def test_a_process_that_the_rank_started_cannot_ask():
+    rank = run_rank("""
+        import os
+        if os.fork() == 0:
+            try: input("name? ")
+            except EOFError as error: print(error, flush=True)
+            os._exit(0)
+        os.wait()
+    """)
+    assert rank.requests == []
+    assert "a process that rank 1 started (a data-loader worker?) asked for input" in rank.stdout
+
+
+DEBUGGED = """
+import pdb
+
+def inner(x):
+    {stop}
+    y = x + 1
+    return y
+
+def outer():
+    z = 41
+    return inner(z)
+
+print("result", outer())
+"""
+
+
+@pytest.mark.parametrize("stop", ["breakpoint()", "pdb.set_trace()"])
+def test_pdb_is_answered_in_the_cell(run, stop):
+    rank = run(DEBUGGED.format(stop=stop), ["p x", "list", "up", "p z", "down", "next", "p y", "continue"])
+    assert rank.requests == [("(rank 1 pdb) ", False)] * 8
+    assert "41\n" in rank.stdout
+    assert "    y = x + 1" in rank.stdout
+    assert "-> return inner(z)" in rank.stdout
+    assert rank.stdout.endswith("42\nresult 42\n")
+
+
+def test_leaving_pdb_ends_the_function():
+    rank = run_rank(DEBUGGED.format(stop="breakpoint()"), ["q"])
+    assert rank.stderr.splitlines()[-1].startswith("bdb.BdbQuit")
+
+
+def test_pdb_says_why_nobody_can_answer():
+    rank = run_rank(DEBUGGED.format(stop="breakpoint()"), [None])
+    assert rank.stderr.endswith("EOFError: no cell can be asked\n")
+
+
+def test_pdb_leaves_the_handler_of_interrupts_alone():
+    rank = run_rank(
+        "import signal\nbefore = signal.getsignal(signal.SIGINT)\nbreakpoint()\n"
+        "print(signal.getsignal(signal.SIGINT) is before)",
+        ["continue"],
+    )
+    assert rank.stdout.endswith("True\n")
+
+
+def test_breakpoints_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("PYTHONBREAKPOINT", "0")
+    assert run_rank("breakpoint(); print('on')").stdout == "on\n"
+
+
+# What `warm` leaves in the server that forks.
+
+STATE = """
+import builtins, os, sys
+def state():
+    return {
+        "threads": len(os.listdir("/proc/self/task")), "descriptors": len(os.listdir("/proc/self/fd")),
+        "displayhook": sys.displayhook, "excepthook": sys.excepthook, "main": sys.modules["__main__"],
+        "ps": [name for name in ("ps1", "ps2", "ps3") if hasattr(sys, name)],
+        "path": list(sys.path), "builtins": sorted(set(vars(builtins)) - {"display", "_"}),
+        "home": sorted(os.listdir(os.environ["HOME"])),
+    }
+before = state()
+from notebook_launcher.processes import frontend
+frontend.warm()
+assert state() == before, (before, state())
+assert sys.modules["IPython"]
+"""
+
+
+def test_warm_leaves_no_thread_no_file_and_no_hook(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("IPYTHONDIR", raising=False)
+    subprocess.run([sys.executable, "-c", STATE], cwd=ROOT, check=True)
+
+
+def test_installing_imports_nothing_heavy():
+    """Counted, not timed: a fresh rank must not pay for what it does not use."""
+    rank = run_rank(
+        "import sys\nheavy = ('IPython', 'pdb', 'getpass', 'torch', 'tqdm')\n"
+        "print([name for name in heavy if name in sys.modules])",
+        mode="fresh",
+    )
+    assert rank.stdout == "[]\n"
+
+
+def test_a_module_keeps_its_own_loader():
+    rank = run_rank("import getpass, inspect; print(type(getpass.__loader__).__name__, inspect.getsource(getpass)[:3])")
+    assert rank.stdout == 'SourceFileLoader """\n'
+
+
+# Forked from a live kernel: what was inherited must not be used.
+
+FORK = """
+import os, socket, sys
+from notebook_launcher import messages
+from notebook_launcher.channel import Channel, channel_pair
+from notebook_launcher.kernel.cell import ask, make_sink
+from notebook_launcher.processes import frontend
+
+def run(body):
+    ours, theirs = channel_pair()
+    out, child_out = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.dup2(child_out, 1); os.dup2(child_out, 2)
+            sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
+            channel = Channel(theirs)
+            def request(record):
+                channel.send(record)
+                return channel.receive()[0]
+            frontend.install(1, channel.send, request)
+            body()
+            frontend.flush_figures()
+        except BaseException:
+            import traceback; traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    theirs.close(); os.close(child_out)
+    sink = make_sink()
+    while (received := ours.receive()) is not None:
+        match received[0]:
+            case messages.Display() as record:
+                sink.display(record.data, record.metadata, record.transient, update=record.update)
+            case messages.ClearOutput(wait=wait):
+                sink.clear_output(wait=wait)
+            case messages.InputRequest(prompt=prompt, password=password):
+                ours.send(messages.InputReply(text=ask(prompt, password=password)))
+    with open(out) as file:
+        sink.text("stdout", file.read())
+    ours.close(); os.waitpid(pid, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    with Kernel() as running:
+        assert running.execute(FORK).error is None
+        yield running
+
+
+def test_a_rank_forked_from_a_kernel_shows_rich_output_once(kernel):
+    outcome = kernel.execute("""
+import matplotlib.pyplot as plt
+from IPython.display import HTML, display
+old = display(HTML("old"), display_id=True)
+plt.figure()
+def body():
+    display(HTML("<b>new</b>"))
+    old.update(HTML("updated"))
+    plt.plot([1, 2])
+    print("printed")
+run(body)
+plt.close("all")
+""")
+    kinds = [sorted(display["data"]) for display in outcome.displays]
+    assert kinds == [["text/html", "text/plain"], ["text/html", "text/plain"], ["image/png", "text/plain"]]
+    assert [update["data"]["text/html"] for update in outcome.updates] == ["updated"]
+    assert outcome.stdout == "printed\n"
+    assert "attempted to send message from fork" not in kernel.log
+
+
+def test_a_rank_forked_from_a_kernel_uses_nothing_of_its_sockets(kernel):
+    outcome = kernel.execute("""
+import ipywidgets, logging, sys
+from tqdm.notebook import tqdm
+slider, stream = ipywidgets.IntSlider(), sys.stderr
+def body():
+    slider.value = 5
+    display(slider)
+    ipywidgets.IntSlider()
+    stream.write("through the old stream\\n")
+    for _ in tqdm(range(3)): pass
+    print(hasattr(sys, "ps1"), sys.displayhook is sys.__displayhook__)
+run(body)
+""")
+    (widget,) = outcome.displays
+    reason = "(shown as text, because widgets live in the kernel and a rank is a process of its own)"
+    assert widget["data"] == {"text/plain": f"IntSlider(value=5)\n{reason}"}
+    assert "through the old stream\n" in outcome.stdout
+    assert "100%|██████████| 3/3" in outcome.stdout
+    assert outcome.stdout.endswith("False True\n")
+    assert "attempted to send message from fork" not in kernel.log
+    assert kernel.execute("slider.value").result == "0"
+
+
+def test_a_rank_forked_from_a_kernel_asks_through_it(kernel):
+    answers = iter(["ann", "secret", "p 6 * 7", "c"])
+    prompts = []
+
+    def answer(prompt, password):
+        prompts.append((prompt, password))
+        return next(answers)
+
+    outcome = kernel.execute(
+        """
+from getpass import getpass
+def body():
+    print(input("name? "), getpass("key: "))
+    breakpoint()
+    print("end")
+run(body)
+""",
+        answer_input=answer,
+    )
+    assert prompts[0] == ("[rank 1] name? ", False)
+    assert [password for _, password in prompts] == [False, True, False, False]
+    assert prompts[2][0] == "(rank 1 pdb) "
+    assert outcome.stdout.startswith("ann secret\n")
+    assert "42\n" in outcome.stdout
+    assert '-> print("end")' in outcome.stdout

@@ -1,0 +1,255 @@
+"""What a rank survives of the code that it runs, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from notebook_launcher.processes.modules import LocalModules
+from tests.support.kernels import ROOT
+from tests.support.scenes import unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.kernels import Kernel
+
+START_METHODS = ["forkserver", "fork", "spawn"]
+
+DEFINITIONS = """
+import dataclasses, tempfile
+from pathlib import Path
+
+def failure_of(function):
+    try:
+        notebook_launch(function, 2, output="none")
+    except BaseException as error:
+        known = getattr(error, "failures", ())  # A frozen exception takes no attributes.
+        return type(error).__name__, [failure.traceback + failure.summary for failure in known]
+"""
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Kernel]:
+    with warm_kernel() as kernel:
+        assert kernel.execute(DEFINITIONS).error is None
+        yield kernel
+
+
+@pytest.fixture
+def kernel(warm: Kernel) -> Iterator[Kernel]:
+    with unchanged(warm):
+        yield warm
+
+
+def run(kernel: Kernel, code: str) -> str:
+    outcome = kernel.execute(code)
+    assert outcome.error is None, outcome.traceback
+    return outcome.stdout
+
+
+BATTERED = {
+    "frozen": (
+        """
+        @dataclasses.dataclass(frozen=True)
+        class Frozen(Exception):
+            code: int
+        raise Frozen(7)
+        """,
+        "Frozen",
+    ),
+    "deep": (
+        """
+        error = None
+        for i in range(3000):
+            later = ValueError(i)
+            later.__cause__, error = error, later
+        raise error
+        """,
+        "ValueError: 2999",
+    ),
+    "notes": ("e = ValueError('boom')\n        e.__notes__ = 3\n        raise e", "ValueError: boom"),
+    "members": (
+        """
+        class OddGroup(Exception):
+            exceptions = property(lambda self: 1 / 0)
+        raise OddGroup("boom")
+        """,
+        "OddGroup: boom",
+    ),
+    "huge": ("raise ValueError('x' * 30_000_000)", "characters left out"),
+    "surrogate": ("raise ValueError('\\\\udcff')", "ValueError"),
+    "stderr": ("sys.stderr.close()\n        sys.exit('gone')", "1"),
+}
+
+
+@pytest.mark.parametrize("name", BATTERED)
+def test_any_exception_is_reported(kernel: Kernel, name: str) -> None:
+    body, expected = BATTERED[name]
+    code = f"""
+def battered():
+    import dataclasses
+    if os.environ["RANK"] == "0":
+        {body.strip()}
+print(failure_of(battered))
+"""
+    assert expected in run(kernel, code)
+
+
+def test_a_fork_keeps_its_call_until_another_comes(kernel: Kernel) -> None:
+    assert "['again', 'again']" in run(
+        kernel,
+        """
+def once():
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("boom")
+    return "again"
+with Session(2, start_method="fork", max_restarts=1) as forked:
+    print(list(forked.run(once)))
+""",
+    )
+
+
+def test_closed_standard_descriptors(kernel: Kernel) -> None:
+    assert "[[1, 2, 3], [1, 2, 3]]" in run(
+        kernel,
+        """
+def close():
+    print("half a line", end="")
+    os.close(1), os.close(2)
+    return [1, 2, 3]
+print(list(notebook_launch(close, 2, output="none")))
+""",
+    )
+
+
+def test_an_ignored_interrupt_is_for_one_call(kernel: Kernel) -> None:
+    assert "True" in run(
+        kernel,
+        """
+def ignore():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def listens():
+    return callable(signal.getsignal(signal.SIGINT))
+with Session(2) as deaf:
+    deaf.run(ignore)
+    print(all(deaf.run(listens)))
+""",
+    )
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_exit_handlers_of_the_standard_library_run(kernel: Kernel, start_method: str) -> None:
+    assert "[True] [False] ['kept']" in run(
+        kernel,
+        f"""
+import tempfile
+mine = tempfile.TemporaryDirectory()
+log = Path(mine.name, "log")
+def leave_things():
+    import logging.handlers, tempfile, builtins
+    logger = logging.getLogger("kept")
+    memory = logging.handlers.MemoryHandler(100, target=logging.FileHandler(log))
+    logger.addHandler(memory)
+    logger.warning("kept")
+    builtins.kept_folder = tempfile.TemporaryDirectory()
+    return builtins.kept_folder.name
+folders = list(notebook_launch(leave_things, 1, start_method={start_method!r}, output="none"))
+print([Path(mine.name).exists()], [Path(f).exists() for f in folders], log.read_text().split())
+mine.cleanup()
+""",
+    )
+
+
+def test_progress_of_a_loader_without_a_length_and_steps_in_tensors(kernel: Kernel) -> None:
+    assert "[(3, 3), (3, 3)]" in run(
+        kernel,
+        """
+def loop():
+    import torch, warnings
+    from torch.utils.data import DataLoader, IterableDataset
+    warnings.simplefilter("error")
+    class Endless(IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+    items = list(track(DataLoader(Endless(), batch_size=None)))
+    report(step=torch.tensor(3), loss=torch.ones(1, requires_grad=True))
+    try:
+        report(step=1.5)
+    except TypeError as error:
+        assert "a step must be an integer" in str(error)
+        return len(items), 3
+print(list(notebook_launch(loop, 2, output="none")))
+""",
+    )
+
+
+def test_orphans_are_reaped_while_the_run_lasts(kernel: Kernel) -> None:
+    assert "[True]" in run(
+        kernel,
+        """
+def orphan():
+    import subprocess, psutil
+    pid = int(subprocess.check_output("sleep 0.1 >&- & echo $!", shell=True))
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not psutil.pid_exists(pid)
+print(list(notebook_launch(orphan, 1, output="none")))
+""",
+    )
+
+
+UNWATCHED = """
+import os, subprocess
+from notebook_launcher.channel import channel_pair
+from notebook_launcher.processes.supervisor import _Supervisor
+supervisor = _Supervisor(channel_pair()[0])
+process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+supervisor._pids[0] = process.pid  # As it is where no descriptor was left for `os.pidfd_open`.
+supervisor.kill_all()
+assert not os.path.exists(f"/proc/{process.pid}")
+process.returncode = 0
+"""
+
+
+def test_a_rank_that_could_not_be_watched_is_still_killed() -> None:
+    # In a process of its own: all children are killed.
+    subprocess.run([sys.executable, "-c", UNWATCHED], check=True, cwd=ROOT)
+
+
+HOLDER = """
+if not (holder := os.fork()):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        signal.pause()
+print(holder)
+"""
+
+
+def test_the_fork_server_ends_with_its_kernel_though_a_copy_of_its_channel_lives_on() -> None:
+    with warm_kernel() as dying:
+        holder = psutil.Process(int(dying.execute(HOLDER).stdout))
+        (server,) = (p for p in psutil.Process(dying.pid).children() if "forkserver" in " ".join(p.cmdline()))
+        dying.kill()
+        try:
+            psutil.wait_procs([server], timeout=5)
+            assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+            assert holder.is_running()
+        finally:
+            holder.kill()
+
+
+def test_a_folder_whose_name_begins_like_the_environments_is_the_users(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    project = tmp_path / "env-projects"
+    module = ModuleType("mine")
+    for folder, local in ((project, True), (tmp_path / "env", False)):
+        module.__file__ = str(folder / "mine.py")
+        assert (LocalModules(str(folder))._local_file(module) is not None) is local

@@ -1,0 +1,1 @@
+"""Tests of the project itself: layers, packages, documentation, tutorials and the leak police."""

@@ -1,0 +1,257 @@
+"""Arrows that must never exist, read from the source of every module.
+
+The table says who may not import what, and why; docs/architecture.md draws the same picture. Imports
+under `if TYPE_CHECKING:` are never executed and do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "notebook_launcher"
+STANDARD_LIBRARY = sorted(sys.stdlib_module_names)
+FOUNDATIONS = ("cgroups", "channel", "config", "context", "errors", "messages", "settings", "tracebacks", "units")
+
+NEIGHBOURS = ("accelerate_yaml", "errors", "messages", "settings", "tracebacks")
+"""What a foundation may import; the first is reached only by `LaunchConfig.from_yaml` and `to_yaml`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Who may not import what."""
+
+    who: tuple[str, ...]
+    reason: str
+    exempt: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    """If given, everything that is not in it is forbidden."""
+    deferred: bool = True
+    """Whether the rule holds inside functions as well as at the top of the module."""
+
+    def binds(self, module: str) -> bool:
+        return _within(module, self.who) and not _within(module, self.exempt)
+
+    def forbids(self, imported: Import) -> bool:
+        if imported.deferred and not self.deferred:
+            return False
+        # `from notebook_launcher import messages` names the package beside the module that it is about.
+        outside = imported.name != PACKAGE and not _within(imported.name, self.only)
+        return (bool(self.only) and outside) or _within(imported.name, self.never)
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One module that a module imports."""
+
+    name: str
+    line: int
+    deferred: bool
+
+
+RULES = [
+    Rule(
+        who=(PACKAGE,),
+        exempt=(f"{PACKAGE}.widgets", f"{PACKAGE}.kernel.views"),
+        never=(f"{PACKAGE}.widgets",),
+        reason="the engine knows no view, but for one module that shows a run's monitor",
+    ),
+    Rule(
+        who=(f"{PACKAGE}.kernel.views",),
+        never=(f"{PACKAGE}.widgets",),
+        deferred=False,
+        reason="a launch that is over within a second imports no view",
+    ),
+    Rule(who=(PACKAGE,), never=("widgets",), reason="the bare name makes a second copy of the widgets"),
+    Rule(
+        who=(f"{PACKAGE}.training",),
+        never=(f"{PACKAGE}.kernel",),
+        reason="a rank talks to its run through context alone",
+    ),
+    Rule(
+        who=tuple(f"{PACKAGE}.{name}" for name in FOUNDATIONS),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in NEIGHBOURS)),
+        reason="both sides read these before anything heavy is there",
+    ),
+    Rule(
+        who=(f"{PACKAGE}.drawing",),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("drawing", "history", "units"))),
+        reason="a picture is drawn from plain data, wherever that was read",
+    ),
+    Rule(
+        who=(f"{PACKAGE}.processes",),
+        never=(f"{PACKAGE}.kernel",),
+        reason="a rank is not a kernel",
+    ),
+    Rule(
+        who=(f"{PACKAGE}.kernel",),
+        never=(f"{PACKAGE}.processes", "torch.distributed"),
+        reason="a kernel reaches processes through engines and never joins a group",
+    ),
+    Rule(
+        who=(PACKAGE,),
+        exempt=(f"{PACKAGE}.processes", f"{PACKAGE}.training"),
+        never=("torch",),
+        deferred=False,
+        reason="importing the package costs no torch",
+    ),
+]
+
+
+def _within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _imports(source: str, module: str, *, is_package: bool = False) -> Iterator[Import]:
+    """Yield what `source` imports; `from a import b` counts as `a` and, as b may be a module, `a.b`."""
+    home = module.split(".") if is_package else module.split(".")[:-1]
+    pending: list[tuple[ast.AST, bool]] = [(ast.parse(source), False)]
+    while pending:
+        node, deferred = pending.pop()
+        match node:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+                pending.extend((child, deferred) for child in node.orelse)
+                continue
+            case ast.Import(names=names):
+                yield from (Import(alias.name, node.lineno, deferred) for alias in names)
+            case ast.ImportFrom(module=origin, names=names, level=level):
+                parents = home[: len(home) - level + 1] if level else []
+                base = ".".join([*parents, *([origin] if origin else [])])
+                yield Import(base, node.lineno, deferred)
+                yield from (Import(f"{base}.{alias.name}", node.lineno, deferred) for alias in names)
+            case ast.Call(
+                func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield Import(name, node.lineno, deferred)
+        inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        pending.extend((child, inside) for child in ast.iter_child_nodes(node))
+
+
+def _violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    found = _imports(source, module, is_package=is_package)
+    return sorted(
+        {
+            f"{module}:{imported.line} imports {imported.name}: {rule.reason}"
+            for imported in found
+            for rule in RULES
+            if rule.binds(module) and rule.forbids(imported)
+        }
+    )
+
+
+def _modules() -> dict[str, Path]:
+    """Return every module of the package, by the name it has once installed."""
+    trees = {PACKAGE: ROOT / PACKAGE, f"{PACKAGE}.widgets": ROOT / "widgets"}
+    return {
+        ".".join([name, *path.relative_to(folder).with_suffix("").parts]).removesuffix(".__init__"): path
+        for name, folder in trees.items()
+        for path in sorted(folder.rglob("*.py"))
+    }
+
+
+MODULES = _modules()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_layers(module):
+    path = MODULES[module]
+    source = path.read_text(encoding="utf-8")
+    assert _violations(source, module, is_package=path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("kernel.run", "import notebook_launcher.widgets.panel"),
+        ("kernel.run", "from notebook_launcher import widgets"),
+        ("kernel.run", "from ..widgets import panel"),
+        ("kernel.run", "import widgets"),
+        ("kernel.views", "from notebook_launcher.widgets import auto"),
+        ("kernel.run", "def f():\n    import torch.distributed as dist"),
+        ("kernel.run", "def f():\n    from torch import distributed"),
+        ("kernel.run", "from notebook_launcher.processes import rank"),
+        ("kernel.run", "import importlib\nimportlib.import_module('notebook_launcher.processes.rank')"),
+        ("kernel.run", "if True:\n    import torch"),
+        ("processes.rank", "from ..kernel.run import Run"),
+        ("training.accelerator", "def f():\n    import notebook_launcher.kernel.run"),
+        ("messages", "import numpy"),
+        ("drawing.curves", "import numpy"),
+        ("drawing.page", "from notebook_launcher.kernel.run import Run"),
+        ("messages", "from notebook_launcher.kernel import run"),
+        ("config", "try:\n    import yaml\nexcept ImportError:\n    pass"),
+        ("widgets.panel", "import widgets.monitor"),
+    ],
+)
+def test_a_forbidden_import_is_caught(module, source):
+    assert _violations(source, f"{PACKAGE}.{module}")
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("kernel.run", "def f():\n    import torch"),
+        ("kernel.views", "def f():\n    from notebook_launcher.widgets import auto"),
+        ("kernel.run", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch.distributed"),
+        ("processes.rank", "import torch.distributed"),
+        ("widgets.panel", "from notebook_launcher.widgets import monitor"),
+        ("channel", "import socket\nfrom notebook_launcher import messages"),
+    ],
+)
+def test_an_allowed_import_passes(module, source):
+    assert _violations(source, f"{PACKAGE}.{module}") == []
+
+
+IMPORT_PROBE = """
+import os, sys, threading
+threads, descriptors = threading.active_count(), set(os.listdir("/proc/self/fd"))
+import notebook_launcher
+heavy = {"torch", "numpy", "ipywidgets", "anywidget", "IPython", "ipykernel"} & set(sys.modules)
+assert not heavy, f"imported {sorted(heavy)}"
+assert threading.active_count() == threads, threading.enumerate()
+assert set(os.listdir("/proc/self/fd")) == descriptors, "a descriptor was opened"
+with open(f"/proc/self/task/{os.getpid()}/children") as children:
+    assert not children.read(), "a process was started"
+"""
+
+
+def test_importing_the_package_is_light():
+    subprocess.run([sys.executable, "-c", IMPORT_PROBE], check=True, cwd=ROOT)
+
+
+def test_the_rest_of_accelerates_names_is_found_without_torch():
+    probe = """
+import sys, notebook_launcher
+assert not hasattr(notebook_launcher, "nowhere")
+assert "torch" not in sys.modules
+from notebook_launcher import training
+for name in training.__all__:
+    assert getattr(notebook_launcher, name) is getattr(training, name), name
+assert not {"LocalSGD", "tqdm"} & {*dir(notebook_launcher), *notebook_launcher.__all__}
+from notebook_launcher import AcceleratorState, DDPCommunicationHookType, LocalSGD, tqdm
+"""
+    subprocess.run([sys.executable, "-c", probe], check=True, cwd=ROOT)
+
+
+def _facade_order(name: str) -> tuple[bool, bool, str]:
+    """Constants, classes, functions, as ruff sorts them (RUF022)."""
+    return not name.isupper(), name[0].islower(), name
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if "__all__" in MODULES[name].read_text("utf-8")])
+def test_public_names_are_sorted_and_exist(name):
+    module = importlib.import_module(name)
+    assert list(module.__all__) == sorted(set(module.__all__), key=_facade_order)
+    assert [public for public in module.__all__ if not hasattr(module, public)] == []

@@ -1,0 +1,115 @@
+"""The tutorials: as they are committed, and run from top to bottom in a real kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import os
+import re
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import psutil
+import pytest
+from nbclient.exceptions import CellExecutionError
+
+client: Any = importlib.import_module("notebooks.demo").StreamingClient
+"""Runs a notebook in this interpreter's kernel."""
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MARK = "NOTEBOOK_LAUNCHER_TEST_NOTEBOOK"
+"""What all processes of a notebook inherit in their environment, with a value of their own."""
+MACHINE_PATHS = re.compile(rf"/home/\w|/root/|/Users/\w|/tmp/|{re.escape(str(Path.home()))}|{re.escape(str(ROOT))}")
+LAST_LINE = 'assert names == ["notebook_launcher.processes.forkserver"]'
+
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def is_meant_to_raise(cell: Any) -> bool:
+    return "raises-exception" in cell.metadata.get("tags", [])
+
+
+def execute(notebook: Any, folder: Path, mark: str = "") -> Any:
+    """Run a notebook in this interpreter's kernel and return it with its outputs."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH")]
+    env = {
+        **os.environ,
+        MARK: mark,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "IPYTHONDIR": str(folder),
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+    resources = {"metadata": {"path": str(ROOT / "notebooks")}, "sockets": str(folder)}
+    return client(notebook, timeout=200, resources=resources).execute(env=env)
+
+
+def processes_with(mark: str) -> list[psutil.Process]:
+    """Return the processes that inherited the mark, whoever their parents are by now."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has just ended, or is another user's
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
+
+
+@every_notebook
+def test_it_is_committed_without_traces_of_a_run(path: Path) -> None:
+    notebook = read(path)
+    nbformat.validate(notebook)
+    assert [cell for cell in code_cells(notebook) if cell.outputs or cell.execution_count is not None] == []
+    assert notebook.metadata == {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    assert {key for cell in notebook.cells for key in cell.metadata} <= {"tags"}
+    assert MACHINE_PATHS.findall("\n".join(cell.source for cell in notebook.cells)) == []
+
+
+@every_notebook
+def test_it_says_first_what_will_be_seen_and_shows_last_that_nothing_is_left(path: Path) -> None:
+    notebook = read(path)
+    first, (last_text, last) = notebook.cells[0], notebook.cells[-2:]
+    assert first.source.startswith("# ")
+    assert re.findall(r"\*\*(.+?)\*\*:", first.source) == ["What you will see", "How long", "Hardware"]
+    assert last_text.source.startswith("## Nothing is left running\n")
+    assert LAST_LINE in last.source.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("no_loop_left")
+@pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)  # test_demo.py runs the first
+def test_it_runs_from_top_to_bottom_and_leaves_no_process(path: Path, tmp_path: Path) -> None:
+    # pytest would print all stacks after 50 s, which a busy machine may need; the limit above prints them too.
+    faulthandler.cancel_dump_traceback_later()
+    mark = uuid.uuid4().hex
+    notebook = execute(read(path), tmp_path, mark)
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    raised = [any(output.output_type == "error" for output in cell.outputs) for cell in cells]
+    assert raised == [is_meant_to_raise(cell) for cell in cells]
+    assert psutil.wait_procs(processes_with(mark), timeout=5)[1] == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_loop_left")
+def test_one_whose_result_is_wrong_fails(tmp_path: Path) -> None:
+    sources = ["import sys\nprint(sys.executable)", "assert 1 > 2"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    with pytest.raises(CellExecutionError, match="assert 1 > 2"):
+        execute(notebook, tmp_path)
+    assert notebook.cells[0].outputs[0].text.strip() == sys.executable

@@ -1,0 +1,120 @@
+"""What is built and installed: every package, the widgets under their import name, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+tomllib = pytest.importorskip("tomllib", reason="came with Python 3.11")
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"notebook_launcher": ROOT / "notebook_launcher", "notebook_launcher.widgets": ROOT / "widgets"}
+
+# What pip does, without its isolated environment: the hooks of the build backend, in a fresh process.
+BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
+WHERE = "import sys; sys.path[:0] = sys.argv[1:]; import notebook_launcher.widgets as w; print(w.__file__)"
+
+
+@pytest.fixture(scope="module")
+def project() -> Any:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build an sdist from a copy of the checkout, and a wheel from what the sdist holds."""
+    folder = tmp_path_factory.mktemp("build")
+    checkout = folder / "checkout"
+    for name in ("notebook_launcher", "widgets"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, checkout)
+    # By tar: extractall() of Python 3.11.2 knows no filter=, and that of 3.12 warns without one.
+    (folder / "unpacked").mkdir()
+    subprocess.run(["tar", "-xf", _build("sdist", checkout, folder), "-C", folder / "unpacked"], check=True)
+    (unpacked,) = (folder / "unpacked").iterdir()
+    return _build("wheel", unpacked, folder)
+
+
+def _build(kind: str, source: Path, target: Path) -> Path:
+    command = [sys.executable, "-c", BUILD.format(kind=kind), str(target)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return target / done.stdout.split()[-1]
+
+
+def _where_the_widgets_are(*paths: Path) -> Path:
+    # -S: neither site-packages nor an editable install of this checkout takes part.
+    command = [sys.executable, "-I", "-S", "-c", WHERE, *map(str, paths)]
+    return Path(subprocess.run(command, cwd="/", capture_output=True, text=True, check=True).stdout.strip())
+
+
+def test_every_package_is_listed(project):
+    found = {
+        ".".join([name, *path.relative_to(folder).parent.parts])
+        for name, folder in FOLDERS.items()
+        for path in folder.rglob("__init__.py")
+    }
+    assert set(project["tool"]["setuptools"]["packages"]) == found
+
+
+def test_the_wheel_holds_every_file_and_no_more(wheel):
+    expected = {
+        f"{name.replace('.', '/')}/{path.relative_to(folder)}"
+        for name, folder in FOLDERS.items()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert held == expected
+
+
+def test_an_installed_wheel_has_its_widgets_inside(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    assert _where_the_widgets_are(tmp_path) == tmp_path / "notebook_launcher/widgets/__init__.py"
+
+
+def test_a_checkout_that_is_not_installed_finds_its_widgets():
+    assert _where_the_widgets_are(ROOT) == ROOT / "widgets/__init__.py"
+
+
+def test_a_folder_called_widgets_beside_an_installed_package_is_not_taken(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    (tmp_path / "widgets").mkdir()
+    (tmp_path / "widgets/__init__.py").touch()
+    assert _where_the_widgets_are(tmp_path) == tmp_path / "notebook_launcher/widgets/__init__.py"
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["checkout", "installed"])
+def test_accelerates_launcher_is_pointed_at(wheel, tmp_path, installed):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from notebook_launcher import notebook_launcher"
+    command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path if installed else ROOT)]
+    error = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False).stderr.splitlines()[-1]
+    assert "ImportError: notebook_launcher is the name of the package." in error
+    assert "`notebook_launch(fn, 2, args=(...))`" in error
+    assert "`from notebook_launcher.compat import notebook_launcher`" in error
+
+
+def test_every_requirement_is_pinned_to_a_version_that_it_allows(project):
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    pins = {canonicalize_name(pin.name): pin.specifier for pin in map(Requirement, lines)}
+    extras = project["project"]["optional-dependencies"].values()
+    wanted = [
+        requirement
+        for requirement in map(Requirement, sum(extras, start=project["project"]["dependencies"]))
+        if requirement.name != "notebook-launcher"
+    ]
+    assert [r.name for r in wanted if canonicalize_name(r.name) not in pins] == []
+    versions = {r: next(iter(pins[canonicalize_name(r.name)])).version for r in wanted}
+    assert [str(r) for r, version in versions.items() if version not in r.specifier] == []

@@ -1,0 +1,135 @@
+"""The leak police catches what it is there to catch, and lets the rest pass."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FORK_SERVER = "notebook_launcher.processes.forkserver"
+
+HEADER = """
+import os, signal, socket, subprocess, sys, tempfile, threading
+import psutil, pytest
+from tests.support import police
+
+police.PATIENCE = 0.1
+kept = []
+
+SUPERVISED = (
+    "os.setsid(); r, w = os.pipe(); "
+    "os.fork() or os.setsid() or os.write(w, b'.') and signal.pause(); "
+    "os.read(r, 1)"
+)
+
+def start_server(body, *words):
+    code = f"import os, signal; {body}; print(flush=True); signal.pause()"
+    server = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE)
+    with server.stdout:
+        server.stdout.readline()
+    kept.append(server)
+
+def await_sleeper():
+    # Between a fork and the end of an exec, a process' environment cannot be read.
+    while ["sleep", "61"] not in [one.info["cmdline"] for one in psutil.process_iter(["cmdline"])]:
+        pass
+
+@pytest.mark.leaks("to see that a reason is accepted")
+def test_excused():
+    os.environ["EXCUSED"] = "1"
+
+@pytest.mark.leaks
+def test_no_reason():
+    pass
+"""
+
+LEAKS = {
+    "process": "subprocess.Popen(['sleep', '60'])",
+    "orphan": "subprocess.run('setsid sleep 61 & disown', shell=True, executable='/bin/bash'); await_sleeper()",
+    "thread": "threading.Thread(target=threading.Event().wait, daemon=True).start()",
+    "descriptor": "kept.append(os.open('/dev/null', os.O_RDONLY))",
+    "listener": "kept.append(socket.create_server(('127.0.0.1', 0)))",
+    "file": "kept.append(tempfile.NamedTemporaryFile(prefix='notebook-launcher-'))",
+    "shared_memory": "kept.append(tempfile.NamedTemporaryFile(dir='/dev/shm', prefix='psm_'))",
+    "variable": "os.environ['LEFT_BEHIND'] = '1'",
+    "handler": "signal.signal(signal.SIGUSR1, lambda *_: None)",
+    "directory": "os.chdir('/')",
+    "zombie": "os.fork() or os._exit(0)",
+    # Only the server itself and its deputy, which is in its session, are tolerated.
+    "forked_from_server": f"start_server(SUPERVISED, '{FORK_SERVER}')",
+}
+WORDS = {
+    "process": "sleep 60",
+    "orphan": "sleep 61",
+    "thread": "thread <Thread",
+    "descriptor": "-> /dev/null",
+    "listener": "listening socket",
+    "file": "/notebook-launcher-",
+    "shared_memory": "file /dev/shm/",
+    "variable": "LEFT_BEHIND was None and is '1'",
+    "handler": "handler of signal 10",
+    "directory": "working directory",
+    "zombie": "zombie",
+    "forked_from_server": FORK_SERVER,
+}
+HARMLESS = {
+    "nothing": "pass",
+    "patched": "monkeypatch.setenv('LEFT_BEHIND', '1')",
+    "server": f"start_server('pass', '{FORK_SERVER}')",
+    "deputy": f"start_server('os.setsid(); os.fork() or signal.pause()', '{FORK_SERVER}')",
+    "late": "police.PATIENCE = 10; threading.Thread(target=subprocess.run, args=(['sleep', '0.3'],)).start()",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Run one program of leaky tests; return what each was told, "" if it passed."""
+    folder = tmp_path_factory.mktemp("leaky")
+    tests = {**LEAKS, **HARMLESS}
+    source = HEADER + "".join(f"\ndef test_{name}(monkeypatch):\n    {body}\n" for name, body in tests.items())
+    (folder / "test_leaky.py").write_text(source, encoding="utf-8")
+    report = folder / "report.xml"
+    options = [
+        "-p",
+        "tests.support.police",
+        "-c",
+        "pyproject.toml",
+        "--rootdir",
+        str(folder),
+        "-p",
+        "no:cacheprovider",
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "-W", "ignore", f"--junitxml={report}", str(folder)],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+    )
+    found: dict[str, str] = {}
+    for case in ET.parse(report).iter("testcase"):
+        words = [child.text or "" for child in case if child.tag in {"error", "failure"}]
+        name = str(case.get("name")).removeprefix("test_")
+        found[name] = found.get(name, "") + "".join(words)
+    return found
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_leak_fails_its_test(outcomes, name):
+    assert WORDS[name] in outcomes[name]
+
+
+@pytest.mark.parametrize("name", [*HARMLESS, "excused"])
+def test_the_harmless_passes(outcomes, name):
+    assert outcomes[name] == ""
+
+
+def test_a_leak_is_not_held_against_the_next_test(outcomes):
+    assert "sleep 60" not in outcomes["orphan"]
+
+
+def test_an_excuse_needs_a_reason(outcomes):
+    assert "needs a reason" in outcomes["no_reason"]

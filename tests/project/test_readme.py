@@ -1,0 +1,80 @@
+"""The front page tells the truth: its example runs and prints what it says, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support import pages
+from tests.support.kernels import ROOT
+from tests.support.scenes import warm_kernel
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_example_prints_what_the_page_shows() -> None:
+    code, shown = re.findall(r"```(?:python)?\n(.*?)```", README, re.DOTALL)[:2]
+    with warm_kernel() as kernel:
+        outcome = kernel.execute(code)
+        assert outcome.error is None, outcome.traceback
+        assert kernel.execute("print(len(results), sorted(results[0]))").stdout == "2 ['bias', 'weight']\n"
+
+    def without_measurements(text: str) -> list[str]:
+        return sorted(re.sub(r"\d+ threads?|\d+(\.\d+)? m?s", "_", line) for line in text.splitlines())
+
+    # On a machine so busy that the run takes a second, its last line stands in the record.
+    put_out = outcome.stdout + "".join(display["data"]["text/plain"] for display in outcome.displays)
+    assert without_measurements(put_out) == without_measurements(shown)
+
+
+# What the page leaves to the reader, and what this machine may lack.
+GIVEN = """
+import torch
+from notebook_launcher import *
+path = "data"
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+loader = torch.utils.data.DataLoader([(torch.ones(2), torch.ones(1))] * 16, batch_size=2)
+loss_function = torch.nn.functional.mse_loss
+"""
+LATER = """
+def load(path): return path
+def train(lr=0.1, epochs=1):
+    import time
+    report(step=0, loss=lr)
+    time.sleep(1)  # long enough to have stacks
+"""
+FILLED_IN = {
+    "args=(...)": "args=(model, optimizer, scheduler, loader, loss_function)",
+    "devices=[1, 3]": 'devices="cpu"',
+    "run.stop(); run.result(); await run": "run.result(); await run; run.stop()",  # the page lists, in no order
+}
+
+
+@pytest.mark.slow
+def test_the_other_examples_run(tmp_path):
+    _, training, interface = (block.code for block in pages.blocks(README))
+    with pages.reader(tmp_path) as kernel:
+        for code in (GIVEN, _filled_in(training), LATER, _filled_in(interface)):
+            outcome = kernel.execute(code)
+            assert outcome.error is None, f"{code}\n{outcome.traceback}"
+            assert "Warning" not in outcome.stderr
+        assert (tmp_path / "checkpoint" / "checkpoint_manifest.json").is_file()
+
+
+def _filled_in(code: str) -> str:
+    for words, instead in FILLED_IN.items():
+        code = code.replace(words, instead)
+    return code
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"(?:\]\(|src=\")([^)#:\"]+)[)\"]", README))))
+def test_links_lead_somewhere(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+def test_the_example_and_its_output_come_early() -> None:
+    assert README[: README.index("done in")].count("\n") < 40
+    assert README.count("\n") <= 160

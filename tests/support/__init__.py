@@ -1,0 +1,1 @@
+"""Support for tests: kernels, browsers, models, and the check that nothing is left."""

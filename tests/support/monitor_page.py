@@ -1,0 +1,246 @@
+"""The monitor's page in a browser tab, with a model that tests drive, and messages as Python sends them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from playwright.sync_api import Locator, Page
+
+__all__ = ["ACTIONS", "LANES", "Tab", "curve", "log", "open_tab", "rank", "reset", "run"]
+
+STATIC = Path(__file__).resolve().parents[2] / "widgets/static"
+ACTIONS = ("stop", "interrupt", "stacks", "save")
+
+# What a front end gives a widget, and a count of all that the module, which comes from a blob, starts and has to end.
+HARNESS = """
+<!doctype html><meta charset="utf-8"><style>%(css)s</style><style>body { margin: 0 }</style>
+<script>
+const isOurs = () => new Error().stack.includes("blob:"); // playwright observes and waits as well
+window.running = { interval: new Set(), frame: new Set(), observer: new Set() };
+const count = (kind, start, end) => {
+  const [begin, stop] = [window[start].bind(window), window[end].bind(window)];
+  window[start] = (call, ...rest) => {
+    const id = begin((...all) => { if (kind === "frame") running[kind].delete(id); call(...all); }, ...rest);
+    if (isOurs()) running[kind].add(id);
+    return id;
+  };
+  window[end] = (id) => { running[kind].delete(id); stop(id); };
+};
+count("interval", "setInterval", "clearInterval");
+count("frame", "requestAnimationFrame", "cancelAnimationFrame");
+for (const name of ["IntersectionObserver", "ResizeObserver", "MutationObserver"]) {
+  window[name] = class extends window[name] {
+    observe(...all) { if (isOurs()) running.observer.add(this); super.observe(...all); }
+    disconnect() { running.observer.delete(this); super.disconnect(); }
+  };
+}
+window.makeModel = () => {
+  const calls = new Map();
+  return {
+    sent: [], calls, traits: { title: "train" },
+    get(name) { return this.traits[name]; }, set() {}, save_changes() {},
+    on(name, call) { calls.set(name, [...(calls.get(name) ?? []), call]); },
+    off(name, call) { calls.set(name, (calls.get(name) ?? []).filter((one) => one !== call)); },
+    send(message) { if (this.isDead) throw new Error("comm is closed"); this.sent.push(message); },
+    fire(name, ...all) { for (const call of calls.get(name) ?? []) call(...all); },
+  };
+};
+</script>
+<script type="module">
+const url = URL.createObjectURL(new Blob([%(module)s], { type: "text/javascript" }));
+window.monitor = (await import(url)).default;
+URL.revokeObjectURL(url);
+window.model = makeModel();
+window.cleanups = [];
+window.mount = () => { // as JupyterLab does: first made, then put on the page
+  const el = document.createElement("div");
+  cleanups.push(monitor.render({ model, el }));
+  document.body.append(el);
+};
+mount();
+</script>
+"""
+
+SETTLE = "async () => { for (let at = 0; at < 4; at += 1) await new Promise(requestAnimationFrame); }"
+
+COLUMNS = """(canvas, [color, top, bottom]) => {
+    const height = Math.min(bottom, canvas.height) - top;
+    const { data } = canvas.getContext("2d").getImageData(0, top, canvas.width, height);
+    const wanted = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+    const found = new Set();
+    for (let at = 0; at < data.length; at += 4) {
+        const isIt = wanted.every((value, more) => Math.abs(data[at + more] - value) < 8);
+        if (isIt && data[at + 3] > 60) found.add((at / 4) % canvas.width);
+    }
+    return [...found];
+}"""
+
+LEFT = """() => [
+    running.interval.size, running.frame.size, running.observer.size,
+    [...model.calls.values()].flat().length, document.querySelectorAll(".nbl-monitor").length,
+]"""
+
+
+class Tab:
+    """A browser tab with the monitor in it."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    def deliver(self, message: Any) -> None:
+        """Hand a message to the views, and wait until they are drawn."""
+        self.page.evaluate("message => model.fire('msg:custom', message, [])", message)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until what was asked for is drawn, also what came into sight by it."""
+        self.page.evaluate(SETTLE)
+
+    def sent(self) -> list[str]:
+        """Return the types of the messages to Python."""
+        return [message["type"] for message in self.page.evaluate("model.sent")]
+
+    def find(self, selector: str) -> Locator:
+        return self.page.locator(selector)
+
+    def text(self, selector: str) -> str:
+        """Return the text of the first that matches, as it is seen."""
+        return self.find(selector).first.inner_text()
+
+    def texts(self, selector: str) -> list[str]:
+        return self.find(selector).all_inner_texts()
+
+    def width(self, selector: str) -> int:
+        """Return how many pixels a canvas holds in a row."""
+        width: int = self.find(selector).first.evaluate("canvas => canvas.width")
+        return width
+
+    def columns(self, selector: str, color: str, rows: tuple[int, int] = (0, 10_000)) -> set[int]:
+        """Return the pixel columns of a canvas in which `#rrggbb` stands, between two rows."""
+        return set(self.find(selector).first.evaluate(COLUMNS, [color, *rows]))
+
+    def picture(self, selector: str) -> str:
+        """Return what a canvas shows, to be compared with itself at another time."""
+        picture: str = self.find(selector).first.evaluate("canvas => canvas.toDataURL()")
+        return picture
+
+    def variable(self, name: str) -> str:
+        """Return the value of a variable of the style sheet."""
+        look = "(root, name) => getComputedStyle(root).getPropertyValue(name).trim()"
+        value: str = self.find(".nbl-monitor").first.evaluate(look, name)
+        return value
+
+
+@contextlib.contextmanager
+def open_tab(page: Page) -> Iterator[Tab]:
+    """Show the monitor in a page; nothing may fail in there, and nothing may outlive the views' end."""
+    complaints: list[str] = []
+    listeners: dict[Any, Any] = {
+        "console": lambda message: complaints.append(message.text) if message.type == "error" else None,
+        "pageerror": lambda error: complaints.append(str(error)),
+    }
+    page.goto("about:blank")
+    page.set_viewport_size({"width": 1000, "height": 1200})
+    page.emulate_media(color_scheme="light", reduced_motion="no-preference")
+    for name, listener in listeners.items():
+        page.on(name, listener)
+    module = json.dumps((STATIC / "monitor.js").read_text(encoding="utf-8")).replace("</", "<\\/")
+    page.set_content(HARNESS % {"css": (STATIC / "monitor.css").read_text(encoding="utf-8"), "module": module})
+    page.wait_for_function("window.model?.sent.length")
+    yield Tab(page)
+    page.evaluate("cleanups.forEach((cleanup) => cleanup())")
+    left = page.evaluate(LEFT)
+    for name, listener in listeners.items():
+        page.remove_listener(name, listener)
+    assert complaints == []
+    assert left == [0, 0, 0, 0, 0], "intervals, frames, observers, subscriptions, elements"
+
+
+def run(**changes: Any) -> dict[str, Any]:
+    """Return a record RUN."""
+    record = {
+        "id": "20261121-142501-train-3f9c",
+        "name": "train",
+        "state": "running",
+        "summary": "2 processes on cpu",
+        "arguments": "lr=0.1, epochs=3",
+        "seconds": 61.4,
+        "num_processes": 2,
+        "is_over": False,
+        "error": "",
+        "waiting": "",
+        "effective_batch": "8 x 4 x 2 = 64 samples per update",
+        "progress": {"done": 25, "total": 100, "rate": 12.5, "seconds_left": 6, "description": "epoch 1"},
+        "actions": dict.fromkeys(ACTIONS, True),
+        "action_hint": "",
+        "sync": {"share": 0.14, "saved_seconds": 5.3, "text": "14 % of a window waits for the network"},
+    }
+    return {**record, **changes}
+
+
+def rank(number: int, **changes: Any) -> dict[str, Any]:
+    """Return a record RANK."""
+    record = {
+        "rank": number,
+        "state": "running",
+        "reason": "",
+        "step": 25,
+        "rate": 12.5,
+        "samples_per_second": 800.25,
+        "memory": 612_400_000,
+        "peak_memory": None,
+        "gpu_memory": None,
+        "gpu_utilization": None,
+        "last_line": f"hello from {number}",
+        "done": 25,
+        "total": 100,
+        "slowest": False,
+        "returned": "",
+        "metrics": {},
+        "shares": {},
+    }
+    return {**record, **changes}
+
+
+def curve(name: str, number: int = 0, values: Sequence[float | None] = (), **changes: Any) -> dict[str, Any]:
+    """Return a record CURVE of the steps 0, 1, 2, ..."""
+    return {"name": name, "rank": number, "steps": list(range(len(values))), "values": list(values), **changes}
+
+
+def reset(**changes: Any) -> dict[str, Any]:
+    """Return a whole run as a message."""
+    message = {
+        "type": "reset",
+        "run": run(),
+        "ranks": [rank(0), rank(1)],
+        "curves": [],
+        "lanes": [],
+        "logs": [],
+        "errors": [],
+        "notices": [],
+    }
+    return {**message, **changes}
+
+
+LANES = [
+    {
+        "rank": number,
+        "spans": [
+            [phase, window + at / 10, 0.1 + 0.1 * (phase == "backward")]
+            for window in range(8)
+            for phase, at in [("data", 0), ("forward", 1), ("backward", 2), ("sync", 4), ("step", 5)]
+        ],
+    }
+    for number in range(2)
+]
+
+
+def log(number: int, *lines: str) -> dict[str, Any]:
+    """Return a record LOG of whole lines."""
+    return {"rank": number, "text": "".join(f"{line}\n" for line in lines)}

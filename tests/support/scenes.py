@@ -1,0 +1,134 @@
+"""A kernel to launch from, and what must be the same in it before and after a launch."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tests.support.kernels import Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.kernels import Outcome
+
+PATIENCE = 2.0
+"""Seconds for threads alone: that of a run which nobody waited for may still be drawing its picture."""
+# Runs in the kernel. Reads what is, and says it as JSON.
+LOOK = """
+def _look():
+    import json, os, signal, sys, threading, psutil
+    def kind(fd):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            return None
+        if "history.sqlite" in target or "profile_default" in target:
+            return None  # IPython's own, opened and closed as it likes.
+        if "eventfd" in target:
+            return None  # ipykernel has a socket for every thread that prints, and drops it within 10 s of its end.
+        return "".join(c for c in target if not c.isdigit())
+    mine = psutil.Process()
+    def command(process):
+        try:
+            return " ".join(process.cmdline())
+        except psutil.ZombieProcess:
+            return "zombie"
+    def session(process):
+        try:
+            return os.getsid(process.pid)
+        except ProcessLookupError:
+            return None
+    servers = [p for p in mine.children() if "processes.forkserver" in command(p)]
+    # A server's deputy is in the server's session, and is gone once the server's chores are done.
+    theirs = {os.getsid(p.pid) for p in servers}
+    below = [f"{p.pid} {command(p)}" for p in mine.children(recursive=True) if session(p) not in theirs]
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    print(json.dumps({
+        "processes": below,
+        "servers": len(servers),
+        "threads": sorted(t.name for t in threading.enumerate()),
+        "descriptors": sorted(filter(None, map(kind, os.listdir("/proc/self/fd")))),
+        "environment": {k: v for k, v in os.environ.items() if not k.startswith(("JPY", "TORCHINDUCTOR"))},
+        "handlers": [str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+        "group": bool(c10d and c10d.is_initialized()),
+        "folder": os.getcwd(),
+        "shm": sorted(f for f in os.listdir("/dev/shm") if "notebook" in f or "torch" in f),
+    }))
+_look()
+"""
+
+FIRST = """
+import ctypes, os, signal, sys, time
+from notebook_launcher import *
+def ready():
+    import torch.distributed as dist
+    dist.barrier()
+notebook_launch(ready, 2, output="none")
+print("x" * 100_000)  # pyzmq starts a thread of its own at the first large message.
+"""
+
+
+def look(kernel: Kernel) -> dict[str, Any]:
+    """Return the kernel's processes, threads, descriptors, environment, handlers and so on."""
+    outcome = kernel.execute(LOOK)
+    assert outcome.error is None, outcome.traceback
+    scene: dict[str, Any] = json.loads(outcome.stdout)
+    return scene
+
+
+@contextlib.contextmanager
+def warm_kernel(cwd: Path | None = None, env: dict[str, str] | None = None) -> Iterator[Kernel]:
+    """A kernel that has launched once, so that whatever lasts (the fork server) is there."""
+    with Kernel(cwd=cwd, env=env) as kernel:
+        outcome = kernel.execute(FIRST)
+        assert outcome.error is None, outcome.traceback
+        yield kernel
+
+
+@contextlib.contextmanager
+def unchanged(kernel: Kernel) -> Iterator[None]:
+    """Check that the kernel is afterwards as it was before."""
+    before = look(kernel)
+    yield
+    after, deadline = look(kernel), time.monotonic() + PATIENCE
+    while after["threads"] != before["threads"] and time.monotonic() < deadline:
+        after = look(kernel)
+    changed = {key: _difference(value, after[key]) for key, value in before.items() if after[key] != value}
+    assert not changed, f"changed (gone, new): {changed}"
+
+
+def evaluate(kernel: Kernel, code: str) -> Any:
+    """Run a cell and return the value of its last expression."""
+    outcome = kernel.execute(code)
+    assert outcome.error is None, outcome.traceback
+    assert outcome.result is not None, outcome.stdout
+    return ast.literal_eval(outcome.result)
+
+
+def _difference(before: Any, after: Any) -> Any:
+    if not isinstance(before, list):
+        return before, after
+    return list((Counter(before) - Counter(after)).elements()), list((Counter(after) - Counter(before)).elements())
+
+
+def final(outcome: Outcome) -> dict[str, dict[str, Any]]:
+    """Return what each display with an id shows in the end."""
+    shown = {}
+    for content in outcome.of("display_data", "update_display_data"):
+        if display_id := content["transient"].get("display_id"):
+            shown[display_id] = content["data"]
+    return shown
+
+
+def takes_less_than(limit: float, attempt: Callable[[], float], tries: int = 3) -> bool:
+    """Whether one of a few attempts, each of which returns its seconds, stays below a limit.
+
+    Another program on the machine makes an attempt slower by seconds at times; nothing makes it faster.
+    """
+    return any(attempt() < limit for _ in range(tries))

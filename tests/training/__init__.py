@@ -1,0 +1,1 @@
+"""Tests of the Accelerator and of what belongs to it."""

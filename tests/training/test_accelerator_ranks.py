@@ -1,0 +1,462 @@
+"""What an Accelerator does on several ranks, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from notebook_launcher import notebook_launch
+from tests.support.training_scenes import Sessions, full_gradient, make_data, make_model, sessions, shards_on_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+mse = torch.nn.functional.mse_loss
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Sessions]:
+    with sessions(2, 3) as opened:
+        yield opened
+
+
+def prepare(steps=1, model=None, **options):
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, **options)
+    model = make_model(seed=accelerator.process_index) if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    inputs, targets = make_data(4, seed=accelerator.process_index)
+    return accelerator, model, optimizer, lambda: mse(model(inputs), targets)
+
+
+def weights(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def assert_same(results):
+    for other in results[1:]:
+        torch.testing.assert_close(results[0], other, rtol=0, atol=0)
+
+
+def test_ranks_start_and_stay_the_same(ranks):
+    def train():
+        accelerator, model, optimizer, loss = prepare(steps=2)
+        for _ in range(4):
+            with accelerator.accumulate(model):
+                accelerator.backward(loss())
+                optimizer.step()
+                optimizer.zero_grad()
+        assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        return weights(accelerator.unwrap_model(model))
+
+    assert_same(ranks.run(3, train))
+
+
+def count_reductions(steps, batches, sync_each_batch=None):
+    """Return how many collectives each micro-batch made, as the process group itself counts them."""
+    from notebook_launcher import GradientAccumulationPlugin
+
+    plugin = GradientAccumulationPlugin(num_steps=steps, sync_each_batch=sync_each_batch)
+    accelerator, model, optimizer, loss = prepare(None, gradient_accumulation_plugin=plugin)
+    group: Any = torch.distributed.group.WORLD
+    counts = []
+    for _ in range(batches):
+        before = group._get_sequence_number_for_group()
+        with accelerator.accumulate(model):
+            accelerator.backward(loss())
+            optimizer.step()
+            optimizer.zero_grad()
+        counts.append(group._get_sequence_number_for_group() - before)
+    return counts
+
+
+@pytest.mark.parametrize(("steps", "each", "expected"), [
+    (4, None, [0, 0, 0, 1] * 2), (1, None, [1] * 8), (4, True, [1] * 8),
+])  # fmt: skip
+def test_one_reduction_for_each_window(ranks, steps, each, expected):
+    # The first backward of a DDP model also agrees on its buckets.
+    counts = ranks.run(2, count_reductions, steps, 16, each)[0]
+    assert counts[8:] == expected
+
+
+def test_leaf_tensors_are_synchronised(ranks):
+    def train():
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        first = torch.full((2,), float(accelerator.process_index), requires_grad=True)
+        second = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([first, second], lr=1.0)
+        same, second, optimizer = accelerator.prepare(first, second, optimizer)
+        assert same is first
+        assert first[0] == 0, "rank 0's value"
+        for number in range(2):
+            with accelerator.accumulate(first, second):
+                share = (accelerator.process_index + 1) * (number + 1)
+                accelerator.backward((first * share).sum() + (second * share).sum())
+                optimizer.step()
+        return first.tolist(), second.tolist()
+
+    # The mean of 1, 2, 2 and 4.
+    assert ranks.run(2, train) == [([-2.25] * 2, [1 - 2.25] * 3)] * 2
+
+
+def no_sync_around_the_forward():
+    accelerator, model, optimizer, loss = prepare()
+    with accelerator.no_sync(model):
+        value = loss()
+    accelerator.backward(value)
+    optimizer.step()
+
+
+def past_the_wrapper():
+    accelerator, model, optimizer, _ = prepare()
+    inputs, targets = make_data(4)
+    accelerator.backward(mse(accelerator.unwrap_model(model)(inputs), targets))
+    optimizer.step()
+
+
+def leaf_by_hand():
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    leaf = torch.ones(1, requires_grad=True)
+    leaf, optimizer = accelerator.prepare(leaf, torch.optim.SGD([leaf], lr=0.1))
+    (leaf * 2).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(("mistake", "message"), [
+    (no_sync_around_the_forward, r"gradients of Sequential were not synchronised.*Its forward ran under no_sync\(\)"),
+    (past_the_wrapper, r"gradients of Sequential were not synchronised.*went past the prepared model"),
+    (leaf_by_hand, r"gradients of a leaf tensor were not synchronised.*Call accelerator.backward\(loss\)"),
+])  # fmt: skip
+def test_diverging_is_refused(mistake, message):
+    with pytest.raises(RuntimeError, match=message):
+        notebook_launch(mistake, 2, output="none")
+
+
+def test_no_sync_around_the_backward_only_is_told(ranks):
+    def train():
+        import warnings
+
+        accelerator, model, optimizer, loss = prepare()
+        value = loss()
+        with warnings.catch_warnings(record=True) as caught, accelerator.no_sync(model):
+            warnings.simplefilter("always")
+            accelerator.backward(value)
+        optimizer.step()
+        return [str(one.message) for one in caught], weights(model)
+
+    results = ranks.run(2, train)
+    assert "no_sync() was around the backward only" in results[0][0][0]
+    assert_same([result[1] for result in results])
+
+
+def test_plain_loss_backward_works(ranks):
+    def train():
+        _, model, optimizer, loss = prepare()
+        loss().backward()
+        optimizer.step()
+        return weights(model)
+
+    assert_same(ranks.run(2, train))
+
+
+def test_trigger_sync_in_backward(ranks):
+    def train():
+        accelerator, model, optimizer, loss = prepare()
+        with accelerator.no_sync(model):
+            first, second = loss(), loss()
+        accelerator.backward(first)
+        with accelerator.trigger_sync_in_backward(model):
+            accelerator.backward(second)
+        optimizer.step()
+        return weights(model)
+
+    assert_same(ranks.run(2, train))
+
+
+def test_a_rank_without_samples_left_keeps_step(ranks):
+    def train():
+        from torch.utils.data import DataLoader, TensorDataset
+
+        accelerator, model, optimizer, _ = prepare(steps=2, even_batches=False)
+        loader = accelerator.prepare(DataLoader(TensorDataset(*make_data(5)), 2))
+        num = 0
+        for inputs, targets in loader:
+            num += 1
+            with accelerator.accumulate(model):
+                accelerator.backward(mse(model(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+        return num, weights(model)
+
+    results = ranks.run(3, train)
+    assert [result[0] for result in results] == [1, 1, 1]
+    assert_same([result[1] for result in results])
+
+
+def test_triggers_are_seen_by_all(ranks):
+    def train():
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator(cpu=True)
+        seen = [accelerator.check_trigger()]
+        if accelerator.is_last_process:
+            accelerator.set_trigger()
+        return [*seen, accelerator.check_trigger(), accelerator.check_trigger()]
+
+    assert ranks.run(3, train) == [[False, True, False]] * 3
+
+
+def test_join_uneven_inputs(ranks):
+    def train():
+        from torch.utils.data import DataLoader, TensorDataset
+
+        accelerator, model, optimizer, _ = prepare()
+        loader = accelerator.prepare(DataLoader(TensorDataset(*make_data(6)), 2))
+        num = 0
+        with accelerator.join_uneven_inputs([model], even_batches=False):
+            for inputs, targets in loader:
+                num += 1
+                accelerator.backward(mse(model(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+        return num
+
+    assert ranks.run(2, train) == [2, 1]
+
+
+def test_settings_of_the_launch_are_adopted():
+    from notebook_launcher import Accelerator
+
+    def settings(**arguments):
+        accelerator = Accelerator(cpu=True, **arguments)
+        hook = str(accelerator.ddp_handler.comm_hook)
+        return (
+            accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.max_grad_norm, hook,
+        )  # fmt: skip
+
+    launch: dict[str, Any] = {
+        "mixed_precision": "bf16",
+        "gradient_accumulation_steps": 3,
+        "max_grad_norm": 0.5,
+        "comm_hook": "bf16",
+    }
+    adopted = notebook_launch(settings, 2, output="none", **launch)
+    assert list(adopted) == [("bf16", 3, 0.5, "bf16")] * 2
+    mine: dict[str, Any] = {"mixed_precision": "no", "gradient_accumulation_steps": 2, "max_grad_norm": 1.0}
+    assert notebook_launch(settings, 1, kwargs=mine, output="none", **launch)[0] == ("no", 2, 1.0, "bf16")
+
+
+@pytest.mark.parametrize("hook", ["fp16", "bf16", "power_sgd", "batched_power_sgd"])
+def test_communication_hooks_train(ranks, hook):
+    def train():
+        from notebook_launcher import DistributedDataParallelKwargs
+
+        options = {"matrix_approximation_rank": 1} if "power" in hook else {}
+        handler = DistributedDataParallelKwargs(comm_hook=hook, comm_state_option=options)
+        # Over 1 MiB, so that DDP makes several buckets of it where it may; a mean of so many linear models.
+        model = torch.nn.Sequential(torch.nn.Linear(3, 200_000), torch.nn.AdaptiveAvgPool1d(1))
+        accelerator, model, optimizer, loss = prepare(kwargs_handlers=[handler], model=model)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e4
+        losses = []
+        for _ in range(5):
+            value = loss()
+            accelerator.backward(value)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(accelerator.reduce(value.detach(), "mean").item())
+        return losses, [one.flatten()[:5].clone() for one in weights(model)]
+
+    results = ranks.run(2, train)
+    assert results[0][0][-1] < results[0][0][0]
+    assert_same([result[1] for result in results])
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ({"mixed_precision": "fp32"}, ValueError, r"mixed_precision='fp32' is unknown.*'no', 'fp16' or 'bf16'"),
+    ({"gradient_accumulation_steps": 0}, ValueError, "gradient_accumulation_steps=0 is too small"),
+    ({"gradient_accumulation_steps": 1.5}, ValueError, "gradient_accumulation_steps=1[.]5 is a float"),
+    ({"max_grad_norm": -1}, ValueError, "max_grad_norm=-1 must be a number above 0"),
+    ({"gradient_acumulation_steps": 2}, TypeError, r"no argument gradient_acumulation_steps=[.] Did you mean"),
+    ({"fsdp_plugin": object()}, ValueError, r"Accelerator\(fsdp_plugin=...\): FSDP .* is not supported"),
+    ({"kwargs_handlers": [3]}, ValueError, "kwargs_handlers holds 3, which is unknown"),
+    ({"gradient_accumulation_plugin": 4}, TypeError, "gradient_accumulation_plugin=4 is no"),
+])  # fmt: skip
+def test_bad_settings(arguments, error, message):
+    from notebook_launcher import Accelerator
+
+    with pytest.raises(error, match=message):
+        Accelerator(cpu=True, **arguments)
+
+
+def test_settings_given_twice():
+    from notebook_launcher import (
+        Accelerator,
+        AutocastKwargs,
+        DataLoaderConfiguration,
+        GradientAccumulationPlugin,
+    )
+
+    plugin = GradientAccumulationPlugin(num_steps=4)
+    with pytest.raises(
+        ValueError, match=r"gradient_accumulation_steps=2 and gradient_accumulation_plugin=.* were both"
+    ):
+        Accelerator(cpu=True, gradient_accumulation_steps=2, gradient_accumulation_plugin=plugin)
+    with pytest.raises(ValueError, match="holds two AutocastKwargs"):
+        Accelerator(cpu=True, kwargs_handlers=[AutocastKwargs(), AutocastKwargs()])
+    with pytest.raises(ValueError, match="split_batches=True and dataloader_config with split_batches=False"):
+        Accelerator(cpu=True, split_batches=True, dataloader_config=DataLoaderConfiguration())
+    with pytest.raises(ValueError, match=r"uneven=.drop. is unknown[.] It can be .weigh., .stop., .error., .leave. or"):
+        DataLoaderConfiguration(uneven="drop")
+    with pytest.raises(ValueError, match="device_placement has 1 entries for 2 objects"):
+        Accelerator(cpu=True).prepare(1, 2, device_placement=[True])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_on_several_ranks(ranks, precision):
+    def train():
+        accelerator, model, optimizer, loss = prepare(steps=2, mixed_precision=precision)
+        losses = []
+        for _ in range(12):
+            with accelerator.accumulate(model):
+                value = loss()
+                accelerator.backward(value, weight=100 * (accelerator.process_index + 1))
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(accelerator.reduce(value.detach(), "mean").item())
+        skipped = accelerator.optimizer_step_was_skipped
+        return losses, skipped, weights(accelerator.unwrap_model(model))
+
+    results = ranks.run(2, train)
+    assert results[0][0][-1] < results[0][0][0]
+    assert not results[0][1]
+    assert_same([result[2] for result in results])
+
+
+def test_an_overflow_on_one_rank_is_skipped_by_all(ranks):
+    def train():
+        accelerator, model, optimizer, loss = prepare(steps=2, mixed_precision="fp16")
+        before = weights(model)
+        for _ in range(2):
+            with accelerator.accumulate(model):
+                value = loss()
+                accelerator.backward(value * float("inf") if accelerator.is_last_process else value)
+                optimizer.step()
+                optimizer.zero_grad()
+        unchanged = all(torch.equal(one, other) for one, other in zip(before, weights(model), strict=True))
+        scaler: Any = accelerator.scaler
+        return accelerator.optimizer_step_was_skipped, unchanged, scaler.get_scale()
+
+    assert ranks.run(2, train) == [(True, True, 32768.0)] * 2
+
+
+def test_two_optimizers_under_one_scaler(ranks):
+    def train():
+        from notebook_launcher import Accelerator, GradScalerKwargs
+
+        scaler = GradScalerKwargs(init_scale=1024.0)
+        accelerator = Accelerator(cpu=True, mixed_precision="fp16", max_grad_norm=0.5, kwargs_handlers=[scaler])
+        generator, critic = accelerator.prepare(make_model(), make_model(seed=1))
+        first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic))
+        first, second = accelerator.prepare(first, second)
+        inputs, targets = make_data(4, seed=accelerator.process_index)
+        for _ in range(3):
+            with accelerator.accumulate(generator, critic):
+                accelerator.backward(mse(generator(inputs), targets) + mse(critic(inputs), targets))
+                accelerator.clip_grad_norm_(generator.parameters(), 1.0)
+                for optimizer in (first, second):
+                    optimizer.step()
+                    optimizer.zero_grad()
+        used: Any = accelerator.scaler
+        return used.get_scale(), weights(generator), weights(critic)
+
+    results = ranks.run(2, train)
+    assert results[0][0] == 1024.0
+    assert_same([result[1] for result in results])
+    assert_same([result[2] for result in results])
+
+
+def test_two_loaders_share_a_window(ranks):
+    def train():
+        from torch.utils.data import DataLoader, TensorDataset
+
+        accelerator, model, _, _ = prepare(steps=3, model=make_model())
+        data = [make_data(8, seed=seed) for seed in (1, 2)]
+        first, second = accelerator.prepare(
+            DataLoader(TensorDataset(*data[0]), 1), DataLoader(TensorDataset(*data[1]), 3)
+        )
+        seen = []
+        for number, (one, two) in enumerate(zip(first, second, strict=False)):
+            inputs, targets = one if number % 2 == 0 else two
+            with accelerator.accumulate(model):
+                accelerator.backward(mse(model(inputs), targets), weight=len(inputs))
+            seen.append((inputs, targets))
+            if accelerator.sync_gradients:
+                break
+        return seen, [parameter.grad.clone() for parameter in model.parameters()]
+
+    results = ranks.run(2, train)
+    rows = [pair for result in results for pair in result[0]]
+    inputs, targets = (torch.cat(column) for column in zip(*rows, strict=True))
+    expected = full_gradient(make_model().state_dict(), inputs, targets)
+    for mine, wanted in zip(results[0][1], expected, strict=True):
+        torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("sizes_by_rank", [[[1, 5], [3, 2]], [[1, 5, 2], [3]]])
+def test_check_accumulation_on_several_ranks(ranks, sizes_by_rank):
+    def check():
+        accelerator, model, _, _ = prepare(steps=4)
+        sizes = sizes_by_rank[accelerator.process_index]
+        batches = [make_data(size, seed=size) for size in sizes]
+        report = accelerator.check_accumulation(model, batches, lambda model, batch: mse(model(batch[0]), batch[1]))
+        return report.ok, report.total_weight, str(report)
+
+    assert [result[:2] for result in ranks.run(2, check)] == [(True, 11.0)] * 2
+
+
+def test_an_accelerator_says_where_code_and_launch_differ(capsys):
+    def differ():
+        from notebook_launcher import Accelerator
+
+        Accelerator(cpu=True, mixed_precision="no", gradient_accumulation_steps=2)
+
+    notebook_launch(differ, 2, mixed_precision="bf16", gradient_accumulation_steps=2)
+    said = [line for line in capsys.readouterr().out.splitlines() if "in the code" in line]
+    assert said == ["Accelerator(): mixed_precision='no' in the code, 'bf16' in the launch. The code wins."]
+
+
+@shards_on_cpus
+@pytest.mark.parametrize("sync_each_batch", [None, False])
+def test_a_sharded_model_accumulates_as_a_whole_one(ranks, sync_each_batch):
+    def train(sharded):
+        from torch.distributed.fsdp import fully_shard
+
+        from notebook_launcher import Accelerator, GradientAccumulationPlugin
+
+        plugin = GradientAccumulationPlugin(num_steps=2, sync_each_batch=sync_each_batch)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
+        model = make_model()
+        if sharded:
+            fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (accelerator.num_processes,)))
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        assert isinstance(model, torch.nn.parallel.DistributedDataParallel) != sharded
+        for number in range(3):
+            inputs, targets = make_data(4, seed=2 * number + accelerator.process_index)
+            with accelerator.accumulate(model):
+                accelerator.backward(mse(model(inputs), targets), weight=number + 1)
+                optimizer.step()
+                optimizer.zero_grad()
+        inner = accelerator.unwrap_model(model)
+        return [(p.full_tensor() if sharded else p).detach().clone() for p in inner.parameters()]
+
+    whole, sharded = (ranks.run(2, train, sharded)[0] for sharded in (False, True))
+    torch.testing.assert_close(whole, sharded)

@@ -1,0 +1,429 @@
+"""Where windows begin and end, whatever the loop does, on one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from notebook_launcher import Accelerator, GradientAccumulationPlugin, verify_accumulation
+from tests.support.training_scenes import full_gradient, make_data, make_model
+
+mse = torch.nn.functional.mse_loss
+
+
+class Training:
+    """A prepared model with its optimizer, and data to feed it."""
+
+    def __init__(self, steps: int | None = 4, num_samples: int = 8, batch_size: int = 1, **options) -> None:
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, **options)
+        self.inputs, self.targets = make_data(num_samples)
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(self.inputs, self.targets), batch_size)
+        self.model, self.optimizer, self.loader = self.accelerator.prepare(model, optimizer, loader)
+
+    def loss(self, *rows: int) -> torch.Tensor:
+        picked = list(rows)
+        return mse(self.model(self.inputs[picked]), self.targets[picked])
+
+    def micro_batch(self, *rows: int) -> bool:
+        """Compute one micro-batch; return whether its window ended."""
+        with self.accelerator.accumulate(self.model):
+            self.accelerator.backward(self.loss(*rows))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return self.accelerator.sync_gradients
+
+    def grads(self) -> list[torch.Tensor]:
+        return [parameter.grad.clone() for parameter in self.model.parameters()]
+
+    def expect_gradient_of(self, *rows: int) -> None:
+        expected = full_gradient(self.model.state_dict(), self.inputs[list(rows)], self.targets[list(rows)])
+        for mine, wanted in zip(self.grads(), expected, strict=True):
+            torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_steps_where_the_window_ends():
+    training = Training(steps=3)
+    before = {name: value.clone() for name, value in training.model.state_dict().items()}
+    assert [training.micro_batch(row) for row in range(2)] == [False, False]
+    torch.testing.assert_close(training.model.state_dict(), before)
+    assert training.micro_batch(2)
+    assert not torch.equal(training.model.state_dict()["0.weight"], before["0.weight"])
+
+
+def test_a_break_leaves_nothing_to_the_next_window():
+    training = Training(steps=4)
+    for _ in training.loader:
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(100 * training.loss(0))
+        break
+    with pytest.warns(UserWarning, match="a window of 4 micro-batches was left after 1"):
+        for at, _ in enumerate(training.loader):
+            with training.accelerator.accumulate(training.model):
+                training.accelerator.backward(training.loss(at))
+            if training.accelerator.sync_gradients:
+                break
+    training.expect_gradient_of(0, 1, 2, 3)
+
+
+def test_an_exception_before_the_backward_takes_the_micro_batch_back():
+    training = Training(steps=2)
+    with pytest.raises(ZeroDivisionError), training.accelerator.accumulate(training.model):
+        _ = 1 / 0
+    for row in range(2):
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.loss(row))
+    assert training.accelerator.sync_gradients
+    training.expect_gradient_of(0, 1)
+
+
+def test_an_exception_inside_the_backward_drops_the_window():
+    training = Training(steps=2)
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), training.accelerator.accumulate(training.model):
+        loss = training.loss(7)
+        hook = training.model[0].bias.register_hook(fail)
+        training.accelerator.backward(loss)
+    hook.remove()
+    with pytest.warns(UserWarning, match="its gradients were dropped"):
+        for row in range(2):
+            with training.accelerator.accumulate(training.model):
+                training.accelerator.backward(training.loss(row))
+    training.expect_gradient_of(0, 1)
+
+
+def test_evaluation_in_the_middle_of_a_window_changes_nothing():
+    training = Training(steps=4)
+    other = training.accelerator.prepare(DataLoader(TensorDataset(training.inputs), 3))
+    ends = []
+    for at, _ in enumerate(training.loader):
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.loss(at))
+            for _ in other:
+                pass
+        ends.append(training.accelerator.sync_gradients)
+        if ends[-1]:
+            break
+    assert ends == [False, False, False, True]
+    training.expect_gradient_of(0, 1, 2, 3)
+
+
+def test_windows_may_span_epochs():
+    plugin = GradientAccumulationPlugin(num_steps=3, sync_with_dataloader=False)
+    training = Training(steps=None, num_samples=4, gradient_accumulation_plugin=plugin)
+    ends = [training.micro_batch(0) for _ in range(3) for _ in training.loader]
+    assert ends == [False, False, True] * 4
+
+
+def test_two_sets_of_models_have_windows_of_their_own():
+    training = Training(steps=2)
+    critic = make_model(seed=1)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    critic, optimizer = training.accelerator.prepare(critic, optimizer)
+    before = critic[0].weight.clone()
+    for row in range(2):
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.loss(row))
+        first = training.accelerator.sync_gradients
+        with training.accelerator.accumulate(critic):
+            training.accelerator.backward(mse(critic(training.inputs[:1]), training.targets[:1]))
+            optimizer.step()
+            optimizer.zero_grad()
+        assert first == training.accelerator.sync_gradients == (row == 1)
+        assert torch.equal(before, critic[0].weight) == (row == 0)
+    training.expect_gradient_of(0, 1)
+
+
+def test_zero_grad_at_the_top_of_the_block_keeps_the_window():
+    training = Training(steps=3)
+    for row in range(3):
+        with training.accelerator.accumulate(training.model):
+            training.optimizer.zero_grad()
+            training.accelerator.backward(training.loss(row))
+    training.expect_gradient_of(0, 1, 2)
+    training.optimizer.step()
+    with training.accelerator.accumulate(training.model):
+        training.optimizer.zero_grad()
+        assert training.model[0].weight.grad is None, "the last window's gradients are cleared"
+
+
+def test_a_loop_without_accumulate_after_one_that_was_left():
+    training = Training(steps=1)
+    training.accelerator.gradient_accumulation_steps = 4
+    for _ in training.loader:
+        training.micro_batch(0)
+        break
+    assert not training.accelerator.sync_gradients
+    for _ in training.loader:
+        assert training.accelerator.sync_gradients
+        break
+
+
+def test_weights_given_to_some_micro_batches_only():
+    training = Training(steps=2)
+    with training.accelerator.accumulate(training.model):
+        training.accelerator.backward(training.loss(0), weight=3)
+    with (
+        pytest.raises(ValueError, match="got no weight= after micro-batches of the same window got one"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.accelerator.backward(training.loss(1))
+
+
+@pytest.mark.parametrize(
+    ("loss", "kwargs", "error", "message"),
+    [
+        ("vector", {}, ValueError, r"a loss of shape \(2,\): a gradient needs one number. Take loss.mean\(\)"),
+        ("text", {}, TypeError, r"backward\(str\): pass the loss, a tensor"),
+        ("loss", {"weight": "many"}, TypeError, "weight='many' is not a number"),
+        ("loss", {"weight": -1}, ValueError, "weight=-1 must be 0 or more"),
+        ("loss", {"reduction": "max"}, ValueError, "reduction='max' is unknown. It can be 'mean' or 'sum'"),
+        ("loss", {"reduction": "sum"}, ValueError, "reduction='sum' needs weight="),
+    ],
+)
+def test_bad_backward(loss, kwargs, error, message):
+    training = Training()
+    losses: dict[str, Any] = {"vector": torch.ones(2, requires_grad=True), "text": "loss", "loss": training.loss(0)}
+    with pytest.raises(error, match=message), training.accelerator.accumulate(training.model):
+        training.accelerator.backward(losses[loss], **kwargs)
+
+
+def test_weight_outside_of_a_window():
+    training = Training(steps=4)
+    with pytest.raises(ValueError, match=r"weight=2\) outside of accumulate\(\) with gradient_accumulation_steps=4"):
+        training.accelerator.backward(training.loss(0), weight=2)
+
+
+def test_accumulate_wants_models():
+    training = Training()
+    with pytest.raises(TypeError, match=r"accumulate\(str\): expected the models"):
+        training.accelerator.accumulate("model")
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_clearing_the_model_inside_a_window_is_refused(set_to_none):
+    training = Training(steps=3)
+    training.micro_batch(0)
+    with (
+        pytest.raises(RuntimeError, match=r"gradients of 1 earlier micro-batches .* cleared, by model.zero_grad\(\)"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.model.zero_grad(set_to_none=set_to_none)
+        training.accelerator.backward(training.loss(1))
+
+
+def test_two_backwards_in_one_block_add_up():
+    training = Training(steps=1)
+    with (
+        pytest.warns(UserWarning, match=r"two backwards in one accumulate\(\)"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.accelerator.backward(training.loss(0))
+        training.accelerator.backward(training.loss(1))
+    first, second = (
+        full_gradient(training.model.state_dict(), training.inputs[[row]], training.targets[[row]]) for row in (0, 1)
+    )
+    for mine, one, two in zip(training.grads(), first, second, strict=True):
+        torch.testing.assert_close(mine, one + two)
+
+
+def test_weights_that_change_inside_a_window_are_told():
+    training = Training(steps=4)
+    raw = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    with training.accelerator.accumulate(training.model):
+        training.accelerator.backward(training.loss(0))
+    raw.step()
+    with pytest.warns(UserWarning, match="the weights changed inside a window"):
+        training.micro_batch(1)
+
+
+def test_clipping_waits_for_the_end_of_the_window():
+    training = Training(steps=2)
+    norms = []
+    for row in range(2):
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.loss(row))
+            norms.append(training.accelerator.clip_grad_norm_(training.model.parameters(), 1e-3))
+    assert norms[0] is None
+    assert norms[1] is not None
+    assert torch.nn.utils.get_total_norm(training.grads()).item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_max_grad_norm_clips_by_itself():
+    training = Training(steps=2, max_grad_norm=1e-3)
+    before = {name: value.clone() for name, value in training.model.state_dict().items()}
+    for row in range(2):
+        training.micro_batch(row)
+    moved = torch.cat([(value - before[name]).flatten() for name, value in training.model.state_dict().items()])
+    assert moved.norm().item() == pytest.approx(0.1 * 1e-3, rel=1e-3)
+    assert training.accelerator.last_grad_norm is not None
+    assert training.accelerator.last_grad_norm > 1e-3
+
+
+def test_two_accelerators_know_nothing_of_each_other():
+    first, second = Training(steps=4), Training(steps=1, mixed_precision="bf16")
+    assert not first.micro_batch(0)
+    assert second.micro_batch(0)
+    assert not first.accelerator.sync_gradients
+    assert (first.accelerator.mixed_precision, second.accelerator.mixed_precision) == ("no", "bf16")
+
+
+def test_the_schedule_advances_once_for_each_update():
+    training = Training(steps=3, num_samples=8)
+    raw = torch.optim.lr_scheduler.StepLR(training.optimizer.optimizer, step_size=1, gamma=0.5)
+    scheduler = training.accelerator.prepare(raw)
+    for _ in training.loader:
+        training.micro_batch(0)
+        scheduler.step()
+    assert scheduler.get_last_lr() == [0.1 * 0.5**3], "8 micro-batches are windows of 3, 3 and 2"
+
+
+def test_an_overflow_skips_step_and_schedule():
+    training = Training(steps=2, mixed_precision="fp16")
+    raw = torch.optim.lr_scheduler.StepLR(training.optimizer.optimizer, step_size=1, gamma=0.5)
+    scheduler = training.accelerator.prepare(raw)
+    before = training.model[0].weight.clone()
+    for _ in range(2):
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.loss(0) * float("inf"))
+            training.optimizer.step()
+            scheduler.step()
+            training.optimizer.zero_grad()
+    assert training.accelerator.optimizer_step_was_skipped
+    assert training.accelerator.scaler is not None
+    assert training.accelerator.scaler.get_scale() == 32768.0
+    assert scheduler.get_last_lr() == [0.1]
+    assert torch.equal(training.model[0].weight, before)
+    for row in range(2):
+        training.micro_batch(row)
+        scheduler.step()
+    assert not training.accelerator.optimizer_step_was_skipped
+    assert scheduler.get_last_lr() == [0.05]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_computes_in_it_and_answers_in_float32(precision):
+    training = Training(steps=1, mixed_precision=precision)
+    seen = []
+    handle = training.model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    output = training.model(training.inputs)
+    handle.remove()
+    assert output.dtype == torch.float32
+    assert seen == [{"bf16": torch.bfloat16, "fp16": torch.float16}[precision]]
+    with training.accelerator.autocast():
+        assert (training.inputs @ training.inputs.T).dtype == seen[0]
+    plain = training.accelerator.unwrap_model(training.model, keep_fp32_wrapper=False)
+    assert "forward" not in vars(plain)
+
+
+def test_check_accumulation_finds_the_exact_gradient():
+    training = Training(steps=4)
+    batches = [(training.inputs[:2], training.targets[:2]), (training.inputs[2:7], training.targets[2:7])]
+    before = training.model.state_dict()["0.weight"].clone()
+    report = training.accelerator.check_accumulation(
+        training.model, batches, lambda model, batch: mse(model(batch[0]), batch[1])
+    )
+    assert report
+    assert str(report).startswith("exact: 2 micro-batches (weight 7)")
+    assert report.nominal == 0.5
+    assert torch.equal(training.model.state_dict()["0.weight"], before)
+    assert training.model[0].weight.grad is None
+    assert training.micro_batch(0) is False, "the window that it used is closed"
+
+
+def test_check_accumulation_finds_a_loss_that_is_no_mean():
+    training = Training(steps=4)
+    batches = [(training.inputs[:1], training.targets[:1]), (training.inputs[1:8], training.targets[1:8])]
+    report = training.accelerator.check_accumulation(
+        training.model,
+        batches,
+        lambda model, batch: mse(model(batch[0]), batch[1], reduction="sum"),
+        weight=lambda _: 1,
+    )
+    assert not report
+    assert report.relative < 1e-5, "the gradient is that of what the loss was said to be"
+    assert "NOT A MEAN: the loss of two micro-batches joined is" in str(report)
+    assert 'Return the sum and pass it as backward(loss, weight=num_tokens, reduction="sum")' in str(report)
+
+
+def test_check_accumulation_finds_a_loss_divided_by_the_tokens_of_the_window():
+    training = Training(steps=4)
+    batches = [(training.inputs[:1], training.targets[:1]), (training.inputs[1:3], training.targets[1:3])]
+    num_items = 3  # of the window, as the recipe for variable lengths divides
+
+    def recipe(model, batch):
+        return mse(model(batch[0]), batch[1], reduction="sum") * 4 / num_items
+
+    report = training.accelerator.check_accumulation(training.model, batches, recipe)
+    assert not report.loss_is_mean
+    assert report.losses is not None
+    assert report.losses.adds_up
+
+
+def test_check_accumulation_finds_a_weight_that_is_not_what_the_loss_is_a_mean_over():
+    training = Training(steps=2)
+    batches = [(training.inputs[:1], training.targets[:1]), (training.inputs[1:4], training.targets[1:4])]
+    report = training.accelerator.check_accumulation(
+        training.model, batches, lambda model, batch: mse(model(batch[0]), batch[1]), weight=lambda _: 1
+    )
+    assert not report
+    assert "Pass as weight= what the loss is the mean over" in str(report)
+
+
+def test_check_accumulation_does_without_batches_that_cannot_be_joined():
+    training = Training(steps=2)
+    batches = [torch.zeros(2, 3), torch.zeros(2, 5)]
+    report = training.accelerator.check_accumulation(
+        training.model, batches, lambda model, batch: model(batch[:, :3]).mean()
+    )
+    assert report
+    assert report.losses is None
+
+
+def test_check_accumulation_wants_data():
+    training = Training()
+    with pytest.raises(ValueError, match="gave no micro-batch"):
+        training.accelerator.check_accumulation(training.model, [], lambda model, batch: model(batch))
+
+
+def test_the_documented_toy_model():
+    report = verify_accumulation()
+    assert report, str(report)
+    assert len(report.rows) == 9
+    assert str(report).count("2.04000") == 3 * 9 + 1
+
+
+def test_two_open_windows_are_saved_and_restored(tmp_path):
+    def start() -> tuple[Training, Any, Any]:
+        training = Training(steps=4)
+        critic = make_model(seed=1)
+        return training, *training.accelerator.prepare(critic, torch.optim.SGD(critic.parameters(), lr=0.1))
+
+    def micro_batch(training: Training, critic: Any, optimizer: Any, row: int) -> None:
+        training.micro_batch(row)
+        for _ in range(2):  # so that its window is another number of micro-batches in
+            with training.accelerator.accumulate(critic):
+                training.accelerator.backward(mse(critic(training.inputs[[row]]), training.targets[[row]]))
+                optimizer.step()
+                optimizer.zero_grad()
+
+    through, resumed = start(), start()
+    for row in range(5):
+        micro_batch(*through, row)
+        if row == 4:
+            through[0].accelerator.save_state(tmp_path / "state")
+    resumed[0].accelerator.load_state(tmp_path / "state")
+    resumed[0].optimizer.zero_grad()  # drops nothing that was loaded
+    for row in range(5, 8):
+        micro_batch(*through, row)
+        micro_batch(*resumed, row)
+    for one, other in zip(through[:2], resumed[:2], strict=True):
+        models = (part.model if isinstance(part, Training) else part for part in (one, other))
+        torch.testing.assert_close(*(model.state_dict() for model in models), rtol=0, atol=0)

@@ -1,0 +1,109 @@
+"""What every rank must call, called on the main process only: a line says so, and nothing fails that is merely slow."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from notebook_launcher import notebook_launch
+from notebook_launcher.training import arrivals
+from notebook_launcher.training.accelerator import Accelerator
+from tests.support.training_scenes import sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.training_scenes import Sessions
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Sessions]:
+    with sessions(2) as opened:
+        yield opened
+
+
+def save(folder: Path) -> Any:
+    return Accelerator(cpu=True).save_state(folder).name
+
+
+def load(folder: Path) -> Any:
+    return Accelerator(cpu=True).load_state(folder).name
+
+
+def iterate(_folder: Path) -> Any:
+    data: Any = range(4)
+    loader = Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(data))
+    return [batch.item() for batch in loader]
+
+
+def wait(_folder: Path) -> Any:
+    return Accelerator(cpu=True).wait_for_everyone()
+
+
+def stand_in_for_a_slow_rank(call: Callable[[Path], Any], folder: Path) -> tuple[str, Any]:
+    """Call it on rank 0, and on the others once rank 0 has said that it waits; return what it said."""
+    said = folder.parent / "said"
+    if torch.distributed.get_rank() == 0:
+        patience, arrivals.NOTICE_AFTER = arrivals.NOTICE_AFTER, 0.1
+        with said.open("w") as file, contextlib.redirect_stderr(file):
+            result = call(folder)
+        arrivals.NOTICE_AFTER = patience
+    else:
+        while not (said.exists() and said.read_text()):
+            time.sleep(0.01)
+        result = call(folder)
+    return said.read_text(), result
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "results"),
+    [
+        (save, "save_state", ["a", "a"]),
+        (load, "load_state", ["a", "a"]),
+        (iterate, "iter(loader)", [[0, 2], [1, 3]]),
+        (wait, "wait_for_everyone", [None, None]),
+    ],
+)
+def test_a_rank_says_for_whom_it_waits_and_waits_on(ranks, tmp_path, call, name, results):
+    folder = tmp_path / "a"
+    ranks.run(2, save, folder)
+    outcomes = ranks.run(2, stand_in_for_a_slow_rank, call, folder)
+    assert [result for _, result in outcomes] == results
+    said = outcomes[0][0]
+    assert said.count("\n") == 1
+    assert said.startswith(f"{name} waits for rank 1: every rank must call it, not inside `if accelerator.is_main_")
+
+
+def test_all_that_are_waited_for_are_named(tmp_path):
+    outcomes = notebook_launch(stand_in_for_a_slow_rank, 3, args=(save, tmp_path / "a"), output="none")
+    assert [said.partition(":")[0] for said, _ in outcomes] == ["save_state waits for ranks 1, 2"] * 3
+
+
+def test_ranks_that_let_the_first_go_first_wait_without_a_word(ranks, tmp_path):
+    def listen() -> Any:
+        said = tmp_path / f"said by {torch.distributed.get_rank()}"
+        patience, arrivals.NOTICE_AFTER = arrivals.NOTICE_AFTER, 0.1
+        turns = Accelerator(cpu=True).main_process_first()
+        with said.open("w") as file, contextlib.redirect_stderr(file), turns:
+            if torch.distributed.get_rank() == 0:
+                time.sleep(0.3)  # stands for work that takes longer than the patience of the others
+        arrivals.NOTICE_AFTER = patience
+        return said.read_text()
+
+    assert ranks.run(2, listen) == ["", ""]
+
+
+def test_a_rank_that_waits_in_vain_fails_as_soon_as_it_has_said_so(tmp_path):
+    def only_on_the_main_process() -> None:
+        accelerator = Accelerator(cpu=True)
+        arrivals.NOTICE_AFTER = 0.1
+        if accelerator.is_main_process:
+            accelerator.save_state(tmp_path / "a")
+
+    with pytest.raises(RuntimeError, match="gloo/transport/tcp"):
+        notebook_launch(only_on_the_main_process, 2, output="none")

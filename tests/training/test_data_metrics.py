@@ -1,0 +1,129 @@
+"""Exact evaluation: what all ranks computed, each sample once, in the order of the data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
+from tests.support.training_scenes import sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tests.support.training_scenes import Sessions
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Sessions]:
+    with sessions(2, 3) as opened:
+        yield opened
+
+
+def evaluate(length: int, compute: Callable[[torch.Tensor], Any], **options: Any) -> list[Any]:
+    """Gather what `compute` makes of every batch, of three samples each."""
+    batch_size = options.pop("batch_size", 3)
+    drop_last = options.pop("drop_last", False)
+    skip = options.pop("skip", 0)
+    as_objects = options.pop("use_gather_object", False)
+    data: Any = range(length)
+    loader = skip_first_batches(
+        prepare_data_loader(DataLoader(data, batch_size=batch_size, drop_last=drop_last), **options), skip
+    )
+    return [gather_for_metrics(compute(batch), loader, use_gather_object=as_objects) for batch in loader]
+
+
+def on_all(sessions: Sessions, number: int, *args: Any, **options: Any) -> list[Any]:
+    everybody = sessions.run(number, lambda: evaluate(*args, **options))
+    assert repr(everybody[0]) == repr(everybody[-1])
+    return everybody[0]  # type: ignore[no-any-return]
+
+
+def flat(lists: Iterable[list[Any]]) -> list[Any]:
+    return [item for items in lists for item in items]
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 11, 12, 13])
+@pytest.mark.parametrize("num_processes", [2, 3])
+@pytest.mark.parametrize("options", [{}, {"even_batches": False}])
+def test_nested_results(ranks, num_processes, length, options):
+    def compute(batch: torch.Tensor) -> Any:
+        return {"logits": torch.stack([batch, batch * 2], dim=1), "ids": (batch, None)}
+
+    found = on_all(ranks, num_processes, length, compute, **options)
+    assert torch.cat([part["ids"][0] for part in found]).tolist() == list(range(length))
+    assert torch.cat([part["logits"] for part in found])[:, 1].tolist() == [2 * number for number in range(length)]
+    assert all(part["ids"][1] is None for part in found)
+
+
+@pytest.mark.parametrize("options", [{"drop_last": True}, {"skip": 1}, {"split_batches": True, "batch_size": 6}])
+def test_after_whatever_was_done_to_the_loader(ranks, options):
+    found = torch.cat(on_all(ranks, 2, 17, lambda batch: batch, **options)).tolist()
+    assert found == list(range(6, 17) if "skip" in options else range(12 if "drop_last" in options else 17))
+
+
+def test_lists_of_objects_become_one(ranks):
+    found = on_all(ranks, 2, 10, lambda batch: [f"text {number}" for number in batch.tolist()], even_batches=False)
+    assert flat(found) == [f"text {number}" for number in range(10)]
+    found = on_all(ranks, 2, 10, list, use_gather_object=True)
+    assert [int(item) for item in flat(found)] == list(range(10))
+
+
+def test_objects_beside_tensors(ranks):
+    found = on_all(ranks, 2, 7, lambda batch: {"ids": batch, "names": [str(number) for number in batch.tolist()]})
+    assert torch.cat([part["ids"] for part in found]).tolist() == list(range(7))
+    assert flat(part["names"] for part in found) == [str(number) for number in range(7)]
+
+
+def test_what_belongs_to_the_batch_is_gathered_whole(ranks):
+    # Accelerate cuts such tensors to the number of samples that remain.
+    losses = on_all(ranks, 2, 7, lambda batch: batch.float().mean())
+    assert [part.tolist() for part in losses] == [[1.0, 4.0], [pytest.approx(7 / 3)]]
+    pairs = on_all(ranks, 2, 8, lambda batch: torch.stack([batch.min(), batch.max()]), even_batches=False)
+    assert [part.tolist() for part in pairs] == [[0, 2, 3, 5], [6, 7]]
+    numbers = on_all(ranks, 2, 7, lambda batch: batch.sum().item(), even_batches=False)
+    assert numbers == [[3, 12], [6]]
+
+
+def test_a_tensor_that_looks_like_samples_on_one_rank_only(ranks):
+    # Two numbers of each batch, of which one rank has two samples.
+    for length, expected in ((4, [0, 2, 3, 3]), (5, [0, 2, 3, 4])):
+        found = on_all(ranks, 2, length, lambda batch: torch.stack([batch.min(), batch.max()]), even_batches=False)
+        assert [part.tolist() for part in found] == [expected]
+    pairs = on_all(ranks, 2, 3, lambda batch: torch.stack([batch.min(), batch.max()]), even_batches=False, batch_size=2)
+    assert [part.tolist() for part in pairs] == [[0, 1, 2, 2]]
+
+
+def test_tensors_without_rows(ranks):
+    found = on_all(ranks, 2, 4, lambda batch: batch.new_zeros(0, 2), even_batches=False)
+    assert [tuple(part.shape) for part in found] == [(0, 2)]
+
+
+def test_without_a_loader_nothing_is_left_out(ranks):
+    def gather() -> Any:
+        return gather_for_metrics(torch.tensor([dist.get_rank()]), None).tolist()
+
+    assert ranks.run(2, gather) == [[0, 1]] * 2
+
+
+def test_after_the_loop_nothing_is_left_out(ranks):
+    def gather() -> Any:
+        data: Any = range(3)
+        loader = prepare_data_loader(DataLoader(data, batch_size=2))
+        batches = list(loader)
+        return gather_for_metrics(torch.cat(batches), loader).tolist()
+
+    assert ranks.run(2, gather) == [[0, 1, 2, 0]] * 2
+
+
+def test_a_loader_of_ones_own_leaves_nothing_out(ranks):
+    def gather() -> Any:
+        data: Any = range(3)
+        loader = prepare_data_loader(DataLoader(data, batch_size=3), num_processes=1)
+        return [gather_for_metrics(batch, loader).tolist() for batch in loader]
+
+    assert ranks.run(2, gather) == [[[0, 1, 2] * 2]] * 2

@@ -1,0 +1,435 @@
+"""Ranks compare their weights now and then, in real launches: what is found, when, and what is left alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from notebook_launcher import Accelerator, LaunchConfig, notebook_launch
+from notebook_launcher.training.fingerprints import fingerprint, fingerprint_nested, is_comparable, sketch
+from tests.support.training_scenes import Sessions, make_data, make_model, sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Sessions]:
+    with sessions(2, 3) as opened:
+        yield opened
+
+
+class Training:
+    """A model that every rank trains on samples of its own."""
+
+    def __init__(self, model: torch.nn.Module | None = None, *, library: str = "notebook_launcher", **options: Any):
+        import importlib
+
+        self.accelerator = importlib.import_module(library).Accelerator(cpu=True, **options)
+        model = make_model() if model is None else model
+        self.model, self.optimizer = self.accelerator.prepare(
+            model, torch.optim.Adam(model.parameters(), lr=0.1, eps=0.1)
+        )
+        self.rank = self.accelerator.process_index
+        self.number = 0
+
+    def step(self, change: Callable[[], object] | None = None) -> None:
+        """Make an update, with a change between backward and step."""
+        self.number += 1
+        with self.accelerator.accumulate(self.model):
+            inputs, targets = make_data(2, seed=100 * self.number + self.rank)
+            self.accelerator.backward(torch.nn.functional.mse_loss(self.model(inputs), targets))
+            if change is not None:
+                change()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def steps(self, number: int) -> int:
+        """Make several updates; return how many have been made in all."""
+        for _ in range(number):
+            self.step()
+        return self.number
+
+    @property
+    def last(self) -> Any:
+        """The last parameter."""
+        return list(self.model.parameters())[-1]
+
+
+def initialise_again() -> None:
+    training = Training()
+    torch.nn.init.normal_(training.last, mean=torch.initial_seed() % 7)
+    training.step()
+
+
+def change_a_gradient() -> None:
+    training = Training()
+    training.steps(4)
+    training.step(lambda: training.last.grad.add_(training.rank == 1))
+    training.steps(11)
+
+
+def change_a_learning_rate() -> None:
+    training = Training()
+    training.optimizer.param_groups[0]["lr"] = 0.1 if training.rank < 2 else 0.3
+    training.steps(2)
+
+
+def change_an_optimizers_state() -> None:
+    training = Training()
+    training.step()
+    training.optimizer.state[training.last]["exp_avg"] *= training.rank
+    training.step()
+
+
+def step_on_the_main_rank_alone() -> None:
+    training = Training()
+    for _ in range(2):
+        inputs, targets = make_data(2)
+        training.accelerator.backward(torch.nn.functional.mse_loss(training.model(inputs), targets))
+        if training.accelerator.is_main_process:
+            training.optimizer.step()
+
+
+def change_a_leaf_tensor() -> None:
+    accelerator = Accelerator(cpu=True)
+    tensor = torch.ones(3, requires_grad=True)
+    tensor, optimizer = accelerator.prepare(tensor, torch.optim.SGD([tensor], lr=0.1))
+    for _ in range(2):
+        accelerator.backward((tensor * accelerator.process_index).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            tensor += accelerator.process_index == 2
+
+
+WEIGHTS = "the weights of Sequential on rank"
+ON_0 = "differ from those on rank 0"
+OTHER = "Some ranks have changed weights or gradients by themselves"
+DIVERGING = {
+    initialise_again: f"update 1: {WEIGHTS}s 1 and 2 differ from those on rank 0, first in 2.bias, .* prepare",
+    change_a_gradient: f"update 8: {WEIGHTS} 1 {ON_0}, first in 2.bias, .* 1 of 4 tensors. {OTHER}",
+    change_a_learning_rate: "update 1: The learning rates differ: 0.1 on rank 0; 0.1 on rank 1; 0.3 on rank 2. S",
+    change_an_optimizers_state: "update 2: the optimizer's states of .*, first in exp_avg of 2.bias, .* Load or change",
+    step_on_the_main_rank_alone: f"update 2: {WEIGHTS} 0 differ from those on rank 1, first in 0",
+    change_a_leaf_tensor: "update 2: the weights of the leaf tensors on rank 2 differ .* first in leaf tensor 0",
+}
+
+
+@pytest.mark.parametrize("diverge", DIVERGING, ids=lambda function: function.__name__)
+def test_ranks_that_diverge_raise_an_error_with_the_parameter_and_the_ranks(ranks: Sessions, diverge: Any) -> None:
+    with pytest.raises(RuntimeError, match=DIVERGING[diverge]) as raised:
+        ranks.run(3, diverge)
+    assert "check_ranks=False" in str(raised.value)
+
+
+def test_save_state_compares_and_writes_nothing_where_ranks_differ(ranks: Sessions, tmp_path: Path) -> None:
+    def train() -> None:
+        training = Training()
+        training.steps(4)
+        training.step(lambda: training.last.grad.add_(training.rank == 1))
+        training.accelerator.save_state(tmp_path / "here")
+
+    with pytest.raises(RuntimeError, match="save_state: the weights of Sequential on rank 1 differ from those on rank"):
+        ranks.run(3, train)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_rank_that_raises_is_no_matter_for_the_others(ranks: Sessions) -> None:
+    def train() -> str:
+        try:
+            change_a_gradient()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    texts = ranks.run(3, train)
+    assert texts[0]
+    assert texts == texts[:1] * 3
+
+
+@pytest.mark.parametrize("options", [{"check_ranks": False}, {"library": "notebook_launcher.compat"}])
+def test_a_check_that_is_off_finds_nothing(ranks: Sessions, options: dict[str, Any]) -> None:
+    def train() -> bool:
+        training = Training(**options)
+        training.step(lambda: training.last.grad.add_(training.rank == 1))
+        training.steps(2)
+        return training.accelerator.rank_check is None
+
+    assert ranks.run(2, train) == [True, True]
+
+
+def test_compat_compares_where_the_code_asks_for_it(ranks: Sessions) -> None:
+    def train() -> None:
+        training = Training(library="notebook_launcher.compat", check_ranks=True)
+        training.step(lambda: training.last.grad.add_(training.rank == 1))
+        training.steps(2)
+
+    with pytest.raises(RuntimeError, match="update 2: the weights of Sequential on rank 1"):
+        ranks.run(2, train)
+
+
+def test_one_process_has_nothing_to_compare() -> None:
+    assert Accelerator(cpu=True, check_ranks=True).rank_check is None
+
+
+def train_with_a_forgotten_optimizer(steps: int) -> list[float]:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = accelerator.prepare(model)
+    for number in range(4):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.full((1, 1), 1.0 + number + accelerator.process_index)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    return [parameter.item() for parameter in model.parameters()]
+
+
+def test_an_optimizer_that_was_not_prepared_raises_at_its_first_local_step(ranks: Sessions) -> None:
+    with pytest.raises(RuntimeError, match="this SGD was not prepared, and would update the Linear on each rank with"):
+        ranks.run(2, train_with_a_forgotten_optimizer, 2)
+    first, second = ranks.run(2, train_with_a_forgotten_optimizer, 1)  # every micro-batch is an update of all ranks
+    assert first == second
+
+
+def test_no_hook_of_an_accelerator_outlives_it(ranks: Sessions) -> None:
+    def train() -> tuple[int, int]:
+        from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
+
+        training = Training()
+        training.step()
+        during = len(hooks)
+        del training
+        return during, len(hooks)
+
+    assert ranks.run(2, train) == [(1, 0)] * 2
+
+
+# What may differ.
+
+
+def train_local_sgd(folder: Path) -> Any:
+    from notebook_launcher import LocalSGD
+
+    training = Training()
+    training.step()
+    with LocalSGD(training.accelerator, training.model, 4) as local_sgd:
+        for _ in range(3):
+            training.step()
+            local_sgd.step()
+        training.accelerator.save_state(folder)
+    training.accelerator.save_state(folder)
+    return training.number
+
+
+def train_after_a_join(folder: Path) -> Any:
+    training = Training()
+    training.steps(2)
+    with training.accelerator.join_uneven_inputs([training.model], even_batches=False):
+        training.steps(5 + training.rank)
+    training.accelerator.save_state(folder)
+    return training.steps(2) - training.rank
+
+
+def train_buffers_and_ignored_parameters(_: Path) -> int:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from notebook_launcher import DistributedDataParallelKwargs
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    model[1].register_parameter("own", torch.nn.Parameter(torch.full((1,), 1.0 + torch.distributed.get_rank())))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.own"])
+    handler = DistributedDataParallelKwargs(broadcast_buffers=False)
+    return Training(model, kwargs_handlers=[handler]).steps(5)
+
+
+def train_a_sharded_optimizer(_: Path) -> int:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    accelerator, model = Accelerator(cpu=True), make_model()
+    model = accelerator.prepare(model)
+    zero = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, lr=0.1)
+    optimizer = accelerator.prepare(zero)
+    for number in range(5):
+        inputs, targets = make_data(2, seed=number + 100 * accelerator.process_index)
+        accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+    return 5
+
+
+def train_two_networks_in_fp16(_: Path) -> int:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", gradient_accumulation_steps=2)
+    first, second = accelerator.prepare(make_model(), make_model(seed=1))
+    optimizers = accelerator.prepare(*(torch.optim.Adam(model.parameters()) for model in (first, second)))
+    for number in range(12):
+        inputs, targets = make_data(2, seed=number + 100 * accelerator.process_index)
+        for at, (model, optimizer) in enumerate(zip((first, second), optimizers, strict=True)):
+            if at and number % 4 < 2:  # one of them is trained half as often
+                continue
+            with accelerator.accumulate(model):
+                loss = torch.nn.functional.mse_loss(model(inputs), targets)
+                # An overflow now and then, so that steps are skipped.
+                accelerator.backward(loss * float("inf") if number == 4 else loss)
+                optimizer.step()
+                optimizer.zero_grad()
+    return 5
+
+
+def train_beside_models_of_a_ranks_own(_: Path) -> int:
+    training = Training()
+    training.accelerator.prepare_model(make_model(training.rank), evaluation_mode=True)
+    if training.rank == 0:
+        training.accelerator.prepare_model(make_model(), evaluation_mode=True)
+    return training.steps(5)
+
+
+HARMLESS = {
+    train_local_sgd: 4,
+    train_after_a_join: 9,
+    train_buffers_and_ignored_parameters: 5,
+    train_a_sharded_optimizer: 5,
+    train_two_networks_in_fp16: 5,
+    train_beside_models_of_a_ranks_own: 5,
+}
+
+
+@pytest.mark.parametrize("train", HARMLESS, ids=lambda function: function.__name__)
+def test_what_ranks_may_keep_for_themselves_raises_nothing(ranks: Sessions, train: Any, tmp_path: Path) -> None:
+    assert ranks.run(2, train, tmp_path / "checkpoint") == [HARMLESS[train]] * 2
+
+
+def test_a_model_that_ranks_keep_is_compared_in_later_runs_too(ranks: Sessions) -> None:
+    def begin() -> None:
+        import __main__
+
+        __main__.kept = Training()
+        __main__.kept.steps(3)
+
+    def go_on() -> None:
+        from __main__ import kept
+
+        kept.step()
+        kept.step(lambda: kept.last.grad.add_(kept.rank == 1))
+        kept.steps(3)
+
+    ranks.run(2, begin)
+    with pytest.raises(RuntimeError, match="update 8: the weights of Sequential on rank 1 differ"):
+        ranks.run(2, go_on)
+
+
+# Notices.
+
+
+def launched(function: Callable[..., object], capfd: pytest.CaptureFixture[str], num_processes: int = 2) -> str:
+    """Launch, and return what the cell shows."""
+    notebook_launch(function, num_processes, output="rank0", runs_folder=None, threads_per_process=1)
+    return capfd.readouterr().out
+
+
+def test_weights_that_differ_by_rounding_give_one_notice(capfd: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        training = Training()
+        with torch.no_grad():
+            if training.rank == 1:
+                training.last.copy_(torch.nextafter(training.last, training.last + 1))
+        training.steps(4)
+
+    shown = launched(train, capfd)
+    assert shown.count(f"update 1: {WEIGHTS} 1 {ON_0} by rounding alone") == 1
+    assert shown.count("by rounding") == 1
+
+
+SAME = "all 2 ranks gave the model the same inputs"
+
+
+LOADERS = {"forgotten": (2, 1), "prepared": (2, 0), "alone": (1, 0)}
+"""The number of ranks, and that of notices."""
+
+
+@pytest.mark.parametrize("case", LOADERS)
+def test_a_loader_that_was_not_prepared_gives_one_notice(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        training = Training()
+        data = torch.utils.data.TensorDataset(*make_data(1))  # so that all ranks' batches are equal if it is prepared
+        loader = torch.utils.data.DataLoader(data, 1)
+        loader = training.accelerator.prepare(loader) if case == "prepared" else loader
+        for _ in range(9):
+            for inputs, targets in loader:
+                training.accelerator.backward(torch.nn.functional.mse_loss(training.model(inputs), targets))
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+
+    num_processes, count = LOADERS[case]
+    assert launched(train, capfd, num_processes).count(SAME) == count
+
+
+# Switches.
+
+
+def test_the_code_wins_over_the_launch() -> None:
+    def look(**options: Any) -> bool:
+        return Accelerator(cpu=True, **options).rank_check is not None
+
+    def looks(*, launch: bool | None, code: bool | None = None) -> bool:
+        return bool(notebook_launch(look, 2, kwargs={"check_ranks": code}, check_ranks=launch, output="none")[0])
+
+    assert [looks(launch=None), looks(launch=False), looks(launch=False, code=True)] == [True, False, True]
+
+
+def test_check_ranks_rejects_what_is_no_switch() -> None:
+    no: Any = "no"
+    one: Any = 1
+    with pytest.raises(ValueError, match="check_ranks='no' is a str; it must be True or False"):
+        LaunchConfig(check_ranks=no)
+    with pytest.raises(TypeError, match="check_ranks=1 is a int; it must be True or False, or None"):
+        Accelerator(cpu=True, check_ranks=one)
+
+
+# Fingerprints.
+
+
+def test_a_fingerprint_depends_on_every_bit_and_on_the_order() -> None:
+    tensors = [
+        torch.rand(5),
+        torch.rand(70, 70),
+        torch.rand(3).bfloat16(),
+        torch.rand(4, dtype=torch.cfloat),
+        torch.tensor([True]),
+    ]
+    original = fingerprint(tensors)
+    assert fingerprint(tensor.clone() for tensor in tensors) == original
+    assert fingerprint([tensors[1].T.contiguous().T]) == fingerprint([tensors[1]])
+    assert fingerprint([tensors[1][:, 1:]]) == fingerprint([tensors[1][:, 1:].clone()])
+    assert fingerprint(tensors[::-1]) != original
+    for at, tensor in enumerate(tensors):
+        changed = [one.clone() for one in tensors]
+        changed[at].view(-1)[-1] = 1 - tensor.view(-1)[-1] if tensor.dtype != torch.bool else False
+        assert fingerprint(changed) != original
+
+
+def test_a_sketch_estimates_how_far_apart_two_tensors_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for size in (1, 2, 10, 1000):
+        one, change = (torch.rand(size, generator=generator) - 0.5 for _ in range(2))
+        distance = sketch(one).distance(sketch(one + 0.01 * change))
+        assert distance == pytest.approx(float(0.01 * change.norm() / one.norm()), rel=0.9)
+    broken = torch.full((2,), float("nan"))
+    assert sketch(broken).distance(sketch(broken)) == 0.0
+    assert sketch(broken).distance(sketch(torch.ones(2))) == float("inf")
+
+
+def test_only_plain_tensors_are_compared() -> None:
+    class Marked(torch.Tensor):
+        pass
+
+    kept = [torch.ones(1), torch.nn.Parameter(torch.ones(1))]
+    assert all(map(is_comparable, kept))
+    left_out = [1.0, torch.ones(1).to_sparse(), torch.ones(1, device="meta"), torch.ones(1).as_subclass(Marked)]
+    assert not any(map(is_comparable, left_out))
+    assert fingerprint_nested(({"x": kept[:1]}, [kept[1]])) == fingerprint(kept)
+    assert fingerprint_nested(("text", {"x": 1})) is None

@@ -1,0 +1,1 @@
+"""Tests of what travels between the kernel and the ranks."""

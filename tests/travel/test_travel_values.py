@@ -1,0 +1,359 @@
+"""Tensors, arrays and modules arrive as they left; large ones without a copy."""
+
+# the classes stand for the user's
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import mmap
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from notebook_launcher import travel
+from notebook_launcher.channel import AnonymousFile
+from notebook_launcher.errors import ResourceError
+from notebook_launcher.travel import parcel
+from notebook_launcher.travel.memory import available_memory
+from tests.support.interrupts import interrupt_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LARGE = 4 << 20  # beyond what is copied on arrival
+
+
+def there_and_back(value: Any) -> Any:
+    fn, args, *_ = travel.unpack_call(travel.pack_call(print, (value,), {}).detach())
+    assert fn is print
+    return travel.unpack_value(travel.pack_value(args[0]))
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left_open() -> Any:
+    before = set(Path("/proc/self/fd").iterdir())
+    yield
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+TENSORS = {
+    "empty": torch.empty(0),
+    "empty-2d": torch.empty(3, 0, 2),
+    "scalar": torch.tensor(3.5),
+    "bool": torch.tensor([True, False]),
+    "complex": torch.tensor([1 + 2j]),
+    "conjugate": torch.tensor([1 + 2j]).conj(),
+    "bfloat16": torch.arange(5, dtype=torch.bfloat16),
+    "float8": torch.arange(5, dtype=torch.float32).to(torch.float8_e4m3fn),
+    "uint16": torch.arange(5, dtype=torch.int32).to(torch.uint16),
+    "transposed": torch.arange(6.0).reshape(2, 3).T,
+    "offset": torch.arange(10.0)[3:7],
+    "steps": torch.arange(10.0)[::3],
+    "expanded": torch.ones(1, 3).expand(4, 3),
+    "channels-last": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "requires-grad": torch.ones(3, requires_grad=True),
+    "large": torch.arange(LARGE, dtype=torch.uint8),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_arrive_as_they_left(name: str) -> None:
+    left = TENSORS[name]
+    arrived = there_and_back(left)
+    assert type(arrived) is type(left)
+    for attribute in ("dtype", "shape", "requires_grad", "layout", "is_leaf"):
+        assert getattr(arrived, attribute) == getattr(left, attribute)
+    assert arrived.stride() == left.stride()
+    assert arrived.storage_offset() == left.storage_offset()
+    assert arrived.is_conj() == left.is_conj()
+    assert torch.equal(arrived.to(torch.complex64), left.to(torch.complex64))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.quint8),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    ],
+    ids=["coo", "csr", "quantized", "nested"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_other_layouts_arrive(make: Callable[[], torch.Tensor]) -> None:
+    left = make()
+    arrived = there_and_back(left)
+    assert arrived.layout == left.layout
+    if left.is_nested:
+        assert all(torch.equal(a, b) for a, b in zip(arrived.unbind(), left.unbind(), strict=True))
+    else:
+        dense = [t.dequantize() if t.is_quantized else t.to_dense() for t in (arrived, left)]
+        assert torch.equal(*dense)
+
+
+def test_meta_tensors_keep_their_shape() -> None:
+    arrived = there_and_back(torch.empty(1 << 20, 1 << 20, device="meta"))
+    assert (arrived.shape, arrived.device.type) == ((1 << 20, 1 << 20), "meta")
+
+
+def test_a_non_leaf_tensor_arrives_as_a_leaf() -> None:
+    arrived = there_and_back(torch.ones(3, requires_grad=True) * 2)
+    assert (arrived.tolist(), arrived.requires_grad, arrived.is_leaf) == ([2, 2, 2], True, True)
+
+
+def test_a_subclass_of_tensor_keeps_its_type_and_attributes() -> None:
+    class Tagged(torch.Tensor):
+        pass
+
+    left = torch.ones(2).as_subclass(Tagged)
+    left.tag = "x"  # type: ignore[attr-defined]
+    arrived = there_and_back(left)
+    assert (type(arrived).__name__, arrived.tag, arrived.tolist()) == ("Tagged", "x", [1, 1])
+
+
+@pytest.mark.parametrize("length", [8, LARGE], ids=["copied", "mapped"])
+def test_tensors_that_shared_memory_still_do(length: int) -> None:
+    base = torch.zeros(length)
+    arrived, view, again, storage = there_and_back([base, base[2:4], base, base.untyped_storage()])
+    view.fill_(7)
+    assert arrived[1:5].tolist() == [0, 7, 7, 0]
+    assert again is arrived
+    assert storage.data_ptr() == arrived.data_ptr()
+    assert base.sum() == 0
+
+
+def test_a_storage_seen_through_two_objects_travels_once() -> None:
+    base = torch.zeros(LARGE)
+    fd = travel.pack_value([base, base.view(torch.int32), base.detach()])
+    assert base.nbytes < os.fstat(fd).st_size < 1.1 * base.nbytes
+    travel.unpack_value(fd)
+
+
+def test_a_module_and_its_optimizer_stay_tied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # The first optimizer of a process imports what would set this for good.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    arrived, its_optimizer = there_and_back((model, optimizer))
+    assert arrived[1].weight is arrived[0].weight
+    assert its_optimizer.param_groups[0]["params"][0] is arrived[0].weight
+    assert its_optimizer.state[arrived[0].weight]["step"] == 1
+    assert torch.equal(arrived[0].weight, model[0].weight)
+    assert isinstance(arrived[0].weight, torch.nn.Parameter)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    x: Any
+    color: Color
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("opt_first", [False, True])
+def test_scheduler_arrives_without_a_warning_at_its_first_step(*, opt_first: bool) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma) for gamma in (0.5, 0.1)]
+    if opt_first:
+        optimizer.step()
+    optimizer, schedulers = there_and_back((optimizer, schedulers))
+    if not opt_first:
+        optimizer.step()
+    for scheduler in schedulers:
+        scheduler.step()
+    assert schedulers[1].get_last_lr() == [pytest.approx(0.05)]
+
+
+def test_scheduler_still_warns_where_the_optimizer_never_stepped() -> None:
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0)
+    _, scheduler = there_and_back((optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)))
+    with pytest.warns(UserWarning, match=r"`lr_scheduler.step\(\)` before `optimizer.step\(\)`"):
+        scheduler.step()
+
+
+class DecidesItself(torch.optim.SGD):
+    def __reduce__(self) -> Any:
+        return torch.optim.SGD, ([torch.zeros(1)], 0.5)
+
+
+def test_optimizer_that_pickles_by_its_own_rule_keeps_to_it() -> None:
+    optimizer = DecidesItself([torch.zeros(1)], lr=1.0)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert there_and_back(optimizer).param_groups[0]["lr"] == 0.5
+
+
+def test_hooks_of_an_optimizer_arrive_and_new_ones_do_not_replace_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    counts = [0, 0]
+
+    def count(at: int) -> Any:
+        def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+            optimizer.counts[at] += 1
+
+        return hook
+
+    optimizer.register_step_pre_hook(count(0))
+    monkeypatch.setattr(torch.utils.hooks.RemovableHandle, "next_id", 0)  # as in a process that made none
+    arrived = there_and_back(optimizer)
+    arrived.register_step_pre_hook(count(1))
+    arrived.counts = counts
+    arrived.step()
+    assert counts == [1, 1]
+
+
+def test_plain_objects_arrive() -> None:
+    left = {"batch": Batch((1, "two", b"\0" * 3), Color.RED), "set": {1, 2}, "none": None}
+    assert there_and_back(left) == left
+    assert there_and_back(Color.RED) is Color.RED
+    assert there_and_back(functools.cache(functools.partial(pow, 2)))(3) == 8
+
+
+ARRAYS: dict[str, Any] = {
+    "c-order": np.arange(6.0).reshape(2, 3),
+    "f-order": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "strided": np.arange(10)[::3],
+    "empty": np.empty((0, 3)),
+    "scalar": np.float32(3.5),
+    "strings": np.array(["a", "bc"]),
+    "objects": np.array([None, {"a": 1}]),
+    "records": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+    "dates": np.array(["2024-01-01"], dtype="M8[D]"),
+    "large": np.arange(LARGE, dtype=np.uint8),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_arrive_as_they_left(name: str) -> None:
+    left = ARRAYS[name]
+    arrived = there_and_back(left)
+    assert arrived.dtype == left.dtype
+    np.testing.assert_array_equal(arrived, left)
+
+
+@pytest.mark.parametrize("length", [8, LARGE], ids=["copied", "mapped"])
+def test_what_arrives_is_writable_and_aligned(length: int) -> None:
+    odd = np.ones(3, dtype=np.uint8)
+    _, array, tensor = there_and_back([odd, np.zeros(length), torch.zeros(length)])
+    array[:] = 1
+    tensor += 1
+    assert (array.sum(), tensor.sum()) == (length, length)
+    assert array.ctypes.data % 64 == tensor.data_ptr() % 64 == 0
+
+
+def test_a_data_frame_arrives() -> None:
+    pandas = pytest.importorskip("pandas")
+    left = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    pandas.testing.assert_frame_equal(there_and_back(left), left)
+
+
+def mapping_of(address: int) -> dict[str, int]:
+    """Return the sizes in bytes that /proc/self/smaps gives for the mapping of an address."""
+    found: dict[str, int] = {}
+    with open("/proc/self/smaps") as file:
+        inside = False
+        for line in file:
+            if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
+            elif inside and (size := re.match(r"(\w+): +(\d+) kB", line)):
+                found[size[1]] = int(size[2]) * 1024
+    return found
+
+
+def test_arrival_takes_no_memory_until_something_is_written() -> None:
+    size = 256 << 20
+    fd = travel.pack_value(torch.ones(size, dtype=torch.uint8))
+    private = psutil.Process().memory_full_info().uss
+    resident = psutil.Process().memory_info().rss
+    tensor = travel.unpack_value(fd)
+    assert psutil.Process().memory_info().rss - resident < size / 50
+    assert int(tensor[:: mmap.PAGESIZE].sum()) == size // mmap.PAGESIZE  # every page is read
+    assert psutil.Process().memory_full_info().uss - private < size * 1.1  # the one copy, ours alone now
+    sizes = mapping_of(tensor.data_ptr())
+    assert (sizes["Anonymous"], sizes["Rss"] >= size) == (0, True)
+    tensor[0] = 2
+    assert 0 < mapping_of(tensor.data_ptr())["Anonymous"] <= 4 << 20
+
+
+def test_readers_share_one_copy_and_do_not_see_each_others_writes() -> None:
+    fd = travel.pack_call(print, (torch.zeros(LARGE),), {}).detach()
+    first, second = (travel.unpack_call(os.dup(fd))[1][0] for _ in range(2))
+    child = os.fork()
+    if child == 0:
+        third = travel.unpack_call(fd)[1][0]
+        third.numpy()[:] = 3
+        os._exit(int(third.numpy().sum() != 3 * LARGE))
+    os.close(fd)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    first.fill_(1)
+    assert (first.sum(), second.sum()) == (LARGE, 0)
+
+
+@pytest.mark.parametrize("value", [bytearray(LARGE), np.zeros(LARGE)], ids=["in-band", "out-of-band"])
+def test_a_full_memory_is_an_error_before_it_is_full(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcel, "UNCHECKED_SIZE", 1 << 20)
+    monkeypatch.setattr(parcel, "available_memory", lambda: 1_000_000)
+    with pytest.raises(ResourceError, match=r"the captured data need .* MB of shared memory, 1 MB are avail"):
+        travel.pack_call(print, (value,), {})
+    with pytest.raises(ResourceError, match=r"the return value needs .* MB of shared memory"):
+        travel.pack_value(value)
+
+
+def test_the_largest_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = np.zeros(120_000_000, dtype=np.uint8)
+    small = np.zeros(10)
+    monkeypatch.setattr(parcel, "available_memory", lambda: 0)
+    with pytest.raises(ResourceError, match=r"the largest: `table`, a numpy.ndarray of 120 MB \(captured by"):
+        travel.pack_call(lambda: (small, table), (), {})
+
+
+def test_the_systems_own_refusal_is_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(AnonymousFile):
+        def __init__(self, name: str) -> None:
+            super().__init__(name)
+            full = os.open("/dev/full", os.O_RDWR)
+            os.dup2(full, self.fileno(), inheritable=False)
+            os.close(full)
+
+    monkeypatch.setattr(parcel, "AnonymousFile", Full)
+    with pytest.raises(ResourceError, match="the return value needs"):
+        travel.pack_value([1, 2])
+
+
+def test_an_interrupt_at_any_bytecode_of_packing_leaves_no_descriptor() -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def pack() -> None:
+        packed.append(travel.pack_call(print, (), {}))
+
+    packed: list[AnonymousFile] = []
+    number, before = 0, descriptors()
+    while interrupt_at(number, pack, ("notebook_launcher.",)):
+        assert descriptors() == before, number
+        number += 1
+    assert number > 100
+    packed.pop().close()
+
+
+def test_a_descriptor_of_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not hold a parcel"):
+        travel.unpack_call(os.memfd_create("other"))
+
+
+def test_available_memory_is_within_the_machines() -> None:
+    assert 0 < available_memory() <= psutil.virtual_memory().total

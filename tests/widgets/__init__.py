@@ -1,0 +1,1 @@
+"""Tests of the panel, the monitor and the comparison, without a browser."""

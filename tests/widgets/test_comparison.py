@@ -1,0 +1,178 @@
+"""Runs side by side: real ones, live, over, from their folders, and what is none."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notebook_launcher import ConfigError, Run, launch
+from notebook_launcher.widgets import compare
+from notebook_launcher.widgets.comparison import MAX_RUNS, Comparison
+from tests.drawing.test_drawing import Balanced, parse_svg, words_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def train(num_updates: int, steps: int) -> str:
+    """Two metrics, one of them with a value that is not finite, and phases."""
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    for step in range(num_updates):
+        for _ in range(steps):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.ones(2, 1)).mean())
+        accelerator.log({"loss": 1 / (1 + step), "<b>odd</b>": float("nan") if step == 1 else step}, step=step)
+    return "returned"
+
+
+def fail() -> None:
+    raise ValueError("<script>boom</script>")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> list[Run]:
+    """Two runs of two ranks that differ in two settings, and one that failed."""
+    kept: dict[str, Any] = {"output": "none", "runs_folder": str(folder)}
+    first = launch(train, 2, args=(4, 2), threads_per_process=1, env={"MODE": "hidden-value"}, **kept)
+    second = launch(train, 2, args=(8, 1), **kept)
+    failed = launch(fail, 1, **kept)
+    return [run for run in (first, second, failed) if run.wait(50)]
+
+
+def test_the_curves_of_all_runs_are_in_one_plot(runs: list[Run]) -> None:
+    comparison = compare(*runs)
+    assert comparison.metrics == ["loss", "<b>odd</b>"]
+    words = words_of(comparison.svg())
+    assert {"A: train", "B: train", "C: fail", "loss", "<b>odd</b>"} <= set(words)
+    assert any("NaN from step 1" in word for word in words)
+    assert "loss" not in words_of(compare(*runs, metrics="<b>odd</b>").svg())
+
+
+def test_what_differs_is_told(runs: list[Run]) -> None:
+    comparison = compare(*runs[:2])
+    assert comparison.settings["threads_per_process"] == {"A": "1", "B": "null"}
+    assert comparison.settings["env['MODE']"] == {"A": "set"}
+    assert "num_processes" not in comparison.settings
+    assert compare(runs[0], runs[0]).settings == {}
+
+
+def test_speed_and_memory_are_measured_against_the_first(runs: list[Run]) -> None:
+    comparison = compare(*runs)
+    assert set(comparison.samples_per_second) == {"A", "B"}
+    assert set(comparison.peak_memory) == set(comparison.seconds) == {"A", "B", "C"}
+    assert comparison.seconds["A"] == runs[0].snapshot().seconds
+    ratio = comparison.seconds["B"] / comparison.seconds["A"]
+    assert f"{ratio:.2f}" in repr(comparison)
+
+
+def test_a_notebook_shows_curves_and_tables(runs: list[Run]) -> None:
+    bundle = compare(*runs)._repr_mimebundle_()
+    page = Balanced(bundle["text/html"])
+    for words in ("3 runs compared", "Settings that differ", "✓ done", "✗ failed", runs[1].id, "<script>boom"):
+        assert words in page.text
+    assert "hidden-value" not in "".join(bundle.values())
+    assert 'alt="Curves of loss, &lt;b&gt;odd&lt;/b&gt;"' in bundle["text/html"]
+    parse_svg(bundle["image/svg+xml"])
+    assert bundle["text/plain"].startswith("3 runs compared\n")
+    assert re.search(r"threads_per_process +1 +null", bundle["text/plain"])
+
+
+def test_runs_without_metrics_are_compared_without_a_picture(runs: list[Run]) -> None:
+    bundle = compare(runs[2])._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html"}
+    assert "<img" not in bundle["text/html"]
+
+
+def test_results_that_left_no_folder_have_no_curves_but_the_rest(runs: list[Run]) -> None:
+    results = launch(print, 2, output="none", runs_folder=None).result()
+    comparison = compare(runs[0], results)
+    assert comparison.runs["B"].name == "results 2"
+    assert comparison.runs["B"].state == "done"
+    assert comparison.peak_memory["B"] == max(rank.peak_memory or 0 for rank in results.ranks)
+    assert comparison.settings == {}
+    assert {"A: train", "B: results 2"} <= set(words_of(comparison.svg()))
+
+
+def test_results_of_a_failure(runs: list[Run]) -> None:
+    error = runs[2].exception()
+    assert error is not None
+    (run,) = compare(error.results).runs.values()  # type: ignore[attr-defined] # every error of a run has them
+    assert (run.state, run.failures[0].summary) == ("failed", "ValueError: <script>boom</script>")
+
+
+def test_runs_are_found_in_their_folders(runs: list[Run], folder: Path) -> None:
+    comparison = compare(runs[0], folder / runs[1].id, str(folder / runs[1].id))
+    assert [run.id for run in comparison.runs.values()] == [runs[0].id, runs[1].id, runs[1].id]
+    assert comparison.samples_per_second["B"] == pytest.approx(compare(runs[1]).samples_per_second["A"])
+
+
+def test_a_run_that_goes_on_is_compared_as_it_is_now() -> None:
+    def wait() -> None:
+        import time
+
+        from notebook_launcher import report, track
+
+        report(loss=1.0)
+        for _ in track(range(10**6)):
+            time.sleep(0.01)
+
+    run = launch(wait, 1, output="none")
+    while not run.metrics:
+        run.wait(0.01)
+    comparison = compare(run)
+    run.stop()
+    assert comparison.runs["A"].state == "running"
+    assert compare(run).runs["A"].state == "stopped"
+    assert "running" in repr(comparison)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ([], r"compare\(\) got 0 runs; it takes 1 to 26\. Type compare\(run_a, run_b\)"),
+        ([object()] * (MAX_RUNS + 1), r"compare\(\) got 27 runs"),
+        ([3], r"argument 1 of compare\(\) is not a run: 3 \(int\)\. Pass what launch\(\) returned, or an id"),
+        ([[1, 2]], r"is not a run: \[1, 2\] \(list\)\. Pass the runs one by one: compare\(\*runs\)"),
+        ([train], r"is not a run: <function train .*\(function\)\. Pass the run, not the function"),
+        ([Run], r"is not a run: <class .*Run'> \(type\)\. Pass"),
+    ],
+)
+def test_what_is_no_run_is_refused(wrong: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compare(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ("los", r"metrics='los': no run has reported 'los'\. Did you mean 'loss'\?"),
+        (["loss", "zzz"], r"no run has reported 'zzz'\. There are: 'loss', '<b>odd</b>'\."),
+    ],
+)
+def test_a_metric_that_nobody_reported(runs: list[Run], metrics: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compare(runs[0], metrics=metrics)
+
+
+def test_an_id_that_no_run_has() -> None:
+    with pytest.raises(LookupError, match="there is no run '20001231-no-such-run'"):
+        compare("20001231-no-such-run")
+
+
+def test_as_many_runs_as_there_are_letters(runs: list[Run]) -> None:
+    comparison = compare(*[runs[0]] * MAX_RUNS)
+    assert isinstance(comparison, Comparison)
+    assert "Z: train" in words_of(comparison.svg())
+    Balanced(comparison._repr_html_())

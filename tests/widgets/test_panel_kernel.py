@@ -1,0 +1,364 @@
+"""The panel in a real kernel: clicked, it launches real ranks, and their results, failures and output come back."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.kernel.test_ipykernels import installed
+from tests.support.kernels import ROOT
+from tests.support.scenes import evaluate, final, unchanged, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.kernels import Kernel, Outcome
+
+PANEL = """
+import threading, time
+from notebook_launcher import report
+from notebook_launcher.widgets import ConfigPanel
+
+def train(lr: float = 0.1, fails: bool = False, endless: bool = False):
+    import torch.distributed as dist
+    print(f"lr is {lr}")
+    report(step=1, loss=lr)
+    if fails and dist.get_rank() == 1:
+        raise ValueError("bo<b>o</b>m")
+    while endless:
+        time.sleep(0.01)
+    dist.barrier()
+    return lr * (dist.get_rank() + 1)
+
+panel = ConfigPanel(train, 2)
+
+class Waiting:  # for a widget's trait to have a value that is wanted
+    def __init__(self, widget, name, is_wanted):
+        self.event = threading.Event()
+        widget.observe(lambda change: is_wanted(change["new"]) and self.event.set(), name)
+    def wait(self):
+        assert self.event.wait(30), (panel.run, panel._running.status.value, panel._running.error.value)
+
+def run_by_click():
+    over = Waiting(panel.launch_button, "disabled", lambda is_disabled: not is_disabled)
+    panel.launch_button.click()
+    over.wait()
+    return panel._running.status.value
+
+panel
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel_and_cell() -> Iterator[tuple[Kernel, str]]:
+    with warm_kernel(env={"NOTEBOOK_LAUNCHER_RUNS": "off"}) as kernel:
+        shown = kernel.execute(PANEL)
+        assert shown.error is None, shown.traceback
+        yield kernel, shown.msg_id
+
+
+@pytest.fixture
+def kernel(kernel_and_cell: tuple[Kernel, str]) -> Kernel:
+    evaluate(kernel_and_cell[0], "panel.arguments = {}; panel.config = type(panel.config)(num_processes=2); 0")
+    return kernel_and_cell[0]
+
+
+@pytest.fixture
+def cell(kernel_and_cell: tuple[Kernel, str]) -> str:
+    """The cell that shows the panel."""
+    return kernel_and_cell[1]
+
+
+def click(kernel: Kernel, button: str, panel: str = "panel") -> None:
+    """Click as a front end does: by a message to the widget."""
+    comm_id = evaluate(kernel, f"{panel}.{button}.comm.comm_id")
+    content = {"comm_id": comm_id, "data": {"method": "custom", "content": {"event": "click"}}}
+    client: Any = kernel._client
+    client.shell_channel.send(client.session.msg("comm_msg", content))
+
+
+def test_the_oldest_ipywidgets() -> None:
+    path = os.pathsep.join([str(installed("7.7.5", "ipywidgets", "ipython-genutils")), str(ROOT)])
+    with warm_kernel(env={"PYTHONPATH": path, "NOTEBOOK_LAUNCHER_RUNS": "off"}) as kernel:
+        shown = kernel.execute("import ipywidgets; print(ipywidgets.__version__)" + PANEL)
+        assert shown.error is None, shown.traceback
+        assert shown.stdout == "7.7.5\n"
+        before = set(final(shown))
+        evaluate(kernel, "panel.view.argument_fields['endless'].control.value = True; 0")
+        click(kernel, "launch_button")
+        kernel.wait(shown.msg_id, until=lambda _: bool(monitors(kernel)))
+        (comm_id,) = monitors(kernel)
+        kernel.send_comm(comm_id, {"method": "custom", "content": {"type": "hello"}})
+        kernel.wait(shown.msg_id, until=lambda cell: "reset" in sent(kernel, comm_id) and "lr is 0.1" in cell.stdout)
+        kernel.send_comm(comm_id, {"method": "custom", "content": {"type": "interrupt"}})
+        ended = kernel.wait(shown.msg_id, until=lambda cell: new_picture(cell, before, "stopped"))
+        assert "update" in sent(kernel, comm_id)
+        assert "stopped after" in ended.stdout
+        closed = kernel.execute("monitor = panel._running._monitor; monitor.close(); monitor")
+        assert closed.error is None, closed.traceback
+        assert "stopped" in str(closed.result)
+
+
+def monitors(kernel: Kernel) -> list[str]:
+    """Return the comms of all monitors so far."""
+    opened = (message["content"] for message in kernel.received if message["msg_type"] == "comm_open")
+    return [content["comm_id"] for content in opened if {"_esm", "title"} <= set(content["data"].get("state", {}))]
+
+
+def sent(kernel: Kernel, comm_id: str) -> list[str]:
+    """Return the kinds of messages that a monitor's page was sent."""
+    contents = (message["content"] for message in kernel.received if message["msg_type"] == "comm_msg")
+    mine = (content["data"].get("content", {}) for content in contents if content["comm_id"] == comm_id)
+    return [content.get("type", "") for content in mine]
+
+
+def test_it_is_shown_as_a_widget_with_a_text(kernel: Kernel, cell: str) -> None:
+    shown, kept = (content["data"] for content in kernel.outcome(cell).displays[:2])
+    assert "notebook_launch(train, 2)" in kept["text/html"]
+    assert shown["text/plain"] == "<ConfigPanel(train): not launched yet>"
+    assert shown["application/vnd.jupyter.widget-view+json"]["model_id"] == evaluate(kernel, "panel.model_id")
+
+
+def test_a_click_runs_what_the_fields_say(kernel: Kernel, cell: str) -> None:
+    status = evaluate(kernel, 'panel.view.argument_fields["lr"].control.value = "0.5"; run_by_click()')
+    assert "✓ train: done in " in status
+    assert evaluate(kernel, "list(panel.results), panel.run.config.num_processes") == ([0.5, 1.0], 2)
+    assert evaluate(kernel, "type(panel._running.monitor_box.children[0]).__name__") == "Monitor"
+
+
+def test_what_the_ranks_write_and_the_picture_come_to_the_panels_cell(kernel: Kernel, cell: str) -> None:
+    before = set(final(kernel.outcome(cell)))
+    msg_id = kernel.start('panel.arguments["lr"] = 0.25; panel.launch_button.click()')
+    shown = kernel.wait(cell, until=lambda cell: "lr is 0.25" in cell.stdout and new_picture(cell, before, "done, "))
+    assert new_picture(shown, before)["text/html"].startswith("<details ")
+    assert kernel.wait(msg_id).stdout == ""
+
+
+def new_picture(cell: Outcome, before: set[str], says: str = "") -> Any:
+    """Return the newest picture of a run, if it says that the run is so."""
+    shown = final(cell)
+    pictures = [shown[key] for key in shown if key not in before]
+    return pictures[-1] if pictures and f">train on 2 ranks: {says}" in pictures[-1].get("text/html", "") else None
+
+
+def test_a_picture_is_kept_for_the_case_that_the_kernel_dies(kernel: Kernel, cell: str) -> None:
+    before = set(final(kernel.outcome(cell)))
+    evaluate(kernel, 'panel.arguments["endless"] = True; panel.launch_button.click(); 0')
+    shown = kernel.wait(cell, until=lambda cell: new_picture(cell, before, "running"))
+    assert "<img" in new_picture(shown, before)["text/html"]
+    evaluate(
+        kernel,
+        'over = Waiting(panel.launch_button, "disabled", lambda is_off: not is_off)\npanel.run.stop(); over.wait(); 0',
+    )
+    shown = kernel.wait(cell, until=lambda cell: new_picture(cell, before, "stopped"))
+    assert len(set(final(shown)) - before) == 1
+
+
+def test_a_click_from_a_front_end_is_heard_and_a_second_one_starts_nothing(kernel: Kernel, cell: str) -> None:
+    before = kernel.outcome(cell).stdout.count("train: 2 CPU ranks")
+    evaluate(kernel, 'over = Waiting(panel.launch_button, "disabled", lambda is_off: not is_off); 0')
+    click(kernel, "launch_button")
+    click(kernel, "launch_button")
+    kernel.execute("over.wait()")
+    assert evaluate(kernel, "panel.run.state, panel._running.error.value") == ("done", "")
+    assert kernel.outcome(cell).stdout.count("train: 2 CPU ranks") == before + 1
+
+
+def test_a_failure_is_shown_as_in_a_cell_and_launch_is_free_again(kernel: Kernel) -> None:
+    assert "✕ train: failed after" in evaluate(kernel, 'panel.arguments["fails"] = True; run_by_click()')
+    error = evaluate(kernel, "panel._running.error.value")
+    assert "rank 1 of 2 failed first; rank 0 ended because of it." in error
+    assert "ValueError: bo&lt;b&gt;o&lt;/b&gt;m" in error
+    assert "raise ValueError(" in error
+    outcome = kernel.execute("panel.results")
+    assert outcome.error == "ValueError: bo<b>o</b>m"
+    status = evaluate(kernel, 'panel.arguments["fails"] = False; run_by_click()')
+    assert "done in" in status
+    assert evaluate(kernel, "panel._running.error.value") == ""
+
+
+def test_stop_asks_and_then_kills(kernel: Kernel) -> None:
+    evaluate(
+        kernel,
+        'panel.arguments["endless"] = True\n'
+        'can_stop = Waiting(panel.stop_button, "disabled", lambda is_off: not is_off)\n'
+        'over = Waiting(panel.launch_button, "disabled", lambda is_off: not is_off)\n'
+        "panel.launch_button.click(); can_stop.wait(); 0",
+    )
+    first = panel_run(kernel)
+    assert evaluate(kernel, "panel.results, panel.launch_button.disabled") == (None, True)
+    evaluate(kernel, "panel.launch_button.click(); 0")  # harmless while a run goes on
+    assert panel_run(kernel) == first
+    assert evaluate(kernel, "panel.stop_button.click(); panel.stop_button.description") == "Kill"
+    evaluate(kernel, "panel.stop_button.click(); over.wait(); 0")
+    assert evaluate(kernel, "panel.run.state, panel.stop_button.disabled") == ("stopped", True)
+    assert "train: stopped after" in evaluate(kernel, "panel._running.status.value")
+
+
+def panel_run(kernel: Kernel) -> str:
+    return str(evaluate(kernel, "panel.run.id"))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_every_start_method_works_from_a_click(kernel: Kernel, method: str) -> None:
+    code = f"panel.config = type(panel.config)(num_processes=1, start_method={method!r}); run_by_click()"
+    assert "done in" in evaluate(kernel, code)
+
+
+def test_status_of_a_run_gives_way_to_a_field_that_has_to_be_fixed(kernel: Kernel) -> None:
+    evaluate(kernel, "run_by_click()")
+    wrong = 'panel.view.fields["seed"].control.value = "x"\nsaid = panel._running.status_text\n'
+    typed = wrong + 'panel.view.fields["seed"].control.value = "1"\n'
+    said, then = evaluate(kernel, typed + "said, panel._running.status_text")
+    assert said == "✕ Fix Seed to enable Launch."
+    assert then.startswith("2 CPU ranks, gloo")
+
+
+def test_what_cannot_be_launched_is_shown(kernel: Kernel) -> None:
+    code = (
+        "captured = threading.Lock()\n"
+        "broken, panel = panel, ConfigPanel(lambda: captured, 2)\n"
+        "status = run_by_click()\n"
+        "error, panel = panel._running.error.value, broken\n"
+        "status, error"
+    )
+    status, error = evaluate(kernel, code)
+    assert "Nothing was started" in status
+    assert "CaptureError" in error
+    assert "captured" in error
+
+
+def test_a_launch_from_code_writes_into_its_own_cell_and_is_shown_in_the_panel(kernel: Kernel) -> None:
+    outcome = kernel.execute("panel.launch(None, lr=0.75).result()[0]")
+    assert outcome.result == "0.75", outcome.traceback
+    assert "lr is 0.75" in outcome.stdout
+    assert evaluate(kernel, "panel.results[1]") == 1.5
+    refused = kernel.execute("run = panel.launch(None, endless=True)\npanel.launch()")
+    assert refused.error is not None
+    assert refused.error.startswith("CallOrderError: this panel's run goes on")
+    assert evaluate(kernel, 'over = Waiting(panel.launch_button, "disabled", bool); run.stop(); run.state') == "stopped"
+
+
+def test_runs_leave_no_thread_and_no_process(kernel: Kernel) -> None:
+    evaluate(kernel, "run_by_click()")
+    with unchanged(kernel):
+        assert "done in" in evaluate(kernel, "run_by_click()")
+
+
+AGAIN = """
+def loop(lr: float = 0.1):
+    while True:
+        time.sleep(0.01)
+
+again = ConfigPanel(loop, 2)
+again
+"""
+LEFT = "len(__import__('comm').get_comm_manager().comms), sorted(each.name for each in threading.enumerate())"
+
+
+def start_by_click(kernel: Kernel, name: str) -> None:
+    code = (
+        f'can_stop = Waiting({name}.stop_button, "disabled", lambda is_off: not is_off)\n{name}.launch_button.click()'
+    )
+    started = kernel.execute(f"{code}\ncan_stop.wait()")
+    assert started.error is None, started.traceback
+
+
+def pictures(cell: Outcome) -> list[str]:
+    return [data.get("text/html", "") for data in final(cell).values()]
+
+
+def test_panel_of_a_cell_that_is_run_again_adopts_the_live_run(kernel: Kernel) -> None:
+    kernel.execute(AGAIN)
+    start_by_click(kernel, "again")
+    kernel.execute("first, run = again, again.run")
+    shown = kernel.execute(AGAIN)
+    assert shown.error is None, shown.traceback
+    assert evaluate(kernel, "again is first, again.run is run, run.state") == (False, True, "running")
+    assert evaluate(kernel, "again.launch_button.disabled, again.stop_button.disabled") == (True, False)
+    assert "loop is running on 2 ranks" in evaluate(kernel, "again._running.status.value")
+    (comm_id,) = monitors(kernel)[-1:]
+    assert evaluate(kernel, "again._running.monitor_box.children[0].comm.comm_id") == comm_id
+    for name in ("again", "first"):
+        refused = kernel.execute(f"{name}.launch()")
+        assert (refused.error or "").startswith("CallOrderError: this panel's run goes on")
+    click(kernel, "stop_button", panel="again")
+    assert evaluate(kernel, "run.wait(30) and run.state") == "stopped"
+    kernel.wait(shown.msg_id, until=lambda cell: any(">loop on 2 ranks: stopped" in each for each in pictures(cell)))
+
+
+def test_panel_of_a_cell_that_is_run_again_adopts_a_run_that_is_starting(kernel: Kernel) -> None:
+    cell = "slow = ConfigPanel(loop, 2, start_method='spawn'); slow"
+    kernel.execute(AGAIN)
+    kernel.execute(cell)
+    kernel.execute("slow.launch_button.click(); first = slow")
+    kernel.execute(cell)
+    assert evaluate(kernel, "slow is first, slow.launch_button.disabled") == (False, True)
+    kernel.execute("slow.stop_button.disabled and Waiting(slow.stop_button, 'disabled', lambda off: not off).wait()")
+    click(kernel, "stop_button", panel="slow")
+    assert evaluate(kernel, "slow.run.wait(30) and slow.run is first.run and slow.run.state") == "stopped"
+
+
+def test_panel_takes_no_run_of_a_panel_that_is_still_shown(kernel: Kernel) -> None:
+    kernel.execute(AGAIN)
+    kernel.execute("elsewhere = again; again")
+    start_by_click(kernel, "again")
+    kernel.execute(AGAIN)
+    assert evaluate(kernel, "again is elsewhere, again.run, elsewhere.stop_button.disabled") == (False, None, False)
+    assert evaluate(kernel, "elsewhere.comm is not None")
+    assert evaluate(kernel, "elsewhere.run.stop()")
+
+
+def test_each_panel_of_a_cell_adopts_the_run_of_its_function(kernel: Kernel) -> None:
+    cell = f"other = ConfigPanel(train, 2)\ndisplay(other)\n{AGAIN}"
+    kernel.execute(cell)
+    start_by_click(kernel, "again")
+    kernel.execute("first, idle = again, other")
+    assert kernel.execute(cell).error is None
+    assert evaluate(kernel, "again.run is first.run, other.run, idle.comm, first.comm") == (True, None, None, None)
+    assert evaluate(kernel, "again.run.stop()")
+
+
+def test_panels_of_a_cell_that_is_run_again_leave_no_comm_and_no_thread(kernel: Kernel) -> None:
+    kernel.execute(AGAIN)
+    start_by_click(kernel, "again")
+    kernel.execute(AGAIN)
+    num_comms, threads = evaluate(kernel, LEFT)
+    for _ in range(3):
+        assert kernel.execute(AGAIN).error is None
+    deadline = time.monotonic() + 10
+    # The closed monitors' threads end with their next look; those of the first may still have been there before.
+    while (left := evaluate(kernel, LEFT)) and (left[0] > num_comms or len(left[1]) > len(threads)):
+        assert time.monotonic() < deadline, (num_comms, threads, left)
+    assert evaluate(kernel, "again.run.stop()")
+
+
+def test_panel_of_a_cell_that_is_run_again_keeps_what_was_typed_and_the_code_does_not_say(kernel: Kernel) -> None:
+    cell = "keeps = ConfigPanel(train, 2, kwargs={'lr': 0.3}); keeps"
+    answers: dict[str, Any] = {"answer_input": lambda _prompt, _password: ""}  # as a front end with a reader
+    kernel.execute(cell, **answers)
+    changed = "keeps.config = type(keeps.config)(num_processes=1, seed=4); keeps.arguments = {'lr': 0.7, 'fails': True}"
+    assert kernel.execute(changed).error is None
+    kernel.execute(cell, **answers)
+    assert evaluate(kernel, "keeps.config.num_processes, keeps.config.seed, dict(keeps.arguments)") == (
+        *(2, 4),
+        {"lr": 0.3, "fails": True},
+    )
+    assert "As you left the panel: Seed 4, fails True." in evaluate(kernel, "keeps.view.recalled.note.value")
+    kernel.execute(cell)  # by a program: it gets what the code says
+    assert evaluate(kernel, "keeps.config.seed, dict(keeps.arguments)") == (None, {"lr": 0.3})
+
+
+def test_picture_below_a_panel_is_renewed_with_it_and_what_is_replaced_shows_it(kernel: Kernel) -> None:
+    cell = "pictured = ConfigPanel(train, 2)\npictured"
+    shown = kernel.execute(cell)
+    evaluate(kernel, "pictured.arguments['lr'] = 0.625; 0")
+    kernel.wait(shown.msg_id, until=lambda cell: any("0.625" in each for each in pictures(cell)))
+    kernel.execute("old = pictured")
+    kernel.execute(cell)
+    (left,) = (content["data"] for content in kernel.execute("old").displays)
+    assert "0.625" in left["text/html"]
+    assert set(left) == {"text/html", "text/plain"}
