@@ -1,8 +1,8 @@
 """Durations, sizes, shares, rates and numbers as people read them.
 
 widgets/static/monitor.js has the same functions under the same names, so that a run reads alike in the cell, in its
-picture and on its page; tests/test_units.py runs both on one table. Half is rounded up, as JavaScript does. Between a
-number and its unit stands an ordinary space: what is shown can be copied, searched for and printed anywhere.
+picture and on its page; tests/foundations/test_units.py runs both on one table. Half is rounded up, as JavaScript does.
+Between a number and its unit stands an ordinary space: what is shown can be copied, searched for and printed anywhere.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each has a contrast of at least 3:1 (WCAG 1.4.11) with white and with #111111, JupyterLab's dark page; under
 deuteranopia, protanopia and tritanopia (Machado et al. 2009) any two of the series differ by more than 20 in CIE76.
-tests/test_drawing_parts.py computes both. Shapes, letters and patterns say the same again.
+tests/drawing/test_drawing_parts.py computes both. Shapes, letters and patterns say the same again.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 const formatRankCount = (count) => `${count} ${count === 1 ? "rank" : "ranks"}`;
 
-// The next six say what notebook_launcher/units.py says; tests/test_units.py runs both on one table.
+// The next six say what notebook_launcher/units.py says; tests/foundations/test_units.py runs both on one table.
 
 const [MINUTE, HOUR] = [60, 3600];
 
