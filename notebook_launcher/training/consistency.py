@@ -55,6 +55,8 @@ class Record(NamedTuple):
     """The learning rates of all groups."""
     inputs: int | None
     """Fingerprint of what the model was called with; None where a prepared loader shares the data out."""
+    outside: int | None
+    """Fingerprint of what unprepared optimizers update beside the prepared models; None if there are none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class RankCheck:
             found = self.bulletin.read(unit.owner, f"record {update}")
             records = {rank: Record(*record) for rank, record in found.items()}
             self._compare_inputs(records)
+            self._compare_outside(records)
 
             def gather(mine: Any, ranks: Iterable[int], unit: Unit = unit, update: int = update) -> dict[int, Any]:
                 return self.bulletin.exchange(unit.owner, f"details {update}", mine, ranks)
@@ -160,6 +163,7 @@ class RankCheck:
             state=fingerprint(tensor for _, tensor in state),
             rates=self._rates(unit),
             inputs=unit.notes.inputs if self._state.stack.active is None else None,
+            outside=fingerprint(self.forgotten.outside_parameters()) if self.forgotten.outside else None,
         )
 
     def _judge(self, unit: Unit, records: dict[int, Record], where: str, gather: Callable[..., dict[int, Any]]) -> None:
@@ -204,6 +208,18 @@ class RankCheck:
                 f"all {self._world} ranks gave the model the same inputs at {SAME_INPUTS} updates in a row that were "
                 "compared, so every rank trains on the same samples. Was the loader not prepared? Write `loader = "
                 "accelerator.prepare(loader)`, which gives each rank a share of its own.",
+            )
+
+    def _compare_outside(self, records: dict[int, Record]) -> None:
+        found = {record.outside for record in records.values()}
+        if len(found) > 1 and None not in found:
+            kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self.forgotten.outside))
+            self._tell(
+                "outside",
+                f"the weights that {kinds} updates differ between the ranks: neither the optimizer nor its model was "
+                "prepared, so each rank trains a model of its own. Write `model, optimizer = "
+                "accelerator.prepare(model, optimizer)`; if this is intended, `Accelerator(check_ranks=False)` "
+                "compares nothing.",
             )
 
     def _tell(self, key: str, text: str) -> None:

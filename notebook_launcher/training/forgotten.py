@@ -1,4 +1,4 @@
-"""Optimizers that nobody prepared, found when they step with gradients that are one rank's own."""
+"""Optimizers that nobody prepared, found when they step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from notebook_launcher.training.fingerprints import is_comparable
 from notebook_launcher.training.models import FORWARD_SYNCED
+from notebook_launcher.training.targets import parameters_of
 
 if TYPE_CHECKING:
     from notebook_launcher.training.members import Members
@@ -26,12 +28,18 @@ class ForgottenOptimizers:
 
     def __init__(self, members: Members) -> None:
         self._members = members
+        self._outside: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        """By id, in the order of their first steps: optimizers that update nothing that was prepared."""
+        self._version = -1
+        self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        """Optimizers that were looked at since members were added last."""
         me = weakref.ref(self)
 
         def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             forgotten = me()
             if forgotten is not None and not torch.compiler.is_compiling():
                 forgotten.check(optimizer)
+                forgotten.note(optimizer)
 
         handle = register_optimizer_step_pre_hook(look)
         weakref.finalize(self, handle.remove).atexit = False
@@ -53,6 +61,27 @@ class ForgottenOptimizers:
                     "own gradients, which are synchronised only where a window ends. Write `model, optimizer = "
                     "accelerator.prepare(model, optimizer)`: a prepared optimizer steps there."
                 )
+
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remember an optimizer that updates nothing that was prepared."""
+        if self._version != self._members.version:
+            self._version = self._members.version
+            self._known.clear()
+            self._outside.clear()
+        if optimizer in self._known:
+            return
+        self._known.add(optimizer)
+        if self._members.synced_models and not self._members.contains_any(parameters_of(optimizer)):
+            self._outside[id(optimizer)] = weakref.ref(optimizer)
+
+    @property
+    def outside(self) -> list[torch.optim.Optimizer]:
+        """Optimizers that have stepped and whose parameters belong to nothing that was prepared."""
+        return [optimizer for optimizer in (ref() for ref in self._outside.values()) if optimizer is not None]
+
+    def outside_parameters(self) -> list[torch.Tensor]:
+        """Return the parameters of those optimizers that can be compared between ranks."""
+        return [one for optimizer in self.outside for one in parameters_of(optimizer) if is_comparable(one)]
 
 
 def _is_local(model: SyncedModel) -> bool:

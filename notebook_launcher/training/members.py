@@ -137,6 +137,12 @@ class Members:
         mine = {id(tensor) for strays in self._look_for_strays() for tensor in strays.tensors}
         return any(id(parameter) in mine for parameter in parameters)
 
+    def contains_any(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Return True if a member contains one of these parameters, or a prepared optimizer updates one."""
+        members = [*self.everybody, *self._look_for_strays()]
+        held = {id(parameter) for member in members for parameter in member.parameters()}
+        return any(id(parameter) in held for parameter in parameters)
+
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Member]:
         """Return the members whose parameters this optimizer updates."""
         return self._owned_by(optimizer).members

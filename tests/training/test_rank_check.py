@@ -368,6 +368,33 @@ def test_a_loader_that_was_not_prepared_gives_one_notice(case: str, capfd: pytes
     assert launched(train, capfd, num_processes).count(SAME) == count
 
 
+OUTSIDE = "the weights that SGD updates differ between the ranks: neither the optimizer nor its model was prepared"
+
+SIDES = {"forgotten": 1, "own DDP": 0, "prepared": 0}
+"""The number of notices."""
+
+
+@pytest.mark.parametrize("case", SIDES)
+def test_second_model_and_optimizer_that_were_not_prepared_give_one_notice(
+    case: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        training = Training()
+        other: Any = torch.nn.Linear(3, 1)
+        if case == "own DDP":
+            other = torch.nn.parallel.DistributedDataParallel(other)
+        optimizer: Any = torch.optim.SGD(other.parameters(), lr=0.1)
+        if case == "prepared":
+            other, optimizer = training.accelerator.prepare(other, optimizer)
+        for number in range(9):
+            other(torch.full((1, 3), 1.0 + number + training.rank)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            training.step()
+
+    assert launched(train, capfd).count(OUTSIDE) == SIDES[case]
+
+
 # Switches.
 
 
