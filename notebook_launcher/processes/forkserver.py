@@ -15,10 +15,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import mmap
 import os
 import selectors
 import signal
 import socket
+import struct
+import sys
+import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
@@ -38,6 +42,12 @@ IDLE = 0.2
 """Seconds without a launch before the chores begin. They begin while the first ranks run: nine launches that each make
 an optimizer, one right after another, took 13 s with 2 s, since every rank imported torch's compiler for itself, and
 take 3 s."""
+
+COURTESY = 0.1
+"""Seconds that the chores stand still after a launch has begun: two ranks and an import on two cores take 90 to 103 ms
+to start, without the import 60."""
+MOST_COURTESY = 5.0
+"""Seconds that the chores stand still in all: somebody who launches without end shall have them done too."""
 
 
 def main(fd: int) -> None:
@@ -62,13 +72,55 @@ def _import_now() -> None:
     frontend.warm()
 
 
-def _do_chores() -> None:
+def _do_chores(launches: LaunchClock) -> None:
     """Do once what makes launches faster and takes too long to be waited for."""
-    with _garbage_left():
+    with _garbage_left(), _making_way(launches):
         for name in PREPARED:
             with contextlib.suppress(Exception):  # A rank imports by itself what could not be imported here.
                 importlib.import_module(name)
     pages.collapse()
+
+
+class LaunchClock:
+    """Time of the newest launch, on a page that the server shares with its deputy."""
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def note(self) -> None:
+        """Set the time to now."""
+        struct.pack_into("d", self._page, 0, time.monotonic())
+
+    def seconds_since(self) -> float:
+        """Return the seconds since the newest launch, a large number if there was none."""
+        (newest,) = struct.unpack_from("d", self._page)
+        return float(time.monotonic() - newest)
+
+
+class _CourteousFinder:
+    """A finder that finds nothing: before each import it waits until the newest launch has had its time."""
+
+    def __init__(self, launches: LaunchClock) -> None:
+        self._launches = launches
+        self._left = MOST_COURTESY
+
+    def find_spec(self, *_: object) -> None:
+        """Wait for at most `COURTESY` seconds after a launch."""
+        wait = min(COURTESY - self._launches.seconds_since(), self._left)
+        if wait > 0:
+            self._left -= wait
+            time.sleep(wait)
+
+
+@contextlib.contextmanager
+def _making_way(launches: LaunchClock) -> Iterator[None]:
+    """Let imports inside this block stand still while a launch starts: they would take its ranks a core away."""
+    finder = _CourteousFinder(launches)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
 
 @contextlib.contextmanager
@@ -92,6 +144,7 @@ class _Server:
         self._children: dict[int, list[int]] = {}
         """By the number of each child: its pidfd, and what else is closed once it has been reaped."""
         self._has_chores = True
+        self._launches = LaunchClock()
         self._is_retired = False
         # The channel's end of file would do, but a process that the user's code forked from the kernel
         # may hold a copy of the kernel's end.
@@ -143,6 +196,7 @@ class _Server:
         return False
 
     def _start_supervisor(self, sock_fd: int, reaped_fd: int) -> bool | Callable[[], None]:
+        self._launches.note()
         try:
             pid = os.fork()
         except OSError:
@@ -209,7 +263,7 @@ class _Server:
         if pid is not None:
             self._watch(pid)
             with self._reaping():
-                _do_chores()
+                _do_chores(self._launches)
         os.close(ours)  # The deputy retires, now or when this process dies.
 
     @contextlib.contextmanager

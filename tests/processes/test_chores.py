@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import select
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+from notebook_launcher.processes import forkserver
 from tests.support.kernels import PATIENCE, Kernel
 from tests.support.scenes import FIRST
 
@@ -184,3 +187,17 @@ def test_a_killed_kernel_takes_a_server_at_its_chores_with_it(folder: Path, chor
             both = servers(kernel)
             kernel.kill()
             assert [ends(process) for process in both] == [True, True]
+
+
+def test_chores_stand_still_while_a_launch_starts_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "MOST_COURTESY", 1.5 * forkserver.COURTESY)
+    launches = forkserver.LaunchClock()
+    with forkserver._making_way(launches):
+        waits = []
+        for _ in range(3):
+            launches.note()
+            began = time.monotonic()
+            assert importlib.util.find_spec("there_is_no_such_module") is None
+            waits.append((time.monotonic() - began) / forkserver.COURTESY)
+    first, second, third = waits
+    assert first >= 1 > second >= 0.5 > third
