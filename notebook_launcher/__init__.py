@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run import Run
     from notebook_launcher.kernel.session import Session
     from notebook_launcher.training.accelerator import Accelerator as Accelerator
+    from notebook_launcher.training.accumulation.verify import AccumulationReport as AccumulationReport
     from notebook_launcher.training.checkpoints import CheckpointError as CheckpointError
     from notebook_launcher.training.checkpoints import load_model as load_model
     from notebook_launcher.training.checkpoints import save_model as save_model
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
     from notebook_launcher.training.random import set_seed as set_seed
     from notebook_launcher.training.random import synchronize_rng_states as synchronize_rng_states
     from notebook_launcher.training.tracking import GeneralTracker as GeneralTracker
-    from notebook_launcher.training.verify import AccumulationReport as AccumulationReport
     from notebook_launcher.verification import VerificationReport, verify_accumulation
 
     PartialState = ProcessState
@@ -115,7 +115,7 @@ if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "widgets" / "__init
 
 _HOMES = {
     "Accelerator": "training.accelerator",
-    "AccumulationReport": "training.verify",
+    "AccumulationReport": "training.accumulation.verify",
     "AutocastKwargs": "training.plugins",
     "CheckpointError": "training.checkpoints",
     "DataLoaderConfiguration": "training.plugins",

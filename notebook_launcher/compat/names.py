@@ -27,7 +27,7 @@ OWN = {
 OFFERED = {
     **dict.fromkeys(training.__all__, "training"),
     **{name: f"compat.{module}" for name, module in OWN.items()},
-    "AcceleratedScheduler": "training.scheduler",
+    "AcceleratedScheduler": "training.accumulation.scheduler",
     "MultiProcessAdapter": "compat.logging",
     "get_sampler": "training.data",
     "notebook_launch": "kernel.launch",

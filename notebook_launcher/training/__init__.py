@@ -22,7 +22,7 @@ HOMES = {
     ),
     "environment": ("clear_environment", "patch_environment"),
     "loading": ("load",),
-    "local_sgd": ("LocalSGD",),
+    "accumulation.local_sgd": ("LocalSGD",),
     "logging": ("get_logger",),
     "memory": ("clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"),
     "operations": (
@@ -48,8 +48,8 @@ HOMES = {
         "send_to_device",
         "slice_tensors",
     ),
-    "models": ("extract_model_from_parallel",),
-    "optimizer": ("AcceleratedOptimizer",),
+    "accumulation.models": ("extract_model_from_parallel",),
+    "accumulation.optimizer": ("AcceleratedOptimizer",),
     "plugins": (
         "AutocastKwargs",
         "DDPCommunicationHookType",
@@ -69,11 +69,11 @@ HOMES = {
     "process": ("ProcessState", "wait_for_everyone"),
     "progress": ("tqdm",),
     "random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
-    "scheduler": ("AcceleratedScheduler",),
+    "accumulation.scheduler": ("AcceleratedScheduler",),
     "state": ("AcceleratorState",),
     "tracking": ("GeneralTracker", "JSONLinesTracker", "TensorBoardTracker", "register_tracker_class"),
-    "verify": ("AccumulationReport",),
-    "windows": ("GradientState",),
+    "accumulation.verify": ("AccumulationReport",),
+    "accumulation.windows": ("GradientState",),
 }
 
 __all__ = sorted(name for names in HOMES.values() for name in names)  # noqa: PLE0605 - named once, above

@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from notebook_launcher.training import memory, models, phases, precision, settings
-from notebook_launcher.training.accumulation import Accumulation
+from notebook_launcher.training import memory, phases, precision, settings
+from notebook_launcher.training.accumulation import models
+from notebook_launcher.training.accumulation.backward import Accumulation
+from notebook_launcher.training.accumulation.joining import join_uneven_inputs
+from notebook_launcher.training.accumulation.members import Members
+from notebook_launcher.training.accumulation.updates import Updates
+from notebook_launcher.training.accumulation.verify import check_accumulation
+from notebook_launcher.training.accumulation.windows import GradientState
 from notebook_launcher.training.consistency import RankCheck
 from notebook_launcher.training.data import (
     skip_first_batches,
 )
-from notebook_launcher.training.joining import join_uneven_inputs
-from notebook_launcher.training.members import Members
 from notebook_launcher.training.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -41,17 +45,14 @@ from notebook_launcher.training.surface.processes import ProcessMethods
 from notebook_launcher.training.surface.records import RecordMethods
 from notebook_launcher.training.surface.saving import SavingMethods
 from notebook_launcher.training.tracking import Trackers
-from notebook_launcher.training.updates import Updates
-from notebook_launcher.training.verify import check_accumulation
-from notebook_launcher.training.windows import GradientState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
-    from notebook_launcher.training.optimizer import AcceleratedOptimizer
-    from notebook_launcher.training.scheduler import AcceleratedScheduler
-    from notebook_launcher.training.verify import AccumulationReport
+    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
+    from notebook_launcher.training.accumulation.verify import AccumulationReport
 
 __all__ = ["Accelerator"]
 

@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from notebook_launcher import context, messages
+from notebook_launcher.training.accumulation.models import FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.bulletin import Bulletin
 from notebook_launcher.training.divergence import Difference, describe
 from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.forgotten import ForgottenOptimizers
-from notebook_launcher.training.models import FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.plugins import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from notebook_launcher.training.members import Members
-    from notebook_launcher.training.models import Notes
-    from notebook_launcher.training.updates import Updates
-    from notebook_launcher.training.windows import GradientState
+    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.models import Notes
+    from notebook_launcher.training.accumulation.updates import Updates
+    from notebook_launcher.training.accumulation.windows import GradientState
 
 __all__ = ["RankCheck", "tell"]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
+from notebook_launcher.training.accumulation.models import unwrap_model
 from notebook_launcher.training.checkpoints import files, folders
 from notebook_launcher.training.checkpoints.agreement import writes_here
 from notebook_launcher.training.checkpoints.errors import CheckpointError
@@ -24,7 +25,6 @@ from notebook_launcher.training.checkpoints.weights import (
     split_tied,
     write_weights,
 )
-from notebook_launcher.training.models import unwrap_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

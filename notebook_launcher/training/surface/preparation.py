@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.utils.data import DataLoader
 
-from notebook_launcher.training import models, precision
+from notebook_launcher.training import precision
+from notebook_launcher.training.accumulation import models
+from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
+from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader
-from notebook_launcher.training.optimizer import AcceleratedOptimizer
-from notebook_launcher.training.scheduler import AcceleratedScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.training.members import Members
+    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.updates import Updates
     from notebook_launcher.training.plugins import DataLoaderConfiguration, DistributedDataParallelKwargs
     from notebook_launcher.training.rules import Rules
-    from notebook_launcher.training.updates import Updates
 
 __all__ = ["PreparationMethods"]
 

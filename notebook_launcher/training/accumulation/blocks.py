@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.training import models
-from notebook_launcher.training.models import LeafTensor, SyncedModel
+from notebook_launcher.training.accumulation import models
+from notebook_launcher.training.accumulation.models import LeafTensor, SyncedModel
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
 
-    from notebook_launcher.training.accumulation import Accumulation
-    from notebook_launcher.training.members import Member
+    from notebook_launcher.training.accumulation.backward import Accumulation
+    from notebook_launcher.training.accumulation.members import Member
+    from notebook_launcher.training.accumulation.windows import Window
     from notebook_launcher.training.rules import Rules
-    from notebook_launcher.training.windows import Window
 
 __all__ = ["Block"]
 

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.training import models
-from notebook_launcher.training.blocks import Block
-from notebook_launcher.training.models import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
+from notebook_launcher.training.accumulation import models
+from notebook_launcher.training.accumulation.blocks import Block
+from notebook_launcher.training.accumulation.models import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.plugins import Warner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.windows import GradientState, Window
     from notebook_launcher.training.consistency import RankCheck
-    from notebook_launcher.training.members import Members
     from notebook_launcher.training.rules import Rules
     from notebook_launcher.training.safepoint import Safepoint
-    from notebook_launcher.training.windows import GradientState, Window
 
 __all__ = ["Accumulation", "Block"]
 

@@ -9,7 +9,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.training.updates import Updates
+    from notebook_launcher.training.accumulation.updates import Updates
 
 __all__ = ["AcceleratedOptimizer"]
 

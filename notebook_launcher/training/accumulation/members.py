@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.nn.parallel import DistributedDataParallel
 
-from notebook_launcher.training import targets as lookup
-from notebook_launcher.training.models import FORWARD_SYNCED, LeafTensor, Notes, SyncedModel, synced_part
+from notebook_launcher.training.accumulation import targets as lookup
+from notebook_launcher.training.accumulation.models import FORWARD_SYNCED, LeafTensor, Notes, SyncedModel, synced_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training import operations
-from notebook_launcher.training.models import SyncedModel, is_sharded
+from notebook_launcher.training.accumulation.models import SyncedModel, is_sharded
 from notebook_launcher.training.plugins import whole_number
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from notebook_launcher.training.models import is_sharded
+from notebook_launcher.training.accumulation.models import is_sharded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from notebook_launcher.training.members import Member, Members
+    from notebook_launcher.training.accumulation.members import Member, Members
 
 __all__ = ["flatten", "parameters_of", "resolve"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training import operations
-from notebook_launcher.training.lossmeans import LossOfTwo, compare_losses
-from notebook_launcher.training.models import unwrap_model
+from notebook_launcher.training.accumulation.lossmeans import LossOfTwo, compare_losses
+from notebook_launcher.training.accumulation.models import unwrap_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

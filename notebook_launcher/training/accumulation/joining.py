@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.algorithms.join import Join, Joinable
 
-from notebook_launcher.training.models import SyncedModel
+from notebook_launcher.training.accumulation.models import SyncedModel
 from notebook_launcher.training.plugins import warn_user
 
 if TYPE_CHECKING:

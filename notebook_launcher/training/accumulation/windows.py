@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.members import Member
+    from notebook_launcher.training.accumulation.members import Member
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.models import FORWARD_REPEATED, FORWARD_SYNCED, LeafTensor, SyncedModel
+from notebook_launcher.training.accumulation.models import FORWARD_REPEATED, FORWARD_SYNCED, LeafTensor, SyncedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from notebook_launcher.training.accumulation import Accumulation
-    from notebook_launcher.training.members import Members
-    from notebook_launcher.training.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.backward import Accumulation
+    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.rules import Rules
 
 __all__ = ["Updates"]
