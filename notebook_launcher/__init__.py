@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.plugins import InitProcessGroupKwargs as InitProcessGroupKwargs
     from notebook_launcher.training.plugins import ProfileKwargs as ProfileKwargs
     from notebook_launcher.training.plugins import ProjectConfiguration as ProjectConfiguration
-    from notebook_launcher.training.process import ProcessState as ProcessState
+    from notebook_launcher.training.process.process_state import ProcessState as ProcessState
     from notebook_launcher.training.random import set_seed as set_seed
     from notebook_launcher.training.random import synchronize_rng_states as synchronize_rng_states
     from notebook_launcher.training.tracking import GeneralTracker as GeneralTracker
@@ -126,8 +126,8 @@ _HOMES = {
     "GradientAccumulationPlugin": "training.plugins",
     "InitProcessGroupKwargs": "training.plugins",
     "LaunchConfig": "config",
-    "PartialState": "training.process",
-    "ProcessState": "training.process",
+    "PartialState": "training.process.process_state",
+    "ProcessState": "training.process.process_state",
     "ProfileKwargs": "training.plugins",
     "ProjectConfiguration": "training.plugins",
     "RecordedRun": "history.recorded",

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - the rest of Accelerate's module
 from notebook_launcher.training.accumulation.windows import GradientState as _GradientState
 from notebook_launcher.training.plugins import GradientAccumulationPlugin
-from notebook_launcher.training.process import ProcessState
+from notebook_launcher.training.process.accelerator_state import AcceleratorState as _AcceleratorState
+from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.rules import ACCELERATE
 from notebook_launcher.training.settings import resolve_precision
-from notebook_launcher.training.state import AcceleratorState as _AcceleratorState
 
 if TYPE_CHECKING:
     import datetime as dt

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.compat.constants import NAMES as CONSTANTS
 from notebook_launcher.compat.state import AcceleratorState, PartialState
 from notebook_launcher.config import LaunchConfig
-from notebook_launcher.training import environment, operations
+from notebook_launcher.training import operations
+from notebook_launcher.training.process import environment
 from notebook_launcher.training.tracking import _CLASSES as TRACKERS
 from notebook_launcher.training.tracking import filter_trackers
 

@@ -34,9 +34,9 @@ from notebook_launcher.training.plugins import (
     ProjectConfiguration,
     pick_handlers,
 )
+from notebook_launcher.training.process.accelerator_state import AcceleratorState
 from notebook_launcher.training.rules import EXACT, Rules
 from notebook_launcher.training.safepoint import make_safepoint
-from notebook_launcher.training.state import AcceleratorState
 from notebook_launcher.training.surface.collectives import CollectiveMethods
 from notebook_launcher.training.surface.loaders import LoaderSettings, loader_config
 from notebook_launcher.training.surface.parallelism import ParallelismMethods

@@ -12,7 +12,7 @@ import torch
 
 from notebook_launcher.training.operations import broadcast_object_list
 from notebook_launcher.training.operations.collectives import world_size
-from notebook_launcher.training.regrouping import Peers, forget
+from notebook_launcher.training.process.regrouping import Peers, forget
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from notebook_launcher.training.process import ProcessState
+from notebook_launcher.training.process.process_state import ProcessState
 
 __all__ = ["tqdm"]
 

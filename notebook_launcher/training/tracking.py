@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-    from notebook_launcher.training.process import ProcessState
+    from notebook_launcher.training.process.process_state import ProcessState
 
 __all__ = [
     "BlankTracker",

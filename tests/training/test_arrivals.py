@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from notebook_launcher import notebook_launch
-from notebook_launcher.training import arrivals
 from notebook_launcher.training.accelerator import Accelerator
+from notebook_launcher.training.process import arrivals
 from tests.support.training_scenes import sessions
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from notebook_launcher import Session, notebook_launch
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.training.environment import Place, flag, read_place
 from notebook_launcher.training.plugins import DistributedType
-from notebook_launcher.training.process import ProcessState
-from notebook_launcher.training.splitting import split
+from notebook_launcher.training.process.environment import Place, flag, read_place
+from notebook_launcher.training.process.process_state import ProcessState
+from notebook_launcher.training.process.splitting import split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -380,7 +380,7 @@ import torch.distributed as dist
 from notebook_launcher.training.logging import get_logger
 from notebook_launcher.training.memory import find_executable_batch_size
 from notebook_launcher.training.operations import gather_object
-from notebook_launcher.training.process import ProcessState
+from notebook_launcher.training.process.process_state import ProcessState
 
 state = ProcessState(cpu=True)
 

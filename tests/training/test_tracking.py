@@ -17,7 +17,7 @@ import torch
 from notebook_launcher import Session
 from notebook_launcher.training import tracking
 from notebook_launcher.training.jsonlines import JSONLinesTracker, plain
-from notebook_launcher.training.process import ProcessState
+from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.tracker import BlankTracker, GeneralTracker
 from notebook_launcher.training.tracking import (
     TensorBoardTracker,
@@ -391,7 +391,7 @@ def train(folder: str) -> Any:
     import numpy as np
     import torch
 
-    from notebook_launcher.training.process import ProcessState
+    from notebook_launcher.training.process.process_state import ProcessState
 
     rank = int(os.environ["RANK"])
     trackers = Trackers(ProcessState(cpu=True), [Everywhere, Memory, "jsonl"], folder)
@@ -465,7 +465,7 @@ def test_whoever_logs_a_loss_sees_the_learning_rate_and_the_norm_of_the_gradient
 def log_until_stopped(folder: str) -> None:
     import itertools
 
-    from notebook_launcher.training.process import ProcessState
+    from notebook_launcher.training.process.process_state import ProcessState
 
     trackers = Trackers(ProcessState(cpu=True), "jsonl", folder)
     trackers.init_trackers("run")

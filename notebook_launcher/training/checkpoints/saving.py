@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.arrivals import meet
 from notebook_launcher.training.checkpoints import files, folders, names
 from notebook_launcher.training.checkpoints.agreement import Crew, share, together
 from notebook_launcher.training.checkpoints.errors import CheckpointError
@@ -16,6 +15,7 @@ from notebook_launcher.training.checkpoints.sharded import gather_tree
 from notebook_launcher.training.checkpoints.weights import write_weights
 from notebook_launcher.training.checkpoints.window import capture_window
 from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.random import capture_rng_states
 
 if TYPE_CHECKING:

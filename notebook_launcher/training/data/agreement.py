@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from notebook_launcher.training.arrivals import meet
 from notebook_launcher.training.operations import gather
+from notebook_launcher.training.process.arrivals import meet
 
 __all__ = ["Plan", "agree"]
 

@@ -22,7 +22,7 @@ from notebook_launcher.training.data.samplers import (
 from notebook_launcher.training.data.shard import DataLoaderShard
 from notebook_launcher.training.data.sharding import BatchSamplerShard
 from notebook_launcher.training.plugins import UNEVEN
-from notebook_launcher.training.process import ProcessState
+from notebook_launcher.training.process.process_state import ProcessState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from notebook_launcher.training.environment import flag
 from notebook_launcher.training.operations.nested import recursively_apply
+from notebook_launcher.training.process.environment import flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from notebook_launcher.training.plugins import DistributedType
-    from notebook_launcher.training.state import AcceleratorState
+    from notebook_launcher.training.process.accelerator_state import AcceleratorState
 
 __all__ = ["ProcessMethods"]
 

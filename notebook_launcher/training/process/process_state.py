@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
-from notebook_launcher.training.arrivals import meet
-from notebook_launcher.training.environment import Place, flag, read_place
 from notebook_launcher.training.operations.checking import debug_mode
 from notebook_launcher.training.plugins import DistributedType, warn_user
-from notebook_launcher.training.splitting import split
+from notebook_launcher.training.process.arrivals import meet
+from notebook_launcher.training.process.environment import Place, flag, read_place
+from notebook_launcher.training.process.splitting import split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.process import ProcessState
+from notebook_launcher.training.process.process_state import ProcessState
 
 if TYPE_CHECKING:
     import datetime as dt
