@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from notebook_launcher.training.checkpoints import save_model as save_model
     from notebook_launcher.training.data import prepare_data_loader as prepare_data_loader
     from notebook_launcher.training.data import skip_first_batches as skip_first_batches
-    from notebook_launcher.training.logging import get_logger as get_logger
     from notebook_launcher.training.memory import clear_device_cache as clear_device_cache
     from notebook_launcher.training.memory import find_executable_batch_size as find_executable_batch_size
     from notebook_launcher.training.memory import release_memory as release_memory
@@ -65,7 +64,8 @@ if TYPE_CHECKING:
     from notebook_launcher.training.process.process_state import ProcessState as ProcessState
     from notebook_launcher.training.random import set_seed as set_seed
     from notebook_launcher.training.random import synchronize_rng_states as synchronize_rng_states
-    from notebook_launcher.training.tracking import GeneralTracker as GeneralTracker
+    from notebook_launcher.training.recording.logging import get_logger as get_logger
+    from notebook_launcher.training.recording.trackers import GeneralTracker as GeneralTracker
     from notebook_launcher.verification import VerificationReport, verify_accumulation
 
     PartialState = ProcessState
@@ -121,7 +121,7 @@ _HOMES = {
     "DataLoaderConfiguration": "training.plugins",
     "DistributedDataParallelKwargs": "training.plugins",
     "DistributedType": "training.plugins",
-    "GeneralTracker": "training.tracking",
+    "GeneralTracker": "training.recording.trackers",
     "GradScalerKwargs": "training.plugins",
     "GradientAccumulationPlugin": "training.plugins",
     "InitProcessGroupKwargs": "training.plugins",
@@ -141,7 +141,7 @@ _HOMES = {
     "find_executable_batch_size": "training.memory",
     "gather": "training.operations",
     "gather_object": "training.operations",
-    "get_logger": "training.logging",
+    "get_logger": "training.recording.logging",
     "launch": "kernel.launch",
     "load_model": "training.checkpoints",
     "notebook_launch": "kernel.launch",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from notebook_launcher.settings import TrainingSettings
-    from notebook_launcher.training.phases import PhaseClock
+    from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.safepoint import Safepoint
 
 __all__ = [

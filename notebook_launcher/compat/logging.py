@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from notebook_launcher import training
 from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - the rest of Accelerate's module
-from notebook_launcher.training.logging import MultiProcessAdapter as _MultiProcessAdapter
+from notebook_launcher.training.recording.logging import MultiProcessAdapter as _MultiProcessAdapter
 
 __all__ = ["MultiProcessAdapter", "get_logger"]
 

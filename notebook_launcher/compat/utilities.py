@@ -16,8 +16,8 @@ from notebook_launcher.compat.state import AcceleratorState, PartialState
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.training import operations
 from notebook_launcher.training.process import environment
-from notebook_launcher.training.tracking import _CLASSES as TRACKERS
-from notebook_launcher.training.tracking import filter_trackers
+from notebook_launcher.training.recording.trackers import _CLASSES as TRACKERS
+from notebook_launcher.training.recording.trackers import filter_trackers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping

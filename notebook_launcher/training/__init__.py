@@ -23,7 +23,7 @@ HOMES = {
     "process.environment": ("clear_environment", "patch_environment"),
     "loading": ("load",),
     "accumulation.local_sgd": ("LocalSGD",),
-    "logging": ("get_logger",),
+    "recording.logging": ("get_logger",),
     "memory": ("clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"),
     "operations": (
         "DistributedOperationException",
@@ -67,11 +67,11 @@ HOMES = {
         "RNGType",
     ),
     "process.process_state": ("ProcessState", "wait_for_everyone"),
-    "progress": ("tqdm",),
+    "recording.progress_bars": ("tqdm",),
     "random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
     "accumulation.scheduler": ("AcceleratedScheduler",),
     "process.accelerator_state": ("AcceleratorState",),
-    "tracking": ("GeneralTracker", "JSONLinesTracker", "TensorBoardTracker", "register_tracker_class"),
+    "recording.trackers": ("GeneralTracker", "JSONLinesTracker", "TensorBoardTracker", "register_tracker_class"),
     "accumulation.verify": ("AccumulationReport",),
     "accumulation.windows": ("GradientState",),
 }

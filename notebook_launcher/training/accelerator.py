@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from notebook_launcher.training import memory, phases, precision, settings
+from notebook_launcher.training import memory, precision, settings
 from notebook_launcher.training.accumulation import models
 from notebook_launcher.training.accumulation.backward import Accumulation
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
@@ -35,6 +35,8 @@ from notebook_launcher.training.plugins import (
     pick_handlers,
 )
 from notebook_launcher.training.process.accelerator_state import AcceleratorState
+from notebook_launcher.training.recording import phases
+from notebook_launcher.training.recording.trackers import Trackers
 from notebook_launcher.training.rules import EXACT, Rules
 from notebook_launcher.training.safepoint import make_safepoint
 from notebook_launcher.training.surface.collectives import CollectiveMethods
@@ -44,7 +46,6 @@ from notebook_launcher.training.surface.preparation import PreparationMethods
 from notebook_launcher.training.surface.processes import ProcessMethods
 from notebook_launcher.training.surface.records import RecordMethods
 from notebook_launcher.training.surface.saving import SavingMethods
-from notebook_launcher.training.tracking import Trackers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -10,8 +10,8 @@ import pytest
 from notebook_launcher import Session, context, launch, messages
 from notebook_launcher.history.records import RankPhases
 from notebook_launcher.kernel.live import MAX_SPANS, LiveRecords
-from notebook_launcher.training import phases
-from notebook_launcher.training.phases import PHASES, PhaseClock, make_clock
+from notebook_launcher.training.recording import phases
+from notebook_launcher.training.recording.phases import PHASES, PhaseClock, make_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -210,7 +210,7 @@ def train(num_windows: int) -> None:
     import os
     import time
 
-    from notebook_launcher.training.phases import make_clock
+    from notebook_launcher.training.recording.phases import make_clock
 
     clock = make_clock()
     assert clock is not None
@@ -249,7 +249,7 @@ def test_a_run_knows_each_ranks_phases(session: Session) -> None:
 
 
 def fail_in_forward() -> None:
-    from notebook_launcher.training.phases import make_clock
+    from notebook_launcher.training.recording.phases import make_clock
 
     clock = make_clock()
     assert clock is not None

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity
 
 from notebook_launcher import notebook_launch
 from notebook_launcher.training.plugins import ProfileKwargs
-from notebook_launcher.training.profiling import build_profiler
+from notebook_launcher.training.recording.profiling import build_profiler
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def test_it_profiles_and_writes_nothing_by_itself(tmp_path: Path, monkeypatch: p
 
 def profile_a_rank(folder: str) -> None:
     from notebook_launcher.training.plugins import ProfileKwargs
-    from notebook_launcher.training.profiling import build_profiler
+    from notebook_launcher.training.recording.profiling import build_profiler
 
     with build_profiler(ProfileKwargs(activities=["cpu"], output_trace_dir=folder)):
         work()

@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from notebook_launcher import Session
-from notebook_launcher.training import tracking
-from notebook_launcher.training.jsonlines import JSONLinesTracker, plain
 from notebook_launcher.training.process.process_state import ProcessState
-from notebook_launcher.training.tracker import BlankTracker, GeneralTracker
-from notebook_launcher.training.tracking import (
+from notebook_launcher.training.recording import trackers as tracking
+from notebook_launcher.training.recording.tracker_classes import BlankTracker, GeneralTracker, JSONLinesTracker, plain
+from notebook_launcher.training.recording.trackers import (
     TensorBoardTracker,
     Trackers,
     filter_trackers,
@@ -154,7 +153,7 @@ def test_a_later_run_appends_to_whole_lines(tmp_path: Path, left: bytes, kept: l
 def test_a_process_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
-        "from notebook_launcher.training.jsonlines import JSONLinesTracker\n"
+        "from notebook_launcher.training.recording.tracker_classes import JSONLinesTracker\n"
         "tracker = JSONLinesTracker('run', sys.argv[1])\n"
         "tracker.start()\n"
         "for step in range(1000): tracker.log({'loss': step / 3}, step)\n"

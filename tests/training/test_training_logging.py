@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notebook_launcher import Session
-from notebook_launcher.training.logging import get_logger
+from notebook_launcher.training.recording.logging import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

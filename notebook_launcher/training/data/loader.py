@@ -24,7 +24,7 @@ from notebook_launcher.training.data.skipping import SkipBatchSampler
 from notebook_launcher.training.data.transfer import Delivery, copied_ahead
 from notebook_launcher.training.data.walking import WalkedSampler
 from notebook_launcher.training.operations import send_to_device
-from notebook_launcher.training.phases import make_clock
+from notebook_launcher.training.recording.phases import make_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

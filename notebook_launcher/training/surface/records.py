@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.plugins import ProfileKwargs
-from notebook_launcher.training.profiling import build_profiler
+from notebook_launcher.training.recording.profiling import build_profiler
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from notebook_launcher.training.tracking import Trackers
+    from notebook_launcher.training.recording.trackers import Trackers
 
 __all__ = ["RecordMethods"]
 

@@ -8,10 +8,14 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.training.jsonlines import JSONLinesTracker
 from notebook_launcher.training.plugins import warn_user
-from notebook_launcher.training.tensorboard import TensorBoardTracker
-from notebook_launcher.training.tracker import BlankTracker, GeneralTracker, as_number
+from notebook_launcher.training.recording.tracker_classes import (
+    BlankTracker,
+    GeneralTracker,
+    JSONLinesTracker,
+    TensorBoardTracker,
+    as_number,
+)
 
 if TYPE_CHECKING:
     import os

@@ -1,0 +1,271 @@
+"""Trackers: places that a training writes its metrics to, as lines of JSON or for TensorBoard."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from io import FileIO
+
+__all__ = ["BlankTracker", "GeneralTracker", "JSONLinesTracker", "TensorBoardTracker", "as_number", "plain"]
+
+
+class GeneralTracker:
+    """Base of all trackers, by Accelerate's names; a subclass defines `name`, `requires_logging_directory`, `tracker`.
+
+    It is made with the project's name, then the logging folder if it requires one, then its own arguments.
+    Everything that costs something belongs in `start`, which runs only where the tracker is used.
+
+    Raises:
+        NotImplementedError: The subclass lacks one of the three.
+    """
+
+    name: str
+    """What `log_with` and `get_tracker` call it."""
+    requires_logging_directory: bool
+    """Whether it is made with a folder."""
+    main_process_only: bool = True
+    """Whether it runs on the main process alone; False: on every process."""
+
+    def __init__(self) -> None:
+        missing = [name for name in ("name", "requires_logging_directory") if not hasattr(self, name)]
+        missing += ["tracker"] if type(self).tracker is GeneralTracker.tracker else []
+        if missing:
+            raise NotImplementedError(f"{type(self).__name__} lacks {', '.join(missing)}: a tracker must define them.")
+
+    @property
+    def tracker(self) -> Any:
+        """What it writes with: a writer, a client, a file."""
+        raise NotImplementedError(f"{type(self).__name__} lacks tracker: a tracker must define it.")
+
+    def start(self) -> None:
+        """Open what it writes to."""
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store the run's hyperparameters."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Write metrics; `kwargs` are what `Accelerator.log(log_kwargs=...)` has for this tracker."""
+
+    def finish(self) -> None:
+        """Close what `start` opened."""
+
+
+class BlankTracker(GeneralTracker):
+    """Does nothing, whatever it is told: what `get_tracker` gives where the tracker does not run."""
+
+    name = "blank"
+    requires_logging_directory = False
+
+    @property
+    def tracker(self) -> BlankTracker:
+        """Itself."""
+        return self
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("_"):  # What copying, pickling and displaying look for.
+            raise AttributeError(name)
+        return _do_nothing
+
+
+def as_number(value: Any) -> float | None:
+    """Return one number as a float, be it a tensor or an array of one element; None if it is none."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return None
+    try:
+        return float(value.item() if callable(getattr(value, "item", None)) else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+class JSONLinesTracker(GeneralTracker):
+    """Writes `<logging_dir>/<project_name>/metrics.jsonl`, and hyperparameters to `config.json` beside it.
+
+        {"step": 3, "time": 1790000000.25, "values": {"loss": 0.5, "grad_norm": "Infinity"}}
+
+    One object per line, in the order of the calls. `step` is null if none was given, `time` is in seconds
+    since 1970. A tensor or array of one element is its number, a larger one its nested lists. Numbers that
+    JSON has not are the strings "NaN", "Infinity" and "-Infinity", which `float()` takes; what JSON has no
+    form for at all is its `repr`. Arguments of `log` beyond these stand beside `values`.
+
+    Each line is one write to a file that is opened for appending, so it is there when `log` returns, and
+    processes that share the file do not mix theirs. A later run of the same name appends; what a full disk
+    or a lost machine left of a line is cut off first.
+
+    Args:
+        run_name: The project's name, which becomes a folder.
+        logging_dir: Where it goes.
+    """
+
+    name = "jsonl"
+    requires_logging_directory = True
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.folder = Path(logging_dir) / run_name
+        self._file: FileIO | None = None
+
+    @property
+    def tracker(self) -> Path:
+        """The file."""
+        return self.folder / "metrics.jsonl"
+
+    def start(self) -> None:
+        """Make the folder and open the file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _cut_torn_line(self.tracker)
+        self._file = open(self.tracker, "ab", buffering=0)  # noqa: SIM115 - finish() closes it
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Write `config.json`, whole or not at all."""
+        text = json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        aside = self.folder / f".config.json.{os.getpid()}"
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(self.folder / "config.json")
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Append a line.
+
+        Raises:
+            RuntimeError: Before `start`, or after `finish`.
+            OSError: There is no room for the whole line.
+        """
+        if self._file is None:
+            raise RuntimeError(
+                f"{self.tracker} is not open. Call init_trackers() first, and log before end_training()."
+            )
+        fields = {**kwargs, "step": step, "time": time.time(), "values": values}
+        line = json.dumps(plain(fields), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        if self._file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, "no room for a whole line", os.fspath(self.tracker))
+
+    def finish(self) -> None:
+        """Close the file; idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it; see `JSONLinesTracker`."""
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, (int, float)):
+        return _number(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if callable(getattr(value, "tolist", None)):  # A tensor, an array or one of NumPy's numbers.
+        only = listed = value.tolist()
+        while isinstance(only, list) and len(only) == 1:
+            (only,) = only
+        return plain(listed if isinstance(only, list) else only)
+    return repr(value)
+
+
+def _number(value: float) -> float | str:
+    if isinstance(value, int):
+        return int(value)
+    if math.isfinite(value):
+        return float(value)
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut off what stands after the last newline, unless it is a whole object that only lacks its own."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        whole, torn = 0, b""
+        for line in file:
+            if line.endswith(b"\n"):
+                whole += len(line)
+            else:
+                torn = line
+        if not torn:
+            return
+        try:
+            json.loads(torn)
+        except ValueError:
+            file.truncate(whole)
+        else:
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+
+
+class TensorBoardTracker(GeneralTracker):
+    """Writes event files to `<logging_dir>/<project_name>`; `tensorboard --logdir <logging_dir>` shows them.
+
+    Args:
+        run_name: The project's name, which becomes a folder.
+        logging_dir: Where it goes.
+        kwargs: Arguments of `torch.utils.tensorboard.SummaryWriter`.
+    """
+
+    name = "tensorboard"
+    requires_logging_directory = True
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
+        super().__init__()
+        self.folder = Path(logging_dir) / run_name
+        self._arguments = kwargs
+        self.writer: Any = None
+        """The `SummaryWriter`; None before `start`."""
+
+    @classmethod
+    def is_available(cls) -> bool:
+        """Return whether TensorBoard is installed."""
+        return importlib.util.find_spec("tensorboard") is not None
+
+    @property
+    def tracker(self) -> Any:
+        """The same as `writer`."""
+        return self.writer
+
+    def start(self) -> None:
+        """Open the event file."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(os.fspath(self.folder), **self._arguments)
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store hyperparameters beside the run's metrics; what TensorBoard has no type for becomes text."""
+        known = {key: one if isinstance(one, (bool, int, float, str)) else repr(one) for key, one in values.items()}
+        self.writer.add_hparams(known, metric_dict={}, run_name=".")
+        self.writer.flush()
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Add numbers as scalars, strings as text, dicts of numbers as one chart; leave the rest out."""
+        for key, value in values.items():
+            if isinstance(value, str):
+                self.writer.add_text(key, value, global_step=step, **kwargs)
+            elif isinstance(value, dict):
+                self.writer.add_scalars(key, value, global_step=step, **kwargs)
+            elif (number := as_number(value)) is not None:
+                self.writer.add_scalar(key, number, global_step=step, **kwargs)
+        self.writer.flush()
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Add batches of images, each an array of shape (N, C, H, W) or as `dataformats=` says."""
+        for key, value in values.items():
+            self.writer.add_images(key, value, global_step=step, **kwargs)
+        self.writer.flush()
+
+    def finish(self) -> None:
+        """Close the event file; idempotent."""
+        if self.writer is not None:
+            self.writer.close()
