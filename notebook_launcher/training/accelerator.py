@@ -19,7 +19,6 @@ from notebook_launcher.training.accumulation.members import Members
 from notebook_launcher.training.accumulation.updates import Updates
 from notebook_launcher.training.accumulation.verify import check_accumulation
 from notebook_launcher.training.accumulation.windows import GradientState
-from notebook_launcher.training.consistency import RankCheck
 from notebook_launcher.training.data import (
     skip_first_batches,
 )
@@ -35,6 +34,7 @@ from notebook_launcher.training.plugins import (
     pick_handlers,
 )
 from notebook_launcher.training.process.accelerator_state import AcceleratorState
+from notebook_launcher.training.rank_check.check import RankCheck
 from notebook_launcher.training.recording import phases
 from notebook_launcher.training.recording.trackers import Trackers
 from notebook_launcher.training.rules import EXACT, Rules

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator, LaunchConfig, notebook_launch
-from notebook_launcher.training.fingerprints import fingerprint, fingerprint_nested, is_comparable, sketch
+from notebook_launcher.training.rank_check.fingerprints import fingerprint, fingerprint_nested, is_comparable, sketch
 from tests.support.training_scenes import Sessions, make_data, make_model, sessions
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.windows import GradientState, Window
-    from notebook_launcher.training.consistency import RankCheck
+    from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.rules import Rules
     from notebook_launcher.training.safepoint import Safepoint
 

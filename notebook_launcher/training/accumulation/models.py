@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from notebook_launcher.training.fingerprints import fingerprint_nested
 from notebook_launcher.training.plugins import DDPCommunicationHookType as Hook
 from notebook_launcher.training.plugins import DistributedDataParallelKwargs
 from notebook_launcher.training.precision import strip_precision
+from notebook_launcher.training.rank_check.fingerprints import fingerprint_nested
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

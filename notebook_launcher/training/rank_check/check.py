@@ -22,11 +22,11 @@ import torch
 
 from notebook_launcher import context, messages
 from notebook_launcher.training.accumulation.models import FORWARD_SYNCED, SyncedModel
-from notebook_launcher.training.bulletin import Bulletin
-from notebook_launcher.training.divergence import Difference, describe
-from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
-from notebook_launcher.training.forgotten import ForgottenOptimizers
 from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.rank_check.bulletin import Bulletin
+from notebook_launcher.training.rank_check.divergence import Difference, describe
+from notebook_launcher.training.rank_check.fingerprints import Sketch, fingerprint, is_comparable, sketch
+from notebook_launcher.training.rank_check.forgotten import ForgottenOptimizers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
