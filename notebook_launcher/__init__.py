@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from notebook_launcher.training.checkpoints import save_model as save_model
     from notebook_launcher.training.data import prepare_data_loader as prepare_data_loader
     from notebook_launcher.training.data import skip_first_batches as skip_first_batches
-    from notebook_launcher.training.memory import clear_device_cache as clear_device_cache
-    from notebook_launcher.training.memory import find_executable_batch_size as find_executable_batch_size
-    from notebook_launcher.training.memory import release_memory as release_memory
+    from notebook_launcher.training.device_memory import clear_device_cache as clear_device_cache
+    from notebook_launcher.training.device_memory import find_executable_batch_size as find_executable_batch_size
+    from notebook_launcher.training.device_memory import release_memory as release_memory
     from notebook_launcher.training.operations import broadcast as broadcast
     from notebook_launcher.training.operations import broadcast_object_list as broadcast_object_list
     from notebook_launcher.training.operations import gather as gather
@@ -137,8 +137,8 @@ _HOMES = {
     "VerificationReport": "verification",
     "broadcast": "training.operations",
     "broadcast_object_list": "training.operations",
-    "clear_device_cache": "training.memory",
-    "find_executable_batch_size": "training.memory",
+    "clear_device_cache": "training.device_memory",
+    "find_executable_batch_size": "training.device_memory",
     "gather": "training.operations",
     "gather_object": "training.operations",
     "get_logger": "training.recording.logging",
@@ -150,7 +150,7 @@ _HOMES = {
     "prepare_data_loader": "training.data",
     "prewarm": "kernel.launch",
     "reduce": "training.operations",
-    "release_memory": "training.memory",
+    "release_memory": "training.device_memory",
     "report": "context",
     "runs": "history.listing",
     "save_model": "training.checkpoints",

@@ -9,8 +9,8 @@ from notebook_launcher.training.accumulation.windows import GradientState as _Gr
 from notebook_launcher.training.plugins import GradientAccumulationPlugin
 from notebook_launcher.training.process.accelerator_state import AcceleratorState as _AcceleratorState
 from notebook_launcher.training.process.process_state import ProcessState
+from notebook_launcher.training.resolving import resolve_precision
 from notebook_launcher.training.rules import ACCELERATE
-from notebook_launcher.training.settings import resolve_precision
 
 if TYPE_CHECKING:
     import datetime as dt

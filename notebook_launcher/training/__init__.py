@@ -7,7 +7,13 @@ from typing import Any
 
 HOMES = {
     "accelerator": ("Accelerator",),
-    "checkpoints": ("CheckpointError", "load_model", "save", "save_model"),
+    "accumulation.local_sgd": ("LocalSGD",),
+    "accumulation.models": ("extract_model_from_parallel",),
+    "accumulation.optimizer": ("AcceleratedOptimizer",),
+    "accumulation.scheduler": ("AcceleratedScheduler",),
+    "accumulation.verify": ("AccumulationReport",),
+    "accumulation.windows": ("GradientState",),
+    "checkpoints": ("CheckpointError", "load", "load_model", "save", "save_model"),
     "data": (
         "BatchSamplerShard",
         "DataLoaderDispatcher",
@@ -20,11 +26,7 @@ HOMES = {
         "prepare_data_loader",
         "skip_first_batches",
     ),
-    "process.environment": ("clear_environment", "patch_environment"),
-    "loading": ("load",),
-    "accumulation.local_sgd": ("LocalSGD",),
-    "recording.logging": ("get_logger",),
-    "memory": ("clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"),
+    "device_memory": ("clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"),
     "operations": (
         "DistributedOperationException",
         "TensorInformation",
@@ -48,8 +50,6 @@ HOMES = {
         "send_to_device",
         "slice_tensors",
     ),
-    "accumulation.models": ("extract_model_from_parallel",),
-    "accumulation.optimizer": ("AcceleratedOptimizer",),
     "plugins": (
         "AutocastKwargs",
         "DDPCommunicationHookType",
@@ -66,14 +66,13 @@ HOMES = {
         "ProjectConfiguration",
         "RNGType",
     ),
-    "process.process_state": ("ProcessState", "wait_for_everyone"),
-    "recording.progress_bars": ("tqdm",),
-    "random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
-    "accumulation.scheduler": ("AcceleratedScheduler",),
     "process.accelerator_state": ("AcceleratorState",),
+    "process.environment": ("clear_environment", "patch_environment"),
+    "process.process_state": ("ProcessState", "wait_for_everyone"),
+    "random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
+    "recording.logging": ("get_logger",),
+    "recording.progress_bars": ("tqdm",),
     "recording.trackers": ("GeneralTracker", "JSONLinesTracker", "TensorBoardTracker", "register_tracker_class"),
-    "accumulation.verify": ("AccumulationReport",),
-    "accumulation.windows": ("GradientState",),
 }
 
 __all__ = sorted(name for names in HOMES.values() for name in names)  # noqa: PLE0605 - named once, above

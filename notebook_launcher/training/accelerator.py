@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from notebook_launcher.training import memory, precision, settings
+from notebook_launcher.training import device_memory, precision, resolving
 from notebook_launcher.training.accumulation import models
 from notebook_launcher.training.accumulation.backward import Accumulation
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
@@ -162,16 +162,16 @@ class Accelerator(
         conflicts: list[str] = []
         handlers = pick_handlers(kwargs_handlers, HANDLERS)
         self.autocast_handler: AutocastKwargs = handlers.get(AutocastKwargs) or AutocastKwargs()
-        self.ddp_handler = settings.resolve_hook(handlers.get(DistributedDataParallelKwargs), conflicts)
+        self.ddp_handler = resolving.resolve_hook(handlers.get(DistributedDataParallelKwargs), conflicts)
         self.scaler_handler: GradScalerKwargs = handlers.get(GradScalerKwargs) or GradScalerKwargs()
         self.init_handler: InitProcessGroupKwargs = handlers.get(InitProcessGroupKwargs) or InitProcessGroupKwargs()
         self.profile_handler: ProfileKwargs | None = handlers.get(ProfileKwargs)
         chosen_precision = self._resolve_precision(mixed_precision, conflicts)
-        plugin = settings.resolve_accumulation(
+        plugin = resolving.resolve_accumulation(
             gradient_accumulation_steps, gradient_accumulation_plugin, self._rules, conflicts
         )
-        max_grad_norm = settings.resolve_max_grad_norm(max_grad_norm, conflicts)
-        checks = settings.resolve_check(check_ranks, self._rules, conflicts)
+        max_grad_norm = resolving.resolve_max_grad_norm(max_grad_norm, conflicts)
+        checks = resolving.resolve_check(check_ranks, self._rules, conflicts)
         self.dataloader_config = loader_config(
             dataloader_config,
             split_batches=split_batches,
@@ -188,7 +188,7 @@ class Accelerator(
         self.dynamo_backend = dynamo_backend
 
         self.state = self._make_state(chosen_precision, cpu=cpu)
-        settings.check_precision(chosen_precision, self.state.device)
+        resolving.check_precision(chosen_precision, self.state.device)
         self.gradient_state = self._make_gradient_state(plugin)
         self._members = Members(num_processes=self.num_processes, strict=self._rules.guards)
         self._accumulation = Accumulation(
@@ -211,7 +211,7 @@ class Accelerator(
         self._trackers = Trackers(
             self.state, log_with, self.project_configuration.logging_dir, observe=self._updates.observe
         )
-        settings.say_conflicts(conflicts)
+        resolving.say_conflicts(conflicts)
 
     @property
     def rank_check(self) -> RankCheck | None:
@@ -223,7 +223,7 @@ class Accelerator(
         return RankCheck(self._members, self._updates, self.gradient_state, rank=rank, world=world)
 
     def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
-        return settings.resolve_precision(argument, conflicts)
+        return resolving.resolve_precision(argument, conflicts)
 
     def _make_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
         handler = self.init_handler
@@ -257,7 +257,7 @@ class Accelerator(
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
-        self.gradient_state.num_steps = settings.whole_number("gradient_accumulation_steps", steps)
+        self.gradient_state.num_steps = resolving.whole_number("gradient_accumulation_steps", steps)
 
     @property
     def sync_gradients(self) -> bool:
@@ -412,7 +412,7 @@ class Accelerator(
         self._dataloaders.clear()
         self._prepared.clear()
         self.gradient_state.forget_windows()
-        released = memory.release_memory(*objects)
+        released = device_memory.release_memory(*objects)
         gc.collect()
         return list(released)
 

@@ -86,8 +86,8 @@ def check(result: dict[str, Any], *, at_least: int) -> None:
 
 FOLDERS = """
 import shutil
-from notebook_launcher.training.checkpoints import folders
-from notebook_launcher.training.checkpoints.files import write_text
+from notebook_launcher.training.checkpoints import staging
+from notebook_launcher.training.checkpoints.durable_files import write_text
 
 target, way = Path(sys.argv[1]), sys.argv[2]
 NAMES = ("a", "below/b", "c", "entry")
@@ -104,18 +104,18 @@ def begin():
         target.rmdir()
 
 def save():
-    stage = folders.open_stage(target)
+    stage = staging.open_stage(target)
     for name in NAMES:
         (stage / name).parent.mkdir(exist_ok=True)
         write_text(stage / name, "new")
-    folders.publish(stage, target, last="entry", stale={"gone"}, replaceable=way == "alone")
+    staging.publish(stage, target, last="entry", stale={"gone"}, replaceable=way == "alone")
 
 def load():
     if way == "shared":  # in the other cases whoever looks sees a whole save, without knowing of this package
-        folders.settle(target)
+        staging.settle(target)
     if not target.exists():
         return "old"  # as there was none
-    found = {name: (target / name).read_text() for name in folders.contents(target)}
+    found = {name: (target / name).read_text() for name in staging.contents(target)}
     assert way != "shared" or found.pop("mine") == "old"
     (content,) = set(found.values())
     assert set(found) == {*NAMES, *(["gone"] if content == "old" else [])}, found

@@ -378,7 +378,7 @@ def test_everyone_is_waited_for(pair, tmp_path):
 PROGRAM = """
 import torch.distributed as dist
 from notebook_launcher.training.recording.logging import get_logger
-from notebook_launcher.training.memory import find_executable_batch_size
+from notebook_launcher.training.device_memory import find_executable_batch_size
 from notebook_launcher.training.operations import gather_object
 from notebook_launcher.training.process.process_state import ProcessState
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher import Session, notebook_launch
 from notebook_launcher.training.accelerator import Accelerator
-from notebook_launcher.training.memory import (
+from notebook_launcher.training.device_memory import (
     clear_device_cache,
     find_executable_batch_size,
     release_memory,

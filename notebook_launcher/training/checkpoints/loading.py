@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.checkpoints.agreement import Crew, share, together
-from notebook_launcher.training.checkpoints.naming import continue_after, folder_to_load
+from notebook_launcher.training.checkpoints.layout import continue_after, folder_to_load
 from notebook_launcher.training.checkpoints.parts import Parts
 from notebook_launcher.training.checkpoints.reading import Reader
 from notebook_launcher.training.checkpoints.sharded import share_out, share_out_state
 from notebook_launcher.training.checkpoints.window import restore_window
+from notebook_launcher.training.checkpoints.writers import Crew, share, together
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.random import restore_rng_states

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.checkpoints.errors import CheckpointError
-from notebook_launcher.training.checkpoints.files import FileRecord, measure, write_text
+from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.training.checkpoints.durable_files import FileRecord, measure, write_text
 
 if TYPE_CHECKING:
     from pathlib import Path

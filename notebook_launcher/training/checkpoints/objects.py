@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.checkpoints.errors import CheckpointError
+from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["check_custom_objects", "read_object", "unsafe_types"]
+__all__ = ["check_custom_objects", "load", "read_object", "unsafe_types"]
 
 PLAIN = (
     dt.date,
@@ -66,6 +66,20 @@ def read_object(path: Path, map_location: Any = "cpu", *, trust: str = TRUST, **
                 "and tensors."
             ) from error
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
+    """Return what a file of `save` or `torch.save` holds: tensors, NumPy arrays and plain types.
+
+    Args:
+        f: A path, or a file that is open for bytes.
+        map_location: Where tensors go, as for `torch.load`; None: where they were.
+        kwargs: For `torch.load`. `weights_only=False` lets the file construct anything, which can run any code.
+
+    Raises:
+        CheckpointError: The file is missing or damaged, or holds other types.
+    """
+    return read_object(f, map_location, trust="weights_only=False to load", **kwargs)
 
 
 def unsafe_types(path: Path) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.checkpoints import names
-from notebook_launcher.training.checkpoints.errors import CheckpointError
-from notebook_launcher.training.checkpoints.folders import contents
+from notebook_launcher.training.checkpoints import layout
+from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.manifest import check_file, read_manifest
 from notebook_launcher.training.checkpoints.objects import read_object
 from notebook_launcher.training.checkpoints.sharded import is_spread
+from notebook_launcher.training.checkpoints.staging import contents
 from notebook_launcher.training.checkpoints.weights import check_fit, fill_in, read_weights
 from notebook_launcher.training.checkpoints.window import merge_windows
 from notebook_launcher.training.random import derive_rng_states
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.checkpoints.agreement import Crew
     from notebook_launcher.training.checkpoints.manifest import Manifest
     from notebook_launcher.training.checkpoints.parts import Parts
+    from notebook_launcher.training.checkpoints.writers import Crew
 
 __all__ = ["Reader", "State"]
 
@@ -88,15 +88,15 @@ class Reader:
             CheckpointError: Other objects were prepared, or a file cannot be read.
         """
         self._check_counts(parts)
-        optimizers = [self._load(names.optimizer(at)) for at in range(len(parts.optimizers))]
+        optimizers = [self._load(layout.optimizer(at)) for at in range(len(parts.optimizers))]
         for at, (optimizer, state) in enumerate(zip(parts.optimizers, optimizers, strict=True)):
-            _check_groups(self.folder / names.optimizer(at), optimizer, state)
+            _check_groups(self.folder / layout.optimizer(at), optimizer, state)
         return State(
             leaves=self._read_leaves(parts),
             optimizers=optimizers,
-            schedulers=[self._load(names.scheduler(at)) for at in range(len(parts.schedulers))],
+            schedulers=[self._load(layout.scheduler(at)) for at in range(len(parts.schedulers))],
             dataloaders=self._read_loaders(parts),
-            custom_objects=[self._load(names.custom(at)) for at in range(len(parts.custom_objects))],
+            custom_objects=[self._load(layout.custom(at)) for at in range(len(parts.custom_objects))],
             scaler=self._read_scaler(parts),
             window=self._read_window(parts),
             rng=self._read_rng(),
@@ -110,7 +110,7 @@ class Reader:
         """
         found = []
         for at, model in enumerate(models):
-            safe, pickled = names.model(at, safe=True), names.model(at, safe=False)
+            safe, pickled = layout.model(at, safe=True), layout.model(at, safe=False)
             name = pickled if pickled in self.files and safe not in self.files else safe
             weights = read_weights([self.folder / name], self._device, **self._load_kwargs)
             tensors = fill_in(model, weights)
@@ -122,7 +122,7 @@ class Reader:
         return read_object(self.folder / name, self._device, **self._load_kwargs)
 
     def _check_counts(self, parts: Parts) -> None:
-        saved = names.count(self.files) if self.manifest is None else self.manifest.objects
+        saved = layout.count(self.files) if self.manifest is None else self.manifest.objects
         for kind, number in parts.counts.items():
             if kind == "dataloaders" or (kind == "models" and self.manifest is None and parts.load_hooks):
                 continue
@@ -138,11 +138,11 @@ class Reader:
     def _read_leaves(self, parts: Parts) -> list[torch.Tensor]:
         if not parts.leaves:
             return []
-        leaves: list[torch.Tensor] = self._load(names.LEAVES)
+        leaves: list[torch.Tensor] = self._load(layout.LEAVES)
         for at, (mine, theirs) in enumerate(zip(parts.leaves, leaves, strict=True)):
             if mine.shape != theirs.shape:
                 raise CheckpointError(
-                    f"{self.folder / names.LEAVES}: leaf tensor {at} has shape {tuple(theirs.shape)} in the file, and "
+                    f"{self.folder / layout.LEAVES}: leaf tensor {at} has shape {tuple(theirs.shape)} in the file, and "
                     f"{tuple(mine.shape)} here; nothing was loaded."
                 )
         return leaves
@@ -157,23 +157,23 @@ class Reader:
                 "from the beginning."
             )
             return []
-        return [self._load(names.loader(at)) for at in range(mine)]
+        return [self._load(layout.loader(at)) for at in range(mine)]
 
     def _read_scaler(self, parts: Parts) -> dict[str, Any] | None:
         if parts.scaler is None:
             return None
-        if names.SCALER not in self.files:
+        if layout.SCALER not in self.files:
             self.remarks.append(f"{self.folder} was not saved in fp16: the gradient scaler starts afresh.")
             return None
-        scaler: dict[str, Any] = self._load(names.SCALER)
+        scaler: dict[str, Any] = self._load(layout.SCALER)
         return scaler
 
     def _read_window(self, parts: Parts) -> dict[str, Any] | None:
         ranks = 0 if self.manifest is None else self.manifest.num_processes
         if ranks == self._world:
-            mine = names.window(self._rank)
+            mine = layout.window(self._rank)
             return self._load(mine) if mine in self.files else None
-        windows = [self._load(names.window(rank)) for rank in range(ranks) if names.window(rank) in self.files]
+        windows = [self._load(layout.window(rank)) for rank in range(ranks) if layout.window(rank) in self.files]
         if not windows:
             return None
         if any(is_spread(parameter) for _, parameter in parts.parameters()):
@@ -184,16 +184,16 @@ class Reader:
         return merge_windows(windows, num_processes=self._world, nominal_divisor=parts.nominal_divisor)
 
     def _read_rng(self) -> dict[str, Any]:
-        new = [rank for rank in range(self._world) if names.random_states(rank) not in self.files]
-        if new and names.random_states(0) in self.files:
+        new = [rank for rank in range(self._world) if layout.random_states(rank) not in self.files]
+        if new and layout.random_states(0) in self.files:
             self.remarks.append(
                 f"{self.folder} was saved by fewer ranks: the random number generators of "
                 f"rank{'s' if len(new) > 1 else ''} {', '.join(map(str, new))} start from states derived from rank 0's."
             )
         if self._rank not in new:
-            states: dict[str, Any] = self._load(names.random_states(self._rank))
+            states: dict[str, Any] = self._load(layout.random_states(self._rank))
             return states
-        return derive_rng_states(self._load(names.random_states(0)), self._rank)
+        return derive_rng_states(self._load(layout.random_states(0)), self._rank)
 
 
 def _check_groups(path: Path, optimizer: Any, state: dict[str, Any]) -> None:

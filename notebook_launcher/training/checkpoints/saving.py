@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.checkpoints import files, folders, names
-from notebook_launcher.training.checkpoints.agreement import Crew, share, together
-from notebook_launcher.training.checkpoints.errors import CheckpointError
+from notebook_launcher.training.checkpoints import durable_files, layout, staging
+from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.training.checkpoints.layout import folder_to_save, keep_newest
 from notebook_launcher.training.checkpoints.manifest import MANIFEST, Manifest, read_manifest, write_manifest
-from notebook_launcher.training.checkpoints.naming import folder_to_save, keep_newest
 from notebook_launcher.training.checkpoints.objects import unsafe_types
 from notebook_launcher.training.checkpoints.parts import Parts
 from notebook_launcher.training.checkpoints.sharded import gather_tree
 from notebook_launcher.training.checkpoints.weights import write_weights
 from notebook_launcher.training.checkpoints.window import capture_window
+from notebook_launcher.training.checkpoints.writers import Crew, share, together
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.random import capture_rng_states
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-    from notebook_launcher.training.checkpoints.files import FileRecord
+    from notebook_launcher.training.checkpoints.durable_files import FileRecord
 
 __all__ = ["save_state"]
 
@@ -64,7 +64,7 @@ def save_state(
         if not crew.leads:
             return None
         target = folder_to_save(config, output_dir)
-        return target, folders.open_stage(target)
+        return target, staging.open_stage(target)
 
     meet("save_state")
     if accelerator.rank_check is not None:
@@ -86,7 +86,7 @@ def save_state(
         together("put the checkpoint in place", lambda: finish(dict(item for one in mine for item in one.items())))
     except BaseException:
         if crew.leads:
-            folders.discard(stage)
+            staging.discard(stage)
         raise
     config.iteration += 1
     return target
@@ -112,17 +112,17 @@ class _Save:
         parts, keep = self.parts, self.leads
         self.weights = [gather_tree(model.state_dict(), keep=keep) for model in parts.models]
         kinds = [
-            (names.optimizer, parts.optimizers),
-            (names.scheduler, parts.schedulers),
-            (names.loader, parts.dataloaders),
-            (names.custom, parts.custom_objects),
+            (layout.optimizer, parts.optimizers),
+            (layout.scheduler, parts.schedulers),
+            (layout.loader, parts.dataloaders),
+            (layout.custom, parts.custom_objects),
         ]
         for name, ones in kinds:
             self.objects.update({name(at): gather_tree(one.state_dict(), keep=keep) for at, one in enumerate(ones)})
         if parts.leaves:
-            self.objects[names.LEAVES] = [leaf.detach() for leaf in parts.leaves]
+            self.objects[layout.LEAVES] = [leaf.detach() for leaf in parts.leaves]
         if parts.scaler is not None:
-            self.objects[names.SCALER] = parts.scaler.state_dict()
+            self.objects[layout.SCALER] = parts.scaler.state_dict()
         self.window = capture_window(parts)
 
     def write(self) -> dict[str, FileRecord]:
@@ -132,16 +132,16 @@ class _Save:
         records: dict[str, FileRecord] = {}
         mine = dict(self.objects) if self.leads else {}
         if self.window is not None:
-            mine[names.window(self.rank)] = self.window
+            mine[layout.window(self.rank)] = self.window
         # Last, since hooks and states of the user's objects may draw numbers.
         windows = self.parts.gradient_state.state_dict().get("windows", [])
         step = windows[0]["num_batches"] if windows else 0
-        mine[names.random_states(self.rank)] = {"step": step, **capture_rng_states()}
+        mine[layout.random_states(self.rank)] = {"step": step, **capture_rng_states()}
         for at, state in enumerate(self.weights if self.leads else ()):
-            name = names.model(at, safe=self.safe)
+            name = layout.model(at, safe=self.safe)
             records[name] = write_weights(self.stage / name, state, safe=self.safe)
         for name, obj in mine.items():
-            records[name] = files.write_object(self.stage / name, obj)
+            records[name] = durable_files.write_object(self.stage / name, obj)
         if self.leads:
             self._warn_of_types()
         return records
@@ -158,12 +158,14 @@ class _Save:
 
     def publish(self, target: Path, records: dict[str, FileRecord]) -> None:
         """Write the manifest, and put the checkpoint in place."""
-        new = folders.contents(self.stage)
-        records.update({name: files.measure(self.stage / name, sync=True) for name in new - set(records)})  # hooks'
+        new = staging.contents(self.stage)
+        records.update(
+            {name: durable_files.measure(self.stage / name, sync=True) for name in new - set(records)}
+        )  # hooks'
         write_manifest(self.stage, Manifest(num_processes=self.world, objects=self.parts.counts, files=records))
-        before = folders.contents(target) if target.exists() else set()
+        before = staging.contents(target) if target.exists() else set()
         earlier = before & _earlier(target, before)
-        folders.publish(
+        staging.publish(
             self.stage, target, last=MANIFEST, stale=earlier - new - {MANIFEST}, replaceable=before == earlier
         )
 
@@ -177,6 +179,6 @@ def _earlier(target: Path, before: set[str]) -> set[str]:
     if manifest is not None:
         return {MANIFEST, *manifest.files}
     # Accelerate's have no manifest, and this file always.
-    if names.random_states(0) not in before:
+    if layout.random_states(0) not in before:
         return set()
-    return {MANIFEST, *filter(names.is_part, before)}
+    return {MANIFEST, *filter(layout.is_part, before)}

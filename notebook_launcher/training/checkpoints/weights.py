@@ -10,10 +10,10 @@ import safetensors
 import safetensors.torch
 import torch
 
-from notebook_launcher.training.checkpoints.errors import CheckpointError
-from notebook_launcher.training.checkpoints.files import FileRecord, write_object, write_tensors
+from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.training.checkpoints.durable_files import FileRecord, write_object, write_tensors
 from notebook_launcher.training.checkpoints.objects import read_object
-from notebook_launcher.training.checkpoints.tensors import check_tensors, compact, find_tied
+from notebook_launcher.training.checkpoints.packing import check_tensors, compact, find_tied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher import context
-from notebook_launcher.training.data.arguments import data_arguments, fetching_arguments
+from notebook_launcher.training.data.loader_arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.mixin import DataLoaderStateMixin
 from notebook_launcher.training.data.position import Order, Position, Progress, generator_owners, pack, unpack
 from notebook_launcher.training.data.rounds import LoaderStack

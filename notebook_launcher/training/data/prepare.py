@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
-from notebook_launcher.training.data.arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
 from notebook_launcher.training.data.iterable import IterableDatasetShard
+from notebook_launcher.training.data.loader_arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.ownshards import OwnShards, is_split_by_node, shards_of_rank
 from notebook_launcher.training.data.samplers import (
     SeedableRandomSampler,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from notebook_launcher.training.data.agreement import Plan, agree
-from notebook_launcher.training.data.arguments import data_arguments
+from notebook_launcher.training.data.epoch_plan import Plan, agree
 from notebook_launcher.training.data.instep import OWN_SHARDS, InStep, Readings, wrong_readers
 from notebook_launcher.training.data.iterable import IterableDatasetShard
 from notebook_launcher.training.data.loader import PreparedLoader
+from notebook_launcher.training.data.loader_arguments import data_arguments
 from notebook_launcher.training.data.lookahead import look_ahead
 from notebook_launcher.training.data.ownshards import OwnShards
 from notebook_launcher.training.data.position import Order, Position, Progress

@@ -12,11 +12,10 @@ import safetensors.torch
 import torch
 
 from notebook_launcher.training.accumulation.models import unwrap_model
-from notebook_launcher.training.checkpoints import files, folders
-from notebook_launcher.training.checkpoints.agreement import writes_here
-from notebook_launcher.training.checkpoints.errors import CheckpointError
+from notebook_launcher.training.checkpoints import durable_files, staging
+from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.training.checkpoints.packing import check_tensors, compact, find_tied, parse_size, shard
 from notebook_launcher.training.checkpoints.sharded import gather_tree, share_out
-from notebook_launcher.training.checkpoints.tensors import check_tensors, compact, find_tied, parse_size, shard
 from notebook_launcher.training.checkpoints.weights import (
     check_fit,
     fill_in,
@@ -25,6 +24,7 @@ from notebook_launcher.training.checkpoints.weights import (
     split_tied,
     write_weights,
 )
+from notebook_launcher.training.checkpoints.writers import writes_here
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,16 +73,16 @@ def save_model(
         return
     check_tensors(state, safe=safe_serialization)
     target = Path(os.path.realpath(Path(save_directory).expanduser()))
-    stage = folders.open_stage(target)
+    stage = staging.open_stage(target)
     try:
         last = _write_shards(stage, compact(state), max_size, safe=safe_serialization)
-        before = folders.contents(target) if target.exists() else set()
+        before = staging.contents(target) if target.exists() else set()
         earlier = {name for name in before if OURS.fullmatch(name)}
-        folders.publish(
-            stage, target, last=last, stale=earlier - folders.contents(stage), replaceable=before == earlier
+        staging.publish(
+            stage, target, last=last, stale=earlier - staging.contents(stage), replaceable=before == earlier
         )
     except BaseException:
-        folders.discard(stage)
+        staging.discard(stage)
         raise
 
 
@@ -98,7 +98,7 @@ def _write_shards(stage: Path, state: Mapping[str, torch.Tensor], max_size: int,
     if shards.index is None:
         return next(iter(shards.files))
     last = "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json"
-    files.write_text(stage / last, json.dumps(shards.index, indent=2, sort_keys=True) + "\n")
+    durable_files.write_text(stage / last, json.dumps(shards.index, indent=2, sort_keys=True) + "\n")
     return last
 
 
@@ -121,7 +121,7 @@ def load_model(
         CheckpointError: There are no weights, they cannot be read, or they do not fit; nothing was loaded then.
     """
     target = Path(os.path.realpath(Path(directory).expanduser()))
-    folders.settle(target)
+    staging.settle(target)
     first = next((target / name for name in CANDIDATES if (target / name).exists()), None)
     if first is None:
         raise CheckpointError(f"{target} holds no weights: none of {', '.join(CANDIDATES)} is there. Check the path.")
@@ -157,7 +157,7 @@ def save(
         raise CheckpointError(f"save() got a {type(obj).__name__}, and safetensors holds a dict of tensors.")
     if not hasattr(f, "write"):
         write = (lambda aside: write_weights(aside, obj, safe=True)) if safe_serialization else None
-        folders.replace_file(Path(f), write or (lambda aside: files.write_object(aside, obj)))
+        staging.replace_file(Path(f), write or (lambda aside: durable_files.write_object(aside, obj)))
     elif safe_serialization:
         check_tensors(obj, safe=True)
         f.write(safetensors.torch.save(*split_tied(obj)))

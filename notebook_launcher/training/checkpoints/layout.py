@@ -1,4 +1,4 @@
-"""Which folder a checkpoint goes to or comes from, and which ones are removed."""
+"""Names in a checkpoint: of its files, which are Accelerate's where it has one, and of its folder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,102 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notebook_launcher.training.checkpoints.errors import CheckpointError
-from notebook_launcher.training.checkpoints.folders import settle
+from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.training.checkpoints.staging import settle
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from notebook_launcher.training.plugins import ProjectConfiguration
 
-__all__ = ["continue_after", "folder_to_load", "folder_to_save", "keep_newest"]
+__all__ = [
+    "continue_after",
+    "count",
+    "custom",
+    "folder_to_load",
+    "folder_to_save",
+    "is_part",
+    "keep_newest",
+    "loader",
+    "model",
+    "optimizer",
+    "random_states",
+    "scheduler",
+    "window",
+]
+
+SCALER = "scaler.pt"
+LEAVES = "leaves.bin"
+MODEL = r"(?:model|pytorch_model)(?:_\d+)?\.(?:safetensors|bin)"
+OPTIMIZER = r"optimizer(?:_\d+)?\.bin"
+SCHEDULER = r"scheduler(?:_\d+)?\.bin"
+CUSTOM = r"custom_checkpoint_\d+\.pkl"
+FORMS = (
+    MODEL,
+    OPTIMIZER,
+    SCHEDULER,
+    CUSTOM,
+    r"dataloader(?:_\d+)?\.bin",
+    r"random_states_\d+\.pkl",
+    r"window_\d+\.bin",
+    r"sampler(?:_\d+)?\.bin",
+    r"dl_state_dict(?:_\d+)?\.bin",
+    r"scaler\.pt",
+    r"leaves\.bin",
+)
+"""All that a checkpoint of Accelerate's, or of ours without its manifest, may consist of."""
+
+
+def model(index: int, *, safe: bool) -> str:
+    """Return `model.safetensors`, `model_1.safetensors` and so on, or `pytorch_model.bin`."""
+    return _file_name("model", index, "safetensors") if safe else _file_name("pytorch_model", index, "bin")
+
+
+def optimizer(index: int) -> str:
+    """Return `optimizer.bin`, `optimizer_1.bin` and so on."""
+    return _file_name("optimizer", index, "bin")
+
+
+def scheduler(index: int) -> str:
+    """Return `scheduler.bin`, `scheduler_1.bin` and so on."""
+    return _file_name("scheduler", index, "bin")
+
+
+def loader(index: int) -> str:
+    """Return the file with a loader's position, which Accelerate has no like of."""
+    return _file_name("dataloader", index, "bin")
+
+
+def custom(index: int) -> str:
+    """Return the file with the state of an object that was registered."""
+    return f"custom_checkpoint_{index}.pkl"
+
+
+def random_states(process_index: int) -> str:
+    """Return the file with a rank's random number generators."""
+    return f"random_states_{process_index}.pkl"
+
+
+def window(process_index: int) -> str:
+    """Return the file with the gradients that a rank has gathered in an open window."""
+    return f"window_{process_index}.bin"
+
+
+def count(files: Iterable[str]) -> dict[str, int]:
+    """Return how many models, optimizers and so on there are among a folder's files."""
+    kinds = {"models": MODEL, "optimizers": OPTIMIZER, "schedulers": SCHEDULER, "custom_objects": CUSTOM}
+    files = list(files)
+    return {kind: sum(re.fullmatch(form, name) is not None for name in files) for kind, form in kinds.items()}
+
+
+def is_part(name: str) -> bool:
+    """Whether a file has the name of a checkpoint's part."""
+    return any(re.fullmatch(form, name) for form in FORMS)
+
+
+def _file_name(stem: str, index: int, suffix: str) -> str:
+    return f"{stem}_{index}.{suffix}" if index else f"{stem}.{suffix}"
+
 
 NUMBERED = re.compile(r"checkpoint_(\d+)")
 
