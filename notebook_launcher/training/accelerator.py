@@ -192,14 +192,16 @@ class Accelerator(
         self.gradient_state = self._make_gradient_state(plugin)
         self._members = Members(num_processes=self.num_processes, strict=self._rules.guards)
         self._accumulation = Accumulation(
-            self.gradient_state, self._members, self._rules, rank=self.process_index, world=self.num_processes
+            self.gradient_state, self._members, self._rules, rank=self.process_index, num_processes=self.num_processes
         )
         self._accumulation.device = self.device
         self._accumulation.clock = phases.make_clock()
         self._accumulation.scaler = self._make_scaler()
         self._accumulation.safepoint = safepoint = make_safepoint(self)
         self.gradient_state.stack.on_next = None if safepoint is None else safepoint.act
-        self._updates = Updates(self._accumulation, self._rules, world=self.num_processes, max_grad_norm=max_grad_norm)
+        self._updates = Updates(
+            self._accumulation, self._rules, num_processes=self.num_processes, max_grad_norm=max_grad_norm
+        )
         self._accumulation.check = self._make_rank_check() if checks and self.num_processes > 1 else None
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
@@ -211,7 +213,7 @@ class Accelerator(
         self._trackers = Trackers(
             self.state, log_with, self.project_configuration.logging_dir, observe=self._updates.observe
         )
-        resolving.say_conflicts(conflicts)
+        resolving.report_conflicts(conflicts)
 
     @property
     def rank_check(self) -> RankCheck | None:
@@ -219,8 +221,8 @@ class Accelerator(
         return self._accumulation.check
 
     def _make_rank_check(self) -> RankCheck:
-        rank, world = self.process_index, self.num_processes
-        return RankCheck(self._members, self._updates, self.gradient_state, rank=rank, world=world)
+        rank, num_processes = self.process_index, self.num_processes
+        return RankCheck(self._members, self._updates, self.gradient_state, rank=rank, num_processes=num_processes)
 
     def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
         return resolving.resolve_precision(argument, conflicts)

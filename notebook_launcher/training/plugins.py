@@ -300,12 +300,12 @@ class Warner:
     """Warns of each thing once."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def __call__(self, key: str, message: str) -> None:
         """Warn, the first time that it is called with this key."""
-        if key not in self._said:
-            self._said.add(key)
+        if key not in self._warned:
+            self._warned.add(key)
             warn_user(message)
 
 

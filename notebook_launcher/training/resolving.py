@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_precision",
+    "report_conflicts",
     "resolve_accumulation",
     "resolve_check",
     "resolve_hook",
     "resolve_max_grad_norm",
     "resolve_precision",
-    "say_conflicts",
     "whole_number",
 ]
 
@@ -126,7 +126,7 @@ def resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> 
     return argument
 
 
-def say_conflicts(conflicts: list[str]) -> None:
+def report_conflicts(conflicts: list[str]) -> None:
     """Say in one line where the code and the launch differ."""
     rank = context.current()
     if conflicts and rank is not None and rank.rank == 0:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.accumulation import models
-from notebook_launcher.training.accumulation.blocks import Block
+from notebook_launcher.training.accumulation.blocks import MicroBatchBlock
 from notebook_launcher.training.accumulation.models import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.plugins import Warner
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.rules import Rules
     from notebook_launcher.training.safepoint import Safepoint
 
-__all__ = ["Accumulation", "Block"]
+__all__ = ["Accumulation", "MicroBatchBlock"]
 
 MOST_BLOCKS = 16
 
@@ -36,7 +36,7 @@ MOST_BLOCKS = 16
 class Accumulation:
     """The micro-batches of an Accelerator."""
 
-    def __init__(self, state: GradientState, members: Members, rules: Rules, *, rank: int, world: int) -> None:
+    def __init__(self, state: GradientState, members: Members, rules: Rules, *, rank: int, num_processes: int) -> None:
         self.state = state
         self.members = members
         self.scaler: torch.amp.GradScaler | None = None
@@ -49,8 +49,8 @@ class Accumulation:
         self.device = torch.device("cpu")
         self._rules = rules
         self._rank = rank
-        self._world = world
-        self._blocks: dict[tuple[int, ...], tuple[Any, Block]] = {}
+        self._num_processes = num_processes
+        self._blocks: dict[tuple[int, ...], tuple[Any, MicroBatchBlock]] = {}
         """The block of each combination of targets, which are held so that their ids stay theirs."""
         self._version = -1
         self.warn_once = Warner()
@@ -59,7 +59,7 @@ class Accumulation:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_blocks": {}}  # by ids, which are other objects' in another process
 
-    def block(self, targets: tuple[Any, ...]) -> Block:
+    def block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         """Return the context in which one micro-batch of these models is computed."""
         if self._version != self.members.version:
             self._blocks.clear()
@@ -68,9 +68,9 @@ class Accumulation:
         block = self._make_block(targets) if known is None else known[1]
         return block if block.free else block.copy()
 
-    def _make_block(self, targets: tuple[Any, ...]) -> Block:
+    def _make_block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         members = self.members.find(targets)
-        block = Block(self, members, self._rules)
+        block = MicroBatchBlock(self, members, self._rules)
         if len(self._blocks) >= MOST_BLOCKS:  # a loop that makes a new container for each micro-batch
             self._blocks.clear()
         self._blocks[tuple(map(id, targets))] = targets, block
@@ -88,13 +88,13 @@ class Accumulation:
         window = state.current
         if window is None:
             factor, ends = self._scale_alone(weight, reduction), True
-            syncs = self._world > 1 and self.members.next_backward_syncs
+            syncs = self._num_processes > 1 and self.members.next_backward_syncs
         else:
             factor, ends = self._scale_in(window, weight, reduction), state.sync_gradients
-            syncs = ends and self._world > 1
+            syncs = ends and self._num_processes > 1
         is_watched = clock is not None and clock.begin_backward(syncs=syncs)
         check = self.check
-        watched = self._watched() if self._world > 1 and (self._rules.guards or check is not None) else ()
+        watched = self._watched() if self._num_processes > 1 and (self._rules.guards or check is not None) else ()
         written = () if check is None else check.write(watched)
         pending = self._sum_weights(window) if ends and window is not None and window.kind == "given" else None
         try:
@@ -103,7 +103,7 @@ class Accumulation:
             if window is not None:
                 window.broken = True
             raise
-        if self._world > 1:
+        if self._num_processes > 1:
             self._take_synced(watched)
         if written and check is not None:
             check.compare(written)
@@ -152,11 +152,11 @@ class Accumulation:
                 )
             mine = self._given(weight)
             total = self._total(mine)
-            return self._world * (mine if reduction == "mean" else float(mine > 0)) / total if total else 0.0
+            return self._num_processes * (mine if reduction == "mean" else float(mine > 0)) / total if total else 0.0
         weights = self._round_weights()
         if weights is None or steps > 1:
             return 1.0 / steps
-        return float(self._world * weights[self._rank] / (sum(weights) or 1))
+        return float(self._num_processes * weights[self._rank] / (sum(weights) or 1))
 
     def _scale_in(self, window: Window, weight: Any, reduction: str) -> float:
         """Count the micro-batch in its window and return the factor of its loss."""
@@ -177,7 +177,7 @@ class Accumulation:
         first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
         if first_is_last:
             window.correction = 1.0
-            return self._world * mine / (window.world_weight or 1.0)
+            return self._num_processes * mine / (window.world_weight or 1.0)
         factor = mine / (window.divisor * window.reference)
         return factor * window.correction if again and self.state.sync_gradients else factor
 
@@ -187,7 +187,7 @@ class Accumulation:
         weights = None if loader is None else self._round_weights()
         if loader is None or weights is None:
             mine = window.reference if window.kind == "counted" else 1.0
-            window.weigh("counted", mine, mine * self._world, mine)
+            window.weigh("counted", mine, mine * self._num_processes, mine)
             return mine
         full = float(loader.full_rows or max(loader.current_round.rows) or 1)
         reference = window.reference if window.kind == "counted" else full
@@ -206,7 +206,7 @@ class Accumulation:
     def _round_weights(self) -> tuple[int, ...] | None:
         loader = self.state.stack.active
         current = None if loader is None else loader.current_round
-        return None if current is None or len(current.weights) != self._world else current.weights
+        return None if current is None or len(current.weights) != self._num_processes else current.weights
 
     def _reference_of_given(self, weight: float) -> float:
         # In fp16 a loss that is weighed with thousands of tokens overflows, so weights are taken
@@ -214,11 +214,11 @@ class Accumulation:
         if self.scaler is None:
             return 1.0
         if self.state.given_reference is None:
-            self.state.given_reference = self._total(max(weight, 1.0)) / self._world
+            self.state.given_reference = self._total(max(weight, 1.0)) / self._num_processes
         return self.state.given_reference
 
     def _total(self, weight: float) -> float:
-        if self._world == 1:
+        if self._num_processes == 1:
             return weight
         total = torch.tensor([weight], dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
@@ -226,7 +226,7 @@ class Accumulation:
 
     def _sum_weights(self, window: Window) -> Any:
         """Begin to add up the weights that only their ranks know, beside the backward."""
-        if self._world == 1 or window.backwards_in_block > 1:
+        if self._num_processes == 1 or window.backwards_in_block > 1:
             return None
         total = torch.tensor([window.weight], dtype=torch.float64, device=self.device)
         return total, dist.all_reduce(total, async_op=True)
@@ -242,7 +242,7 @@ class Accumulation:
             window.world_weight = window.weight
         if not window.world_weight:
             return
-        window.correction = self._world * window.divisor * window.reference / window.world_weight
+        window.correction = self._num_processes * window.divisor * window.reference / window.world_weight
         if window.correction != 1.0:
             trained = (parameter for member in self.state.block.members for parameter in member.parameters())
             # Each once: models may share parameters.

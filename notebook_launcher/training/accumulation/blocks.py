@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.windows import Window
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["Block"]
+__all__ = ["MicroBatchBlock"]
 
 
-class Block:
+class MicroBatchBlock:
     """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch."""
 
     __slots__ = ("_before", "_clock", "_outer", "_probes", "_rules", "_safepoint", "_state", "_synced",
@@ -50,10 +50,10 @@ class Block:
         self._before: list[bool] | None = None
         self.outer_block: Any = None
 
-    def copy(self) -> Block:
+    def copy(self) -> MicroBatchBlock:
         """Return a block for the same models, to be entered inside this one."""
-        twin = object.__new__(Block)
-        for name in Block.__slots__:
+        twin = object.__new__(MicroBatchBlock)
+        for name in MicroBatchBlock.__slots__:
             setattr(twin, name, getattr(self, name))
         twin.free = True
         return twin

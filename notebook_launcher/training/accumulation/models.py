@@ -238,7 +238,7 @@ def synchronise(leaves: list[LeafTensor]) -> None:
 
     A rank on which a tensor had no part in the loss counts as one whose gradient is zero.
     """
-    world = dist.get_world_size()
+    num_processes = dist.get_world_size()
     groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for leaf in leaves:
         tensor = leaf.tensor
@@ -249,7 +249,7 @@ def synchronise(leaves: list[LeafTensor]) -> None:
     for grads in groups.values():
         flat = torch.cat([grad.reshape(-1) for grad in grads]) if len(grads) > 1 else grads[0].contiguous()
         dist.all_reduce(flat)
-        flat.div_(world)
+        flat.div_(num_processes)
         if len(grads) == 1:
             grads[0].copy_(flat)
             continue

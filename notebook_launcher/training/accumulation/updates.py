@@ -23,14 +23,16 @@ __all__ = ["Updates"]
 class Updates:
     """The updates of an Accelerator's prepared optimizers."""
 
-    def __init__(self, accumulation: Accumulation, rules: Rules, *, world: int, max_grad_norm: float | None) -> None:
+    def __init__(
+        self, accumulation: Accumulation, rules: Rules, *, num_processes: int, max_grad_norm: float | None
+    ) -> None:
         self._optimizers: list[weakref.ref[AcceleratedOptimizer]] = []
         self.max_grad_norm = max_grad_norm
         self.last_grad_norm: torch.Tensor | None = None
         """The total norm before the last clipping."""
         self._accumulation = accumulation
         self._rules = rules
-        self._world = world
+        self._num_processes = num_processes
         self._unscaled: set[int] = set()
         self._stepped: set[int] = set()
 
@@ -69,7 +71,7 @@ class Updates:
             return None, prepared.step_was_skipped
         if self._rules.guards:
             self._check_complete(prepared)
-            if self._world > 1:
+            if self._num_processes > 1:
                 self._check_synced(prepared)
         clock = self._accumulation.clock
         if self.max_grad_norm is not None:

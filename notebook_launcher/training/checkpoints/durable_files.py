@@ -32,7 +32,7 @@ class FileRecord:
     sha256: str
 
 
-class _Sink:
+class _DigestingFile:
     """A file that digests what `torch.save` writes, and keeps the error that torch would hide.
 
     Where writing fails, torch raises "unexpected pos" from its archive writer and not the OSError.
@@ -61,15 +61,15 @@ class _Sink:
 def write_object(path: Path, obj: Any) -> FileRecord:
     """Write an object with `torch.save`; raises OSError if the disk does not take it."""
     with path.open("wb") as file:
-        sink = _Sink(file)
+        digesting = _DigestingFile(file)
         try:
-            torch.save(obj, sink)  # type: ignore[arg-type] # it needs write() and flush() alone
+            torch.save(obj, digesting)  # type: ignore[arg-type] # it needs write() and flush() alone
         except Exception:
-            if sink.error is not None:
-                raise sink.error from None
+            if digesting.error is not None:
+                raise digesting.error from None
             raise
         _sync(file)
-    return FileRecord(sink.size, sink.digest.hexdigest())
+    return FileRecord(digesting.size, digesting.digest.hexdigest())
 
 
 def write_text(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from notebook_launcher.training.checkpoints.parts import Parts
 from notebook_launcher.training.checkpoints.reading import Reader
 from notebook_launcher.training.checkpoints.sharded import share_out, share_out_state
 from notebook_launcher.training.checkpoints.window import restore_window
-from notebook_launcher.training.checkpoints.writers import Crew, share, together
+from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.random import restore_rng_states
@@ -58,33 +58,33 @@ def load_state(
     map_location = model_kwargs.pop("map_location", None)
     if map_location not in MAP_LOCATIONS:
         raise ValueError(f"map_location={map_location!r} is unknown. It can be 'cpu', 'on_device' or None.")
-    crew, parts, config = Crew.of(accelerator), Parts.of(accelerator), accelerator.project_configuration
+    writers, parts, config = Writers.of(accelerator), Parts.of(accelerator), accelerator.project_configuration
     meet("load_state")
-    found = share("find the checkpoint", lambda: folder_to_load(config, input_dir) if crew.leads else None)
-    folder = found[crew.leader]
+    found = gather_outcomes("find the checkpoint", lambda: folder_to_load(config, input_dir) if writers.leads else None)
+    folder = found[writers.leader]
     assert folder is not None
-    reader = together(
+    reader = on_all_ranks(
         "read the manifest",
         lambda: Reader(
             folder,
             rank=accelerator.process_index,
-            world=accelerator.num_processes,
+            num_processes=accelerator.num_processes,
             device=accelerator.device if map_location == "on_device" else "cpu",
             load_kwargs=dict(load_kwargs or {}),
         ),
     )
-    together("verify the checkpoint", lambda: reader.verify(crew))
-    state = together("read the checkpoint", lambda: reader.read(parts))
+    on_all_ranks("verify the checkpoint", lambda: reader.verify(writers))
+    state = on_all_ranks("read the checkpoint", lambda: reader.read(parts))
     models = list(parts.models)
     if parts.load_hooks:
         # They may take models out, so which files the others have is known afterwards.
-        together("run the hooks", lambda: [hook(models, str(folder)) for hook in parts.load_hooks])
+        on_all_ranks("run the hooks", lambda: [hook(models, str(folder)) for hook in parts.load_hooks])
     strict = bool(model_kwargs.get("strict", True))
-    weights = together("read the models", lambda: reader.read_models(models, strict=strict))
-    together("share out what is sharded", lambda: _share_out(parts, state, models, weights))
+    weights = on_all_ranks("read the models", lambda: reader.read_models(models, strict=strict))
+    on_all_ranks("share out what is sharded", lambda: _share_out(parts, state, models, weights))
     for remark in reader.remarks if accelerator.is_main_process else ():
         warn_user(remark)
-    together("load the checkpoint", lambda: _apply(parts, state, models, weights, model_kwargs))
+    on_all_ranks("load the checkpoint", lambda: _apply(parts, state, models, weights, model_kwargs))
     continue_after(config, folder)
     return folder
 

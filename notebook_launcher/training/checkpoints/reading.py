@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.checkpoints.manifest import Manifest
     from notebook_launcher.training.checkpoints.parts import Parts
-    from notebook_launcher.training.checkpoints.writers import Crew
+    from notebook_launcher.training.checkpoints.writers import Writers
 
 __all__ = ["Reader", "State"]
 
@@ -47,7 +47,9 @@ class State:
 class Reader:
     """Reads one checkpoint on one rank."""
 
-    def __init__(self, folder: Path, *, rank: int, world: int, device: Any, load_kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, *, rank: int, num_processes: int, device: Any, load_kwargs: dict[str, Any]
+    ) -> None:
         """Read the manifest.
 
         Raises:
@@ -59,7 +61,7 @@ class Reader:
         self.remarks: list[str] = []
         """What the user should know."""
         self._rank = rank
-        self._world = world
+        self._num_processes = num_processes
         self._device = device
         self._load_kwargs = load_kwargs
         if self.manifest is None:
@@ -68,8 +70,8 @@ class Reader:
                 "holds no positions of loaders."
             )
 
-    def verify(self, crew: Crew) -> None:
-        """Compare this rank's share of the files with the manifest; the ranks of a crew check all of them.
+    def verify(self, writers: Writers) -> None:
+        """Compare this rank's share of the files with the manifest; the writers together check all of them.
 
         Raises:
             CheckpointError: A file is missing or damaged.
@@ -78,7 +80,7 @@ class Reader:
             return
         records = self.manifest.files
         by_size = sorted(records, key=lambda name: (-records[name].bytes, name))
-        for name in by_size[crew.index :: crew.size]:
+        for name in by_size[writers.index :: writers.size]:
             check_file(self.folder, name, records[name])
 
     def read(self, parts: Parts) -> State:
@@ -170,7 +172,7 @@ class Reader:
 
     def _read_window(self, parts: Parts) -> dict[str, Any] | None:
         ranks = 0 if self.manifest is None else self.manifest.num_processes
-        if ranks == self._world:
+        if ranks == self._num_processes:
             mine = layout.window(self._rank)
             return self._load(mine) if mine in self.files else None
         windows = [self._load(layout.window(rank)) for rank in range(ranks) if layout.window(rank) in self.files]
@@ -178,13 +180,14 @@ class Reader:
             return None
         if any(is_spread(parameter) for _, parameter in parts.parameters()):
             raise CheckpointError(
-                f"{self.folder} holds a window's gradients of a sharded model on {ranks} ranks, which {self._world} "
-                "cannot share; nothing was loaded. Save where a window ends, or load with as many ranks."
+                f"{self.folder} holds a window's gradients of a sharded model on {ranks} ranks, which "
+                f"{self._num_processes} cannot share; nothing was loaded. Save where a window ends, or load with as "
+                "many ranks."
             )
-        return merge_windows(windows, num_processes=self._world, nominal_divisor=parts.nominal_divisor)
+        return merge_windows(windows, num_processes=self._num_processes, nominal_divisor=parts.nominal_divisor)
 
     def _read_rng(self) -> dict[str, Any]:
-        new = [rank for rank in range(self._world) if layout.random_states(rank) not in self.files]
+        new = [rank for rank in range(self._num_processes) if layout.random_states(rank) not in self.files]
         if new and layout.random_states(0) in self.files:
             self.remarks.append(
                 f"{self.folder} was saved by fewer ranks: the random number generators of "

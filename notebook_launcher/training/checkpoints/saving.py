@@ -13,7 +13,7 @@ from notebook_launcher.training.checkpoints.parts import Parts
 from notebook_launcher.training.checkpoints.sharded import gather_tree
 from notebook_launcher.training.checkpoints.weights import write_weights
 from notebook_launcher.training.checkpoints.window import capture_window
-from notebook_launcher.training.checkpoints.writers import Crew, share, together
+from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.random import capture_rng_states
@@ -58,48 +58,50 @@ def save_state(
     """
     del save_model_func_kwargs
     config = accelerator.project_configuration
-    crew = Crew.of(accelerator)
+    writers = Writers.of(accelerator)
 
     def begin() -> tuple[Path, Path] | None:
-        if not crew.leads:
+        if not writers.leads:
             return None
         target = folder_to_save(config, output_dir)
         return target, staging.open_stage(target)
 
     meet("save_state")
     if accelerator.rank_check is not None:
-        accelerator.rank_check.compare_now("save_state", lambda mine: share("compare the ranks", lambda: mine))
-    places = share("begin the checkpoint", begin)[crew.leader]
+        accelerator.rank_check.compare_now(
+            "save_state", lambda mine: gather_outcomes("compare the ranks", lambda: mine)
+        )
+    places = gather_outcomes("begin the checkpoint", begin)[writers.leader]
     assert places is not None
     target, stage = places
-    save = _Save(accelerator, crew, stage, safe=safe_serialization)
+    writer = _CheckpointWriter(accelerator, writers, stage, safe=safe_serialization)
 
     def finish(records: dict[str, FileRecord]) -> None:
-        if crew.leads:
-            save.publish(target, records)
+        if writers.leads:
+            writer.publish(target, records)
             keep_newest(config, target)
 
     try:
-        together("collect its part of the checkpoint", save.collect)
-        written = share("write its part of the checkpoint", lambda: (crew.leader, save.write()))
-        mine = [records for leader, records in written if leader == crew.leader]
-        together("put the checkpoint in place", lambda: finish(dict(item for one in mine for item in one.items())))
+        on_all_ranks("collect its part of the checkpoint", writer.collect)
+        written = gather_outcomes("write its part of the checkpoint", lambda: (writers.leader, writer.write()))
+        mine = [records for leader, records in written if leader == writers.leader]
+        on_all_ranks("put the checkpoint in place", lambda: finish(dict(item for one in mine for item in one.items())))
     except BaseException:
-        if crew.leads:
+        if writers.leads:
             staging.discard(stage)
         raise
     config.iteration += 1
     return target
 
 
-class _Save:
+class _CheckpointWriter:
     """One save, on one rank."""
 
-    def __init__(self, accelerator: Any, crew: Crew, stage: Path, *, safe: bool) -> None:
+    def __init__(self, accelerator: Any, writers: Writers, stage: Path, *, safe: bool) -> None:
         self.parts = Parts.of(accelerator)
         self.rank: int = accelerator.process_index
-        self.world: int = accelerator.num_processes
-        self.leads = crew.leads
+        self.num_processes: int = accelerator.num_processes
+        self.leads = writers.leads
         self.stage = stage
         self.safe = safe
         self.weights: list[dict[str, Any]] = []
@@ -162,7 +164,7 @@ class _Save:
         records.update(
             {name: durable_files.measure(self.stage / name, sync=True) for name in new - set(records)}
         )  # hooks'
-        write_manifest(self.stage, Manifest(num_processes=self.world, objects=self.parts.counts, files=records))
+        write_manifest(self.stage, Manifest(num_processes=self.num_processes, objects=self.parts.counts, files=records))
         before = staging.contents(target) if target.exists() else set()
         earlier = before & _earlier(target, before)
         staging.publish(

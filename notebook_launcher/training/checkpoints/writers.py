@@ -13,13 +13,13 @@ from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointEr
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Crew", "share", "together", "writes_here"]
+__all__ = ["Writers", "gather_outcomes", "on_all_ranks", "writes_here"]
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Crew:
+class Writers:
     """The ranks that share a folder: all of them, or those of one machine."""
 
     leader: int
@@ -29,13 +29,13 @@ class Crew:
     size: int
 
     @classmethod
-    def of(cls, accelerator: Any) -> Crew:
-        """Return the crew that this rank belongs to."""
-        rank, world = accelerator.process_index, accelerator.num_processes
+    def of(cls, accelerator: Any) -> Writers:
+        """Return the writers that this rank is one of."""
+        rank, num_processes = accelerator.process_index, accelerator.num_processes
         if not accelerator.project_configuration.save_on_each_node:
-            return cls(0, rank, world)
+            return cls(0, rank, num_processes)
         local = accelerator.local_process_index
-        return cls(rank - local, local, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+        return cls(rank - local, local, int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)))
 
     @property
     def leads(self) -> bool:
@@ -43,7 +43,7 @@ class Crew:
         return self.index == 0
 
 
-def together(doing: str, step: Callable[[], T]) -> T:
+def on_all_ranks(doing: str, step: Callable[[], T]) -> T:
     """Take a step on every rank, and return what this rank's returned once all are through.
 
     Args:
@@ -55,20 +55,20 @@ def together(doing: str, step: Callable[[], T]) -> T:
         Exception: What this rank's step raised.
     """
     outcome: list[T] = []
-    share(doing, lambda: outcome.append(step()))
+    gather_outcomes(doing, lambda: outcome.append(step()))
     return outcome[0]
 
 
-def share(doing: str, step: Callable[[], T]) -> list[T]:
-    """As `together`, and return what the step returned on each rank, in rank order; it must pickle."""
+def gather_outcomes(doing: str, step: Callable[[], T]) -> list[T]:
+    """As `on_all_ranks`, and return what the step returned on each rank, in rank order; it must pickle."""
     outcome: Any = None
     failure: Exception | None = None
     try:
         outcome = step()
     except Exception as error:  # noqa: BLE001 - raised below, once the other ranks know of it
         failure = error
-    said = None if failure is None else f"{type(failure).__name__}: {failure}"
-    everybody = _exchange((outcome, said))
+    message = None if failure is None else f"{type(failure).__name__}: {failure}"
+    everybody = _exchange((outcome, message))
     if failure is not None:
         raise failure
     for rank, (_, trouble) in enumerate(everybody):

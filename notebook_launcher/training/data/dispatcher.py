@@ -13,7 +13,7 @@ from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.loader import PreparedLoader
 from notebook_launcher.training.data.lookahead import look_ahead
 from notebook_launcher.training.data.portions import Portions
-from notebook_launcher.training.data.position import Order, Position, Progress
+from notebook_launcher.training.data.position import LoaderProgress, Order, Position
 from notebook_launcher.training.data.rows import count_rows, take_rows
 from notebook_launcher.training.data.samplers import length_of
 from notebook_launcher.training.data.transfer import Delivery
@@ -68,7 +68,7 @@ class DataLoaderDispatcher(PreparedLoader):
         even_batches: bool = True,
         uneven: str = "leave",
         stack: LoaderStack | None = None,
-        progress: Progress | None = None,
+        progress: LoaderProgress | None = None,
         **kwargs: Any,
     ) -> None:
         self.slice_fn = slice_fn

@@ -9,12 +9,12 @@ import torch
 from notebook_launcher.training.operations import gather
 from notebook_launcher.training.process.arrivals import meet
 
-__all__ = ["Plan", "agree"]
+__all__ = ["EpochPlan", "agree_on_plan"]
 
 UNKNOWN = -1
 
 
-class Plan(NamedTuple):
+class EpochPlan(NamedTuple):
     """What a rank is about to walk through."""
 
     num_samples: int | None
@@ -30,7 +30,7 @@ class Plan(NamedTuple):
     """Of a seedable sampler; any number otherwise."""
 
 
-def agree(mine: Plan) -> Plan:
+def agree_on_plan(mine: EpochPlan) -> EpochPlan:
     """Exchange plans and return rank 0's, whose seed is everybody's; every rank must call it.
 
     Raises:

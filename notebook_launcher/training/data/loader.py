@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from notebook_launcher import context
 from notebook_launcher.training.data.loader_arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.mixin import DataLoaderStateMixin
-from notebook_launcher.training.data.position import Order, Position, Progress, generator_owners, pack, unpack
+from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners, pack, unpack
 from notebook_launcher.training.data.rounds import LoaderStack
 from notebook_launcher.training.data.samplers import (
     SeedableRandomSampler,
@@ -48,7 +48,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         _non_blocking: bool,
         iteration: int,
         stack: LoaderStack | None,
-        progress: Progress | None,
+        progress: LoaderProgress | None,
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, **kwargs)
@@ -57,7 +57,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         self.stack = LoaderStack() if stack is None else stack
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
-        self._progress = Progress(iteration, Position(iteration)) if progress is None else progress
+        self._progress = LoaderProgress(iteration, Position(iteration)) if progress is None else progress
         self._loaded = False
         """Whether the position at which the next loop begins was loaded into this loader."""
         self._walked: WalkedSampler | None = None
@@ -202,10 +202,14 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             progress.position = start
             deliveries, move = self._moving(self._deliveries(start, order))
             # DataLoader looks at the name of every attribute that is set, which takes 0.4 us.
-            said = vars(self)
+            attributes = vars(self)
             on_next = self.stack.on_next if len(self.stack.loaders) == 1 else None
-            for batch, drawn, is_last, position in self._told(deliveries, start):
-                said["current_round"], said["end_of_dataloader"], said["iteration_token"] = drawn, is_last, token
+            for batch, drawn, is_last, position in self._with_progress(deliveries, start):
+                attributes["current_round"], attributes["end_of_dataloader"], attributes["iteration_token"] = (
+                    drawn,
+                    is_last,
+                    token,
+                )
                 progress.position = position
                 yield batch if move is None else move(batch)
                 if on_next is not None:
@@ -216,8 +220,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
                 self.reset()
             self.end()
 
-    def _told(self, deliveries: Iterator[Delivery], start: Position) -> Iterator[Delivery]:
-        """Tell a launcher, if there is one, how far the loop is and how long it waits for data."""
+    def _with_progress(self, deliveries: Iterator[Delivery], start: Position) -> Iterator[Delivery]:
+        """Report to a launcher, if there is one, how far the loop is and how long it waits for data."""
         clock = make_clock()
         if clock is None or len(self.stack.loaders) > 1:
             yield from deliveries

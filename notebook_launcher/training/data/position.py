@@ -14,7 +14,7 @@ from notebook_launcher.training.random import capture_rng_states, restore_rng_st
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Order", "Position", "Progress", "generator_owners", "pack", "unpack"]
+__all__ = ["LoaderProgress", "Order", "Position", "generator_owners", "pack", "unpack"]
 
 DEFAULT_GENERATORS = ("random_state", "numpy_random_seed", "torch_manual_seed")
 """Of `capture_rng_states`: what samplers without a generator of their own draw from."""
@@ -36,7 +36,7 @@ class Position(NamedTuple):
 
 
 @dataclasses.dataclass(slots=True)
-class Progress:
+class LoaderProgress:
     """How far a loader has come; a loader of the rest of an epoch shares that of the whole."""
 
     iteration: int

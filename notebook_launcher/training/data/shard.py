@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from notebook_launcher.training.data.epoch_plan import Plan, agree
+from notebook_launcher.training.data.epoch_plan import EpochPlan, agree_on_plan
 from notebook_launcher.training.data.instep import OWN_SHARDS, InStep, Readings, wrong_readers
 from notebook_launcher.training.data.iterable import IterableDatasetShard
 from notebook_launcher.training.data.loader import PreparedLoader
 from notebook_launcher.training.data.loader_arguments import data_arguments
 from notebook_launcher.training.data.lookahead import look_ahead
 from notebook_launcher.training.data.ownshards import OwnShards
-from notebook_launcher.training.data.position import Order, Position, Progress
+from notebook_launcher.training.data.position import LoaderProgress, Order, Position
 from notebook_launcher.training.data.rounds import LoaderStack, Round
 from notebook_launcher.training.data.samplers import SeedableRandomSampler, length_of, sampler_chain
 from notebook_launcher.training.data.sharding import BatchSamplerShard
@@ -68,7 +68,7 @@ class DataLoaderShard(PreparedLoader):
         *,
         check_ranks: bool = True,
         stack: LoaderStack | None = None,
-        progress: Progress | None = None,
+        progress: LoaderProgress | None = None,
         **kwargs: Any,
     ) -> None:
         self.rng_types = rng_types
@@ -121,7 +121,7 @@ class DataLoaderShard(PreparedLoader):
         if self.check_ranks and shard is not None and 1 < shard.num_processes == world_size():
             sampler = self.get_sampler()
             seedable = sampler if isinstance(sampler, SeedableRandomSampler) else None
-            plan = agree(self._plan(start, 0 if seedable is None else seedable.initial_seed))
+            plan = agree_on_plan(self._plan(start, 0 if seedable is None else seedable.initial_seed))
             if seedable is not None:
                 seedable.initial_seed = plan.seed
         if isinstance(shard, BatchSamplerShard) or (shard is not None and self.num_workers <= 1):
@@ -132,14 +132,14 @@ class DataLoaderShard(PreparedLoader):
             types = [kind for kind in types if kind != "generator"]
         synchronize_rng_states(types, self.synchronized_generator)
 
-    def _plan(self, start: Position, seed: int) -> Plan:
+    def _plan(self, start: Position, seed: int) -> EpochPlan:
         shard = self.shard
         if isinstance(shard, BatchSamplerShard):
             lengths = length_of(self.dataset), length_of(shard.batch_sampler)
         else:
             assert shard is not None
             lengths = None if isinstance(shard, OwnShards) else length_of(shard.dataset), None
-        return Plan(*lengths, start.epoch, start.samples, self.skip_batches, seed)
+        return EpochPlan(*lengths, start.epoch, start.samples, self.skip_batches, seed)
 
     def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
         shard = self.shard

@@ -19,12 +19,12 @@ from notebook_launcher.training.data.rounds import Round
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Message", "Parcel", "pack", "receive", "send", "send_end", "send_error", "wire_device"]
+__all__ = ["BatchParcel", "ReceivedBatch", "pack", "receive", "send", "send_end", "send_error", "wire_device"]
 
 BATCH, END, ERROR = range(3)
 
 
-class Message(NamedTuple):
+class ReceivedBatch(NamedTuple):
     """What a rank gets."""
 
     batch: Any
@@ -34,7 +34,7 @@ class Message(NamedTuple):
     """Samples of the epoch that all ranks have had with it."""
 
 
-class Parcel(NamedTuple):
+class BatchParcel(NamedTuple):
     """A batch on its way, in bytes."""
 
     objects: torch.Tensor
@@ -42,7 +42,7 @@ class Parcel(NamedTuple):
     tensors: list[torch.Tensor]
 
 
-def pack(parts: Sequence[Any], device: torch.device) -> list[Parcel]:
+def pack(parts: Sequence[Any], device: torch.device) -> list[BatchParcel]:
     """Return the other ranks' batches as they are sent.
 
     Args:
@@ -52,7 +52,7 @@ def pack(parts: Sequence[Any], device: torch.device) -> list[Parcel]:
     return [_pack(part, wire_device(device)) for part in parts]
 
 
-def send(parcels: Sequence[Parcel], drawn: Round, *, is_last: bool, samples: int, device: torch.device) -> None:
+def send(parcels: Sequence[BatchParcel], drawn: Round, *, is_last: bool, samples: int, device: torch.device) -> None:
     """Send every other rank its part; all of them must `receive`.
 
     Args:
@@ -85,24 +85,24 @@ def send_error(error: Exception, device: torch.device) -> None:
     dist.broadcast(parcel, src=0)
 
 
-def receive(device: torch.device) -> Message | None:
+def receive(device: torch.device) -> ReceivedBatch | None:
     """Return this rank's part of the next round; None if there is no more.
 
     Raises:
         Exception: What the data set raised on rank 0.
     """
-    world, rank, where = dist.get_world_size(), dist.get_rank(), wire_device(device)
-    header = torch.empty(3 + 4 * world, dtype=torch.int64, device=where)
+    num_processes, rank, where = dist.get_world_size(), dist.get_rank(), wire_device(device)
+    header = torch.empty(3 + 4 * num_processes, dtype=torch.int64, device=where)
     dist.broadcast(header, src=0)
     kind, is_last, samples, *table = header.tolist()
     if kind == END:
         return None
-    size = table[3 * world + rank]
+    size = table[3 * num_processes + rank]
     if kind == ERROR:
         raise pickle.loads(_receive_bytes(size, where, lambda wire: dist.broadcast(wire, src=0)))
     parcel = _receive_bytes(size, where, lambda wire: dist.recv(wire, 0, tag=0))
-    rows, real, weights = (tuple(table[at * world : (at + 1) * world]) for at in range(3))
-    return Message(_unpack(parcel, where), Round(rows, real, weights), bool(is_last), samples)
+    rows, real, weights = (tuple(table[at * num_processes : (at + 1) * num_processes]) for at in range(3))
+    return ReceivedBatch(_unpack(parcel, where), Round(rows, real, weights), bool(is_last), samples)
 
 
 def wire_device(device: torch.device) -> torch.device:
@@ -114,9 +114,9 @@ def wire_device(device: torch.device) -> torch.device:
 
 
 def _announce(kind: int, numbers: list[int], drawn: Round | None, sizes: list[int], device: torch.device) -> None:
-    world = dist.get_world_size()
-    table = [0] * (3 * world) if drawn is None else [*drawn.rows, *drawn.real, *drawn.weights]
-    sizes = [0, *sizes, *[0] * (world - 1 - len(sizes))]
+    num_processes = dist.get_world_size()
+    table = [0] * (3 * num_processes) if drawn is None else [*drawn.rows, *drawn.real, *drawn.weights]
+    sizes = [0, *sizes, *[0] * (num_processes - 1 - len(sizes))]
     dist.broadcast(torch.tensor([kind, *numbers, *table, *sizes], device=wire_device(device)), src=0)
 
 
@@ -149,12 +149,12 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[-1]
 
 
-def _pack(batch: Any, device: torch.device) -> Parcel:
+def _pack(batch: Any, device: torch.device) -> BatchParcel:
     file = io.BytesIO()
     pickler = _Pickler(file, device)
     pickler.dump(batch)
     objects = torch.frombuffer(file.getbuffer(), dtype=torch.uint8).to(device)
-    return Parcel(objects, [_as_bytes(tensor) for tensor in pickler.tensors])
+    return BatchParcel(objects, [_as_bytes(tensor) for tensor in pickler.tensors])
 
 
 def _receive_bytes(size: int, device: torch.device, receive_into: Callable[[torch.Tensor], Any]) -> bytearray:

@@ -49,12 +49,12 @@ def meet(call: str, patience: float = math.inf) -> None:
                 return
             if waited > NOTICE_AFTER:
                 if store.add(f"{call}/notices", 1) == 1:
-                    _say(call, absent)
+                    _print_notice(call, absent)
                 return
             time.sleep(min(max(waited / 8, SHORTEST_PAUSE), LONGEST_PAUSE))
 
 
-def _say(call: str, absent: list[int]) -> None:
+def _print_notice(call: str, absent: list[int]) -> None:
     ranks = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
     text = f"{call} waits for {ranks}: every rank must call it, not inside `if accelerator.is_main_process`"
     print(f"{text}. If a rank is only busy, nothing is wrong.", file=sys.stderr, flush=True)  # noqa: T201

@@ -26,9 +26,9 @@ PATIENCE = 10.0
 class Bulletin:
     """Plain data that the ranks write about objects which each of them has one of."""
 
-    def __init__(self, rank: int, world: int) -> None:
+    def __init__(self, rank: int, num_processes: int) -> None:
         self._rank = rank
-        self._world = world
+        self._num_processes = num_processes
         self._store: Any = None
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -58,7 +58,9 @@ class Bulletin:
     def read(self, owner: Any, topic: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:
         """Return what these ranks, by default all of them, have written so far."""
         store = self._store()
-        keys = {rank: self._key(owner, topic, rank) for rank in (range(self._world) if ranks is None else ranks)}
+        keys = {
+            rank: self._key(owner, topic, rank) for rank in (range(self._num_processes) if ranks is None else ranks)
+        }
         return {rank: json.loads(store.get(key)) for rank, key in keys.items() if store.check([key])}
 
     def exchange(self, owner: Any, topic: str, mine: Any, ranks: Iterable[int]) -> dict[int, Any]:

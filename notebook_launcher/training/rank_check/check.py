@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.updates import Updates
     from notebook_launcher.training.accumulation.windows import GradientState
 
-__all__ = ["RankCheck", "tell"]
+__all__ = ["RankCheck", "notify"]
 
 SAME_INPUTS = 3
 """Comparisons in a row at which all ranks had the same inputs before a notice says so."""
@@ -89,16 +89,18 @@ class Unit:
 class RankCheck:
     """Compares the parameters that an Accelerator keeps equal, and what optimizers know of them, between ranks."""
 
-    def __init__(self, members: Members, updates: Updates, state: GradientState, *, rank: int, world: int) -> None:
+    def __init__(
+        self, members: Members, updates: Updates, state: GradientState, *, rank: int, num_processes: int
+    ) -> None:
         self._members = members
         self._updates = weakref.ref(updates)  # which has the accumulation, which has this
         self._state = state
         self._rank = rank
-        self._world = world
-        self.bulletin = Bulletin(rank, world)
+        self._num_processes = num_processes
+        self.bulletin = Bulletin(rank, num_processes)
         self.forgotten = ForgottenOptimizers(members)
         self._same_inputs = 0
-        self._told: set[str] = set()
+        self._notified: set[str] = set()
 
     def write(self, watched: Sequence[tuple[SyncedModel, Any]]) -> list[Unit]:
         """Before a backward: write about what it may reduce, where that is to be compared; return these units."""
@@ -167,7 +169,7 @@ class RankCheck:
         )
 
     def _judge(self, unit: Unit, records: dict[int, Record], where: str, gather: Callable[..., dict[int, Any]]) -> None:
-        """Raise or tell the first thing in which these ranks differ; every rank comes to the same conclusion."""
+        """Raise or report the first thing in which these ranks differ; every rank comes to the same conclusion."""
         mine = records[self._rank]
         alike = {rank: record for rank, record in records.items() if record.form == mine.form}
         in_parts = any(record.state_form != mine.state_form for record in alike.values())
@@ -196,25 +198,25 @@ class RankCheck:
         text, is_error = describe(difference)
         if is_error:
             raise RuntimeError(text)
-        self._tell(what, text)
+        self._notify(what, text)
 
     def _compare_inputs(self, records: dict[int, Record]) -> None:
         inputs = {record.inputs for record in records.values()}
-        same = len(records) == self._world and len(inputs) == 1 and None not in inputs
+        same = len(records) == self._num_processes and len(inputs) == 1 and None not in inputs
         self._same_inputs = self._same_inputs + 1 if same else 0
         if self._same_inputs == SAME_INPUTS:
-            self._tell(
+            self._notify(
                 "inputs",
-                f"all {self._world} ranks gave the model the same inputs at {SAME_INPUTS} updates in a row that were "
-                "compared, so every rank trains on the same samples. Was the loader not prepared? Write `loader = "
-                "accelerator.prepare(loader)`, which gives each rank a share of its own.",
+                f"all {self._num_processes} ranks gave the model the same inputs at {SAME_INPUTS} updates in a row "
+                "that were compared, so every rank trains on the same samples. Was the loader not prepared? Write "
+                "`loader = accelerator.prepare(loader)`, which gives each rank a share of its own.",
             )
 
     def _compare_outside(self, records: dict[int, Record]) -> None:
         found = {record.outside for record in records.values()}
         if len(found) > 1 and None not in found:
             kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self.forgotten.outside))
-            self._tell(
+            self._notify(
                 "outside",
                 f"the weights that {kinds} updates differ between the ranks: neither the optimizer nor its model was "
                 "prepared, so each rank trains a model of its own. Write `model, optimizer = "
@@ -222,10 +224,10 @@ class RankCheck:
                 "compares nothing.",
             )
 
-    def _tell(self, key: str, text: str) -> None:
-        if self._rank == 0 and key not in self._told:
-            self._told.add(key)
-            tell(text)
+    def _notify(self, key: str, text: str) -> None:
+        if self._rank == 0 and key not in self._notified:
+            self._notified.add(key)
+            notify(text)
 
     # What optimizers know of a unit's parameters.
 
@@ -268,7 +270,7 @@ class RankCheck:
         return _nobody, ()  # The ranks of another launch need not all have a copy.
 
 
-def tell(text: str) -> None:
+def notify(text: str) -> None:
     """Show a line in the cell, or warn where there is no launcher."""
     rank = context.current()
     if rank is None:

@@ -38,7 +38,7 @@ class MultiProcessAdapter(Adapter):
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__(logger, {})
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Put the rank before the message."""
@@ -66,9 +66,9 @@ class MultiProcessAdapter(Adapter):
 
     def warning_once(self, msg: Any, *args: Any, **kwargs: Any) -> None:
         """Warn, unless this logger has given the same warning with the same arguments before."""
-        said = f"{msg!r} {args!r} {kwargs!r}"
-        if said not in self._said:
-            self._said.add(said)
+        call = f"{msg!r} {args!r} {kwargs!r}"
+        if call not in self._warned:
+            self._warned.add(call)
             stacklevel = kwargs.pop("stacklevel", self.calling_line) + 1
             self.log(logging.WARNING, msg, *args, stacklevel=stacklevel, **kwargs)
 

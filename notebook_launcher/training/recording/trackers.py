@@ -1,4 +1,4 @@
-"""The trackers of an Accelerator: which there are, and what they are told."""
+"""The trackers of an Accelerator: which there are, and what they log."""
 
 from __future__ import annotations
 
@@ -215,9 +215,9 @@ class Trackers:
         context.report_values(self._numbers(values) if context.current() else {}, step=step)
 
     def _numbers(self, values: Mapping[str, Any]) -> dict[str, float]:
-        """Return what the run is told, the user's own first."""
-        told = {*values, *(["learning_rate"] if "lr" in values else [])}
-        observed = {name: value for name, value in self._observe().items() if name not in told}
+        """Return the numbers that the run logs, the user's own first."""
+        logged = {*values, *(["learning_rate"] if "lr" in values else [])}
+        observed = {name: value for name, value in self._observe().items() if name not in logged}
         numbers = {name: as_number(value) for name, value in {**values, **observed}.items()}
         return {name: number for name, number in numbers.items() if number is not None}
 
