@@ -8,26 +8,23 @@ the package asks for it in one place, by name, when a run that lasts is to show 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.facade import LazyNames
+
 if TYPE_CHECKING:
-    from notebook_launcher.widgets.comparison import compare
-    from notebook_launcher.widgets.monitor import Monitor
-    from notebook_launcher.widgets.panel import ConfigPanel
+    from notebook_launcher.widgets.comparison import compare as compare
+    from notebook_launcher.widgets.monitor import Monitor as Monitor
+    from notebook_launcher.widgets.panel import ConfigPanel as ConfigPanel
 
-__all__ = ["ConfigPanel", "Monitor", "compare"]
+_NAMES = LazyNames(__name__)  # imported late: ipywidgets and anywidget take 0.1 s each
 
-# Imported late: ipywidgets and anywidget take 0.1 s each.
-_HOMES = {"ConfigPanel": "panel", "Monitor": "monitor", "compare": "comparison"}
+__all__ = sorted(_NAMES.homes)  # noqa: PLE0605 - named once, above
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return _NAMES.find(name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)

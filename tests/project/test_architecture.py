@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "notebook_launcher"
 STANDARD_LIBRARY = sorted(sys.stdlib_module_names)
-FOUNDATIONS = ("cgroups", "channel", "config", "context", "errors", "messages", "settings", "tracebacks", "units")
+FOUNDATIONS = (
+    "cgroups",
+    "channel",
+    "config",
+    "context",
+    "errors",
+    "facade",
+    "messages",
+    "settings",
+    "tracebacks",
+    "units",
+)
 
 NEIGHBOURS = ("accelerate_yaml", "errors", "messages", "settings", "tracebacks")
 """What a foundation may import; the first is reached only by `LaunchConfig.from_yaml` and `to_yaml`."""

@@ -1,0 +1,62 @@
+"""Public names of a package, each imported when it is first used.
+
+A package writes a public name once: as an import under `if TYPE_CHECKING:`, where type checkers and editors find it.
+These lines are never executed. `LazyNames` reads them from the source, so the import of the package stays cheap.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+from typing import Any, NamedTuple
+
+__all__ = ["Home", "LazyNames"]
+
+
+class Home(NamedTuple):
+    """The place where a public name is defined."""
+
+    module: str
+    name: str
+    """Name of the object in that module; an alias has another name than its object."""
+
+
+class LazyNames:
+    """The public names of a package.
+
+    Args:
+        package: The package's `__name__`. Its source holds one block `if TYPE_CHECKING:` with the imports.
+    """
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self.homes: dict[str, Home] = _read_homes(package)
+        """The home of each public name."""
+
+    def find(self, name: str) -> Any:
+        """Import the object with a public name; raise `AttributeError` for any other name."""
+        if name not in self.homes:
+            msg = f"module {self._package!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        home = self.homes[name]
+        return getattr(importlib.import_module(home.module), home.name)
+
+
+def _read_homes(package: str) -> dict[str, Home]:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    source = spec.loader.get_source(package)  # type: ignore[union-attr] # both loaders of packages have it
+    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If) and _is_for_checkers(node.test)]
+    homes: dict[str, Home] = {}
+    for statement in (statement for block in blocks for statement in block.body):
+        match statement:
+            case ast.ImportFrom(module=str(module), names=names):
+                homes |= {alias.asname or alias.name: Home(module, alias.name) for alias in names}
+            case ast.Assign(targets=[ast.Name(id=alias)], value=ast.Name(id=name)):
+                homes[alias] = homes[name]
+    return homes
+
+
+def _is_for_checkers(test: ast.expr) -> bool:
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
