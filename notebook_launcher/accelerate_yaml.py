@@ -87,7 +87,7 @@ def read(path: str | os.PathLike[str] | None = None) -> AccelerateSettings:
         config = LaunchConfig.build(None, options)
     except ConfigError as error:
         msg = f"{file}: {error}"
-        raise ConfigError(msg) from None
+        raise ConfigError(msg, field=error.field) from None
     return AccelerateSettings(path=file, config=config, ignored=_ignored(values))
 
 

@@ -100,7 +100,7 @@ class LaunchConfig:
         _check_monitor(self.monitor)
         if self.check_ranks is not None and not isinstance(self.check_ranks, bool):
             msg = f"check_ranks={self.check_ranks!r} is a {type(self.check_ranks).__name__}; it must be True or False."
-            raise ConfigError(msg)
+            raise ConfigError(msg, field="check_ranks")
         if self.gradient_accumulation_steps is not None:
             steps = _integer("gradient_accumulation_steps", self.gradient_accumulation_steps, minimum=1)
             put("gradient_accumulation_steps", steps)
@@ -205,23 +205,23 @@ def _integer(name: str, value: object, *, minimum: int, maximum: int | None = No
         elif name == "num_processes" and isinstance(value, (tuple, list)):
             hint = " Arguments of the function go by name: notebook_launch(fn, 2, args=(...))."
         msg = f"{name}={value!r} is a {type(value).__name__}; it must be a whole number.{hint}"
-        raise ConfigError(msg)
+        raise ConfigError(msg, field=name)
     if number < minimum:
         msg = f"{name}={value!r} is too small; it must be {minimum} or more."
-        raise ConfigError(msg)
+        raise ConfigError(msg, field=name)
     if maximum is not None and number > maximum:
         msg = f"{name}={value!r} is too large; it must be {maximum} or less."
-        raise ConfigError(msg)
+        raise ConfigError(msg, field=name)
     return number
 
 
 def _positive(name: str, value: object, *, unit: str = "", none: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         msg = f"{name}={value!r} is a {type(value).__name__}; it must be a number{unit and f' of{unit}'}, or None."
-        raise ConfigError(msg)
+        raise ConfigError(msg, field=name)
     if not value > 0 or math.isinf(value):
         msg = f"{name}={value!r} must be more than 0{unit} and finite; None means {none}."
-        raise ConfigError(msg)
+        raise ConfigError(msg, field=name)
     return float(value)
 
 
@@ -232,14 +232,14 @@ def _one_of(name: str, value: object, choices: tuple[str, ...], *, or_none: bool
     hint = f" Did you mean {close[0]!r}?" if close else ""
     listed = ", ".join(repr(choice) for choice in choices) + (" or None" if or_none else "")
     msg = f"{name}={value!r} is unknown.{hint} It can be {listed}."
-    raise ConfigError(msg)
+    raise ConfigError(msg, field=name)
 
 
 def _check_monitor(value: object) -> None:
     # 1 == True, but a number says nothing here.
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in MONITORS):
         msg = f"monitor={value!r} is unknown. It can be True, False or 'auto'."
-        raise ConfigError(msg)
+        raise ConfigError(msg, field="monitor")
 
 
 def _devices(value: object) -> tuple[int, ...] | str | None:
@@ -247,14 +247,14 @@ def _devices(value: object) -> tuple[int, ...] | str | None:
         return value
     if isinstance(value, str) or not isinstance(value, Iterable):
         msg = f"devices={value!r} is unknown. Pass a list of GPU indices such as [0, 1], 'cpu', or None for all."
-        raise ConfigError(msg)
+        raise ConfigError(msg, field="devices")
     indices = tuple(_integer("devices", item, minimum=0) for item in value)
     if not indices:
         msg = f"devices={value!r} is empty. Pass 'cpu' to use no GPU, or None to use all."
-        raise ConfigError(msg)
+        raise ConfigError(msg, field="devices")
     if len(set(indices)) < len(indices):
         msg = f"devices={value!r} names a GPU twice. Name each once; num_processes says how many ranks there are."
-        raise ConfigError(msg)
+        raise ConfigError(msg, field="devices")
     return indices
 
 
@@ -264,30 +264,30 @@ def _folder(name: str, value: object) -> str | None:
     path = value.__fspath__() if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
         msg = f"{name}={value!r} is a {type(value).__name__}; it must be a path, 'auto', or None to keep no record."
-        raise ConfigError(msg)
+        raise ConfigError(msg, field=name)
     if not path or "\0" in path:
         msg = f"{name}={value!r} is not a path. Pass a folder, 'auto', or None to keep no record."
-        raise ConfigError(msg)
+        raise ConfigError(msg, field=name)
     return path
 
 
 def _environment(value: object) -> Mapping[str, str]:
     if not isinstance(value, Mapping):
         msg = f"env={value!r} is a {type(value).__name__}; it must map names to strings."
-        raise ConfigError(msg)
+        raise ConfigError(msg, field="env")
     for key, text in value.items():
         if not isinstance(key, str) or not isinstance(text, str):
             msg = f"env[{key!r}]={text!r}: names and values must be strings. Write {str(key)!r}: {str(text)!r}."
-            raise ConfigError(msg)
+            raise ConfigError(msg, field="env")
         if not key or "=" in key or "\0" in key + text:
             msg = (
                 f"env[{key!r}]={text!r}: a name must not be empty or contain '=', and neither may contain a null "
                 "character."
             )
-            raise ConfigError(msg)
+            raise ConfigError(msg, field="env")
         try:
             os.fsencode(key + text)
         except UnicodeEncodeError as error:
             msg = f"env[{key!r}]={text!r}: it cannot be put into an environment ({error.reason})."
-            raise ConfigError(msg) from None
+            raise ConfigError(msg, field="env") from None
     return types.MappingProxyType(dict(value))

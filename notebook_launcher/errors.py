@@ -64,6 +64,14 @@ class LaunchError(Exception):
 class ConfigError(LaunchError, ValueError):
     """An option, a function or an argument that cannot work; nothing was started."""
 
+    field: str | None = None
+    """Name of the `LaunchConfig` field that cannot work; None if the error is about something else."""
+
+    def __init__(self, *args: object, field: str | None = None) -> None:
+        super().__init__(*args)
+        if field is not None:
+            self.field = field
+
 
 class CaptureError(LaunchError, TypeError):
     """Something that the function captured cannot travel to a rank; nothing was started."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-import re
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -182,7 +181,7 @@ class LaunchState(traitlets.HasTraits):
                 elif not any(key.startswith("arguments.") for key in self.problems):
                     checks.check_call(self.function, *self.call())
             except ConfigError as error:
-                self.problems.setdefault(_field_of(str(error)), str(error))
+                self.problems.setdefault(error.field or "", str(error))
             self.revision += 1
 
     def _check_micro_batch(self) -> None:
@@ -262,13 +261,6 @@ class LaunchState(traitlets.HasTraits):
             if not self._field_put:  # From outside: every field is filled anew.
                 self.mistakes = {key: text for key, text in self.mistakes.items() if key.startswith("arguments.")}
             self.touch()
-
-
-def _field_of(message: str) -> str:
-    """Return the option that the message of a ConfigError begins with; empty if it begins with none."""
-    found = re.match(r"(\w+)=", message)
-    names = {field.name for field in dataclasses.fields(LaunchConfig)}
-    return found[1] if found is not None and found[1] in names else ""
 
 
 def _how_to_set(parameter: Parameter) -> str:

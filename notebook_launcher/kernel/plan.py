@@ -123,12 +123,12 @@ def _choose_gpus(config: LaunchConfig, machine: Machine) -> tuple[int, ...]:
         return ()
     if machine.why_no_gpu:
         msg = f"devices={list(config.devices)!r}: {machine.why_no_gpu}. Use devices='cpu', or omit devices."
-        raise ConfigError(msg)
+        raise ConfigError(msg, field="devices")
     for index in config.devices:
         if index >= len(machine.gpus):
             have = ", ".join(f"{at}: {gpu.name}" for at, gpu in enumerate(machine.gpus))
             msg = f"devices={list(config.devices)!r}: there is no GPU {index}. Visible are {have}."
-            raise ConfigError(msg)
+            raise ConfigError(msg, field="devices")
     return config.devices
 
 
@@ -155,7 +155,7 @@ def _check_number(num_processes: int, machine: Machine) -> None:
             f"core{'s' * (machine.num_cores > 1)}, and {limit} ranks are the limit. Omit num_processes to let the "
             "launcher choose."
         )
-        raise ConfigError(msg)
+        raise ConfigError(msg, field="num_processes")
 
 
 def _choose_backend(config: LaunchConfig, num_processes: int, num_gpus: int, machine: Machine) -> str | None:
@@ -166,14 +166,14 @@ def _choose_backend(config: LaunchConfig, num_processes: int, num_gpus: int, mac
         if not num_gpus:
             why = machine.why_no_gpu or "devices='cpu' excludes every GPU"
             msg = f"backend={backend!r} needs a GPU for each rank: {why}. Use backend='gloo' or 'auto'."
-            raise ConfigError(msg)
+            raise ConfigError(msg, field="backend")
         if num_processes > num_gpus:
             msg = (
                 f"num_processes={num_processes} with backend={backend!r}: NCCL needs a GPU for each rank, and "
                 f"there {'is' if num_gpus == 1 else 'are'} {num_gpus}. Use num_processes={num_gpus}, or "
                 "backend='gloo' to let ranks share."
             )
-            raise ConfigError(msg)
+            raise ConfigError(msg, field="num_processes")
     return backend
 
 

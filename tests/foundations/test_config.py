@@ -48,8 +48,9 @@ from notebook_launcher import ConfigError, LaunchConfig
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as refusal:
         LaunchConfig(**options)
+    assert [refusal.value.field] == list(options)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,15 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> N
     ],
 )
 def test_an_unknown_option_gets_a_hint(option: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as refusal:
         LaunchConfig.build(None, {option: 1})
+    assert refusal.value.field is None
+    assert ConfigError.field is None
+
+
+def test_field_of_a_config_error_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(ConfigError("num_processes=0 is too small", field="num_processes")))
+    assert (str(error), error.field) == ("num_processes=0 is too small", "num_processes")
 
 
 def test_options_win_over_config() -> None:

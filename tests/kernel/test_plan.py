@@ -74,8 +74,9 @@ def test_what_is_left_open_is_chosen(make: Any, on: Machine, options: dict[str, 
     ],
 )
 def test_more_than_there_is_is_refused(make: Any, on: Machine, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as refusal:
         make(on, **options)
+    assert refusal.value.field in options
 
 
 def test_ranks_see_the_chosen_gpus_and_settings(make: Any) -> None:
