@@ -12,7 +12,7 @@ from notebook_launcher.widgets.hardware import describe_gpu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.kernel.devices import Machine
+    from notebook_launcher.machine.devices import Machine
 
 __all__ = ["DevicesField"]
 

@@ -9,8 +9,8 @@ from notebook_launcher.units import format_bytes
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.kernel.devices import GPU, Machine
     from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.machine.devices import GPU, Machine
 
 __all__ = ["describe_gpu", "describe_machine", "misfits", "processes_hint", "unfit_backends", "unfit_precisions"]
 

@@ -13,8 +13,9 @@ import traitlets
 
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.kernel import checks, devices
+from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.machine import devices
 from notebook_launcher.widgets import hardware, typed
 from notebook_launcher.widgets.arguments import Arguments
 from notebook_launcher.widgets.batch import EffectiveBatch

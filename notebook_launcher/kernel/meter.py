@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel import nvml
+from notebook_launcher.machine import nvml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,12 +13,12 @@ from notebook_launcher import messages
 from notebook_launcher.config import MAX_SEED
 from notebook_launcher.context import MAX_RANKS
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.kernel import devices
+from notebook_launcher.machine import devices
 from notebook_launcher.settings import PRECISION_VARIABLE, STEPS_VARIABLE
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.kernel.devices import Machine
+    from notebook_launcher.machine.devices import Machine
 
 __all__ = ["Plan", "make_plan", "rank_limit"]
 

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notebook_launcher import cgroups
+from notebook_launcher.machine import cgroups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notebook_launcher import cgroups
+from notebook_launcher.machine import cgroups
 
 if TYPE_CHECKING:
-    from notebook_launcher.cgroups import MemoryGroup
+    from notebook_launcher.machine.cgroups import MemoryGroup
 
 __all__ = ["available_memory"]
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from notebook_launcher import ConfigError, LaunchConfig, accelerate_yaml
-from notebook_launcher.kernel import devices
-from notebook_launcher.kernel.devices import GPU, Machine
+from notebook_launcher.machine import devices
+from notebook_launcher.machine.devices import GPU, Machine
 
 if TYPE_CHECKING:
     from pathlib import Path

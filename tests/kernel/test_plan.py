@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from notebook_launcher import ConfigError, LaunchConfig
-from notebook_launcher.kernel import devices, plan
-from notebook_launcher.kernel.devices import GPU, Machine
+from notebook_launcher.kernel import plan
+from notebook_launcher.machine import devices
+from notebook_launcher.machine.devices import GPU, Machine
 
 
 def machine(num_cores: int = 8, num_gpus: int = 0, *, has_cuda: bool = True) -> Machine:

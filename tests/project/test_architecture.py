@@ -23,19 +23,19 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "notebook_launcher"
 STANDARD_LIBRARY = sorted(sys.stdlib_module_names)
 FOUNDATIONS = (
-    "cgroups",
     "channel",
     "config",
     "context",
     "errors",
     "facade",
+    "machine",
     "messages",
     "settings",
     "tracebacks",
     "units",
 )
 
-NEIGHBOURS = ("accelerate_yaml", "errors", "messages", "settings", "tracebacks")
+NEIGHBOURS = ("accelerate_yaml", "errors", "machine", "messages", "settings", "tracebacks")
 """What a foundation may import; the first is reached only by `LaunchConfig.from_yaml` and `to_yaml`."""
 
 

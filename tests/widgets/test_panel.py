@@ -14,8 +14,8 @@ import pytest
 import traitlets
 
 from notebook_launcher import ConfigError, LaunchConfig
-from notebook_launcher.kernel import devices
-from notebook_launcher.kernel.devices import GPU, Machine
+from notebook_launcher.machine import devices
+from notebook_launcher.machine.devices import GPU, Machine
 from notebook_launcher.widgets import ConfigPanel, memory
 from notebook_launcher.widgets.memory import Settings
 from notebook_launcher.widgets.parameters import MISSING, parameters_of

@@ -14,7 +14,7 @@ import os
 import re
 from pathlib import Path
 
-from notebook_launcher.kernel import nvml
+from notebook_launcher.machine import nvml
 
 __all__ = ["GPU", "Machine", "look"]
 

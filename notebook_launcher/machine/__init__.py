@@ -1,0 +1,1 @@
+"""Resources of this machine: cores, GPUs, memory, and which of them a launch takes."""
