@@ -14,14 +14,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings import PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["AccelerateSettings", "default_path", "read", "write"]
+__all__ = ["AccelerateFile", "default_path", "path_to_write", "read", "write"]
 
 MARK = "# notebook-launcher: "
 SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU")
@@ -49,11 +48,12 @@ NEW_FILE = {"compute_environment": "LOCAL_MACHINE", "debug": False, "machine_ran
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AccelerateSettings:
-    """A settings file, read."""
+class AccelerateFile:
+    """Contents of a settings file."""
 
     path: Path
-    config: LaunchConfig
+    options: dict[str, Any]
+    """Fields of `LaunchConfig` that the file gives, by name; their values are not checked yet."""
     ignored: tuple[str, ...]
     """`key: value` of what asks for something that a launch from here does not do; a save keeps it."""
 
@@ -66,14 +66,14 @@ def default_path() -> Path:
     return json_file if json_file.is_file() and not yaml_file.is_file() else yaml_file
 
 
-def read(path: str | os.PathLike[str] | None = None) -> AccelerateSettings:
+def read(path: str | os.PathLike[str] | None = None) -> AccelerateFile:
     """Read a settings file, by default Accelerate's own.
 
     Raises:
-        ConfigError: There is no such file, it is no settings file, or it describes what cannot be
-            launched from a notebook: several machines, a TPU, DeepSpeed, FSDP, Megatron-LM.
+        ConfigError: There is no such file, it is not a settings file, or it describes what cannot be launched from a
+            notebook: several machines, a TPU, DeepSpeed, FSDP, Megatron-LM.
     """
-    file = default_path() if path is None else Path(path).expanduser()
+    file = _given_or_default(path)
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -83,48 +83,52 @@ def read(path: str | os.PathLike[str] | None = None) -> AccelerateSettings:
     values = _mapping(file, text)
     _check_kind(file, values)
     options = {**_options(file, values), **_extras(file, text, values)}
-    try:
-        config = LaunchConfig.build(None, options)
-    except ConfigError as error:
-        msg = f"{file}: {error}"
-        raise ConfigError(msg, field=error.field) from None
-    return AccelerateSettings(path=file, config=config, ignored=_ignored(values))
+    return AccelerateFile(path=file, options=options, ignored=_ignored(values))
 
 
-def write(config: LaunchConfig, path: str | os.PathLike[str] | None = None) -> Path:
-    """Write a settings file that `accelerate launch` accepts, by default Accelerate's own; return its path.
-
-    Of a file that is there, keys that we do not set are kept. A number of processes that `config` leaves
-    open is written as it would be chosen on this machine, since `accelerate launch` needs one.
-
-    Raises:
-        ConfigError: The file that is there describes another kind of launch, it cannot be written, or
-            `config` is nothing that Accelerate can do.
-    """
-    import yaml
-
-    file = default_path() if path is None else Path(path).expanduser()
+def path_to_write(path: str | os.PathLike[str] | None = None) -> Path:
+    """Return the path at which `write` can write a file, by default Accelerate's own; raise `ConfigError` for JSON."""
+    file = _given_or_default(path)
     if file.suffix == ".json":
         msg = (
             f"{file}: options of this package are written as a comment, and JSON has no comments. Choose a name that "
             "ends in .yaml."
         )
         raise ConfigError(msg)
+    return file
+
+
+def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu: bool) -> None:
+    """Write a settings file that `accelerate launch` accepts; keys of a file that is there are kept.
+
+    Args:
+        file: A path from `path_to_write`. A file that is there must be one that `read` accepts.
+        options: The fields of `LaunchConfig` that differ from their defaults, by name.
+        num_processes: The number of processes, also where `options` leaves it open: `accelerate launch` needs it.
+        use_gpu: True if the processes take GPUs.
+
+    Raises:
+        ConfigError: The file cannot be written, or Accelerate cannot do what the options say.
+    """
+    import yaml
+
     kept: Mapping[str, Any] = NEW_FILE
     if file.exists():
-        read(file)  # A file that describes another kind of launch is not overwritten.
         kept = _mapping(file, file.read_text(encoding="utf-8"))
-    values, extras = _values(config)
+    values, extras = _values(options, num_processes, use_gpu=use_gpu)
     kept = {key: value for key, value in kept.items() if key not in ("fp16", "mixed_precision")}
     text = yaml.safe_dump({**kept, **values})
     if extras:
-        text = f"{MARK}{json.dumps(extras, sort_keys=True)}\n{text}"
+        text = f"{MARK}{json.dumps(extras, sort_keys=True, default=dict)}\n{text}"
     try:
         _replace(file, text)
     except OSError as error:
         msg = f"{file} cannot be written: {error.strerror}."
         raise ConfigError(msg) from error
-    return file
+
+
+def _given_or_default(path: str | os.PathLike[str] | None) -> Path:
+    return default_path() if path is None else Path(path).expanduser()
 
 
 def _mapping(file: Path, text: str) -> dict[str, Any]:
@@ -216,43 +220,30 @@ def _ignored(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{key}: {value}" for key, value in asked.items() if value)
 
 
-def _values(config: LaunchConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what goes into Accelerate's keys, and what goes into our comment."""
-    from notebook_launcher.kernel.plan import make_plan
-
-    plan = make_plan(config)
-    num = plan.num_processes
-    if isinstance(config.devices, tuple) and num > len(config.devices):
+def _values(options: Mapping[str, Any], num: int, *, use_gpu: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of Accelerate's keys, and the options for our comment."""
+    gpus = options["devices"] if isinstance(options.get("devices"), tuple) else None
+    if gpus is not None and num > len(gpus):
         msg = (
-            f"num_processes={num} with devices={list(config.devices)}: Accelerate cannot let processes share a GPU, "
+            f"num_processes={num} with devices={list(gpus)}: Accelerate cannot let processes share a GPU, "
             "so this cannot be written for it. Choose a GPU for each process."
         )
-        raise ConfigError(msg)
+        raise ConfigError(msg, field="num_processes")
     values = {
-        "distributed_type": "NO" if num == 1 else "MULTI_GPU" if plan.use_gpu else "MULTI_CPU",
-        "gpu_ids": ",".join(map(str, config.devices)) if isinstance(config.devices, tuple) else "all",
-        **({} if config.mixed_precision is None else {"mixed_precision": config.mixed_precision}),
+        "distributed_type": "NO" if num == 1 else "MULTI_GPU" if use_gpu else "MULTI_CPU",
+        "gpu_ids": "all" if gpus is None else ",".join(map(str, gpus)),
+        **({"mixed_precision": options["mixed_precision"]} if "mixed_precision" in options else {}),
         "num_processes": num,
-        "use_cpu": not plan.use_gpu,
+        "use_cpu": not use_gpu,
     }
-    extras = {name: value for name, value in _changed(config).items() if name not in ("devices", *values)}
-    left_open = [name for name in ("num_processes", "devices") if getattr(config, name) is None]
-    if plan.use_gpu and "devices" in left_open:
+    extras = {name: value for name, value in options.items() if name not in ("devices", *values)}
+    left_open = [name for name in ("num_processes", "devices") if name not in options]
+    if use_gpu and "devices" in left_open:
         left_open.remove("devices")  # gpu_ids: all says it
     if left_open:
         written = {key: values[key] for key in ("num_processes", "use_cpu")}
         extras |= {**dict.fromkeys(left_open), "written": written}
     return values, extras
-
-
-def _changed(config: LaunchConfig) -> dict[str, Any]:
-    """Return the options that differ from their defaults, as JSON has them."""
-    changed, defaults = {}, LaunchConfig()
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if value != getattr(defaults, field.name):
-            changed[field.name] = dict(value) if field.name == "env" else value
-    return changed
 
 
 def _replace(file: Path, text: str) -> None:

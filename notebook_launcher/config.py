@@ -12,13 +12,16 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher import accelerate_yaml
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings import PRECISIONS, TrainingSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LaunchConfig"]
+    from notebook_launcher.accelerate_yaml import AccelerateFile
+
+__all__ = ["LaunchConfig", "changed_options", "load_accelerate_file"]
 
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "cpu:gloo,cuda:nccl")
 COMM_HOOKS = ("no", "fp16", "bf16", "power_sgd", "batched_power_sgd")
@@ -140,12 +143,10 @@ class LaunchConfig:
             ConfigError: It cannot be read, or describes what cannot be launched from a notebook: several
                 machines, a TPU, DeepSpeed, FSDP, Megatron-LM.
         """
-        from notebook_launcher import accelerate_yaml
-
-        settings = accelerate_yaml.read(path)
-        if settings.ignored:
-            warnings.warn(f"{settings.path}: ignored: {', '.join(settings.ignored)}.", stacklevel=2)
-        return settings.config
+        config, file = load_accelerate_file(path)
+        if file.ignored:
+            warnings.warn(f"{file.path}: ignored: {', '.join(file.ignored)}.", stacklevel=2)
+        return config
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write a settings file that `accelerate launch` accepts, by default Accelerate's own; return its path.
@@ -157,9 +158,17 @@ class LaunchConfig:
             ConfigError: The file describes another kind of launch or cannot be written, or Accelerate cannot
                 do what these options say.
         """
-        from notebook_launcher import accelerate_yaml
+        from notebook_launcher.machine import allocation, devices
 
-        return accelerate_yaml.write(self, path)
+        file = accelerate_yaml.path_to_write(path)
+        if file.exists():
+            load_accelerate_file(file)  # A file that describes another kind of launch is not overwritten.
+        taken = allocation.allocate(
+            devices.look(), num_processes=self.num_processes, devices=self.devices, backend=self.backend
+        )
+        options = changed_options(self)
+        accelerate_yaml.write(file, options, num_processes=taken.num_processes, use_gpu=bool(taken.gpus))
+        return file
 
     def training_settings(self) -> TrainingSettings:
         """Return the fields that an `Accelerator()` made in a rank adopts."""
@@ -169,6 +178,23 @@ class LaunchConfig:
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return _rebuild, ({**fields, "env": dict(self.env)},)
+
+
+def changed_options(config: LaunchConfig) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, by name."""
+    defaults = LaunchConfig()
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {name: value for name, value in values.items() if value != getattr(defaults, name)}
+
+
+def load_accelerate_file(path: str | os.PathLike[str] | None = None) -> tuple[LaunchConfig, AccelerateFile]:
+    """Read Accelerate's settings file, by default its own; raise `ConfigError` if it cannot be launched from here."""
+    file = accelerate_yaml.read(path)
+    try:
+        return LaunchConfig.build(None, file.options), file
+    except ConfigError as error:
+        msg = f"{file.path}: {error}"
+        raise ConfigError(msg, field=error.field) from None
 
 
 def _rebuild(fields: dict[str, Any]) -> LaunchConfig:

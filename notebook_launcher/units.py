@@ -17,6 +17,7 @@ __all__ = [
     "format_rate",
     "format_seconds",
     "format_share",
+    "plural",
 ]
 
 MINUTE, HOUR = 60, 3600
@@ -101,6 +102,11 @@ def format_number(value: float | None, digits: int = 4) -> str:
     if size >= 10 ** (digits - 1):
         return f"{Decimal(float(value)).quantize(Decimal(1), ROUND_HALF_UP):,}"
     return _without_zeros(f"{_decimal(value, digits):f}")
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 rank` or `2 ranks`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _decimal(value: float, digits: int) -> Decimal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.plan import rank_limit
+from notebook_launcher.machine.allocation import rank_limit
 from notebook_launcher.units import format_bytes
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import ipywidgets
 
 from notebook_launcher import accelerate_yaml
+from notebook_launcher.config import load_accelerate_file
 from notebook_launcher.widgets.fields import STYLE, WIDE
 
 if TYPE_CHECKING:
@@ -55,14 +56,14 @@ class SettingsFile:
             self._say(f"✕ {error}", "error")
 
     def _load(self) -> None:
-        settings = accelerate_yaml.read(self.path.value)
-        self._put(settings.config)
-        ignored = "; ".join(settings.ignored)
+        config, file = load_accelerate_file(self.path.value)
+        self._put(config)
+        ignored = "; ".join(file.ignored)
         left_out = f" Not used here, but kept when you save: {ignored}." if ignored else ""
         self._say(f"Loaded.{left_out}", "warning" if left_out else "done")
 
     def _save(self) -> None:
-        path = accelerate_yaml.write(self._get(), self.path.value)
+        path = self._get().to_yaml(self.path.value)
         self._say(f"Saved: accelerate launch --config_file {path}", "done")
 
     def _say(self, text: str, level: str) -> None:

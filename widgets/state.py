@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from notebook_launcher.config import LaunchConfig
+from notebook_launcher.config import LaunchConfig, changed_options
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.plan import make_plan
@@ -203,16 +203,10 @@ class LaunchState(traitlets.HasTraits):
 
     def preview(self) -> tuple[str, str]:
         """Return the code for the same launch, and what has to be done before it can be pasted."""
-        defaults = LaunchConfig()
-        options = {
-            field.name: getattr(self.config, field.name)
-            for field in dataclasses.fields(LaunchConfig)
-            if getattr(self.config, field.name) != getattr(defaults, field.name)
-        }
         namer = Namer(sys.modules["__main__"].__dict__, self._holder)
         by_place, by_name = self._split()
         by_name = {name: value for name, value in by_name.items() if not self._is_default(name, value)}
-        code = call_code(self.function, by_place, by_name, options, namer)
+        code = call_code(self.function, by_place, by_name, changed_options(self.config), namer)
         return code, "Give the panel a name first: panel = ConfigPanel(...)" if namer.needs_a_panel else ""
 
     @property

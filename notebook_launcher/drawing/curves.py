@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.drawing.averages import mean_of, series_of
 from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots, legend_of
 from notebook_launcher.drawing.svg import Picture, document, text
-from notebook_launcher.drawing.text import plural
+from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

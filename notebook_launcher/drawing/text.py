@@ -6,7 +6,7 @@ import html
 import re
 import unicodedata
 
-__all__ = ["clean", "escape", "one_line", "plural", "shorten", "text_width"]
+__all__ = ["clean", "escape", "one_line", "shorten", "text_width"]
 
 MAX_TEXT = 50_000
 """Characters of one text that a page takes in; a traceback has about 2,000."""
@@ -65,8 +65,3 @@ def _ems(character: str) -> float:
     if unicodedata.east_asian_width(character) in "WF":
         return 1.1
     return 0.7 if character.isupper() else 0.64
-
-
-def plural(count: int, noun: str) -> str:
-    """Return `1 rank` or `2 ranks`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from notebook_launcher.drawing.colours import SERIES
 from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
 from notebook_launcher.drawing.svg import SIZE, Picture, document, number, stack, text
-from notebook_launcher.drawing.text import plural
 from notebook_launcher.history.synchronization import measure_sync
-from notebook_launcher.units import format_seconds, format_share
+from notebook_launcher.units import format_seconds, format_share, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -6,11 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import LaunchConfig
-from notebook_launcher.drawing.text import plural
 from notebook_launcher.history import encoding, folders
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.records import RankSnapshot, RunSnapshot
-from notebook_launcher.units import format_seconds
+from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

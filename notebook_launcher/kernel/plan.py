@@ -11,21 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.config import MAX_SEED
-from notebook_launcher.context import MAX_RANKS
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine import devices
+from notebook_launcher.machine.allocation import allocate
 from notebook_launcher.settings import PRECISION_VARIABLE, STEPS_VARIABLE
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.machine.devices import Machine
 
-__all__ = ["Plan", "make_plan", "rank_limit"]
-
-DEFAULT_CPU_RANKS = 4
-"""At most so many CPU ranks where the number is left open: more rarely help, and each takes memory."""
-MAX_RANKS_PER_CORE = 16
-MIN_RANK_LIMIT = 64
+__all__ = ["Plan", "make_plan"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,84 +92,25 @@ def _argv() -> list[str]:
 def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
     """Settle the options; raises `ConfigError` if they ask for more than the machine (by default this one) has."""
     machine = machine or devices.look()
-    gpus = _choose_gpus(config, machine)
-    num_processes = config.num_processes or _default_num_processes(machine, len(gpus))
-    _check_number(num_processes, machine)
-    backend = _choose_backend(config, num_processes, len(gpus), machine)
-    threads = config.threads_per_process or _share_of_cores(machine, num_processes)
+    taken = allocate(machine, num_processes=config.num_processes, devices=config.devices, backend=config.backend)
+    threads = config.threads_per_process or _share_of_cores(machine, taken.num_processes)
     seed = secrets.randbelow(MAX_SEED + 1) if config.seed is None else config.seed
     return Plan(
         config=config,
-        num_processes=num_processes,
-        backend=backend,
-        gpus=tuple(machine.gpus[at].index for at in gpus),
+        num_processes=taken.num_processes,
+        backend=taken.backend,
+        gpus=tuple(machine.gpus[at].index for at in taken.gpus),
         threads_per_process=threads,
         seed=seed,
-        environ=_environment(config, machine, gpus, threads),
-        found=_found(machine, len(gpus)),
+        environ=_environment(config, machine, taken.gpus, threads),
+        found=_found(machine, len(taken.gpus)),
     )
-
-
-def _choose_gpus(config: LaunchConfig, machine: Machine) -> tuple[int, ...]:
-    """Return positions among the visible GPUs."""
-    if config.devices is None:
-        return tuple(range(len(machine.gpus))) if not machine.why_no_gpu else ()
-    if isinstance(config.devices, str):
-        return ()
-    if machine.why_no_gpu:
-        msg = f"devices={list(config.devices)!r}: {machine.why_no_gpu}. Use devices='cpu', or omit devices."
-        raise ConfigError(msg, field="devices")
-    for index in config.devices:
-        if index >= len(machine.gpus):
-            have = ", ".join(f"{at}: {gpu.name}" for at, gpu in enumerate(machine.gpus))
-            msg = f"devices={list(config.devices)!r}: there is no GPU {index}. Visible are {have}."
-            raise ConfigError(msg, field="devices")
-    return config.devices
 
 
 def _share_of_cores(machine: Machine, num_processes: int) -> int:
     share = max(1, machine.num_cores // num_processes)
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     return min(share, int(wanted)) if wanted.isdecimal() and int(wanted) > 0 else share
-
-
-def _default_num_processes(machine: Machine, num_gpus: int) -> int:
-    return num_gpus or min(DEFAULT_CPU_RANKS, machine.num_cores)
-
-
-def rank_limit(machine: Machine) -> int:
-    """Return how many ranks a launch may have on a machine."""
-    return min(max(MIN_RANK_LIMIT, MAX_RANKS_PER_CORE * machine.num_cores), MAX_RANKS)
-
-
-def _check_number(num_processes: int, machine: Machine) -> None:
-    limit = rank_limit(machine)
-    if num_processes > limit:
-        msg = (
-            f"num_processes={num_processes} is too many for this machine: it has {machine.num_cores} "
-            f"core{'s' * (machine.num_cores > 1)}, and {limit} ranks are the limit. Omit num_processes to let the "
-            "launcher choose."
-        )
-        raise ConfigError(msg, field="num_processes")
-
-
-def _choose_backend(config: LaunchConfig, num_processes: int, num_gpus: int, machine: Machine) -> str | None:
-    backend = config.backend
-    if backend == "auto":
-        return "nccl" if num_gpus >= num_processes else "gloo"
-    if backend is not None and "nccl" in backend:
-        if not num_gpus:
-            why = machine.why_no_gpu or "devices='cpu' excludes every GPU"
-            msg = f"backend={backend!r} needs a GPU for each rank: {why}. Use backend='gloo' or 'auto'."
-            raise ConfigError(msg, field="backend")
-        if num_processes > num_gpus:
-            msg = (
-                f"num_processes={num_processes} with backend={backend!r}: NCCL needs a GPU for each rank, and "
-                f"there {'is' if num_gpus == 1 else 'are'} {num_gpus}. Use num_processes={num_gpus}, or "
-                "backend='gloo' to let ranks share."
-            )
-            raise ConfigError(msg, field="num_processes")
-    return backend
 
 
 def _environment(config: LaunchConfig, machine: Machine, gpus: tuple[int, ...], threads: int) -> dict[str, str]:

@@ -18,9 +18,6 @@ from notebook_launcher.drawing.curves import curves_svg
 from notebook_launcher.drawing.page import picture_html, static_html, static_svg, static_text
 from notebook_launcher.drawing.sections import MAX_LOG
 from notebook_launcher.drawing.tables import Column, table_html, table_text
-from notebook_launcher.drawing.text import (
-    plural,
-)
 from notebook_launcher.drawing.timeline import PHASES, timeline_svg
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.records import (
@@ -31,6 +28,7 @@ from notebook_launcher.history.records import (
     RankSnapshot,
     RunSnapshot,
 )
+from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
