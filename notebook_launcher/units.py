@@ -1,18 +1,26 @@
-"""Durations, sizes, shares, rates and numbers as people read them.
+"""Durations, sizes, shares, rates, numbers and counts as people read them.
 
-widgets/static/monitor.js has the same functions under the same names, so that a run reads alike in the cell, in its
+The page has the functions of a single number under the same names, so that a run reads alike in the cell, in its
 picture and on its page; tests/foundations/test_units.py runs both on one table. Half is rounded up, as JavaScript does.
 Between a number and its unit stands an ordinary space: what is shown can be copied, searched for and printed anywhere.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import TYPE_CHECKING
+
+from notebook_launcher.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "format_bytes",
     "format_count",
+    "format_metrics",
     "format_number",
     "format_rate",
     "format_seconds",
@@ -21,6 +29,8 @@ __all__ = [
 ]
 
 MINUTE, HOUR = 60, 3600
+NAME_LENGTH = 40
+"""Characters of a metric's name in a line of metrics."""
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -102,6 +112,16 @@ def format_number(value: float | None, digits: int = 4) -> str:
     if size >= 10 ** (digits - 1):
         return f"{Decimal(float(value)).quantize(Decimal(1), ROUND_HALF_UP):,}"
     return _without_zeros(f"{_decimal(value, digits):f}")
+
+
+def format_metrics(metrics: Mapping[str, float], limit: int = 4) -> str:
+    """Return `loss 0.1234, accuracy 0.98, 3 more`: the first of them, to four digits."""
+    shown = [
+        f"{one_line(name, NAME_LENGTH)} {format_number(value)}"
+        for name, value in itertools.islice(metrics.items(), limit)
+    ]
+    more = len(metrics) - len(shown)
+    return ", ".join([*shown, *([f"{more} more"] if more else [])])
 
 
 def plural(count: int, noun: str) -> str:

@@ -13,8 +13,8 @@ from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots
 from notebook_launcher.drawing.sections import plain_settings
 from notebook_launcher.drawing.svg import document
 from notebook_launcher.drawing.tables import Column, joined, note_html, table_html, table_text
-from notebook_launcher.drawing.text import one_line
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.text import one_line
 from notebook_launcher.units import format_bytes, format_number, format_seconds, plural
 from notebook_launcher.widgets.readers import read_run
 

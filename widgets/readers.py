@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from notebook_launcher.drawing.text import one_line
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.recorded import RecordedRun
 from notebook_launcher.history.records import FailureRecord, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.results import Results
+from notebook_launcher.text import one_line
 
 __all__ = ["read_run"]
 

@@ -16,8 +16,8 @@ from notebook_launcher.drawing.colours import BAD
 from notebook_launcher.drawing.curves import curves_picture
 from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.drawing.svg import SIZE, Picture, document, stack, text
-from notebook_launcher.drawing.text import clean, escape, one_line
 from notebook_launcher.drawing.timeline import PHASES, mean_shares, sync_text, timeline_picture
+from notebook_launcher.text import clean, escape, one_line
 from notebook_launcher.units import format_seconds, format_share, plural
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from notebook_launcher.drawing.colours import line_style
 from notebook_launcher.drawing.lines import draw_series, oddities
 from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
 from notebook_launcher.drawing.svg import SIZE, SMALL, Picture, marker, number, stack, text
-from notebook_launcher.drawing.text import one_line, shorten, text_width
+from notebook_launcher.drawing.widths import shorten, text_width
+from notebook_launcher.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

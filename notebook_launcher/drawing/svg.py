@@ -6,7 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from notebook_launcher.drawing.colours import INK, LineStyle
-from notebook_launcher.drawing.text import escape, shorten
+from notebook_launcher.drawing.widths import shorten
+from notebook_launcher.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

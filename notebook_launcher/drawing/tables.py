@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.drawing.colours import BAD, GOOD
-from notebook_launcher.drawing.text import escape
+from notebook_launcher.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

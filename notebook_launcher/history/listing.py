@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from notebook_launcher.drawing import tables
-from notebook_launcher.drawing.text import escape, one_line
 from notebook_launcher.history import folders
 from notebook_launcher.history.recorded import RecordedRun
-from notebook_launcher.history.wording import format_metrics
-from notebook_launcher.units import format_seconds, plural
+from notebook_launcher.text import escape, one_line
+from notebook_launcher.units import format_metrics, format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

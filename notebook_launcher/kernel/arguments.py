@@ -13,9 +13,9 @@ import types
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.drawing.text import one_line
 from notebook_launcher.kernel.checks import name_of
 from notebook_launcher.kernel.formatting import SECRET
+from notebook_launcher.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

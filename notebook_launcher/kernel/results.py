@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.errors import MissingResultError
-from notebook_launcher.history.wording import format_metrics
+from notebook_launcher.units import format_metrics
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,9 @@ from notebook_launcher.drawing.averages import mean_of, smooth
 from notebook_launcher.drawing.colours import INK, MARKERS, SERIES, line_style
 from notebook_launcher.drawing.scales import linear_ticks, log_ticks, make_scale, tick_labels
 from notebook_launcher.drawing.sparks import spark_line
-from notebook_launcher.drawing.text import clean, escape, one_line, shorten, text_width
+from notebook_launcher.drawing.widths import shorten, text_width
 from notebook_launcher.history.curves import Curve
+from notebook_launcher.text import clean, escape, one_line
 from notebook_launcher.units import plural
 from tests.drawing.test_drawing import CROSS, EVIL, INF, NAN
 

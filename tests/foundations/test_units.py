@@ -116,6 +116,9 @@ TEXTS = {
 }
 
 
+OF_PYTHON_ALONE = ("format_metrics", "plural")
+
+
 @pytest.fixture(scope="module")
 def window() -> Iterator[Page]:
     with browser() as opened:
@@ -141,7 +144,18 @@ def test_number_has_as_many_digits_as_asked():
 
 
 def test_every_public_function_has_a_row_for_each_edge():
-    assert sorted(TEXTS) == sorted(units.__all__)
+    assert sorted([*TEXTS, *OF_PYTHON_ALONE]) == sorted(units.__all__)
+
+
+def test_plural_counts_a_noun():
+    assert [units.plural(count, "rank") for count in (0, 1, 2, 1234)] == ["0 ranks", "1 rank", "2 ranks", "1,234 ranks"]
+
+
+def test_metrics_beyond_the_limit_are_counted():
+    metrics = {"loss": 0.12341, "a long name" * 9: 2.0, "c": 3.0}
+    assert units.format_metrics(metrics, 2) == f"loss 0.1234, {('a long name' * 9)[:39]}… 2, 1 more"
+    assert units.format_metrics({"loss": 1.0}) == "loss 1"
+    assert units.format_metrics({}) == ""
 
 
 @needs_browser

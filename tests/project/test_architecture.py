@@ -31,11 +31,12 @@ FOUNDATIONS = (
     "machine",
     "messages",
     "settings",
+    "text",
     "tracebacks",
     "units",
 )
 
-NEIGHBOURS = ("accelerate_yaml", "errors", "machine", "messages", "settings", "tracebacks")
+NEIGHBOURS = ("accelerate_yaml", "errors", "machine", "messages", "settings", "text", "tracebacks")
 """What a foundation may import; the first is reached only by `LaunchConfig.from_yaml` and `to_yaml`."""
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import html
 import re
-import unicodedata
 
-__all__ = ["clean", "escape", "one_line", "shorten", "text_width"]
+__all__ = ["clean", "escape", "one_line"]
 
 MAX_TEXT = 50_000
 """Characters of one text that a page takes in; a traceback has about 2,000."""
@@ -16,8 +15,6 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]",
 )
-_NARROW = frozenset("iIjl.,:;'|![]()/ ftr·")
-_WIDE = frozenset("mwMW%@")
 
 
 def clean(text: object, limit: int = MAX_TEXT) -> str:
@@ -36,32 +33,3 @@ def one_line(text: object, limit: int = 200) -> str:
 def escape(text: object) -> str:
     """Return the text for HTML and SVG, inside elements and inside quoted attributes."""
     return html.escape(clean(text))
-
-
-def shorten(text: str, width: float, size: float) -> str:
-    """Return as much of the text as fits into `width` pixels at this font size, with an ellipsis if it is cut."""
-    if text_width(text, size) <= width:
-        return text
-    room = width - size
-    for at, character in enumerate(text):
-        room -= text_width(character, size)
-        if room < 0:
-            return text[:at].rstrip() + "…"
-    return text
-
-
-def text_width(text: str, size: float) -> float:
-    """Return about how many pixels wide a text is, in DejaVu Sans: the widest of the fonts that a page may choose."""
-    return size * sum(_ems(character) for character in text)
-
-
-def _ems(character: str) -> float:
-    if character in _NARROW:
-        return 0.4
-    if character in _WIDE:
-        return 0.98
-    if unicodedata.combining(character):
-        return 0.0
-    if unicodedata.east_asian_width(character) in "WF":
-        return 1.1
-    return 0.7 if character.isupper() else 0.64
