@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.facade import LazyNames
 
 if TYPE_CHECKING:
+    from notebook_launcher.archive.listing import open_run as open_run
+    from notebook_launcher.archive.listing import runs as runs
+    from notebook_launcher.archive.recorded import RecordedRun as RecordedRun
     from notebook_launcher.config import LaunchConfig as LaunchConfig
     from notebook_launcher.context import report as report
     from notebook_launcher.context import track as track
@@ -30,9 +33,6 @@ if TYPE_CHECKING:
     from notebook_launcher.errors import ReturnValueError as ReturnValueError
     from notebook_launcher.errors import RunStoppedError as RunStoppedError
     from notebook_launcher.errors import RunTimeoutError as RunTimeoutError
-    from notebook_launcher.history.listing import open_run as open_run
-    from notebook_launcher.history.listing import runs as runs
-    from notebook_launcher.history.recorded import RecordedRun as RecordedRun
     from notebook_launcher.kernel.launch import launch as launch
     from notebook_launcher.kernel.launch import notebook_launch as notebook_launch
     from notebook_launcher.kernel.launch import prewarm as prewarm

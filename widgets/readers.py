@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history.curves import Curves
-from notebook_launcher.history.recorded import RecordedRun
 from notebook_launcher.history.records import FailureRecord, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.results import Results
 from notebook_launcher.text import one_line
@@ -27,7 +27,7 @@ def read_run(run: Any, place: int) -> tuple[RunSnapshot, Curves]:
         LookupError: No run has left a folder of that id.
     """
     if isinstance(run, (str, os.PathLike)):
-        from notebook_launcher.history.listing import open_run
+        from notebook_launcher.archive.listing import open_run
 
         run = open_run(run)
     if isinstance(run, Results):

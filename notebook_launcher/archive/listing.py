@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.drawing import tables
 from notebook_launcher.history import folders
-from notebook_launcher.history.recorded import RecordedRun
 from notebook_launcher.text import escape, one_line
 from notebook_launcher.units import format_metrics, format_seconds, plural
 

@@ -1,0 +1,1 @@
+"""Runs that left a folder, as users open them: `runs()`, `open_run(...)`, `RecordedRun`."""
