@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = [
     "format_bytes",
@@ -26,6 +26,7 @@ __all__ = [
     "format_seconds",
     "format_share",
     "plural",
+    "rank_list",
 ]
 
 MINUTE, HOUR = 60, 3600
@@ -60,7 +61,7 @@ def format_bytes(number: float | None) -> str:
         return f"-{format_bytes(-number)}"
     whole = math.floor(number + 0.5)
     if whole < 1000:
-        return f"{whole} byte{'' if whole == 1 else 's'}"
+        return plural(whole, "byte")
     for size, unit in ((1e3, "kB"), (1e6, "MB"), (1e9, "GB")):
         rounded = _round(number / size, 3)
         if rounded < 1000:
@@ -127,6 +128,16 @@ def format_metrics(metrics: Mapping[str, float], limit: int = 4) -> str:
 def plural(count: int, noun: str) -> str:
     """Return `1 rank` or `2 ranks`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Return `rank 2`, `ranks 0, 2` or `ranks 0-3, 7`."""
+    numbers = sorted(set(ranks))
+    spans: list[str] = []
+    for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        span = [number for _, number in group]
+        spans += [f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span)
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(spans)
 
 
 def _decimal(value: float, digits: int) -> Decimal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher.machine.allocation import rank_limit
-from notebook_launcher.units import format_bytes
+from notebook_launcher.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
@@ -66,7 +66,7 @@ def misfits(machine: Machine, config: LaunchConfig) -> dict[str, str]:
 
 
 def _cores(machine: Machine) -> str:
-    return f"{machine.num_cores} CPU core{'s' * (machine.num_cores != 1)}"
+    return plural(machine.num_cores, "CPU core")
 
 
 def unfit_precisions(machine: Machine, config: LaunchConfig) -> dict[str, str]:

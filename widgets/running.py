@@ -10,7 +10,7 @@ import ipywidgets
 
 from notebook_launcher.errors import CallOrderError, ConfigError, RunStoppedError
 from notebook_launcher.kernel import cell
-from notebook_launcher.units import format_seconds
+from notebook_launcher.units import format_seconds, plural
 from notebook_launcher.widgets.fields import WIDE
 from notebook_launcher.widgets.monitor import Monitor
 from notebook_launcher.widgets.traceback_html import exception_html
@@ -193,7 +193,7 @@ class RunArea:
 
     def _follow(self, run: Run) -> None:
         num = len(run.ranks)
-        self._say(f"{run.name} is running on {num} rank{'s' * (num > 1)}.", "busy")
+        self._say(f"{run.name} is running on {plural(num, 'rank')}.", "busy")
         self.stop_button.disabled, self.stop_button.tooltip = False, STOP_TIP
         self._draw_launch_button()
         if run.state == "stopping":

@@ -9,7 +9,8 @@ from __future__ import annotations
 import collections
 import json
 
-from notebook_launcher.kernel.folding import Block, Stream, rank_list
+from notebook_launcher.kernel.folding import Block, Stream
+from notebook_launcher.units import plural, rank_list
 
 __all__ = ["Backlog", "left_out_note", "num_bytes", "split"]
 
@@ -31,8 +32,9 @@ def left_out_note(left_out: collections.Counter[int], where: str, stream: Stream
         stream: The stream of the note.
     """
     total = left_out.total()
-    lines = "1 line" if total == 1 else f"{total:,} lines"
-    return Block(None, stream, f"... {lines} of {rank_list(left_out)} left out here; {where} has all ...\n")
+    return Block(
+        None, stream, f"... {plural(total, 'line')} of {rank_list(left_out)} left out here; {where} has all ...\n"
+    )
 
 
 class Backlog:

@@ -6,14 +6,15 @@ import bisect
 import collections
 import dataclasses
 import heapq
-import itertools
 import operator
 from typing import TYPE_CHECKING, Literal
+
+from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Block", "Stream", "fold", "label", "rank_list"]
+__all__ = ["Block", "Stream", "fold", "label"]
 
 Stream = Literal["stdout", "stderr"]
 
@@ -27,16 +28,6 @@ class Block:
     stream: Stream
     text: str
     """Ends with a newline."""
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """Return `rank 2`, `ranks 0, 2` or `ranks 0-3, 7`."""
-    numbers = sorted(set(ranks))
-    spans: list[str] = []
-    for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        span = [number for _, number in group]
-        spans += [f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span)
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(spans)
 
 
 def label(ranks: Iterable[int]) -> str:

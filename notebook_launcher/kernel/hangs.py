@@ -15,9 +15,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.folding import rank_list
 from notebook_launcher.kernel.stacks import GROUP_CALLS, Stacks
-from notebook_launcher.units import format_seconds
+from notebook_launcher.units import format_seconds, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

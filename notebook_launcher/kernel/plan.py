@@ -15,6 +15,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import allocate
 from notebook_launcher.settings import PRECISION_VARIABLE, STEPS_VARIABLE
+from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
@@ -51,9 +52,9 @@ class Plan:
         """One line: what was found and chosen."""
         num, threads = self.num_processes, self.threads_per_process
         parts = [
-            f"{num} {'GPU' if self.use_gpu else 'CPU'} rank{'s' * (num > 1)}",
+            plural(num, "GPU rank" if self.use_gpu else "CPU rank"),
             self.backend or "no process group",
-            f"{threads} thread{'s' * (threads > 1)} each" + self.note,
+            f"{plural(threads, 'thread')} each" + self.note,
             self.found,
             f"seed {self.seed}",
         ]

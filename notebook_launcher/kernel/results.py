@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.errors import MissingResultError
-from notebook_launcher.units import format_metrics
+from notebook_launcher.units import format_metrics, plural
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,9 +171,9 @@ class Results(Sequence[Any]):
         return returned_none and not any(row.metrics for row in self._ranks)
 
     def _headline(self) -> str:
-        text = f"Results of {len(self)} rank{'s' * (len(self) > 1)}"
+        text = f"Results of {plural(len(self), 'rank')}"
         if self._restarts:
-            text += f", restarted {self._restarts} time{'s' * (self._restarts > 1)}"
+            text += f", restarted {plural(self._restarts, 'time')}"
         if self._timed_out:
             text += ", timed out"
         if self._stopped_by is not None:

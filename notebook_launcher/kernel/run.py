@@ -15,7 +15,7 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, probe, snapshots, story, views
 from notebook_launcher.kernel.conductor import TOO_LATE, Command, Conductor, Save, Stop
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
-from notebook_launcher.units import format_seconds
+from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -70,7 +70,7 @@ class Run:
         conductor, num = self._conductor, self._conductor.ranks.plan.num_processes
         verdict = conductor.verdict
         seconds = verdict.results.seconds if verdict else time.monotonic() - conductor.launched
-        return f"<Run of {conductor.name} on {num} rank{'s' * (num > 1)}: {self.state}, {format_seconds(seconds)}>"
+        return f"<Run of {conductor.name} on {plural(num, 'rank')}: {self.state}, {format_seconds(seconds)}>"
 
     @property
     def id(self) -> str:

@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.folding import rank_list
 from notebook_launcher.travel import cells
+from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from notebook_launcher.errors import RemoteTraceback, RunStoppedError, RunTimeoutError
 from notebook_launcher.kernel.culprit import STOPPED
-from notebook_launcher.kernel.folding import rank_list
-from notebook_launcher.units import format_seconds
+from notebook_launcher.units import format_seconds, rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.results import Results

@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 
 from notebook_launcher.machine import nvml
+from notebook_launcher.units import plural
 
 __all__ = ["GPU", "Machine", "look"]
 
@@ -53,7 +54,7 @@ def look() -> Machine:
     if not gpus:
         why = "no GPU found"
     elif not has_cuda:
-        why = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} found, but this torch is built without CUDA"
+        why = f"{plural(len(gpus), 'GPU')} found, but this torch is built without CUDA"
     return Machine(num_cores=_num_cores(), gpus=gpus, torch_has_cuda=has_cuda, why_no_gpu=why)
 
 

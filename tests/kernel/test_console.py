@@ -11,8 +11,9 @@ import pytest
 
 from notebook_launcher.kernel import backlog, console, ranklog, screen
 from notebook_launcher.kernel.console import Console, RankLog, Status, Text
-from notebook_launcher.kernel.folding import label, rank_list
+from notebook_launcher.kernel.folding import label
 from notebook_launcher.kernel.screen import Screen
+from notebook_launcher.units import rank_list
 
 
 @dataclasses.dataclass
