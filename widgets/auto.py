@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.widgets.monitor import Monitor
 
 if TYPE_CHECKING:
-    from notebook_launcher.history.records import RunReader
+    from notebook_launcher.history.schema import RunReader
     from notebook_launcher.kernel.cell import Sink
 
 __all__ = ["show"]

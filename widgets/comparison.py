@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from notebook_launcher.history.curves import Curves
-    from notebook_launcher.history.records import RunReader, RunSnapshot
+    from notebook_launcher.history.schema import RunReader, RunSnapshot
     from notebook_launcher.kernel.results import Results
 
 __all__ = ["Comparison", "compare"]

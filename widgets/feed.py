@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from notebook_launcher.history.curves import Curves
-    from notebook_launcher.history.records import RunReader, RunSnapshot
+    from notebook_launcher.history.schema import RunReader, RunSnapshot
 
 __all__ = ["Feed"]
 

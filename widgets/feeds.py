@@ -11,7 +11,7 @@ from notebook_launcher.widgets.records import number
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from notebook_launcher.history.records import MetricPoint, PhaseSpan, RankPhases, RunReader
+    from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RankPhases, RunReader
 
 __all__ = ["CurveFeed", "LaneFeed", "LogFeed"]
 

@@ -23,7 +23,7 @@ from notebook_launcher.widgets.tap import open_tap
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.history.records import RunReader
+    from notebook_launcher.history.schema import RunReader
     from notebook_launcher.kernel.cell import Sink
     from notebook_launcher.kernel.picture import Bundle
     from notebook_launcher.widgets.tap import Tap

@@ -8,7 +8,7 @@ from typing import Any
 from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history.curves import Curves
-from notebook_launcher.history.records import FailureRecord, RankSnapshot, RunSnapshot
+from notebook_launcher.history.schema import FailureRecord, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.results import Results
 from notebook_launcher.text import one_line
 

@@ -20,7 +20,7 @@ from notebook_launcher.units import format_metrics, format_seconds, plural
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from notebook_launcher.history.records import RunSnapshot
+    from notebook_launcher.history.schema import RunSnapshot
 
 __all__ = ["RunList", "open_run", "runs"]
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.history import encoding, folders
 from notebook_launcher.history.curves import Curves
-from notebook_launcher.history.records import RankSnapshot, RunSnapshot
+from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from notebook_launcher.history.records import MetricPoint, RankPhases, RunState
+    from notebook_launcher.history.schema import MetricPoint, RankPhases, RunState
 
 __all__ = ["RecordedRun"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from notebook_launcher.history.curves import Curves
-    from notebook_launcher.history.records import RunSnapshot
+    from notebook_launcher.history.schema import RunSnapshot
 
 __all__ = ["call_text", "headline", "picture_html", "static_html", "static_svg", "static_text"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from notebook_launcher.history.curves import Curves
-    from notebook_launcher.history.records import FailureRecord, RankPhases, RankSnapshot, RunSnapshot
+    from notebook_launcher.history.schema import FailureRecord, RankPhases, RankSnapshot, RunSnapshot
 
 __all__ = [
     "because",

@@ -19,7 +19,7 @@ from notebook_launcher.units import format_seconds, format_share, plural
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from notebook_launcher.history.records import PhaseSpan, RankPhases
+    from notebook_launcher.history.schema import PhaseSpan, RankPhases
 
 __all__ = ["PHASES", "mean_shares", "sync_text", "timeline_picture", "timeline_svg"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from notebook_launcher.history.records import MetricPoint
+    from notebook_launcher.history.schema import MetricPoint
 
 __all__ = ["MAX_CURVES", "MAX_POINTS", "Curve", "Curves", "thin"]
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from notebook_launcher.history.records import (
+from notebook_launcher.history.schema import (
     FailureRecord,
     MetricPoint,
     PhaseSpan,

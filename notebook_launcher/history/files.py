@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from notebook_launcher.history.records import MetricPoint, RunReader
+    from notebook_launcher.history.schema import MetricPoint, RunReader
 
 __all__ = ["MAX_LOG_BYTES", "MAX_METRICS_BYTES", "LogFile", "MetricsFile", "append", "replace"]
 

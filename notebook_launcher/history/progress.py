@@ -11,7 +11,7 @@ from notebook_launcher.units import format_count, format_number, format_rate, fo
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from notebook_launcher.history.records import RankSnapshot
+    from notebook_launcher.history.schema import RankSnapshot
 
 __all__ = ["MergedProgress", "merge_progress", "progress_line"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from notebook_launcher.history.records import RunReader, RunSnapshot
+    from notebook_launcher.history.schema import RunReader, RunSnapshot
 
 __all__ = ["FORMAT", "Recorder"]
 

@@ -10,7 +10,7 @@ from notebook_launcher.units import format_seconds, format_share
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from notebook_launcher.history.records import RankPhases, RunSnapshot
+    from notebook_launcher.history.schema import RankPhases, RunSnapshot
 
 __all__ = ["SyncCost", "measure_sync", "slowest_rank"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 
 from notebook_launcher import messages
-from notebook_launcher.history.records import MetricPoint, PhaseSpan, RankPhases
+from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RankPhases
 
 __all__ = ["LiveRecords"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from notebook_launcher.history.curves import Curves
-    from notebook_launcher.history.records import RunSnapshot
+    from notebook_launcher.history.schema import RunSnapshot
 
 __all__ = ["NOTHING", "Bundle", "folded_picture", "has_picture", "picture_of", "record_of"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.local import Event
-    from notebook_launcher.history.records import MetricPoint, RankPhases, RankSnapshot, RunSnapshot, RunState
+    from notebook_launcher.history.schema import MetricPoint, RankPhases, RankSnapshot, RunSnapshot, RunState
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.stacks import Stacks

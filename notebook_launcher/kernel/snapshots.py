@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from notebook_launcher import context
-from notebook_launcher.history.records import FailureRecord, RankSnapshot, RunSnapshot
+from notebook_launcher.history.schema import FailureRecord, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.culprit import STOPPED, consequences
 from notebook_launcher.kernel.formatting import SECRET, one_line_of
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.history.records import MetricPoint, RankState, RunState
+    from notebook_launcher.history.schema import MetricPoint, RankState, RunState
     from notebook_launcher.kernel.conductor import Conductor
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.verdict import Verdict

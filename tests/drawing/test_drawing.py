@@ -20,7 +20,7 @@ from notebook_launcher.drawing.sections import MAX_LOG
 from notebook_launcher.drawing.tables import Column, table_html, table_text
 from notebook_launcher.drawing.timeline import PHASES, timeline_svg
 from notebook_launcher.history.curves import Curves
-from notebook_launcher.history.records import (
+from notebook_launcher.history.schema import (
     FailureRecord,
     MetricPoint,
     PhaseSpan,

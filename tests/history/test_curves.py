@@ -10,7 +10,7 @@ import time
 import pytest
 
 from notebook_launcher.history.curves import MAX_CURVES, MAX_POINTS, Curve, Curves
-from notebook_launcher.history.records import MetricPoint, PhaseSpan, RankPhases, RankSnapshot, RunSnapshot
+from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RankPhases, RankSnapshot, RunSnapshot
 
 SLACK = 8
 """Points that a curve may hold beyond `MAX_POINTS`: the extremes of what has not been put away yet."""

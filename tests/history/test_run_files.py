@@ -14,7 +14,7 @@ import pytest
 from notebook_launcher import RecordedRun
 from notebook_launcher.history import files, folders, owners
 from notebook_launcher.history.files import LogFile, MetricsFile
-from notebook_launcher.history.records import MetricPoint
+from notebook_launcher.history.schema import MetricPoint
 from notebook_launcher.kernel.ranklog import RankLog
 from tests.support.run_scenes import make_run
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import Session, context, launch, messages
-from notebook_launcher.history.records import RankPhases
+from notebook_launcher.history.schema import RankPhases
 from notebook_launcher.kernel.live import MAX_SPANS, LiveRecords
 from notebook_launcher.training.recording import phases
 from notebook_launcher.training.recording.phases import PHASES, PhaseClock, make_clock

@@ -12,7 +12,7 @@ import pytest
 
 from notebook_launcher import Accelerator, launch
 from notebook_launcher.history.progress import merge_progress, progress_line
-from notebook_launcher.history.records import (
+from notebook_launcher.history.schema import (
     FailureRecord,
     MetricPoint,
     PhaseSpan,
