@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.page import call_text
 from notebook_launcher.drawing.sections import failures_of
-from notebook_launcher.history.progress import merge_progress
+from notebook_launcher.history.merged_progress import merge_progress
 from notebook_launcher.history.schema import RankPhases
 from notebook_launcher.history.synchronization import measure_sync, slowest_rank
 from notebook_launcher.units import format_count, format_number
 
 if TYPE_CHECKING:
-    from notebook_launcher.history.progress import MergedProgress
+    from notebook_launcher.history.merged_progress import MergedProgress
     from notebook_launcher.history.schema import FailureRecord, RankSnapshot, RunSnapshot
 
 __all__ = ["error_records", "number", "rank_records", "run_record"]

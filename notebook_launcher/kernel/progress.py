@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.history.progress import progress_line
+from notebook_launcher.history.merged_progress import progress_line
 from notebook_launcher.kernel.snapshots import take_rank_snapshot
 
 if TYPE_CHECKING:

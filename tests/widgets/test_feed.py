@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import Accelerator, launch
-from notebook_launcher.history.progress import merge_progress, progress_line
+from notebook_launcher.history.merged_progress import merge_progress, progress_line
 from notebook_launcher.history.schema import (
     FailureRecord,
     MetricPoint,
