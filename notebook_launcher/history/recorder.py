@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.history import folders, owners
 from notebook_launcher.history.encoding import encode, encode_snapshot
-from notebook_launcher.history.files import LogFile, MetricsFile, append, replace
+from notebook_launcher.history.run_files import LogFile, MetricsFile, append, replace
 
 if TYPE_CHECKING:
     import os

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import RecordedRun
-from notebook_launcher.history import files, folders, owners
-from notebook_launcher.history.files import LogFile, MetricsFile
+from notebook_launcher.history import folders, owners, run_files
+from notebook_launcher.history.run_files import LogFile, MetricsFile
 from notebook_launcher.history.schema import MetricPoint
 from notebook_launcher.kernel.ranklog import RankLog
 from tests.support.run_scenes import make_run
@@ -104,7 +104,7 @@ def test_a_log_without_end_keeps_its_beginning_and_its_end(num_writes, run_folde
         file.write(reader)
     file.finish(reader)
     text = (run_folder / "rank-0.log").read_text()
-    assert len(text) < 100_000 + files.TAIL_BYTES + 100
+    assert len(text) < 100_000 + run_files.TAIL_BYTES + 100
     assert text.startswith("".join(lines[:7000]))
     assert text.endswith("".join(lines[-4000:]))
     assert "[534 kB not recorded here]" in text
