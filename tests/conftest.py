@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from jupyter_core import utils as jupyter_utils
 
-from notebook_launcher.history.folders import VARIABLE
+from notebook_launcher.history.run_folders import VARIABLE
 from tests.support.police import leave_nothing_behind, marked_session
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.history import folders
+from notebook_launcher.history import run_folders
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.formatting import SECRET
 from notebook_launcher.widgets.parameters import MISSING
@@ -86,7 +86,7 @@ def file_of(function: Any, config: LaunchConfig) -> Path | None:
     # VS Code names the notebook in a variable of its cells, Jupyter's server in the environment.
     named = sys.modules["__main__"].__dict__.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME")
     try:
-        home = folders.find_home(config.runs_folder)
+        home = run_folders.find_home(config.runs_folder)
     except RuntimeError:
         return None
     if home is None or not named or function is None:
@@ -106,7 +106,7 @@ def write(path: Path, settings: Settings) -> None:
 
 def read(path: Path) -> Settings | None:
     """Return the settings of a file; None if there are none."""
-    data = folders.read_json(path) or {}
+    data = run_folders.read_json(path) or {}
     options, arguments = data.get("options"), data.get("arguments")
     if not isinstance(options, dict) or not isinstance(arguments, dict):
         return None

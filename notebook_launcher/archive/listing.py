@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, overload
 
 from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.drawing import tables
-from notebook_launcher.history import folders
+from notebook_launcher.history import run_folders
 from notebook_launcher.text import escape, one_line
 from notebook_launcher.units import format_metrics, format_seconds, plural
 
@@ -86,7 +86,7 @@ def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
     home = _find_home(folder)
     items = []
     # The name tells the second; within one, the summary tells more.
-    for _, names in itertools.groupby(folders.list_ids(home), key=lambda name: name[: len("20261121-142501")]):
+    for _, names in itertools.groupby(run_folders.list_ids(home), key=lambda name: name[: len("20261121-142501")]):
         same = list(_still_there(home, names))
         items += same if len(same) < 2 else sorted(same, key=lambda run: run.snapshot().started, reverse=True)
     return RunList(home, items)
@@ -117,7 +117,7 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
     if isinstance(run, os.PathLike) or os.sep in run:
         return RecordedRun(Path(run).expanduser().absolute())
     home = _find_home(folder)
-    ids = folders.list_ids(home)
+    ids = run_folders.list_ids(home)
     found = [name for name in ids if name == run] or [name for name in ids if run and name.startswith(run)]
     if len(found) == 1:
         return RecordedRun(home / found[0])
@@ -125,9 +125,9 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
 
 
 def _find_home(folder: str | os.PathLike[str]) -> Path:
-    home = folders.find_home(folder)
+    home = run_folders.find_home(folder)
     if home is None:
-        msg = f"runs are not recorded: {folders.VARIABLE} is 'off'. Pass the folder that holds the runs."
+        msg = f"runs are not recorded: {run_folders.VARIABLE} is 'off'. Pass the folder that holds the runs."
         raise LookupError(msg)
     return home
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import LaunchConfig
-from notebook_launcher.history import encoding, folders
+from notebook_launcher.history import encoding, run_folders
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
 from notebook_launcher.units import format_seconds, plural
@@ -44,8 +44,8 @@ class RecordedRun:
         if not folder.is_dir():
             msg = f"there is no folder {folder}: the run was removed, by hand or to make room"
             raise LookupError(msg)
-        if not folders.is_run(folder):
-            msg = f"{folder} holds no run: there is no {folders.SUMMARY} in it"
+        if not run_folders.is_run(folder):
+            msg = f"{folder} holds no run: there is no {run_folders.SUMMARY} in it"
             raise LookupError(msg)
 
     def __repr__(self) -> str:
@@ -98,7 +98,7 @@ class RecordedRun:
             ConfigError: This version does not accept them.
         """
         known = {field.name for field in dataclasses.fields(LaunchConfig)}
-        options = folders.read_json(self._folder / folders.CONFIG)
+        options = run_folders.read_json(self._folder / run_folders.CONFIG)
         if options is None:
             options = dict(self.snapshot().config)
         return LaunchConfig(**{name: value for name, value in options.items() if name in known})
@@ -116,9 +116,9 @@ class RecordedRun:
     def snapshot(self) -> RunSnapshot:
         """Return what the summary says; of a run that was lost, what was known some seconds before."""
         if self._snapshot is None or not self._snapshot.is_over:
-            summary = folders.read_json(self._folder / folders.SUMMARY)
+            summary = run_folders.read_json(self._folder / run_folders.SUMMARY)
             snapshot = _decode(summary, self._folder)
-            is_live = not snapshot.is_over and folders.is_live(self._folder, summary)
+            is_live = not snapshot.is_over and run_folders.is_live(self._folder, summary)
             self._snapshot = snapshot if snapshot.is_over or is_live else _lost(snapshot)
         return self._snapshot
 
@@ -129,7 +129,7 @@ class RecordedRun:
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return what was reported after a position, and the next position; begin with 0."""
-        data = _read(self._folder / folders.METRICS, self._offset)
+        data = _read(self._folder / run_folders.METRICS, self._offset)
         # A line without an end is being written, or never will be.
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
@@ -147,13 +147,13 @@ class RecordedRun:
         if rank not in range(num):
             msg = f"there is no rank {rank!r}: this run has {num}, 0 to {num - 1}"
             raise LookupError(msg)
-        path = self._folder / folders.log_name(rank)
+        path = self._folder / run_folders.log_name(rank)
         data = _read(path, position)
         size = path.stat().st_size if path.exists() else 0
         return data.decode("utf-8", "replace"), min(position, size) + len(data)
 
     def _tail(self, rank: int) -> str:
-        path = self._folder / folders.log_name(rank)
+        path = self._folder / run_folders.log_name(rank)
         try:
             start = max(0, path.stat().st_size - TAIL)
         except OSError:
@@ -181,9 +181,9 @@ def _decode(summary: dict[str, Any] | None, folder: Path) -> RunSnapshot:
     # The kernel was killed before it wrote the first one, or somebody wrote into it.
     return RunSnapshot(
         id=folder.name,
-        name=folders.name_in(folder.name),
+        name=run_folders.name_in(folder.name),
         state="starting",
-        started=folders.time_in(folder.name),
+        started=run_folders.time_in(folder.name),
         seconds=0.0,
         num_processes=len(list(folder.glob("rank-*.log"))),
         summary="",

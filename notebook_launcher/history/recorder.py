@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from notebook_launcher.history import folders, owners
+from notebook_launcher.history import owners, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
 from notebook_launcher.history.run_files import LogFile, MetricsFile, append, replace
 
@@ -65,7 +65,7 @@ class Recorder:
         self._logs: list[LogFile] = []
         with self._forgiving():
             # Now, as the working directory and the environment may be others in a second.
-            self._home = folders.find_home(chosen)
+            self._home = run_folders.find_home(chosen)
             self._is_on = self._home is not None
 
     def note(self) -> None:
@@ -120,8 +120,8 @@ class Recorder:
             return
         size = (self._metrics.size if self._metrics is not None else 0) + sum(log.size for log in self._logs)
         with contextlib.suppress(OSError):
-            max_bytes = folders.MAX_BYTES if size > HEAVY else None
-            folders.prune(self._home, max_runs=folders.MAX_RUNS, max_bytes=max_bytes)
+            max_bytes = run_folders.MAX_BYTES if size > HEAVY else None
+            run_folders.prune(self._home, max_runs=run_folders.MAX_RUNS, max_bytes=max_bytes)
 
     def _make_folder(self, snapshot: RunSnapshot) -> None:
         assert self._home is not None
@@ -136,7 +136,7 @@ class Recorder:
             self._metrics = MetricsFile(folder)
             self._logs = [LogFile(folder, rank, snapshot.num_processes) for rank in range(snapshot.num_processes)]
             settings = {**snapshot.config, "arguments": snapshot.arguments}
-            append(folder / folders.CONFIG, encode(settings).encode("ascii"))
+            append(folder / run_folders.CONFIG, encode(settings).encode("ascii"))
 
     def _write_news(self) -> None:
         assert self._metrics is not None
@@ -150,7 +150,7 @@ class Recorder:
         left_out = self._metrics.num_left_out if self._metrics is not None else 0
         more = {"format": FORMAT, "kernel": owners.identify(), "metrics_left_out": left_out}
         data = encode({**encode_snapshot(snapshot), **more}).encode("ascii")
-        replace(self.folder / folders.SUMMARY, data, self.folder / folders.PART)
+        replace(self.folder / run_folders.SUMMARY, data, self.folder / run_folders.PART)
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:

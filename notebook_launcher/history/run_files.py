@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from notebook_launcher.history.encoding import encode_point
-from notebook_launcher.history.folders import METRICS, log_name
+from notebook_launcher.history.run_folders import METRICS, log_name
 from notebook_launcher.units import format_bytes
 
 if TYPE_CHECKING:

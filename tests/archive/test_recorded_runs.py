@@ -13,7 +13,7 @@ import pytest
 
 import notebook_launcher
 from notebook_launcher import RecordedRun, Run, launch, notebook_launch, open_run, runs
-from notebook_launcher.history import folders
+from notebook_launcher.history import run_folders
 from tests.support.run_scenes import make_run, speak
 
 
@@ -37,25 +37,25 @@ def copy(original: Run, tmp_path: Path) -> RecordedRun:
     "end", [b'{"rank":0,"st', b"\x00\xff", b'{"rank":0,"step":9,"time":0.0,"values":{"loss":1.0}}']
 )
 def test_a_torn_last_line_is_not_read(end, original, copy):
-    with (copy.folder / folders.METRICS).open("ab") as file:
+    with (copy.folder / run_folders.METRICS).open("ab") as file:
         file.write(end)
     assert copy.metrics == original.metrics
 
 
 def test_lines_that_are_no_metrics_are_passed_over(original, copy):
-    path = copy.folder / folders.METRICS
+    path = copy.folder / run_folders.METRICS
     path.write_bytes(b'\n[]\n{"rank":0}\nnonsense\n\xff\xfe\n{"values":3}\n' + path.read_bytes())
     assert copy.metrics == original.metrics
 
 
 def test_what_a_later_version_adds_is_ignored(original, copy):
-    for name in (folders.CONFIG, folders.SUMMARY):
+    for name in (run_folders.CONFIG, run_folders.SUMMARY):
         path = copy.folder / name
         data = {**json.loads(path.read_text()), "hologram": {"depth": 3}}
         for rank in data.get("ranks", []):
             rank["mood"] = "good"
         path.write_text(json.dumps(data))
-    path = copy.folder / folders.METRICS
+    path = copy.folder / run_folders.METRICS
     path.write_text("".join(f'{{"unit": "m", {line[1:]}\n' for line in path.read_text().splitlines()))
     assert copy.snapshot() == original.snapshot()
     assert copy.config == original.config
@@ -63,7 +63,7 @@ def test_what_a_later_version_adds_is_ignored(original, copy):
 
 
 def test_a_config_that_is_gone_is_in_the_summary(original, copy):
-    (copy.folder / folders.CONFIG).unlink()
+    (copy.folder / run_folders.CONFIG).unlink()
     assert copy.config == original.config
 
 
@@ -77,9 +77,9 @@ def test_a_folder_that_was_moved_can_be_opened(original, copy, tmp_path):
 def test_a_folder_without_a_summary_is_a_run_that_was_lost(summary, home):
     folder = make_run(home, 123456)
     os.utime(folder, (0, 0))
-    (folder / folders.SUMMARY).unlink()
+    (folder / run_folders.SUMMARY).unlink()
     if summary is not None:
-        (folder / folders.SUMMARY).write_text(summary)
+        (folder / run_folders.SUMMARY).write_text(summary)
     os.utime(folder, (0, 0))
     (run,) = runs()
     assert (run.state, run.name, len(run.ranks)) == ("lost", "train", 0)
@@ -127,7 +127,7 @@ def test_what_holds_no_run_says_so(tmp_path):
 
 @pytest.mark.parametrize("look", [runs, lambda: open_run("x")])
 def test_where_no_run_leaves_a_folder_there_is_none_to_look_in(look, monkeypatch):
-    monkeypatch.setenv(folders.VARIABLE, "off")
+    monkeypatch.setenv(run_folders.VARIABLE, "off")
     with pytest.raises(LookupError, match=r"runs are not recorded: NOTEBOOK_LAUNCHER_RUNS is 'off'. Pass the folder"):
         look()
 

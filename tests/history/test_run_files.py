@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import RecordedRun
-from notebook_launcher.history import folders, owners, run_files
+from notebook_launcher.history import owners, run_files, run_folders
 from notebook_launcher.history.run_files import LogFile, MetricsFile
 from notebook_launcher.history.schema import MetricPoint
 from notebook_launcher.kernel.ranklog import RankLog
@@ -48,7 +48,7 @@ def test_metrics_without_end_take_a_bounded_file(run_folder):
     every = points(50_000)
     for start in range(0, len(every), 5_000):
         file.write(every[start : start + 5_000])
-    size = (run_folder / folders.METRICS).stat().st_size
+    size = (run_folder / run_folders.METRICS).stat().st_size
     assert 100_000 < size == file.size <= 200_000
     kept = read_points(run_folder)
     assert kept[:1000] == every[:1000]
@@ -122,26 +122,26 @@ def test_a_log_that_just_fits_is_whole(run_folder):
 
 
 def numbers(home: Path) -> list[int]:
-    return [int(name.split("-")[1]) for name in folders.list_ids(home)]
+    return [int(name.split("-")[1]) for name in run_folders.list_ids(home)]
 
 
 def test_the_oldest_go_when_there_are_too_many(tmp_path):
     for number in range(1, 8):
         make_run(tmp_path, number)
-    folders.prune(tmp_path, max_runs=3)
+    run_folders.prune(tmp_path, max_runs=3)
     assert numbers(tmp_path) == [7, 6, 5]
 
 
 def test_the_oldest_go_when_they_are_too_large(tmp_path):
     for number, size in enumerate([10, 4000, 10, 3000], 1):
         make_run(tmp_path, number, size=size)
-    folders.prune(tmp_path, max_runs=9, max_bytes=5000)
+    run_folders.prune(tmp_path, max_runs=9, max_bytes=5000)
     assert numbers(tmp_path) == [4, 3]
 
 
 def test_the_newest_stays_however_large_it_is(tmp_path):
     make_run(tmp_path, 1, size=10_000)
-    folders.prune(tmp_path, max_runs=9, max_bytes=10)
+    run_folders.prune(tmp_path, max_runs=9, max_bytes=10)
     assert numbers(tmp_path) == [1]
 
 
@@ -150,7 +150,7 @@ def test_a_run_that_goes_on_stays(tmp_path):
     make_run(tmp_path, 2, state="running", kernel={**owners.identify(), "start": 1})
     make_run(tmp_path, 3)
     make_run(tmp_path, 4)
-    folders.prune(tmp_path, max_runs=2)
+    run_folders.prune(tmp_path, max_runs=2)
     assert numbers(tmp_path) == [4, 1]
 
 
@@ -160,7 +160,7 @@ def test_nothing_but_runs_is_removed(tmp_path):
     (tmp_path / "20261121-000001-train-000001" / "notes.txt").write_text("mine")
     (tmp_path / "data").mkdir()
     (tmp_path / "a-file").touch()
-    folders.prune(tmp_path, max_runs=1)
+    run_folders.prune(tmp_path, max_runs=1)
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert left[:2] == ["20261121-000001-train-000001/notes.txt", "20261121-000003-train-000003/rank-0.log"]
     assert (tmp_path / "data").is_dir()

@@ -28,7 +28,7 @@ from notebook_launcher import (
     report,
     runs,
 )
-from notebook_launcher.history import folders
+from notebook_launcher.history import run_folders
 from notebook_launcher.units import format_seconds
 from tests.support.kernels import ROOT, Kernel
 from tests.support.run_scenes import PATIENCE, make_run, speak, wait_until
@@ -58,21 +58,21 @@ def strict_json(text: str) -> Any:
         ("auto", {}, "/home/me/.local/state/notebook-launcher/runs"),
         ("auto", {"XDG_STATE_HOME": "/state"}, "/state/notebook-launcher/runs"),
         ("auto", {"XDG_STATE_HOME": "state"}, "/home/me/.local/state/notebook-launcher/runs"),
-        ("auto", {"XDG_STATE_HOME": "/state", folders.VARIABLE: "/mine"}, "/mine"),
-        ("auto", {folders.VARIABLE: ""}, "/home/me/.local/state/notebook-launcher/runs"),
-        ("auto", {folders.VARIABLE: "~/mine"}, "/home/me/mine"),
-        ("/given", {folders.VARIABLE: "/mine"}, "/given"),
+        ("auto", {"XDG_STATE_HOME": "/state", run_folders.VARIABLE: "/mine"}, "/mine"),
+        ("auto", {run_folders.VARIABLE: ""}, "/home/me/.local/state/notebook-launcher/runs"),
+        ("auto", {run_folders.VARIABLE: "~/mine"}, "/home/me/mine"),
+        ("/given", {run_folders.VARIABLE: "/mine"}, "/given"),
         (Path("/given"), {}, "/given"),
-        (None, {folders.VARIABLE: "/mine"}, None),
-        ("auto", {folders.VARIABLE: "off"}, None),
+        (None, {run_folders.VARIABLE: "/mine"}, None),
+        ("auto", {run_folders.VARIABLE: "off"}, None),
     ],
 )
 def test_the_place_is_found(chosen, environment, found, monkeypatch):
-    for name in ("XDG_STATE_HOME", folders.VARIABLE):
+    for name in ("XDG_STATE_HOME", run_folders.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/home/me", **environment}.items():
         monkeypatch.setenv(name, value)
-    assert folders.find_home(chosen) == (None if found is None else Path(found))
+    assert run_folders.find_home(chosen) == (None if found is None else Path(found))
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_a_place_that_is_no_folder_is_said_once(home, capfd):
 
 
 def test_a_home_that_nobody_knows_is_said_once(monkeypatch, capfd):
-    monkeypatch.delenv(folders.VARIABLE)
+    monkeypatch.delenv(run_folders.VARIABLE)
     assert list(notebook_launch(speak, 1, runs_folder="~nobody-at-all/runs")) == [7]
     assert capfd.readouterr().err.count("recording of the run ended: RuntimeError: Could not determine") == 1
 
@@ -366,7 +366,7 @@ def test_a_rank_that_reports_as_fast_as_it_can_is_recorded(home):
 
 
 def test_a_launch_makes_room(home, monkeypatch):
-    monkeypatch.setattr(folders, "MAX_RUNS", 3)
+    monkeypatch.setattr(run_folders, "MAX_RUNS", 3)
     for number in range(1, 6):
         make_run(home, number)
     run = launch(speak, 1, output="none")

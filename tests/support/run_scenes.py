@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import report
-from notebook_launcher.history import folders
+from notebook_launcher.history import run_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,5 +36,5 @@ def make_run(home: Path, number: int, *, size: int = 0, **summary: Any) -> Path:
     folder.mkdir(parents=True)
     (folder / "rank-0.log").write_bytes(b"x" * size)
     data = {"name": "train", "state": "done", "started": number, "seconds": 1.0, "num_processes": 1}
-    (folder / folders.SUMMARY).write_text(json.dumps({**data, "summary": "", "seed": 0, **summary}))
+    (folder / run_folders.SUMMARY).write_text(json.dumps({**data, "summary": "", "seed": 0, **summary}))
     return folder
