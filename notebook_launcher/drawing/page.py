@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.drawing import sections, tables
 from notebook_launcher.drawing.colours import BAD
-from notebook_launcher.drawing.curves import curves_picture
+from notebook_launcher.drawing.metric_plots import curves_picture
 from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.drawing.svg import SIZE, Picture, document, stack, text
 from notebook_launcher.drawing.timeline import PHASES, mean_shares, sync_text, timeline_picture
