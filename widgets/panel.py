@@ -10,7 +10,7 @@ import traitlets
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.kernel import cell, checks
 from notebook_launcher.kernel.launch import launch
-from notebook_launcher.widgets import memory
+from notebook_launcher.widgets import last_settings
 from notebook_launcher.widgets.kept import Kept, picture_html
 from notebook_launcher.widgets.place import Place, close_children, open_widgets
 from notebook_launcher.widgets.running import RunArea
@@ -69,7 +69,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         self._state = state = LaunchState(fn, LaunchConfig.build(config, options), kwargs or {}, holder=self)
         self._running = RunArea(self._start)
         self._kept = Kept()
-        self._left: memory.Settings | None = None
+        self._left: last_settings.Settings | None = None
         """Settings of the panel that this one replaced."""
         self._may_recall = True
         self.place = Place()
@@ -166,9 +166,9 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         super().close()
 
     @property
-    def settings(self) -> memory.Settings:
+    def settings(self) -> last_settings.Settings:
         """Settings that differ from their defaults and can be typed."""
-        return memory.settings_of(self._state)
+        return last_settings.settings_of(self._state)
 
     @property
     def is_busy(self) -> bool:
@@ -189,8 +189,8 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
             return launch(fn, args=args, kwargs=kwargs, config=config)
         by_place, by_name = self._state.call()
         run = launch(self.fn, args=args or by_place, kwargs={**by_name, **(kwargs or {})}, config=config)  # type: ignore[arg-type]
-        if (path := memory.file_of(self.fn, config)) is not None:
-            memory.write(path, self.settings)
+        if (path := last_settings.file_of(self.fn, config)) is not None:
+            last_settings.write(path, self.settings)
         return run
 
     def _ipython_display_(self, **_: Any) -> None:
@@ -214,10 +214,10 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         is_first, self._may_recall = self._may_recall, False
         if not is_first:
             return
-        path = memory.file_of(self.fn, self.config)
+        path = last_settings.file_of(self.fn, self.config)
         if self._left is not None:
             self.view.recall(self._left, "As you left the panel")
-        elif path is not None and (settings := memory.read(path)) is not None:
+        elif path is not None and (settings := last_settings.read(path)) is not None:
             self.view.recall(settings, "As in your last run")
 
     def _picture(self) -> str:

@@ -16,8 +16,8 @@ import traitlets
 from notebook_launcher import ConfigError, LaunchConfig
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.devices import GPU, Machine
-from notebook_launcher.widgets import ConfigPanel, memory
-from notebook_launcher.widgets.memory import Settings
+from notebook_launcher.widgets import ConfigPanel, last_settings
+from notebook_launcher.widgets.last_settings import Settings
 from notebook_launcher.widgets.parameters import MISSING, parameters_of
 from notebook_launcher.widgets.traceback_html import ansi_to_html
 
@@ -844,10 +844,10 @@ def tuned(
 
 
 def remembered(panel: ConfigPanel) -> Settings:
-    path = memory.file_of(panel.fn, panel.config)
+    path = last_settings.file_of(panel.fn, panel.config)
     assert path is not None
-    memory.write(path, panel.settings)
-    settings = memory.read(path)
+    last_settings.write(path, panel.settings)
+    settings = last_settings.read(path)
     assert settings is not None
     return settings
 
@@ -883,20 +883,20 @@ def test_settings_that_the_function_no_longer_takes_are_left_out(notebook):
 
 
 def test_nothing_is_kept_where_runs_leave_nothing_or_no_notebook_is_known(notebook, monkeypatch):
-    file = memory.file_of(tuned, LaunchConfig())
+    file = last_settings.file_of(tuned, LaunchConfig())
     assert file is not None
     assert file.parent == notebook / "panels"
-    assert file != memory.file_of(train, LaunchConfig())
-    assert memory.file_of(tuned, LaunchConfig(runs_folder=None)) is None
-    assert memory.file_of(None, LaunchConfig()) is None
+    assert file != last_settings.file_of(train, LaunchConfig())
+    assert last_settings.file_of(tuned, LaunchConfig(runs_folder=None)) is None
+    assert last_settings.file_of(None, LaunchConfig()) is None
     monkeypatch.setenv("JPY_SESSION_NAME", "/somewhere/b.ipynb")
-    assert file != memory.file_of(tuned, LaunchConfig())
+    assert file != last_settings.file_of(tuned, LaunchConfig())
     monkeypatch.delenv("JPY_SESSION_NAME")
-    assert memory.file_of(tuned, LaunchConfig()) is None
+    assert last_settings.file_of(tuned, LaunchConfig()) is None
     file.parent.mkdir(parents=True)
     for text in ("", "[]", '{"options": 3}'):
         file.write_text(text)
-        assert memory.read(file) is None
+        assert last_settings.read(file) is None
 
 
 def test_picture_of_a_panel_holds_its_values_and_its_code(names):
