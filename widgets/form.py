@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from notebook_launcher.widgets.fields import Field
+    from notebook_launcher.widgets.launch_state import LaunchState
     from notebook_launcher.widgets.parameters import Parameter
-    from notebook_launcher.widgets.state import LaunchState
 
 __all__ = ["argument_field", "argument_value", "option_fields"]
 

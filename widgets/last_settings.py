@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.widgets.launch_state import LaunchState
     from notebook_launcher.widgets.parameters import Parameter
-    from notebook_launcher.widgets.state import LaunchState
 
 __all__ = ["Settings", "file_of", "read", "settings_of", "write"]
 

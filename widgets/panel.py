@@ -12,9 +12,9 @@ from notebook_launcher.kernel import cell, checks
 from notebook_launcher.kernel.launch import launch
 from notebook_launcher.widgets import last_settings
 from notebook_launcher.widgets.kept import Kept, picture_html
+from notebook_launcher.widgets.launch_state import LaunchState
 from notebook_launcher.widgets.place import Place, close_children, open_widgets
 from notebook_launcher.widgets.running import RunArea
-from notebook_launcher.widgets.state import LaunchState
 from notebook_launcher.widgets.view import PanelView
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.widgets.fields import Field
     from notebook_launcher.widgets.last_settings import Settings
+    from notebook_launcher.widgets.launch_state import LaunchState
     from notebook_launcher.widgets.parameters import Parameter
     from notebook_launcher.widgets.running import RunArea
-    from notebook_launcher.widgets.state import LaunchState
 
 __all__ = ["PanelView"]
 
