@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.widgets.feeds import CurveFeed, LaneFeed, LogFeed
-from notebook_launcher.widgets.records import error_records, rank_records, run_record
+from notebook_launcher.widgets.page_records import error_records, rank_records, run_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.history.curves import Curves, thin
 from notebook_launcher.units import format_bytes
-from notebook_launcher.widgets.records import number
+from notebook_launcher.widgets.page_records import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

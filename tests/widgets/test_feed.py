@@ -23,7 +23,7 @@ from notebook_launcher.history.schema import (
 from notebook_launcher.history.synchronization import measure_sync, slowest_rank
 from notebook_launcher.widgets import feeds
 from notebook_launcher.widgets.feed import Feed
-from notebook_launcher.widgets.records import number
+from notebook_launcher.widgets.page_records import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
