@@ -17,7 +17,7 @@ from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine import devices
 from notebook_launcher.widgets import hardware, typed
-from notebook_launcher.widgets.arguments import Arguments
+from notebook_launcher.widgets.argument_values import Arguments
 from notebook_launcher.widgets.batch import EffectiveBatch
 from notebook_launcher.widgets.call import Namer, call_code
 from notebook_launcher.widgets.parameters import MISSING, Parameter, is_literal, parameters_of, takes_any_name
