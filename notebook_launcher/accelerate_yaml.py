@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.settings import PRECISIONS
+from notebook_launcher.training_settings import PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

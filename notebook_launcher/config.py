@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import accelerate_yaml
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.settings import PRECISIONS, TrainingSettings
+from notebook_launcher.training_settings import PRECISIONS, TrainingSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,9 +19,9 @@ from notebook_launcher import messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from notebook_launcher.settings import TrainingSettings
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.safepoint import Safepoint
+    from notebook_launcher.training_settings import TrainingSettings
 
 __all__ = [
     "activity",

@@ -20,7 +20,7 @@ import dataclasses
 import signal
 from typing import Any, Literal
 
-from notebook_launcher.settings import TrainingSettings  # noqa: TC001 - loaded once, before ranks are forked
+from notebook_launcher.training_settings import TrainingSettings  # noqa: TC001 - loaded once, before ranks are forked
 
 __all__ = [
     "DUMP_SIGNAL",

@@ -12,7 +12,7 @@ import ipywidgets
 
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.arguments import describe_value
-from notebook_launcher.settings import STEPS_VARIABLE
+from notebook_launcher.training_settings import STEPS_VARIABLE
 from notebook_launcher.widgets import hardware, typed
 from notebook_launcher.widgets.attributes import Attributes
 from notebook_launcher.widgets.fields import ChoiceField, TextField

@@ -14,7 +14,7 @@ from notebook_launcher.config import MAX_SEED
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import allocate
-from notebook_launcher.settings import PRECISION_VARIABLE, STEPS_VARIABLE
+from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
-from notebook_launcher.settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
 from notebook_launcher.training.plugins import (
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
@@ -16,6 +15,7 @@ from notebook_launcher.training.plugins import (
     PrecisionType,
     whole_number,
 )
+from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
 
 if TYPE_CHECKING:
     import torch
