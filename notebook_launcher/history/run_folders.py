@@ -36,7 +36,7 @@ VARIABLE = "NOTEBOOK_LAUNCHER_RUNS"
 MAX_RUNS = 500
 """Folders that are kept; a new run takes the place of the oldest."""
 MAX_BYTES = 1_000_000_000
-"""What they may hold together. One holds at most about 130 MB (`files.py`)."""
+"""What they may hold together. One holds at most about 130 MB (`run_files.py`)."""
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"

@@ -29,13 +29,13 @@ FOUNDATIONS = (
     "errors",
     "facade",
     "messages",
-    "settings",
+    "training_settings",
     "text",
     "tracebacks",
     "units",
 )
 
-NEIGHBOURS = ("accelerate_yaml", "errors", "machine", "messages", "settings", "text", "tracebacks")
+NEIGHBOURS = ("accelerate_yaml", "errors", "machine", "messages", "text", "tracebacks", "training_settings")
 """What a foundation may import; the first is reached only by `LaunchConfig.from_yaml` and `to_yaml`."""
 
 
