@@ -18,6 +18,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.formatting import SECRET
+from notebook_launcher.widgets.options import ADVANCED, ESSENTIAL
 from notebook_launcher.widgets.parameters import MISSING
 from notebook_launcher.widgets.typed import default_of
 
@@ -30,21 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Settings", "file_of", "read", "settings_of", "write"]
 
-OPTIONS = (
-    "num_processes",
-    "gradient_accumulation_steps",
-    "mixed_precision",
-    "devices",
-    "backend",
-    "start_method",
-    "output",
-    "seed",
-    "max_grad_norm",
-    "comm_hook",
-    "timeout",
-    "max_restarts",
-)
-"""Options that have a field."""
+OPTIONS = (*ESSENTIAL, *ADVANCED)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

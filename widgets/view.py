@@ -18,6 +18,7 @@ from notebook_launcher.widgets.attributes import Attributes
 from notebook_launcher.widgets.fields import ChoiceField, TextField
 from notebook_launcher.widgets.form import argument_field, argument_value, option_fields
 from notebook_launcher.widgets.gpus import DevicesField
+from notebook_launcher.widgets.options import ADVANCED
 from notebook_launcher.widgets.parameters import MISSING
 from notebook_launcher.widgets.recalled import Recalled
 from notebook_launcher.widgets.section import Section
@@ -36,17 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["PanelView"]
 
 CSS = Path(__file__).parent / "static" / "panel.css"
-ADVANCED = (
-    "devices",
-    "backend",
-    "start_method",
-    "output",
-    "seed",
-    "max_grad_norm",
-    "comm_hook",
-    "timeout",
-    "max_restarts",
-)
 MICRO = "micro-batch"
 # Core widgets have no other way to the clipboard. Where it does not work, a click selects the code.
 COPY = (

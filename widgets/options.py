@@ -1,0 +1,20 @@
+"""Options of a launch that have a field in a panel, in the order of their fields."""
+
+from __future__ import annotations
+
+__all__ = ["ADVANCED", "ESSENTIAL"]
+
+ESSENTIAL = ("num_processes", "gradient_accumulation_steps", "mixed_precision")
+"""Options that are always in view."""
+ADVANCED = (
+    "devices",
+    "backend",
+    "start_method",
+    "output",
+    "seed",
+    "max_grad_norm",
+    "comm_hook",
+    "timeout",
+    "max_restarts",
+)
+"""Options in the section that is folded at first; they are seldom changed."""
