@@ -14,7 +14,7 @@ import pytest
 from jupyter_core import utils as jupyter_utils
 
 from notebook_launcher.history.run_folders import VARIABLE
-from tests.support.police import leave_nothing_behind, marked_session
+from tests.support.leaks import leave_nothing_behind, marked_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -95,7 +95,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     report = folder / "report.xml"
     options = [
         "-p",
-        "tests.support.police",
+        "tests.support.leaks",
         "-c",
         "pyproject.toml",
         "--rootdir",
