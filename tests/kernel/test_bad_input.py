@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.scenes import unchanged, warm_kernel
+from tests.support.warm_kernels import unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ import pytest
 
 from notebook_launcher import Session, launch, notebook_launch, report
 from tests.support.run_scenes import wait_until
-from tests.support.scenes import warm_kernel
+from tests.support.warm_kernels import warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.kernels import Kernel
-from tests.support.scenes import evaluate, unchanged, warm_kernel
+from tests.support.warm_kernels import evaluate, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.scenes import warm_kernel
+from tests.support.warm_kernels import warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

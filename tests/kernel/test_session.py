@@ -16,7 +16,7 @@ import torch.distributed as dist
 from notebook_launcher import Run, Session
 from notebook_launcher.kernel.ranks import Ranks
 from tests.support.interrupts import interrupt_at
-from tests.support.scenes import unchanged, warm_kernel
+from tests.support.warm_kernels import unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

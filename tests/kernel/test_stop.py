@@ -12,7 +12,7 @@ import pytest
 
 from notebook_launcher import launch
 from tests.support.interrupts import interrupt_at
-from tests.support.scenes import takes_less_than, unchanged, warm_kernel
+from tests.support.warm_kernels import takes_less_than, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

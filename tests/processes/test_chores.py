@@ -16,7 +16,7 @@ import pytest
 
 from notebook_launcher.processes import forkserver
 from tests.support.kernels import PATIENCE, Kernel
-from tests.support.scenes import FIRST
+from tests.support.warm_kernels import FIRST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

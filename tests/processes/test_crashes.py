@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.scenes import takes_less_than, unchanged, warm_kernel
+from tests.support.warm_kernels import takes_less_than, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ import torch
 
 from notebook_launcher import InternalError, notebook_launch
 from tests.support.kernels import PATIENCE, Kernel
-from tests.support.scenes import FIRST, takes_less_than, unchanged, warm_kernel
+from tests.support.warm_kernels import FIRST, takes_less_than, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.scenes import evaluate, unchanged, warm_kernel
 from tests.support.training_scenes import shards_on_cpus
+from tests.support.warm_kernels import evaluate, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import pytest
 
 from notebook_launcher.processes.modules import LocalModules
 from tests.support.kernels import ROOT
-from tests.support.scenes import unchanged, warm_kernel
+from tests.support.warm_kernels import unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

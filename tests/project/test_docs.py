@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import pages
 from tests.support.kernels import ROOT
-from tests.support.scenes import warm_kernel
+from tests.support.warm_kernels import warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

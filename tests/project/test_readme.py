@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import pages
 from tests.support.kernels import ROOT
-from tests.support.scenes import warm_kernel
+from tests.support.warm_kernels import warm_kernel
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

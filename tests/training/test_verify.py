@@ -9,7 +9,7 @@ from typing import Any
 from notebook_launcher import VerificationReport
 from notebook_launcher.verification import VerificationRow
 from tests.support.kernels import ROOT
-from tests.support.scenes import evaluate, unchanged, warm_kernel
+from tests.support.warm_kernels import evaluate, unchanged, warm_kernel
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ from notebook_launcher import ConfigError, LaunchConfig, launch, report, track
 from notebook_launcher.widgets import Monitor
 from tests.kernel.test_ipykernels import VERSIONS, installed
 from tests.support.kernels import ROOT, Outcome
-from tests.support.scenes import evaluate, final, unchanged, warm_kernel
+from tests.support.warm_kernels import evaluate, final, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ import pytest
 
 from tests.kernel.test_ipykernels import installed
 from tests.support.kernels import ROOT
-from tests.support.scenes import evaluate, final, unchanged, warm_kernel
+from tests.support.warm_kernels import evaluate, final, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
