@@ -14,7 +14,7 @@ import pytest
 import notebook_launcher
 from notebook_launcher import RecordedRun, Run, launch, notebook_launch, open_run, runs
 from notebook_launcher.history import run_folders
-from tests.support.run_scenes import make_run, speak
+from tests.support.toy_runs import make_run, speak
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from notebook_launcher import (
 from notebook_launcher.history import run_folders
 from notebook_launcher.units import format_seconds
 from tests.support.kernels import ROOT, Kernel
-from tests.support.run_scenes import PATIENCE, make_run, speak, wait_until
+from tests.support.toy_runs import PATIENCE, make_run, speak, wait_until
 from tests.support.warm_kernels import evaluate
 
 

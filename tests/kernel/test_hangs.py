@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import Session, launch, notebook_launch, report
-from tests.support.run_scenes import wait_until
+from tests.support.toy_runs import wait_until
 from tests.support.warm_kernels import warm_kernel
 
 if TYPE_CHECKING:
