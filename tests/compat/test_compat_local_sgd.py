@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.support.training_scenes import Sessions, make_data, make_model, sessions
+from tests.support.toy_training import Sessions, make_data, make_model, sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from notebook_launcher import compat
-from tests.support.training_scenes import Sessions, make_model, sessions
+from tests.support.toy_training import Sessions, make_model, sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.training_scenes import Sessions, sessions
+from tests.support.toy_training import Sessions, sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
     import torch
     from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-    from tests.support.training_scenes import make_data, make_model
+    from tests.support.toy_training import make_data, make_model
 
     size = scenario.get("size", 22)
     inputs, targets = make_data(size)
@@ -156,7 +156,7 @@ def save(library: str, folder: str) -> list[str]:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    from tests.support.training_scenes import make_data, make_model
+    from tests.support.toy_training import make_data, make_model
 
     names = load(library)
     reset(names)
@@ -182,7 +182,7 @@ def restore(library: str, folder: str) -> Any:
 
     import torch
 
-    from tests.support.training_scenes import make_model
+    from tests.support.toy_training import make_model
 
     names = load(library)
     reset(names)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.training_scenes import shards_on_cpus
+from tests.support.toy_training import shards_on_cpus
 from tests.support.warm_kernels import evaluate, unchanged, warm_kernel
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from notebook_launcher.training import (
     ProcessState,
     prepare_data_loader,
 )
-from tests.support.training_scenes import Sessions, make_data, make_model, sessions
+from tests.support.toy_training import Sessions, make_data, make_model, sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

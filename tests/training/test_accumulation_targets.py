@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator
-from tests.support.training_scenes import Sessions, full_gradient, make_data, make_model, sessions, shards_on_cpus
+from tests.support.toy_training import Sessions, full_gradient, make_data, make_model, sessions, shards_on_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

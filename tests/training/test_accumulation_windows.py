@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, GradientAccumulationPlugin, verify_accumulation
-from tests.support.training_scenes import full_gradient, make_data, make_model
+from tests.support.toy_training import full_gradient, make_data, make_model
 
 mse = torch.nn.functional.mse_loss
 

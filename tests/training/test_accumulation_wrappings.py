@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.training_scenes import Sessions, make_data, make_model, sessions
+from tests.support.toy_training import Sessions, make_data, make_model, sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,13 +12,13 @@ import torch
 from notebook_launcher import notebook_launch
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.process import arrivals
-from tests.support.training_scenes import sessions
+from tests.support.toy_training import sessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.training_scenes import Sessions
+    from tests.support.toy_training import Sessions
 
 
 @pytest.fixture(scope="module")

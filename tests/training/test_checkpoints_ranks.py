@@ -19,7 +19,7 @@ from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError
 from notebook_launcher.training.checkpoints.window import merge_windows
 from notebook_launcher.training.random import set_seed
-from tests.support.training_scenes import shards_on_cpus
+from tests.support.toy_training import shards_on_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from notebook_launcher.training.data import Round, gather_for_metrics, prepare_data_loader, skip_first_batches
 from notebook_launcher.training.data.portions import Portions
 from notebook_launcher.training.data.rows import count_rows, join_batches, take_rows
-from tests.support.training_scenes import sessions
+from tests.support.toy_training import sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.training_scenes import Sessions
+    from tests.support.toy_training import Sessions
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
-from tests.support.training_scenes import sessions
+from tests.support.toy_training import sessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tests.support.training_scenes import Sessions
+    from tests.support.toy_training import Sessions
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,12 @@ from notebook_launcher.training.data import (
     skip_first_batches,
 )
 from notebook_launcher.training.random import capture_rng_states, restore_rng_states
-from tests.support.training_scenes import sessions
+from tests.support.toy_training import sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.training_scenes import Sessions
+    from tests.support.toy_training import Sessions
 
 LENGTH = 50
 

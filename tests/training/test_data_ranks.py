@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler, get_worker_info
 
 from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
-from tests.support.training_scenes import sessions
+from tests.support.toy_training import sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.training_scenes import Sessions
+    from tests.support.toy_training import Sessions
 
 SIZES = (0, 1, 2, 3, 5, 8, 9, 13)
 POLICIES = [(True, "weigh"), (False, "weigh"), (False, "stop")]

@@ -10,12 +10,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
-from tests.support.training_scenes import full_gradient, make_data, make_model, sessions
+from tests.support.toy_training import full_gradient, make_data, make_model, sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.training_scenes import Sessions
+    from tests.support.toy_training import Sessions
 
 EQUAL, UNEVEN, ONE_EMPTY = (4, 4, 4, 4), (1, 5, 0, 7), (5, 4, 0, 0)
 POLICIES = [(True, "weigh"), (False, "weigh"), (False, "stop")]

@@ -9,7 +9,7 @@ import torch
 
 from notebook_launcher import Accelerator, LaunchConfig, notebook_launch
 from notebook_launcher.training.rank_check.fingerprints import fingerprint, fingerprint_nested, is_comparable, sketch
-from tests.support.training_scenes import Sessions, make_data, make_model, sessions
+from tests.support.toy_training import Sessions, make_data, make_model, sessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
