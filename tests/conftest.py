@@ -1,4 +1,4 @@
-"""What every test gets: the leak police, interrupts, and a place of its own for the folders of runs."""
+"""What every test gets: the check for leaks, interrupts, and a place of its own for the folders of runs."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ SIDE_BY_SIDE = (
     "documented_loops",
     "drawing*",
     "extras",
+    "facade",
     "feed",
     "gpus",
     "operations",
@@ -78,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give each parallel worker a folder for temporary files: the leak police looks at all that is in it."""
+    """Give each parallel worker a folder for temporary files: the check for leaks reads all of it."""
     with pytest.MonkeyPatch.context() as patch:
         if "PYTEST_XDIST_WORKER" in os.environ:
             patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))

@@ -1,1 +1,1 @@
-"""Tests of the project itself: layers, packages, documentation, tutorials and the leak police."""
+"""Tests of the project itself: layers, packages, documentation, tutorials and the check for leaks."""

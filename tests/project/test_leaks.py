@@ -1,4 +1,4 @@
-"""The leak police catches what it is there to catch, and lets the rest pass."""
+"""The check for leaks reports every kind of leftover, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FORK_SERVER = "notebook_launcher.processes.forkserver"
 HEADER = """
 import os, signal, socket, subprocess, sys, tempfile, threading
 import psutil, pytest
-from tests.support import police
+from tests.support import leaks
 
-police.PATIENCE = 0.1
+leaks.PATIENCE = 0.1
 kept = []
 
 SUPERVISED = (
@@ -81,7 +81,7 @@ HARMLESS = {
     "patched": "monkeypatch.setenv('LEFT_BEHIND', '1')",
     "server": f"start_server('pass', '{FORK_SERVER}')",
     "deputy": f"start_server('os.setsid(); os.fork() or signal.pause()', '{FORK_SERVER}')",
-    "late": "police.PATIENCE = 10; threading.Thread(target=subprocess.run, args=(['sleep', '0.3'],)).start()",
+    "late": "leaks.PATIENCE = 10; threading.Thread(target=subprocess.run, args=(['sleep', '0.3'],)).start()",
 }
 
 

@@ -1,4 +1,4 @@
-"""The leak police: after each test, nothing that the test started or changed may be left.
+"""Check after each test that nothing is left of what the test started or changed.
 
 Processes are found by a mark in the environment that they inherit, so that one whose parents are all
 dead is found as well. Leftovers get `PATIENCE` seconds to go away by themselves.
@@ -50,8 +50,8 @@ LASTING_THREADS = {"TMonitor"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """What there is at one moment; each item by a key, with the words that describe it."""
+class Surroundings:
+    """Processes, threads, files and settings at one moment: each by a key, with the words that describe it."""
 
     processes: dict[Any, str]
     threads: dict[Any, str]
@@ -62,10 +62,10 @@ class Scene:
     fork_servers: frozenset[int]
 
 
-def observe() -> Scene:
-    """Look around."""
+def observe() -> Surroundings:
+    """Return the surroundings at this moment."""
     processes = _processes()
-    return Scene(
+    return Surroundings(
         processes={process: _describe(process) for process in processes},
         threads={
             thread: f"{thread!r}" for thread in threading.enumerate() if type(thread).__name__ not in LASTING_THREADS
@@ -78,8 +78,8 @@ def observe() -> Scene:
     )
 
 
-def leftovers(before: Scene, after: Scene) -> list[str]:
-    """Say what is in `after` and was not in `before`."""
+def leftovers(before: Surroundings, after: Surroundings) -> list[str]:
+    """Return a line for each thing in `after` that was not in `before`."""
     servers = _tolerated_servers(before, after)
     found = [
         f"process {text}"
@@ -122,7 +122,7 @@ def marked_session() -> Iterator[None]:
     del os.environ[MARK]
 
 
-def _patiently(before: Scene) -> list[str]:
+def _patiently(before: Surroundings) -> list[str]:
     deadline = time.monotonic() + PATIENCE
     collected = False
     while found := leftovers(before, after := observe()):
@@ -150,7 +150,7 @@ def _wait_for_an_end(processes: list[psutil.Process]) -> None:
         poll.poll(20)
 
 
-def _clean_up(before: Scene | None) -> None:
+def _clean_up(before: Surroundings | None) -> None:
     """Kill what a test left, so that the next test does not meet it."""
     left = [
         process
@@ -215,7 +215,7 @@ def _is_ours(process: psutil.Process) -> bool:
     return process.pid == os.getpid() or process.environ().get(MARK) == os.environ.get(MARK)
 
 
-def _tolerated_servers(before: Scene, after: Scene) -> set[int]:
+def _tolerated_servers(before: Surroundings, after: Surroundings) -> set[int]:
     """Return the fork servers whose owner outlives the test: this process, or a kernel that was there."""
     owners = {os.getpid(), *(process.pid for process in before.processes)}
     tolerated = set()
@@ -227,9 +227,9 @@ def _tolerated_servers(before: Scene, after: Scene) -> set[int]:
     return tolerated
 
 
-def _own_servers(scene: Scene) -> set[int]:
+def _own_servers(surroundings: Surroundings) -> set[int]:
     own = set()
-    for pid in scene.fork_servers:
+    for pid in surroundings.fork_servers:
         with contextlib.suppress(psutil.Error):
             if psutil.Process(pid).ppid() == os.getpid():
                 own.add(pid)
@@ -246,7 +246,7 @@ def _descriptors() -> dict[Any, str]:
     return found
 
 
-def _new_descriptors(before: Scene, after: Scene) -> list[str]:
+def _new_descriptors(before: Surroundings, after: Surroundings) -> list[str]:
     new = {key: text for key, text in after.descriptors.items() if key not in before.descriptors}
     if _own_servers(after) - before.fork_servers:
         for pattern in FORK_SERVER_DESCRIPTORS:

@@ -78,8 +78,8 @@ def look(kernel: Kernel) -> dict[str, Any]:
     """Return the kernel's processes, threads, descriptors, environment, handlers and so on."""
     outcome = kernel.execute(LOOK)
     assert outcome.error is None, outcome.traceback
-    scene: dict[str, Any] = json.loads(outcome.stdout)
-    return scene
+    surroundings: dict[str, Any] = json.loads(outcome.stdout)
+    return surroundings
 
 
 @contextlib.contextmanager
