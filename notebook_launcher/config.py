@@ -1,4 +1,4 @@
-"""How a launch is described: one frozen record, validated when it is made."""
+"""Options of a launch: one frozen record, checked when it is made."""
 
 from __future__ import annotations
 
@@ -30,62 +30,63 @@ OUTPUTS = ("all", "rank0", "none")
 MONITORS = (True, False, "auto")
 
 MAX_SEED = 2**32 - 1
-"""NumPy's legacy generator takes no larger seed."""
+"""Largest seed that NumPy's legacy generator takes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchConfig:
-    """The options of a launch. Raises `ConfigError`, naming the field, if one cannot work."""
+    """Options of a launch. A value that cannot work raises `ConfigError`; its `field` names the option."""
 
     num_processes: int | None = None
-    """How many ranks; None: one for each chosen GPU, else a sensible number of CPU ranks."""
+    """Number of ranks. None: one for each chosen GPU; without GPUs, the number of cores, but at most 4."""
     devices: tuple[int, ...] | str | None = None
-    """GPUs by their index among the visible ones, `"cpu"` for none, None for all."""
+    """GPUs, by their index among the visible ones. `"cpu"`: none of them. None: all of them."""
     backend: str | None = "auto"
-    """The backend of the default process group. `"auto"`: NCCL where every rank has its own GPU, else
-    gloo. None: no group is started and the function makes its own."""
+    """Backend of the default process group. `"auto"`: NCCL if every rank has its own GPU, else gloo. None: the
+    launcher starts no group, and the function makes its own."""
     mixed_precision: str | None = None
-    """`"no"`, `"fp16"` or `"bf16"`: what an `Accelerator()` made in a rank adopts. None: what the environment
-    variable `ACCELERATE_MIXED_PRECISION` says, else `"no"`."""
+    """Precision that an `Accelerator()` made in a rank adopts: `"no"`, `"fp16"` or `"bf16"`. None: the value of the
+    environment variable `ACCELERATE_MIXED_PRECISION`, else `"no"`."""
     gradient_accumulation_steps: int | None = None
-    """Micro-batches per optimizer update: what an `Accelerator()` made in a rank adopts. None: what the environment
-    variable `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` says, else 1."""
+    """Micro-batches per optimizer update that an `Accelerator()` made in a rank adopts. None: the value of the
+    environment variable `ACCELERATE_GRADIENT_ACCUMULATION_STEPS`, else 1."""
     max_grad_norm: float | None = None
-    """Norm to which an `Accelerator()` made in a rank clips the gradients of each update; None: it does not."""
+    """Norm to which an `Accelerator()` made in a rank clips the gradients of each update. None: no clipping."""
     comm_hook: str | None = None
-    """How an `Accelerator()` made in a rank compresses gradients on their way to the other ranks: `"no"`,
+    """Compression of the gradients that an `Accelerator()` made in a rank sends to the other ranks: `"no"`,
     `"fp16"`, `"bf16"`, `"power_sgd"` or `"batched_power_sgd"`. None: `"no"`."""
     check_ranks: bool | None = None
-    """Whether an `Accelerator()` made in a rank compares weights between ranks, at updates 1, 2, 4, 8 and so on, and
-    raises an error where they differ. None: it does, but for one of `notebook_launcher.compat`."""
+    """Comparison of the weights between ranks. True: an `Accelerator()` made in a rank compares them at updates 1, 2,
+    4, 8 and so on, and raises an error if they differ. False: it does not. None: True for this package's
+    `Accelerator`, False for that of `notebook_launcher.compat`."""
     start_method: str = "forkserver"
-    """`"forkserver"`: ranks are forked from a clean process; works whatever the kernel did before.
-    `"fork"`: from the kernel itself; captured data is shared and need not pickle.
-    `"spawn"`: fresh interpreters; slow to start."""
+    """Way in which ranks start. `"forkserver"`: they are forked from a clean process, which works whatever the kernel
+    did before. `"fork"`: they are forked from the kernel itself, so captured data is shared and need not pickle.
+    `"spawn"`: each is a fresh interpreter, which is slow to start."""
     seed: int | None = None
-    """Base of all ranks' seeds, 0 to 2**32 - 1; rank r gets seed + r. None: drawn, and recorded."""
+    """Base of the ranks' seeds, 0 to 2**32 - 1; rank r gets seed + r. None: a random seed, which is recorded."""
     timeout: float | None = None
-    """Seconds after which the run is stopped, counted from the launch; None: never."""
+    """Seconds from the launch after which the run is stopped. None: no limit."""
     hang_notice: float | None = 10.0
     """Seconds that a rank waits in a collective which other ranks have not entered, before the cell and the monitor
-    say which rank waits where, and where the others are; None: never."""
+    show which rank waits where, and where the others are. None: no notice."""
     max_restarts: int = 0
-    """How often all ranks start again after one failed."""
+    """Number of times that all ranks start again after one has failed."""
     env: Mapping[str, str] = dataclasses.field(default_factory=lambda: types.MappingProxyType({}))
-    """Environment variables that only the ranks get."""
+    """Environment variables that only the ranks get, beside those of the kernel."""
     output: str = "all"
-    """Whose output the cell shows: `"all"`, `"rank0"` or `"none"`. `run.logs(rank)` always has it all."""
+    """Ranks whose output the cell shows: `"all"`, `"rank0"` or `"none"`. `run.logs(rank)` always has all output."""
     display: str = "rank0"
-    """Whose rich output (figures, HTML, tables) the cell shows: `"all"`, `"rank0"` or `"none"`."""
+    """Ranks whose rich output (figures, HTML, tables) the cell shows: `"all"`, `"rank0"` or `"none"`."""
     threads_per_process: int | None = None
-    """Intra-op threads of each rank; None: the cores, shared out evenly."""
+    """Intra-op threads of each rank. None: an equal share of the cores."""
     runs_folder: str | os.PathLike[str] | None = "auto"
-    """Where the run leaves a folder with its options, metrics, logs and summary, for `runs()` and `open_run()`.
-    `"auto"`: what the environment variable `NOTEBOOK_LAUNCHER_RUNS` names (`off`: nowhere), else
-    `$XDG_STATE_HOME/notebook-launcher/runs`, else `~/.local/state/notebook-launcher/runs`. None: nowhere."""
+    """Folder in which the run leaves a folder of its own, with its options, metrics, logs and summary, for `runs()` and
+    `open_run()`. `"auto"`: the folder that the environment variable `NOTEBOOK_LAUNCHER_RUNS` names (`off`: none), else
+    `$XDG_STATE_HOME/notebook-launcher/runs`, else `~/.local/state/notebook-launcher/runs`. None: no record."""
     monitor: bool | str = "auto"
-    """`"auto"`: a run of more than a second shows its live monitor where a front end draws widgets, and a line of
-    progress elsewhere; neither with `output="none"`. True: the monitor, whatever `output` says. False: neither."""
+    """Live monitor of the run. `"auto"`: a run of more than a second shows the monitor if the front end draws widgets,
+    else a line of progress; neither with `output="none"`. True: the monitor, whatever `output` is. False: neither."""
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -123,7 +124,7 @@ class LaunchConfig:
 
     @classmethod
     def build(cls, config: LaunchConfig | None, options: Mapping[str, Any]) -> LaunchConfig:
-        """Return `config` with `options`, which win; raises `ConfigError` for an unknown option."""
+        """Return `config` with its fields replaced by `options`; raise `ConfigError` for an unknown option."""
         if config is not None and not isinstance(config, LaunchConfig):
             msg = f"config={config!r} is a {type(config).__name__}. Pass a LaunchConfig, or options by name."
             raise ConfigError(msg)
@@ -137,11 +138,11 @@ class LaunchConfig:
     def from_yaml(cls, path: str | os.PathLike[str] | None = None) -> LaunchConfig:
         """Read Accelerate's settings file, by default the one that `accelerate config` writes.
 
-        A `UserWarning` names what the file asks for and a launch from here does not do.
+        A `UserWarning` lists the settings of the file that a launch from here ignores.
 
         Raises:
-            ConfigError: It cannot be read, or describes what cannot be launched from a notebook: several
-                machines, a TPU, DeepSpeed, FSDP, Megatron-LM.
+            ConfigError: The file cannot be read, or describes a launch that a notebook cannot do: several machines, a
+                TPU, DeepSpeed, FSDP, Megatron-LM.
         """
         config, file = load_accelerate_file(path)
         if file.ignored:
@@ -151,12 +152,12 @@ class LaunchConfig:
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write a settings file that `accelerate launch` accepts, by default Accelerate's own; return its path.
 
-        Keys of a file that is there are kept. Options that Accelerate has no key for go into a comment,
-        which `from_yaml` reads. On CPUs `accelerate launch` starts several processes only through mpirun.
+        Other keys of an existing file are kept. Options that Accelerate has no key for go into a comment, which
+        `from_yaml` reads. On CPUs `accelerate launch` starts several processes only through mpirun.
 
         Raises:
-            ConfigError: The file describes another kind of launch or cannot be written, or Accelerate cannot
-                do what these options say.
+            ConfigError: The file describes another kind of launch, or cannot be written, or Accelerate cannot do what
+                these options ask for.
         """
         from notebook_launcher.machine import allocation, devices
 
@@ -262,7 +263,7 @@ def _one_of(name: str, value: object, choices: tuple[str, ...], *, or_none: bool
 
 
 def _check_monitor(value: object) -> None:
-    # 1 == True, but a number says nothing here.
+    # Compared by identity, because 1 == True and a number is not a choice here.
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in MONITORS):
         msg = f"monitor={value!r} is unknown. It can be True, False or 'auto'."
         raise ConfigError(msg, field="monitor")
