@@ -1,4 +1,4 @@
-"""Several runs side by side: their curves in one plot for each metric, and in what else they differ."""
+"""Several runs side by side: curves in one plot for each metric, settings that differ, speed and memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "compare"]
 
 MAX_RUNS = len(string.ascii_uppercase)
-"""As many as there are letters, and looks of lines."""
+"""Number of letters, and of styles of lines."""
 
 MEANS = "Each line is the mean of a run's ranks; the band around it spans from the lowest rank to the highest."
 
@@ -42,14 +42,14 @@ def compare(
         compare(run_a, run_b, metrics="loss")
 
     Args:
-        runs: What `launch`, `notebook_launch`, `open_run` or `runs()` gave, or ids, as `open_run` takes them.
-            `Results` whose run has left no folder have no curves and no settings; their times and memory are
-            compared all the same.
-        metrics: Which metrics are drawn; None: all, in the order in which they appeared.
+        runs: Runs or results that `launch`, `notebook_launch`, `open_run` or `runs()` returned, or ids of runs, as in
+            `open_run`. `Results` of a run that left no folder have neither curves nor settings; only their times and
+            memory are compared.
+        metrics: Names of the metrics to draw. None: all, in the order in which they appeared.
 
     Raises:
-        ConfigError: There is no run or there are more than 26, something is not a run, or no run has such a metric.
-        LookupError: No run has left a folder of that id.
+        ConfigError: There is no run, or more than 26; an argument is not a run; or no run has reported a metric.
+        LookupError: No run with such an id has left a folder.
     """
     if not 1 <= len(runs) <= MAX_RUNS:
         raise ConfigError(
@@ -76,7 +76,7 @@ def _chosen(metrics: str | Iterable[str] | None, known: Sequence[str]) -> list[s
 
 
 class Comparison:
-    """Runs side by side, each under a letter; a notebook shows it as curves and tables. `compare` makes it."""
+    """Runs side by side, each under a letter; `compare` returns it, and a notebook shows it as curves and tables."""
 
     def __init__(self, snapshots: Sequence[RunSnapshot], curves: Sequence[Curves], metrics: Sequence[str]) -> None:
         self._runs = dict(zip(string.ascii_uppercase, snapshots, strict=False))
@@ -85,19 +85,19 @@ class Comparison:
 
     @property
     def runs(self) -> dict[str, RunSnapshot]:
-        """The runs as they were when they were compared, by letter."""
+        """Snapshots of the runs from the moment of the comparison, by letter."""
         return dict(self._runs)
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics that are drawn."""
+        """Names of the metrics that are drawn."""
         return list(self._metrics)
 
     @property
     def settings(self) -> dict[str, dict[str, str]]:
-        """The arguments and options that differ, as text, by name and letter; who has no such setting is left out.
+        """Arguments and options that differ, as text, by name and letter; a run without such a setting is left out.
 
-        The values of environment variables are not told.
+        The values of environment variables are not shown.
         """
         known = {letter: plain_settings(run) for letter, run in self._runs.items() if run.config}
         names = dict.fromkeys(name for settings in known.values() for name in settings)
@@ -106,26 +106,26 @@ class Comparison:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """From each run's launch to its end, or to the comparison."""
+        """Seconds from each run's launch to its end or, if it is not over, to the comparison."""
         return {letter: run.seconds for letter, run in self._runs.items()}
 
     @property
     def samples_per_second(self) -> dict[str, float]:
-        """Samples of all ranks for each second that an Accelerator measured; only of runs that have one."""
+        """Samples of all ranks per second, as an Accelerator measured them, for the runs that have one."""
         return {letter: speed for letter, run in self._runs.items() if (speed := _speed(run)) is not None}
 
     @property
     def peak_memory(self) -> dict[str, int]:
-        """Bytes of resident memory of each run's largest rank: the most it had, or what it has now."""
+        """Bytes of resident memory of each run's largest rank: its peak or, if it is not over, its memory now."""
         return {letter: memory for letter, run in self._runs.items() if (memory := _memory(run)) is not None}
 
     def svg(self, *, width: float = 720.0, log: bool = False, smoothing: float = 0.0) -> str:
         """Return the curves as one `<svg>`: a plot for each metric, a line for each run, the mean of its ranks.
 
         Args:
-            width: In pixels.
-            log: Whether values are drawn on a logarithmic scale.
-            smoothing: The weight of the past in an exponential moving average, 0 to less than 1.
+            width: Width in pixels.
+            log: True for a logarithmic scale of the values.
+            smoothing: Weight of the past in an exponential moving average, 0 to less than 1.
         """
         labels = {letter: f"{letter}: {one_line(run.name, 60)}" for letter, run in self._runs.items()}
         plots = [self._plot(name, labels) for name in self._metrics]
@@ -190,7 +190,7 @@ class Comparison:
 def _measure(
     name: str, runs: Iterable[str], values: Mapping[str, float], formatted: Callable[[float], str]
 ) -> list[Column]:
-    """Return a column of values and one that says how many times the first run's each is."""
+    """Return a column of values and a column of their ratios to the first run's value."""
     letters = list(runs)
     first = values.get(letters[0])
     cells = [formatted(values[letter]) if letter in values else "" for letter in letters]

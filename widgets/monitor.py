@@ -1,4 +1,4 @@
-"""`Monitor(run)`: a run in front of your eyes, while it lasts and afterwards."""
+"""`Monitor(run)`: live view of a run, which stays as a picture when the run is over."""
 
 from __future__ import annotations
 
@@ -34,48 +34,48 @@ STATIC = Path(__file__).parent / "static"
 INTERVAL = 0.25
 """Seconds between two messages, for all ranks together; Jupyter's server drops what comes above 1000 messages/s."""
 KEEP_AFTER, KEEP_EVERY = 2.0, 30.0
-"""Seconds until a picture of the run is kept below the monitor; twice as many to each next one, up to the second."""
+"""Seconds until the first picture of the run below the monitor. Each further wait is twice as long, up to the second
+number."""
 END_BUDGET = 5.0
 MAX_EXPLORABLE = 8
-"""Monitors of runs that are over which stay open, the newest: each holds its run with its metrics and logs."""
+"""Number of monitors that stay open after their runs, the newest: each holds its run with metrics and logs."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 DEAF_HINT = "These buttons work once the cell has ended. The kernel's interrupt button (the square) stops the run now."
 
 
 def _source(name: str) -> str | Path:
-    """Return what a file of the page says.
+    """Return the contents of a file of the page; its path if ANYWIDGET_HMR=1 asks for reloading on changes.
 
-    anywidget would take a path, and from then on keep every monitor alive, with its run: each one listens to the
-    file's changes for ever. Who edits the file wants that; ANYWIDGET_HMR=1 is how they say so.
+    With a path, anywidget keeps every monitor alive together with its run, because each monitor listens to changes of
+    the file for ever. Only a developer who edits the file wants that.
     """
     path = STATIC / name
     return path if os.environ.get("ANYWIDGET_HMR") else path.read_text(encoding="utf-8")
 
 
 class Monitor(anywidget.AnyWidget):
-    """Shows a run: its ranks, progress, curves, timeline and logs; stops it, and asks it for stacks and checkpoints.
+    """A view of a run: ranks, progress, curves, timeline and logs, with buttons to stop, to save and to show stacks.
 
         run = launch(train, 4)
         Monitor(run)
 
-    The page asks for the whole run when it is ready, and again after a reload; from then on it is sent what is
-    new, at most four times a second. When the run ends, each output that shows the monitor is replaced by
-    tables and a drawing, which need no kernel: a saved notebook shows the run to everybody. Until then a folded
-    picture is kept below it, for the case that the kernel dies first. A run that is over already is shown as it
-    was, to look around in.
+    The page asks for the whole run when it is ready, and again after a reload. After that it receives only new data,
+    at most four times a second. When the run ends, each output that shows the monitor is replaced by tables and a
+    drawing. These need no kernel, so a saved notebook shows the run to everybody. Until then a folded picture stands
+    below the monitor, in case the kernel dies first. A run that is already over is shown as it was and can be explored.
 
     Args:
-        run: What `launch` returned, or what `open_run` read.
+        run: A run that `launch` returned or `open_run` read.
 
     Raises:
-        TypeError: `run` is neither.
+        TypeError: `run` is not a run.
     """
 
     _esm = _source("monitor.js")
     _css = _source("monitor.css")
     title = traitlets.Unicode().tag(sync=True)
     key = traitlets.Unicode().tag(sync=True)
-    """By this the page finds the pictures of the run that it may cover."""
+    """Name by which the page finds the pictures of the run that the monitor may cover."""
 
     def __init__(self, run: RunReader, **traits: Any) -> None:
         if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since", "logs_since")):
@@ -98,12 +98,14 @@ class Monitor(anywidget.AnyWidget):
         self._comm_id = ""
         self._sink = cell.make_sink()
         self.leaves_picture = True
-        """Whether a picture of the run stands where the monitor was, once the run is over."""
+        """True if a picture of the run replaces the monitor once the run is over."""
         self.explorable_since = 0.0
-        """The time of the run's end by the monotonic clock, if the monitor stays open after it, else 0."""
+        """Monotonic time of the run's end if the monitor stays open after the run, else 0."""
         super().__init__(title=getattr(run, "name", "") or run.snapshot().name, key=uuid.uuid4().hex, **traits)
         self._feed = Feed(run, can_act=self._wait is not None and callable(getattr(run, "stop", None)))
-        hear = weakref.WeakMethod(self._hear)  # Without a cycle, the run's files are closed with its last reader.
+        hear = weakref.WeakMethod(
+            self._hear
+        )  # A weak method makes no cycle, so the run's files are closed with its last reader.
         self.on_msg(lambda _, content, __: (hear() or id)(content))
         if self.is_live:
             self._comm_id = self.comm.comm_id
@@ -113,25 +115,23 @@ class Monitor(anywidget.AnyWidget):
 
     @property
     def run(self) -> RunReader:
-        """The run that is shown."""
+        """The run that the monitor shows."""
         return self._run
 
     @property
     def is_live(self) -> bool:
-        """Whether the run goes on."""
+        """True until the run is over."""
         return self._wait is not None and not self._wait(0)
 
     @property
     def was_seen(self) -> bool:
-        """Whether a front end has drawn the monitor, as far as is known."""
+        """True once a front end has drawn the monitor and sent a message."""
         return self._seen.is_set()
 
-    # Showing.
-
     def show(self, sink: Sink | None = None) -> None:
-        """Show the monitor in a cell, the running one if none is given; what `display(monitor)` does."""
+        """Show the monitor in a cell, by default the running cell. `display(monitor)` calls this."""
         sink = sink or cell.make_sink()
-        if self.comm is None:  # Closed: the run is over and has left its picture.
+        if self.comm is None:  # The monitor is closed: the run is over and has left its picture.
             for bundle in self._picture():
                 sink.display(bundle)
             return
@@ -143,13 +143,13 @@ class Monitor(anywidget.AnyWidget):
             self.keep_picture(sink)
 
     def keep_picture(self, sink: Sink) -> None:
-        """Keep a folded picture of the run at the end of a cell's outputs: renewed while it goes on, and when it ends.
+        """Keep a folded picture of the run at the end of a cell's outputs, renewed during the run and at its end.
 
-        Below the monitor itself this is done by `show`. Whoever puts the monitor into another widget calls it for
-        the cell that shows that one.
+        `show` does this below the monitor itself. If another widget holds the monitor, its code calls this method for
+        the cell that shows that widget.
         """
         below = uuid.uuid4().hex
-        # An output of its own, empty as yet: such HTML takes no room.
+        # This output is empty so far, and empty HTML takes no room.
         sink.display(NOTHING, transient={"display_id": below})
         with self._lock:
             self._pictures.append((sink, below))
@@ -159,11 +159,11 @@ class Monitor(anywidget.AnyWidget):
         self.show()
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        # ipywidgets 7 takes `_ipython_display_` away from a widget that is closed.
+        # ipywidgets 7 removes `_ipython_display_` from a closed widget.
         return (self._picture()[0] if self.comm is None else self._bundle()), {}
 
     def _bundle(self) -> dict[str, Any]:
-        """Return the widget, and what is shown where there are no widgets."""
+        """Return the widget, with text and HTML for front ends that show no widgets."""
         if self.is_live:
             shown = {"text/plain": f"{self.title}: the live monitor needs a front end that displays widgets"}
         else:
@@ -175,17 +175,15 @@ class Monitor(anywidget.AnyWidget):
             self._feed.read_metrics()
             return picture_of(self._run.snapshot(), self._feed.curves, key)
 
-    # Hearing the page.
-
     def poll(self) -> float | None:
-        """Hear what the page has sent, if that takes a look; return when to look again, in seconds.
+        """Process pending messages from the page. Return the seconds until the next call is needed; None: never.
 
-        For whoever keeps the main thread waiting.
+        Code that makes the main thread wait calls this method.
         """
         return None if self._tap is None else self._tap.poll()
 
     def _hear(self, content: Any) -> None:
-        """Take a message of the page's; from any thread, and without blocking."""
+        """Process one message from the page; callable from any thread, and never blocks."""
         kind = content.get("type") if isinstance(content, dict) else None
         run: Any = self._run
         match kind:
@@ -205,7 +203,7 @@ class Monitor(anywidget.AnyWidget):
                 self._attempt_aside("save", run.save)
 
     def _attempt(self, act: Callable[[], str | None]) -> None:
-        """Do what was asked for; an error becomes a notice, since no cell waits for it."""
+        """Carry out a request of the page. An error becomes a notice, because no cell would show it."""
         try:
             answer = act()
         except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
@@ -217,7 +215,7 @@ class Monitor(anywidget.AnyWidget):
                 self._send_news()
 
     def _attempt_aside(self, name: str, act: Callable[[], str | None]) -> None:
-        """Do in a thread what has to wait for the ranks, one at a time of each kind."""
+        """Carry out in a thread a request that waits for the ranks; one request of each kind at a time."""
         with self._lock:
             if name in self._busy_with:
                 return
@@ -231,10 +229,8 @@ class Monitor(anywidget.AnyWidget):
 
         threading.Thread(target=work, name=f"notebook-launcher monitor {name}", daemon=True).start()
 
-    # Telling the page.
-
     def _start_ticker(self) -> bool:
-        """Start the one thread that sends, if the run goes on; return whether there is one."""
+        """Start the thread that sends messages, if the run is not over. Return True if the thread runs."""
         with self._lock:
             if self._ticker is None and self.is_live:
                 name = f"notebook-launcher monitor of {self.title}"
@@ -254,7 +250,7 @@ class Monitor(anywidget.AnyWidget):
                     pause = min(2 * pause, KEEP_EVERY)
                     keep_at = time.monotonic() + pause
         finally:
-            self._end()  # Also after a fault of ours, which Python then prints.
+            self._end()  # Also after an error of this package, which Python then prints.
 
     def _send_news(self) -> None:
         with self._lock:
@@ -264,23 +260,21 @@ class Monitor(anywidget.AnyWidget):
             self._sink.call(self.send, message)
 
     def _keep_picture(self) -> None:
-        """Renew what is left of the run if the kernel dies now: a page without it has no data, and no widget."""
-        with self._lock, contextlib.suppress(Exception):  # Whatever the drawing runs into, the page goes on.
+        """Renew the picture that stays if the kernel dies now, when the page loses its data and its widget."""
+        with self._lock, contextlib.suppress(Exception):  # An error of the drawing must not stop the page.
             if not self._seen.is_set():
-                self._feed.read_metrics()  # Else they are read, and sent, with the news.
+                self._feed.read_metrics()  # Once a page listens, `_send_news` reads them.
             self._draw_pictures(folded_picture(self._run.snapshot(), self._feed.curves))
 
     def _draw_pictures(self, picture: Bundle) -> None:
         for sink, below in self._pictures:
             sink.display(picture, transient={"display_id": below}, update=True)
 
-    # The end.
-
     def finish(self) -> str:
-        """Wait until the picture of a run that is over stands where the monitor was.
+        """Wait until the picture of a run that is over has replaced the monitor.
 
         Returns:
-            The key of the monitor if it stays open, to be explored in its page; else nothing.
+            The key of the monitor if it stays open, to be explored in its page; else an empty text.
         """
         ticker = self._ticker
         if ticker is not None:
@@ -290,7 +284,7 @@ class Monitor(anywidget.AnyWidget):
         return self.key if self.explorable_since else ""
 
     def _end(self) -> None:
-        """Send the last news, and put pictures where the monitor was shown."""
+        """Send the last messages, and replace the monitor by pictures."""
         if self._over.is_set():
             return
         self._over.set()
@@ -304,7 +298,7 @@ class Monitor(anywidget.AnyWidget):
             if self._seen.is_set() and self._has_picture():
                 self.explorable_since = time.monotonic()
             self._replace_views()
-            # After a reload JupyterLab knows no output's id: where the picture does not come the widget stays.
+            # After a reload JupyterLab does not know the ids of outputs, so no picture arrives and the widget stays.
             if not self.explorable_since and len(self._pages) <= 1:
                 self._sink.call(self.close)
             self._close_older()
@@ -313,12 +307,12 @@ class Monitor(anywidget.AnyWidget):
         self._sink.flush()
 
     def _has_picture(self) -> bool:
-        with contextlib.suppress(Exception):  # A fault of the drawing's shows where the picture is drawn.
+        with contextlib.suppress(Exception):  # An error of the drawing is shown where the picture is drawn.
             return has_picture(self._run.snapshot(), self._feed.curves)
         return False
 
     def _close_older(self) -> None:
-        """Close the monitors of earlier runs beyond the newest few; their pictures stay."""
+        """Close all but the newest monitors of earlier runs; their pictures stay."""
         still_open = [widget for widget in open_widgets() if isinstance(widget, Monitor) and widget.explorable_since]
         for monitor in sorted(still_open, key=lambda one: one.explorable_since)[:-MAX_EXPLORABLE]:
             self._sink.call(monitor.close)
@@ -327,7 +321,7 @@ class Monitor(anywidget.AnyWidget):
         try:
             key = self.key if self.explorable_since else ""
             tables, drawing = self._picture(key) if self.leaves_picture else (NOTHING, NOTHING)
-        except Exception as error:  # noqa: BLE001 - no dead widget may stay, whatever the drawing runs into
+        except Exception as error:  # noqa: BLE001 - no dead widget may stay, whatever error the drawing raises
             reason = f"{self.title} has ended; its picture could not be drawn: {type(error).__name__}: {error}"
             tables, drawing = {"text/plain": reason}, NOTHING
         for sink, view in self._views:
@@ -336,10 +330,10 @@ class Monitor(anywidget.AnyWidget):
 
     def close(self) -> None:
         """Close the widget; the run goes on."""
-        tap = getattr(self, "_tap", None)  # Also called for one whose making has failed.
+        tap = getattr(self, "_tap", None)  # ipywidgets also closes a monitor whose constructor has failed.
         if tap is not None:
             tap.close(self._comm_id)
-        layout = self._trait_values.get("layout")  # Asked for, ipywidgets 7 would make one.
+        layout = self._trait_values.get("layout")  # Reading `self.layout` would make ipywidgets 7 create one.
         super().close()
         if layout is not None:
-            layout.close()  # A widget with a comm of its own.
+            layout.close()  # The layout is a widget with a comm of its own.

@@ -29,27 +29,27 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
-    """A form for a launch: the options, the function's own parameters, what they come to, and a button.
+    """A form for a launch: the options, the function's own parameters, the effective batch, and a button.
 
         panel = ConfigPanel(train, num_processes=2)
         panel
 
     `panel.config` is the `LaunchConfig` that the form shows; it can be set, and observed with
-    `panel.observe(handler, "config")`. `panel.arguments` maps the function's parameters to the values that
-    were set, and can be changed in place. A text that is no value leaves `config` as it was and disables Launch;
-    the field says what to type. A click on Launch starts a detached run, so the cell is free.
+    `panel.observe(handler, "config")`. `panel.arguments` maps the function's parameters to the values that were set;
+    the mapping can be changed in place. A text that is not a valid value leaves `config` as it was and disables
+    Launch, and its field shows what to type. A click on Launch starts a detached run, so the cell is free.
 
-    A panel whose cell is run again is replaced: the new panel follows its run, and its Stop ends it.
+    Running the panel's cell again replaces the panel. The new panel shows the run of the old one, and can stop it.
 
     Args:
-        fn: The function to launch; None: only `panel.launch(fn)` launches.
-        num_processes: As `notebook_launch` takes it.
+        fn: The function to launch. None: only `panel.launch(fn)` launches.
+        num_processes: The number of ranks, as in `notebook_launch`.
         kwargs: Arguments of `fn` by name.
         config: Options to begin with.
-        options: Fields of `LaunchConfig` by name; they win over `config`.
+        options: Fields of `LaunchConfig` by name. They replace those of `config`.
 
     Raises:
-        ConfigError: An option is invalid, or `fn` has no parameter of a name in `kwargs`.
+        ConfigError: An option is invalid, or `fn` has no parameter with a name in `kwargs`.
     """
 
     config = traitlets.Instance(LaunchConfig)
@@ -84,17 +84,15 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         traitlets.link((state, "config"), (self, "config"))
         self._move_to(cell.current_message())
 
-    # What the user's code sees.
-
     @property
     def fn(self) -> Callable[..., Any] | None:
-        """The function."""
+        """The function that the panel launches."""
         function: Callable[..., Any] | None = self._state.function
         return function
 
     @property
     def arguments(self) -> Any:
-        """The arguments that were set, by name: change them in place, or assign a mapping."""
+        """Arguments that were set, by name: change them in place, or assign a mapping."""
         return self._state.arguments
 
     @arguments.setter
@@ -103,7 +101,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
 
     @property
     def problems(self) -> dict[str, str]:
-        """Reasons why nothing can be launched: by option, by `arguments.<name>`, or by `""`; empty if it can."""
+        """Reasons why Launch is disabled, by option, by `arguments.<name>`, or by `""`; empty if it is enabled."""
         return dict(self._state.problems)
 
     @property
@@ -129,12 +127,12 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
 
     @property
     def launch_button(self) -> ipywidgets.Button:
-        """Starts a run; disabled during a run, and while a field has to be fixed. Its tooltip names the reason."""
+        """Button that starts a run; disabled during a run and while a field is wrong. Its tooltip has the reason."""
         return self._running.launch_button
 
     @property
     def stop_button(self) -> ipywidgets.Button:
-        """Stops the run; a second click kills its ranks."""
+        """Button that stops the run; a second click kills its ranks."""
         return self._running.stop_button
 
     def launch(self, fn: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Run:
@@ -143,11 +141,11 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         Args:
             fn: The function to launch; None: the panel's function, with its arguments.
             args: Positional arguments of `fn`.
-            kwargs: Arguments by name; they win over the panel's.
+            kwargs: Arguments by name. They replace those of the panel.
 
         Raises:
-            CallOrderError: The panel's run goes on.
-            LaunchError: Whatever `notebook_launcher.launch` refuses.
+            CallOrderError: The panel's run is not over.
+            LaunchError: `notebook_launcher.launch` refuses the launch.
         """
         return self._running.launch(lambda: self._start(fn, args, kwargs))
 
@@ -158,7 +156,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
 
     def close(self) -> None:
         """Close the panel with all its widgets; its run goes on."""
-        running = getattr(self, "_running", None)  # ipywidgets also closes a panel whose making has failed.
+        running = getattr(self, "_running", None)  # ipywidgets also closes a panel whose constructor has failed.
         if running is not None:
             self._kept.close()
             running.close()
@@ -172,7 +170,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
 
     @property
     def is_busy(self) -> bool:
-        """Whether a run goes on, or is being started."""
+        """True while a run is starting or running."""
         return self._running.is_busy
 
     def hand_over(self, heir: RunArea) -> None:
@@ -180,10 +178,8 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         heir.inherit(self._running)
         self.close()
 
-    # What the widgets do.
-
     def _start(self, fn: Any = None, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Run:
-        # The monitor is in the panel; the run need not show another.
+        # The panel holds the monitor, so the run does not show another one.
         config = LaunchConfig.build(self._state.config, {"monitor": False})
         if fn is not None:
             return launch(fn, args=args, kwargs=kwargs, config=config)
@@ -195,22 +191,22 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
 
     def _ipython_display_(self, **_: Any) -> None:
         sink = cell.make_sink()
-        if self.comm is None:  # Closed, since its cell was run again.
+        if self.comm is None:  # The panel was closed because its cell was run again.
             sink.html(self._picture(), self.code)
             return
         self._move_to(cell.current_message())
         if sink.has_audience:
             self._recall()
-        self.view.draw()  # The cell has given names to the panel and to other values meanwhile.
+        self.view.draw()  # The cell may have given names to the panel and to other values meanwhile.
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
-        # The empty HTML is for a notebook that is not trusted: the picture below it is enough.
+        # A notebook that is not trusted shows the empty HTML: the picture below is enough.
         sink.display({WIDGET_VIEW: view, "text/html": "", "text/plain": repr(self)})
         if sink.is_cell:
             self._kept.show(sink, self._picture(), self.code)
         self._running.show()
 
     def _recall(self) -> None:
-        """Take over the settings of the panel that this one replaced, else of the last run; once."""
+        """Fill in the settings of the panel that this one replaced, else those of the last run; only the first time."""
         is_first, self._may_recall = self._may_recall, False
         if not is_first:
             return

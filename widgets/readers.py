@@ -1,4 +1,4 @@
-"""What can be given where a run is wanted: a run, one that has left a folder, its id, or results."""
+"""Reading a run from whatever stands for it: a run, a recorded run, an id, a folder, or results."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["read_run"]
 
 
 def read_run(run: Any, place: int) -> tuple[RunSnapshot, Curves]:
-    """Return what a run is now.
+    """Return the snapshot and the curves of a run as they are now.
 
     Args:
-        run: A `Run`, a `RecordedRun`, an id or a folder, or `Results`, which have curves if the run's folder is there.
-        place: Which argument it was, for the error.
+        run: A `Run`, a `RecordedRun`, an id, a folder, or `Results`, which have curves if the run's folder exists.
+        place: Position of the argument, for the error.
 
     Raises:
-        ConfigError: It is nothing of these.
-        LookupError: No run has left a folder of that id.
+        ConfigError: `run` is none of these.
+        LookupError: No run with this id has left a folder.
     """
     if isinstance(run, (str, os.PathLike)):
         from notebook_launcher.archive.listing import open_run
@@ -51,7 +51,7 @@ def _no_run(run: Any, place: int) -> str:
 
 
 def _snapshot_of(results: Results, place: int) -> RunSnapshot:
-    """Return what results tell of their run."""
+    """Return a snapshot with as much of the run as its results hold."""
     failures = {failure.rank: failure for failure in results.failures}
     ranks = tuple(
         RankSnapshot(
