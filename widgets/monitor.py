@@ -103,13 +103,12 @@ class Monitor(anywidget.AnyWidget):
         """Monotonic time of the run's end if the monitor stays open after the run, else 0."""
         super().__init__(title=getattr(run, "name", "") or run.snapshot().name, key=uuid.uuid4().hex, **traits)
         self._feed = Feed(run, can_act=self._wait is not None and callable(getattr(run, "stop", None)))
-        hear = weakref.WeakMethod(
-            self._hear
-        )  # A weak method makes no cycle, so the run's files are closed with its last reader.
-        self.on_msg(lambda _, content, __: (hear() or id)(content))
+        # A strong reference would make a cycle; without a cycle, the run's files are closed with its last reader.
+        receive = weakref.WeakMethod(self._receive)
+        self.on_msg(lambda _, content, __: (receive() or id)(content))
         if self.is_live:
             self._comm_id = self.comm.comm_id
-            self._tap = open_tap(self._comm_id, self._hear)
+            self._tap = open_tap(self._comm_id, self._receive)
             if self._tap is None and self._sink.is_cell:
                 self._feed.action_hint = DEAF_HINT
 
@@ -182,7 +181,7 @@ class Monitor(anywidget.AnyWidget):
         """
         return None if self._tap is None else self._tap.poll()
 
-    def _hear(self, content: Any) -> None:
+    def _receive(self, content: Any) -> None:
         """Process one message from the page; callable from any thread, and never blocks."""
         kind = content.get("type") if isinstance(content, dict) else None
         run: Any = self._run

@@ -36,12 +36,12 @@ CONTROL = "jupyter.widget.control"
 _TAPS: dict[int, Tap] = {}
 
 
-def open_tap(comm_id: str, hear: Callable[[Any], None]) -> Tap | None:
+def open_tap(comm_id: str, receive: Callable[[Any], None]) -> Tap | None:
     """Hear the custom messages to a comm from now on, until `Tap.close(comm_id)`.
 
     Args:
         comm_id: The comm's.
-        hear: Takes the content of each message; called in a thread of ipykernel's, so it must not block.
+        receive: Takes the content of each message; called in a thread of ipykernel's, so it must not block.
 
     Returns:
         The kernel's tap; None outside a kernel, and where ipykernel is not built as this module knows it.
@@ -54,7 +54,7 @@ def open_tap(comm_id: str, hear: Callable[[Any], None]) -> Tap | None:
     except AttributeError:
         return None
     _TAPS[id(kernel)] = tap
-    tap.open(comm_id, hear)
+    tap.open(comm_id, receive)
     return tap
 
 
@@ -66,7 +66,7 @@ class Tap:
         self._stream = kernel.shell_stream
         self._session = kernel.session
         self._publishing_loop = kernel.iopub_thread.io_loop
-        self._hearers: dict[str, Callable[[Any], None]] = {}
+        self._receivers: dict[str, Callable[[Any], None]] = {}
         self._handlers = kernel.shell_handlers
         self._control_comms: set[str] = set()
         self._on_recv: Any = None
@@ -83,16 +83,16 @@ class Tap:
         """Whether the main thread must call `poll` while it waits."""
         return self._reading_loop is None
 
-    def open(self, comm_id: str, hear: Callable[[Any], None]) -> None:
+    def open(self, comm_id: str, receive: Callable[[Any], None]) -> None:
         """Begin to hear a comm."""
-        self._hearers[comm_id] = hear
+        self._receivers[comm_id] = receive
         if self._reading_loop is not None:
             self._reading_loop.add_callback(self._install)
 
     def close(self, comm_id: str) -> None:
         """Hear a comm no more; idempotent."""
-        self._hearers.pop(comm_id, None)
-        if self._hearers or _TAPS.get(id(self._kernel)) is not self:
+        self._receivers.pop(comm_id, None)
+        if self._receivers or _TAPS.get(id(self._kernel)) is not self:
             return
         del _TAPS[id(self._kernel)]
         if self._reading_loop is not None:
@@ -100,7 +100,7 @@ class Tap:
 
     def poll(self) -> float | None:
         """Hear what has come, if it takes a look from the main thread; return in how many seconds to look again."""
-        if not (self.must_poll and self._hearers and threading.current_thread() is threading.main_thread()):
+        if not (self.must_poll and self._receivers and threading.current_thread() is threading.main_thread()):
             return None
         import zmq
 
@@ -115,13 +115,13 @@ class Tap:
     # In ipykernel 7's thread for the shell channel.
 
     def _install(self) -> None:
-        if self._hearers and self._on_recv is None:
+        if self._receivers and self._on_recv is None:
             # Whoever listens instead of ipykernel itself is passed everything, and comes back afterwards.
             self._on_recv = getattr(self._stream, "_recv_callback", None) or self._default_on_recv
             self._stream.on_recv(self._receive, copy=False)
 
     def _uninstall(self) -> None:
-        if not self._hearers and getattr(self._stream, "_recv_callback", None) == self._receive:
+        if not self._receivers and getattr(self._stream, "_recv_callback", None) == self._receive:
             self._stream.on_recv(self._on_recv, copy=False)
             self._on_recv = None
 
@@ -142,15 +142,15 @@ class Tap:
             if self._asks_for_all(kind, content):
                 self._answer(self._handlers[kind], identities, message)
                 return True
-            hear = self._hearers.get(content.get("comm_id"))
+            receive = self._receivers.get(content.get("comm_id"))
             data = content.get("data") or {}
-            if kind != "comm_msg" or hear is None or data.get("method") != "custom":
+            if kind != "comm_msg" or receive is None or data.get("method") != "custom":
                 return False  # Traits and requests for a widget's state take the usual way.
         except Exception:  # noqa: BLE001 - what cannot be read is ipykernel's to refuse
             return False
         self._say("busy", message)
         try:
-            hear(data.get("content"))
+            receive(data.get("content"))
         except Exception:
             self._kernel.log.exception("a message to a monitor failed")
         finally:
