@@ -1,8 +1,7 @@
-"""A run as the messages that its monitor's page is sent: everything at once, then what is new.
+"""Messages of a monitor to its page: the whole run at first, then only new data.
 
-Plain data in, plain data out: no widget, no thread, no clock. Whatever the run does, a message stays small
-(some 100 kB; the first one some MB at the most): what comes in a flood is thinned, and the page gets the end
-of a log rather than all of it.
+Plain data in, plain data out: no widget, no thread, no clock. A message stays small whatever the run does: about
+100 kB, the first one at most some MB. A flood of points is thinned, and of a long log the page gets the end.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ __all__ = ["Feed"]
 Message = dict[str, Any]
 
 REFRESH_SECONDS = 1.0
-"""How often the page is sent what changes all the time: the run's age, memory."""
+"""Seconds between two messages with values that change all the time: the run's age and memory."""
 VOLATILE = ("memory", "gpu_memory", "gpu_utilization")
 MAX_NOTICES = 20
 
 
 class Feed:
-    """Turns what a reader knows of a run into messages. Not thread-safe.
+    """The messages about one run. Not thread-safe.
 
     Args:
         reader: The run: live, over, or read from its folder.
-        can_act: Whether the buttons have somebody to turn to.
+        can_act: True if the run can be stopped and saved from the page.
     """
 
     def __init__(self, reader: RunReader, *, can_act: bool = False) -> None:
         self.can_act = can_act
         self.action_hint = ""
-        """What to say beside the buttons, if they cannot be used as one expects."""
+        """Text beside the buttons, if they do not work at once."""
         self._reader = reader
         self._curves = CurveFeed()
         self._logs = LogFeed(reader)
@@ -54,7 +53,7 @@ class Feed:
 
     @property
     def curves(self) -> Curves:
-        """The metrics that have been read so far."""
+        """Curves of the metrics that have been read so far."""
         return self._curves.curves
 
     def notice(self, text: str) -> None:
@@ -63,7 +62,7 @@ class Feed:
         self._num_notices += 1
 
     def reset(self) -> Message:
-        """Return the whole run."""
+        """Return a message with the whole run."""
         snapshot = self._reader.snapshot()
         self.read_metrics()
         self._run, self._ranks = self._run_record(snapshot), _rank_records(snapshot)
@@ -83,7 +82,7 @@ class Feed:
         }
 
     def update(self) -> Message | None:
-        """Return what is new since the last message; None if nothing is."""
+        """Return a message with the data that is new since the last one; None if there is none."""
         snapshot = self._reader.snapshot()
         num_new = self._num_notices - self._num_notices_sent
         news: Message = {
@@ -103,7 +102,7 @@ class Feed:
         return {"type": "update", **message} if message else None
 
     def read_metrics(self) -> Mapping[tuple[str, int], list[tuple[int, float]]]:
-        """Bring `curves` up to date, and return the new points of each, by name and rank."""
+        """Add new metrics to `curves`. Return the new points of each curve, by name and rank."""
         points, self._position = self._reader.metrics_since(self._position)
         return self._curves.fold(points)
 
@@ -134,7 +133,7 @@ class Feed:
 
 
 def _calm(record: Message) -> Message:
-    """Return the record of a run without what changes with the time alone."""
+    """Return a run's record without the values that change with time alone."""
     return {**record, "seconds": 0, "waiting": bool(record.get("waiting"))}
 
 

@@ -1,4 +1,4 @@
-"""The three long parts of a monitor's messages, each of bounded size: curves, timelines, logs."""
+"""Curves, timelines and logs in a monitor's messages: the three long parts, each of bounded size."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Points = list[tuple[int, float]]
 MAX_SENT = 1000
 """Points of a curve that is sent as a whole."""
 PAGE_POINTS = 1800
-"""Points of a curve that the page has got after which it is sent anew, thinned; the page keeps 2,000."""
+"""Points of a curve that are sent to the page before the whole curve is sent again, thinned; the page keeps 2,000."""
 ALL_POINTS = 200_000
-"""Points of all curves together in a first message: 3 MB."""
+"""Points of all curves together in the first message: 3 MB."""
 NEW_POINTS = 4000
 """New points of all curves together in an update."""
 NEW_OF_A_CURVE = 24
-"""New points of one curve in an update: a hundred a second, which is more than an eye follows."""
+"""New points of one curve in an update: a hundred a second, more than an eye follows."""
 REPLACED = 20
-"""Curves that are sent anew in one update."""
+"""Curves that are sent again as a whole in one update."""
 
 MAX_SPANS = 1024
 ALL_SPANS = 16_384
@@ -44,24 +44,24 @@ FAR = 1 << 40
 
 
 class CurveFeed:
-    """The metrics of a run as records CURVE."""
+    """Metrics of a run as records CURVE."""
 
     def __init__(self) -> None:
         self.curves = Curves()
         self._num_sent: dict[tuple[str, int], int] = {}
 
     def fold(self, points: Iterable[MetricPoint]) -> Mapping[tuple[str, int], Points]:
-        """Take in what the ranks have reported; return the new points of each curve, by name and rank."""
+        """Add the points that ranks reported. Return the new points of each curve, by name and rank."""
         return self.curves.fold(points)
 
     def everything(self) -> list[Record]:
-        """Return all curves, with fewer points each the more there are."""
+        """Return all curves; the more curves there are, the fewer points each has."""
         keys = [(name, rank) for name in self.curves.names for rank in sorted(self.curves[name])]
         limit = min(MAX_SENT, max(16, ALL_POINTS // max(1, len(keys))))
         return [self._whole(key, limit) for key in keys]
 
     def news(self, new: Mapping[tuple[str, int], Points]) -> list[Record]:
-        """Return what `fold` returned as points to be appended, or curves to replace those the page has."""
+        """Return the points that `fold` returned, to be appended, or whole curves that replace those of the page."""
         limit = max(4, min(NEW_OF_A_CURVE, NEW_POINTS // max(1, len(new))))
         records, num_replaced = [], 0
         for key, values in new.items():
@@ -83,7 +83,7 @@ class CurveFeed:
 
 
 def _thin_to_the_end(points: Points, limit: int) -> Points:
-    """Thin points, but for the newest: where the curve stands now is what one looks for."""
+    """Thin points, but keep the newest, which shows where the curve stands now."""
     return points if len(points) <= limit else [*thin(points[:-1], limit - 1), points[-1]]
 
 
@@ -99,7 +99,7 @@ def _curve(key: tuple[str, int], points: Points, *, replace: bool) -> Record:
 
 
 class LaneFeed:
-    """What the ranks spend their time on as records LANE."""
+    """Phase spans of the ranks as records LANE."""
 
     def __init__(self) -> None:
         self._sent_to: dict[int, float] = {}
@@ -110,7 +110,7 @@ class LaneFeed:
         return self._lanes(phases, min(MAX_SPANS, ALL_SPANS // max(1, len(phases))))
 
     def news(self, phases: Mapping[int, RankPhases]) -> list[Record]:
-        """Return the spans that began since; of a flood the newest."""
+        """Return the spans that began since the last message; of a flood, the newest."""
         return self._lanes(phases, NEW_SPANS // max(1, len(phases)))
 
     def _lanes(self, phases: Mapping[int, RankPhases], limit: int) -> list[Record]:
@@ -130,7 +130,7 @@ class LaneFeed:
 
 
 class LogFeed:
-    """What the ranks write as records LOG."""
+    """Output of the ranks as records LOG."""
 
     def __init__(self, reader: RunReader) -> None:
         self._reader = reader
@@ -146,12 +146,12 @@ class LogFeed:
             if start:
                 text = text.partition("\n")[2]
             if text:
-                # Not splitlines: that would take a progress bar's redraws for lines.
+                # Not splitlines, which would count each redraw of a progress bar as a line.
                 logs.append({"rank": rank, "text": "\n".join(text.split("\n")[-LINES:])})
         return logs
 
     def news(self, num_ranks: int) -> list[Record]:
-        """Return what was written since; of a flood the end."""
+        """Return the text that was written since the last message; of a flood, the end."""
         ends = {rank: self._end(rank) for rank in range(num_ranks)}
         waiting = [rank for rank, end in ends.items() if end > self._positions.get(rank, 0)]
         limit = NEW_BYTES // max(1, len(waiting))

@@ -1,4 +1,4 @@
-"""Snapshots as the records of the monitor's messages: JSON, in which a number that is not finite is null."""
+"""Records of the monitor's messages, made from snapshots: JSON, in which a number that is not finite is null."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["error_records", "number", "rank_records", "run_record"]
 
 MAX_METRICS = 64
-"""Last values that are shown of a rank."""
+"""Metrics of a rank whose last values are shown."""
 MAX_TEXT = 2000
 MAX_TRACEBACK = 20_000
 
 
 def number(value: float | None, digits: int = 6) -> float | None:
-    """Return a value as JSON has it, with so many significant digits; None if it is not finite."""
+    """Return a value for JSON, rounded to `digits` significant digits; None if it is not finite."""
     if value is None or not math.isfinite(value):
         return None
     rounded = float(f"{value:.{digits}g}")
@@ -53,7 +53,7 @@ def run_record(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dic
             "stop": is_live and snapshot.state != "stopping",
             "interrupt": is_live,
             "stacks": is_live,
-            # Only an Accelerator saves, and one that trains has told of its windows.
+            # Only an Accelerator saves, and an Accelerator that trains has reported windows.
             "save": is_live and snapshot.state in ("running", "waiting") and bool(snapshot.phases),
         },
         "action_hint": action_hint if is_live else "",
@@ -116,7 +116,7 @@ def _error_record(failure: FailureRecord) -> dict[str, Any]:
     return {
         "rank": failure.rank,
         "summary": _short(failure.summary),
-        # The end says what was raised and where.
+        # The end has the exception and its place.
         "traceback": trace if len(trace) <= MAX_TRACEBACK else "[...]\n" + trace[-MAX_TRACEBACK:],
         "victim": failure.victim,
         "last_lines": [_short(line) for line in failure.last_lines],
@@ -124,19 +124,19 @@ def _error_record(failure: FailureRecord) -> dict[str, Any]:
 
 
 def effective_batch(snapshot: RunSnapshot) -> str:
-    """Return `8 x 4 x 2 = 64 samples per update`, as the ranks have counted so far; empty if none has.
+    """Return `8 x 4 x 2 = 64 samples per update`, as the ranks have counted so far; empty if no rank has.
 
-    These are a full window's figures: that the last one of an epoch is cut short is no news. Where most windows
-    are not as full as that, since their micro-batches vary, it says what they come to on average.
+    The figures are those of a full window, because the last window of an epoch is usually cut short. If most windows
+    are not full, because their micro-batches vary, the figures are averages.
     """
-    told = next((phases for _, phases in sorted(snapshot.phases.items()) if phases.windows and phases.samples), None)
-    if told is None or not math.isfinite(told.samples):
+    known = next((phases for _, phases in sorted(snapshot.phases.items()) if phases.windows and phases.samples), None)
+    if known is None or not math.isfinite(known.samples):
         return ""
-    varies = 2 * told.num_fullest < told.windows
-    means = told.micro_batches / told.windows, told.samples / told.windows
-    per_window, samples = means if varies else told.fullest
+    varies = 2 * known.num_fullest < known.windows
+    means = known.micro_batches / known.windows, known.samples / known.windows
+    per_window, samples = means if varies else known.fullest
     each = samples / per_window / snapshot.num_processes
-    # Where no prepared loader counts samples, a micro-batch counts as 1.
+    # Without a prepared loader that counts samples, a micro-batch counts as 1.
     factors, unit = ([each], "samples") if each != 1 else ([], "micro-batches")
     product = " x ".join(_count(factor) for factor in [*factors, per_window, snapshot.num_processes])
     return f"{product} = {_count(samples)} {unit} per update{' on average' * varies}"

@@ -1,4 +1,4 @@
-"""The lower part of a panel: Launch and Stop, the state of the run, and its monitor."""
+"""Lower part of a panel: Launch and Stop, the state of the run, and its monitor."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ KILL_TIP = "Kill the ranks now"
 
 
 class RunArea:
-    """Starts one run at a time and follows it to its end.
+    """A launcher of one run at a time, which it follows to its end.
 
-    Clicks arrive in the thread in which the kernel handles messages, so nothing here waits: a launch has a thread
+    Clicks arrive in the thread in which the kernel processes messages, so no method here waits: a launch has a thread
     of its own, and the run reports its end by a callback.
 
-    An area whose cell is run again hands its run to the area of the new panel, its heir: `heir.inherit(area)`.
+    When the panel's cell is run again, the area hands its run to its heir, the area of the new panel:
+    `heir.inherit(area)`.
     """
 
     def __init__(self, start: Callable[[], Run]) -> None:
         self.run: Run | None = None
         self.home: Any = None
-        """The message whose cell shows the panel: output of a run that a click started goes there."""
+        """Message whose cell shows the panel; that cell gets the output of a run that a click started."""
         self._start = start
         self._lock = threading.RLock()
         self._stage: Literal["idle", "starting", "running"] = "idle"
         self._heir: RunArea | None = None
         self._is_heir = False
-        """Whether the run was started from another area."""
+        """True if another area started the run."""
         self._is_shown = False
         self._ready = "", True
         self._monitor: Monitor | None = None
@@ -68,20 +69,20 @@ class RunArea:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a run goes on or is being started."""
+        """True while a run is starting or running."""
         return self._stage != "idle"
 
     def attempt(self, act: Callable[[], object]) -> None:
         """Carry out a click. Show its error here, because no cell would show it."""
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - whatever it is
+        except Exception as error:  # noqa: BLE001 - an error of any kind is shown
             self.show_error(error)
 
     def set_ready(self, text: str, *, is_ready: bool, is_news: bool = False) -> None:
-        """Describe the launch that a click would start, or the reason why there can be none.
+        """Describe the launch that a click would start, or the reason why Launch is disabled.
 
-        The end of the last run stays in its place, unless there is no launch, or the description is news.
+        After a run, its end stays in view until Launch is disabled or the description is news.
         """
         self._ready = text, is_ready
         self._draw_launch_button()
@@ -90,12 +91,12 @@ class RunArea:
             self._says_readiness = True
 
     def show_error(self, error: BaseException) -> None:
-        """Show an error as a cell does; without a traceback if the message says what to type."""
+        """Show an error as a cell does, but without a traceback if the message alone helps."""
         text = f"<pre class='nbp-traceback'>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
         self.error.value = text if isinstance(error, (CallOrderError, ConfigError)) else exception_html(error)
 
     def inherit(self, old: RunArea) -> None:
-        """Follow the run of an area whose panel this one replaces, also a run that is still being started."""
+        """Take over the run of the area that this one replaces, also a run that is still starting."""
         with old._lock:
             old._heir = self
             stage, run = old._stage, old.run
@@ -108,7 +109,7 @@ class RunArea:
             self._draw_start()  # The thread that starts the run passes it on.
 
     def show(self) -> None:
-        """Keep a picture of the run that another panel started, below this panel, which is shown by now."""
+        """Note that the panel is shown. Keep a picture below it if its run was started by another panel."""
         self._is_shown = True
         if self._is_heir and self.is_busy:
             self._keep_picture_at_home()
@@ -123,12 +124,12 @@ class RunArea:
             monitor.keep_picture(sink)
 
     def close(self) -> None:
-        """Close the monitor; the run goes on."""
+        """Close the monitor; the run continues."""
         if self._monitor is not None:
             self._monitor.close()
 
     def launch(self, start: Callable[[], Run]) -> Run:
-        """Launch in this thread. Raise `CallOrderError` while a run goes on."""
+        """Launch in this thread. Raise `CallOrderError` during another run."""
         if self._heir is not None:
             return self._heir.launch(start)
         if not self._begin():
@@ -147,15 +148,15 @@ class RunArea:
         threading.Thread(target=self._launch_aside, name="notebook-launcher panel", daemon=True).start()
 
     def _launch_aside(self) -> None:
-        # Without a cell of the panel's own (it was never shown), the run writes to the cell that clicked.
+        # If the panel was never shown, it has no cell; the run then writes to the cell whose code clicked.
         with cell.answering(self.home):
             try:
                 self._launch(self._start)
-            except BaseException as error:  # noqa: BLE001 - nobody else would see it
+            except BaseException as error:  # noqa: BLE001 - no cell would show it
                 self.could_not_start(error)
 
     def _begin(self) -> bool:
-        """Reserve the area for a launch; return False if a run goes on."""
+        """Reserve the area for a launch. Return False during another run."""
         with self._lock:
             if self.is_busy:
                 return False
@@ -170,7 +171,7 @@ class RunArea:
         return run
 
     def receive(self, run: Run) -> None:
-        """Follow a run that has started, here or in the area of the panel that replaced this one."""
+        """Follow a run that has started: here or, if this panel was replaced, in the heir."""
         with self._lock:
             self.run, self._stage = run, "running"
             heir = self._heir
@@ -181,7 +182,7 @@ class RunArea:
         run.add_done_callback(lambda _: self._over(run))
 
     def could_not_start(self, error: BaseException | None = None) -> None:
-        """Be free again, here or in the area of the panel that replaced this one."""
+        """Become idle after a failed start: here or, if this panel was replaced, in the heir."""
         with self._lock:
             self._stage, heir = "idle", self._heir
         if heir is not None:

@@ -1,18 +1,18 @@
-"""Hears a page's messages to a widget while the kernel's main thread is busy.
+"""Receives the page's messages to a widget while the kernel's main thread is busy.
 
 A kernel answers the messages of its shell channel one after another in the main thread, so a click on Stop
-would wait for the end of the very cell that it is to stop. ipykernel 7 reads the channel in a thread of its
-own, where our messages can be taken out before they are queued; ipykernel 6 reads it in the main thread,
-which has to look now and then while it waits (`Tap.poll`). Subshells do not help: front ends that know none
-send none, and ipykernel 7.4 sends replies to the shell that used a comm last, which is the main one.
+would wait for the end of the very cell that it should stop. ipykernel 7 reads the channel in a thread of its own, and
+this module takes the page's messages out there, before ipykernel queues them. ipykernel 6 reads the channel in the main
+thread, which must therefore poll while it waits (`Tap.poll`). Subshells do not help: front ends without subshells send
+no messages to them, and ipykernel 7.4 sends replies to the shell that used a comm last, which is the main one.
 
-Only custom messages to our own comms are taken, and those by which a page that was reloaded asks for all
-widgets. Everything else goes on in its order, untouched. IPython's pre- and post-execute hooks are not run for
-what is taken: on another thread they make the running cell lose figures.
+The tap takes only custom messages to its own comms, and the messages by which a reloaded page asks for all widgets.
+All other messages keep their order and their way. IPython's pre- and post-execute hooks do not run for a message that
+the tap takes, because on another thread they make the running cell lose figures.
 
-This is the one module that uses what has no public name in ipykernel (`shell_stream`, `shell_channel_thread`,
-`shell_handlers`, `msg_queue`, `dispatch_shell`, `_publish_status`). Where anything of it is missing there is no
-tap, and clicks are heard when the cell ends.
+This is the one module that uses names of ipykernel that are not public (`shell_stream`, `shell_channel_thread`,
+`shell_handlers`, `msg_queue`, `dispatch_shell`, `_publish_status`). If one of them is missing there is no tap, and the
+kernel processes clicks when the cell ends.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 __all__ = ["Tap", "open_tap"]
 
 POLL_INTERVAL = 0.1
-"""Seconds between two looks of a waiting main thread, for ipykernel 6."""
+"""Seconds between two calls of `poll` by a waiting main thread, for ipykernel 6."""
 
 CONTROL = "jupyter.widget.control"
 """The target of the comm by which a page asks for the state of all widgets (ipywidgets >= 7.7)."""
 
-# A process has one kernel, a kernel one shell stream, and so all monitors share a tap, while there are any.
+# A process has one kernel, and a kernel has one shell stream. All open monitors therefore share one tap.
 _TAPS: dict[int, Tap] = {}
 
 
 def open_tap(comm_id: str, receive: Callable[[Any], None]) -> Tap | None:
-    """Hear the custom messages to a comm from now on, until `Tap.close(comm_id)`.
+    """Receive the custom messages to a comm until `Tap.close(comm_id)`.
 
     Args:
-        comm_id: The comm's.
-        receive: Takes the content of each message; called in a thread of ipykernel's, so it must not block.
+        comm_id: Id of the comm.
+        receive: Called with the content of each message, in a thread of ipykernel, so it must not block.
 
     Returns:
-        The kernel's tap; None outside a kernel, and where ipykernel is not built as this module knows it.
+        The kernel's tap; None outside a kernel, and if this ipykernel lacks a name that the tap needs.
     """
     kernel = _running_kernel()
     if kernel is None:
@@ -59,7 +59,7 @@ def open_tap(comm_id: str, receive: Callable[[Any], None]) -> Tap | None:
 
 
 class Tap:
-    """The tap of one kernel; raises AttributeError if the kernel is not built as expected."""
+    """The tap of one kernel. Raises AttributeError if this ipykernel lacks a name that the tap needs."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -73,24 +73,24 @@ class Tap:
         thread = getattr(kernel, "shell_channel_thread", None)
         self._reading_loop = None if thread is None else thread.io_loop
         if thread is None:
-            # ipykernel 6: what has been read and not been answered yet.
+            # ipykernel 6: the messages that were read and are not answered yet.
             self._queue, self._dispatch = kernel.msg_queue, kernel.dispatch_shell
         else:
             self._default_on_recv = kernel.shell_channel_thread_main
 
     @property
     def must_poll(self) -> bool:
-        """Whether the main thread must call `poll` while it waits."""
+        """True if the main thread must call `poll` while it waits."""
         return self._reading_loop is None
 
     def open(self, comm_id: str, receive: Callable[[Any], None]) -> None:
-        """Begin to hear a comm."""
+        """Start to receive the messages to a comm."""
         self._receivers[comm_id] = receive
         if self._reading_loop is not None:
             self._reading_loop.add_callback(self._install)
 
     def close(self, comm_id: str) -> None:
-        """Hear a comm no more; idempotent."""
+        """Stop receiving the messages to a comm; idempotent."""
         self._receivers.pop(comm_id, None)
         if self._receivers or _TAPS.get(id(self._kernel)) is not self:
             return
@@ -99,24 +99,23 @@ class Tap:
             self._reading_loop.add_callback(self._uninstall)
 
     def poll(self) -> float | None:
-        """Hear what has come, if it takes a look from the main thread; return in how many seconds to look again."""
+        """Process pending messages, if the main thread must. Return the seconds until the next call; None: never."""
         if not (self.must_poll and self._receivers and threading.current_thread() is threading.main_thread()):
             return None
         import zmq
 
         self._stream.flush(zmq.POLLIN)
-        for _ in range(self._queue.qsize()):  # Once around: the others keep their order.
+        for _ in range(self._queue.qsize()):  # One pass over the queue keeps the order of the other messages.
             item = self._queue.get_nowait()
             _, dispatch, arguments = item
             if not (dispatch == self._dispatch and self._takes(arguments[0])):
                 self._queue.put_nowait(item)
         return POLL_INTERVAL
 
-    # In ipykernel 7's thread for the shell channel.
-
     def _install(self) -> None:
+        """Receive the shell channel before ipykernel does; runs in ipykernel 7's thread for that channel."""
         if self._receivers and self._on_recv is None:
-            # Whoever listens instead of ipykernel itself is passed everything, and comes back afterwards.
+            # If another library listens in place of ipykernel, it gets the other messages, and is restored afterwards.
             self._on_recv = getattr(self._stream, "_recv_callback", None) or self._default_on_recv
             self._stream.on_recv(self._receive, copy=False)
 
@@ -128,10 +127,8 @@ class Tap:
     def _receive(self, frames: list[Any]) -> Any:
         return None if self._takes(frames) else self._on_recv(frames)
 
-    # Anywhere.
-
     def _takes(self, frames: list[Any]) -> bool:
-        """Handle a message if it is one of ours, and return whether it was."""
+        """Process a message if it is for the tap. Return True if it was."""
         try:
             identities, rest = self._session.feed_identities(frames, copy=False)
             message = self._session.deserialize(rest, content=False, copy=False)
@@ -145,8 +142,8 @@ class Tap:
             receive = self._receivers.get(content.get("comm_id"))
             data = content.get("data") or {}
             if kind != "comm_msg" or receive is None or data.get("method") != "custom":
-                return False  # Traits and requests for a widget's state take the usual way.
-        except Exception:  # noqa: BLE001 - what cannot be read is ipykernel's to refuse
+                return False  # Traits and requests for a widget's state are left to ipykernel.
+        except Exception:  # noqa: BLE001 - ipykernel refuses a message that cannot be read
             return False
         self._say("busy", message)
         try:
@@ -158,21 +155,21 @@ class Tap:
         return True
 
     def _asks_for_all(self, kind: str, content: dict[str, Any]) -> bool:
-        """Return whether a message is of a comm by which a page asks for all widgets."""
+        """Return True for a message of a comm by which a page asks for all widgets."""
         comm_id = content["comm_id"]
         if kind == "comm_open" and content["target_name"] == CONTROL:
             self._control_comms.add(comm_id)
         return comm_id in self._control_comms
 
     def _answer(self, handle: Callable[[Any, Any, Any], None], identities: Any, message: Any) -> None:
-        # In the thread that our own messages come from. If the cell that runs makes a widget just now, ipywidgets may
-        # refuse; JupyterLab asks again in another way, which takes its turn after the cell.
+        # Answered in the thread that sends the monitor's messages. If the running cell creates a widget at this moment,
+        # ipywidgets may refuse; JupyterLab then asks again in another way, and gets its answer after the cell.
         self._say("busy", message)
         self._publishing_loop.add_callback(handle, None, identities, message)
         self._say("idle", message)
 
     def _say(self, status: str, message: Any) -> None:
-        # Front ends wait for this with each message that they send.
+        # Front ends wait for this status after each message that they send.
         publish = getattr(self._kernel, "_publish_status", None)
         if publish is not None:
             self._publishing_loop.add_callback(publish, status, "shell", message)
