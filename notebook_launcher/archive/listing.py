@@ -1,4 +1,4 @@
-"""`runs()` lists what runs have left, `open_run(...)` opens one of them."""
+"""`runs()` lists the runs that have left a folder, and `open_run(...)` opens one of them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["RunList", "open_run", "runs"]
 
 MAX_ROWS = 16
-"""Runs that the table shows, the newest."""
+"""Number of runs that the table shows, the newest ones."""
 
 
 class RunList(Sequence[RecordedRun]):
-    """Runs, the newest first; a notebook shows it as a table. A run is read when it is looked at."""
+    """Runs, the newest first, which a notebook shows as a table. A run is read when one of its attributes is used."""
 
     def __init__(self, home: Path, items: Sequence[RecordedRun]) -> None:
         self._home = home
@@ -75,17 +75,17 @@ class RunList(Sequence[RecordedRun]):
 
 
 def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
-    """Return the runs that have left a folder, also those of other kernels and those that go on.
+    """Return the runs that have left a folder, also runs of other kernels and runs that are not over.
 
     Args:
-        folder: Where they lie; `"auto"`: see `LaunchConfig.runs_folder`.
+        folder: The folder that holds the runs' folders. `"auto"`: see `LaunchConfig.runs_folder`.
 
     Raises:
-        LookupError: `folder` is `"auto"`, and runs are to leave no folder.
+        LookupError: `folder` is `"auto"`, and recording of runs is off.
     """
     home = _find_home(folder)
     items = []
-    # The name tells the second; within one, the summary tells more.
+    # A name holds the second of the launch; runs of one second are sorted by their summaries.
     for _, names in itertools.groupby(run_folders.list_ids(home), key=lambda name: name[: len("20261121-142501")]):
         same = list(_still_there(home, names))
         items += same if len(same) < 2 else sorted(same, key=lambda run: run.snapshot().started, reverse=True)
@@ -103,12 +103,12 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
     """Return a run that has left a folder.
 
     Args:
-        run: Its id or the beginning of it, or the path of its folder.
-        folder: Where runs lie; `"auto"`: see `LaunchConfig.runs_folder`.
+        run: The run's id, the beginning of its id, or the path of its folder.
+        folder: The folder that holds the runs' folders. `"auto"`: see `LaunchConfig.runs_folder`.
 
     Raises:
-        LookupError: There is no such run, the beginning fits several, or `folder` is `"auto"` and runs are to
-            leave no folder.
+        LookupError: There is no such run, the beginning fits several runs, or `folder` is `"auto"` and recording of
+            runs is off.
         TypeError: `run` is neither text nor a path.
     """
     if not isinstance(run, str | os.PathLike):

@@ -1,4 +1,4 @@
-"""A run as its folder tells it: read at any time, by any kernel, also while the run goes on."""
+"""A run that is read from its folder: at any time, by any kernel, also during the run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 __all__ = ["RecordedRun"]
 
 TAIL = 20_000
-"""Bytes of each log that the picture of a run may show."""
+"""Bytes of the end of each log that the picture of a run shows."""
 
 
 class RecordedRun:
-    """A run read from its folder; `open_run(...)` and `runs()` give it.
+    """A run that is read from its folder; `open_run(...)` and `runs()` return it.
 
-    It has what a live `Run` tells, and can be given wherever a run is drawn. A run that goes on in another
-    kernel is read anew each time it is asked. Nothing is held open.
+    It has the attributes of a live `Run` that describe the run, and every view accepts it. If another kernel still
+    runs it, each access reads the folder again. No file stays open.
 
     Args:
         folder: The run's folder.
 
     Raises:
-        LookupError: There is no such folder, or it holds no run.
+        LookupError: There is no such folder, or it does not hold a run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,7 +64,7 @@ class RecordedRun:
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """Folder of the run."""
         return self._folder
 
     @property
@@ -79,23 +79,23 @@ class RecordedRun:
 
     @property
     def state(self) -> RunState:
-        """As a `Run` has it, or `"lost"`: its kernel ended before it did."""
+        """State of the run, as `Run.state`, or `"lost"`: the kernel ended before the run did."""
         return self.snapshot().state
 
     @property
     def seed(self) -> int:
-        """The base seed: pass it as `seed=` to repeat the run."""
+        """Base seed; pass it as `seed=` to repeat the run."""
         return self.snapshot().seed
 
     @property
     def config(self) -> LaunchConfig:
-        """The options, as they were given, to launch with again.
+        """Options as they were given, to launch with again.
 
-        What this version does not know is left out, and so are variables of `env` that hold secrets:
-        they are not written down.
+        Options that this version does not know are left out, and so are variables of `env` that hold secrets, because
+        secrets are not recorded.
 
         Raises:
-            ConfigError: This version does not accept them.
+            ConfigError: This version does not accept the options.
         """
         known = {field.name for field in dataclasses.fields(LaunchConfig)}
         options = run_folders.read_json(self._folder / run_folders.CONFIG)
@@ -105,16 +105,16 @@ class RecordedRun:
 
     @property
     def ranks(self) -> tuple[RankSnapshot, ...]:
-        """What each rank was doing when the summary was written."""
+        """State of each rank when the summary was written."""
         return self.snapshot().ranks
 
     @property
     def phases(self) -> Mapping[int, RankPhases]:
-        """What each rank has spent its time on, as far as its Accelerator has told."""
+        """Time that each rank has spent on each phase, for the ranks whose Accelerator has reported any."""
         return self.snapshot().phases
 
     def snapshot(self) -> RunSnapshot:
-        """Return what the summary says; of a run that was lost, what was known some seconds before."""
+        """Return the summary in the folder; for a lost run, its state some seconds before the kernel ended."""
         if self._snapshot is None or not self._snapshot.is_over:
             summary = run_folders.read_json(self._folder / run_folders.SUMMARY)
             snapshot = _decode(summary, self._folder)
@@ -124,13 +124,13 @@ class RecordedRun:
 
     @property
     def metrics(self) -> tuple[MetricPoint, ...]:
-        """What the ranks have reported, in the order of arrival; of very many, not every one."""
+        """Metrics that the ranks have reported, in the order of arrival; if there are very many, not all of them."""
         return tuple(self.metrics_since(0)[0])
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
-        """Return what was reported after a position, and the next position; begin with 0."""
+        """Return the metrics after a position, and the next position. The first position is 0."""
         data = _read(self._folder / run_folders.METRICS, self._offset)
-        # A line without an end is being written, or never will be.
+        # A line without a newline is still being written, or its writer has died.
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         points = map(encoding.decode_point, whole.splitlines())
@@ -138,11 +138,11 @@ class RecordedRun:
         return self._points[position:], max(position, len(self._points))
 
     def logs(self, rank: int) -> str:
-        """Return what a rank has written to its standard output and error; of very much, beginning and end."""
+        """Return a rank's standard output and error; if they are very long, their beginning and end."""
         return self.logs_since(rank, 0)[0]
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
-        """Return what a rank has written after a position, and the next position; begin with 0."""
+        """Return the text that a rank has written after a position, and the next position. The first position is 0."""
         num = self.snapshot().num_processes
         if rank not in range(num):
             msg = f"there is no rank {rank!r}: this run has {num}, 0 to {num - 1}"
@@ -163,7 +163,7 @@ class RecordedRun:
 
 
 def _read(path: Path, start: int) -> bytes:
-    """Return a file from a position; nothing if there is no file."""
+    """Return the contents of a file from a position on; empty if there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(start)
@@ -178,7 +178,7 @@ def _decode(summary: dict[str, Any] | None, folder: Path) -> RunSnapshot:
             return encoding.decode_snapshot({**summary, "id": folder.name})
         except (TypeError, ValueError, AttributeError):
             pass
-    # The kernel was killed before it wrote the first one, or somebody wrote into it.
+    # The kernel was killed before it wrote the first summary, or another program changed the file.
     return RunSnapshot(
         id=folder.name,
         name=run_folders.name_in(folder.name),

@@ -1,1 +1,1 @@
-"""What a run was: snapshots, metrics and curves as plain data, and the folders that keep them."""
+"""Record of a run: snapshots, metrics and curves as plain data, and the folders that keep them."""

@@ -1,4 +1,4 @@
-"""Metrics as curves of bounded size: a run of any length takes a fixed amount of memory and ink."""
+"""Metrics as curves of bounded size: a run of any length takes a fixed amount of memory and of ink."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["MAX_CURVES", "MAX_POINTS", "Curve", "Curves", "thin"]
 MAX_POINTS = 2000
 """Points of a curve: more than a plot has pixels."""
 MAX_CURVES = 1024
-"""Curves of a run, one for each metric and rank; metrics that come later are counted and left out."""
+"""Curves of a run, one for each metric and rank. Values of further curves are counted and left out."""
 
 
 class Curve:
-    """Values by step, thinned out as they grow so that every peak stays.
+    """Values by step, thinned as they grow so that every peak stays.
 
-    Of each `stride` points the lowest and the highest are kept, and one that is not finite, if there is one.
+    Of each `stride` points the curve keeps the lowest, the highest and, if there is one, one that is not finite.
     """
 
     def __init__(self) -> None:
         self.stride = 1
         self.count = 0
-        """How many points there were."""
+        """Number of points that were added."""
         self._points: list[tuple[int, float]] = []
         self._pending: list[tuple[int, float]] = []
 
@@ -40,7 +40,7 @@ class Curve:
             self._put_away()
 
     def _put_away(self) -> None:
-        # Up to the point at which a curve of single points would be thinned, so that batches change nothing.
+        # Stops where a curve that grows by single points would be thinned, so that batches give the same curve.
         room, stride = MAX_POINTS + 1 - len(self._points), self.stride
         if stride == 1:
             taken = room
@@ -55,7 +55,7 @@ class Curve:
             self._thin()
 
     def _thin(self) -> None:
-        # Two points stand for a bucket, so four of them for one of twice the size.
+        # Two points stand for a bucket, so four points stand for a bucket of twice the size.
         width = 4
         points, self._points = self._points, []
         for start in range(0, len(points), width):
@@ -77,10 +77,10 @@ class Curves:
         self._curves: dict[str, dict[int, Curve]] = {}
         self._num_curves = 0
         self.num_left_out = 0
-        """Values that belong to metrics beyond `MAX_CURVES`."""
+        """Number of values that were left out because of `MAX_CURVES`."""
 
     def fold(self, points: Iterable[MetricPoint]) -> Mapping[tuple[str, int], list[tuple[int, float]]]:
-        """Take in what ranks reported; return the new points of each curve, by name and rank."""
+        """Add the points that ranks reported. Return the new points of each curve, by name and rank."""
         news: defaultdict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
         for point in points:
             rank, step = point.rank, point.step
@@ -95,7 +95,7 @@ class Curves:
         return news
 
     def _find(self, name: str, rank: int) -> Curve | None:
-        """Return a curve, a new one if there is room for it."""
+        """Return a curve, made if there is room for another one; None if there is not."""
         curve = self._curves.get(name, {}).get(rank)
         if curve is None and self._num_curves < MAX_CURVES:
             self._num_curves += 1
@@ -113,12 +113,12 @@ class Curves:
 
     @property
     def names(self) -> list[str]:
-        """The metrics, in the order in which they appeared."""
+        """Names of the metrics, in the order in which they appeared."""
         return list(self._curves)
 
 
 def thin(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
-    """Return at most `limit` of the points, 4 or more: the peaks of each stretch, and one value that is not finite."""
+    """Return at most `limit` points, 4 or more: the peaks of each bucket, and one value that is not finite."""
     width = 1
     kept = points
     while len(kept) > limit:
@@ -128,9 +128,10 @@ def thin(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]
 
 
 def _extremes(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return the lowest and the highest point, and the first that is not finite, in their order."""
+    """Return the lowest, the highest and the first non-finite point, in their order."""
     values = [value for _, value in points]
-    if math.isfinite(sum(values)):  # A NaN or an infinity would be in it; huge numbers only take the longer way.
+    # A NaN or an infinity shows in the sum. Huge numbers may overflow it; they only take the slow path.
+    if math.isfinite(sum(values)):
         low, high = values.index(min(values)), values.index(max(values))
         return [points[low]] if low == high else [points[min(low, high)], points[max(low, high)]]
     finite = [at for at, (_, value) in enumerate(points) if math.isfinite(value)]

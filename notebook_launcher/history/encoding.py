@@ -1,7 +1,7 @@
 """Snapshots and metrics as JSON, and back.
 
-JSON has no NaN and no infinity: such a number is the string "NaN", "Infinity" or "-Infinity". What a later
-version adds is ignored, and what an earlier one lacks has its default.
+JSON has no NaN and no infinity: such a number is the string "NaN", "Infinity" or "-Infinity". Fields that a later
+version added are ignored, and fields that an earlier version lacks get their defaults.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from notebook_launcher.history.schema import (
 __all__ = ["MAX_SPANS", "decode_point", "decode_snapshot", "encode", "encode_point", "encode_snapshot"]
 
 MAX_SPANS = 4096
-"""Spans of all ranks together that are written: 160 kB, and 5 ms of work."""
+"""Spans of all ranks together that a summary holds: 160 kB, and 5 ms of work."""
 
 T = TypeVar("T")
 
-# json.dumps makes an encoder for each call that is not plain, which takes three times as long as its work.
+# json.dumps makes a new encoder for each call with options, which takes three times as long as the encoding.
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), check_circular=False)
 
 
 def encode(data: Any) -> str:
-    """Return plain data as JSON, whatever its numbers are; what is not plain is given as its `str`."""
+    """Return plain data as JSON, whatever its numbers are; other objects become their `str`."""
     try:
         return _ENCODER.encode(data)
     except (TypeError, ValueError):
@@ -41,14 +41,14 @@ def encode(data: Any) -> str:
 
 
 def encode_point(point: MetricPoint) -> str:
-    """Return one line, without its end."""
-    # Half the time of giving it all to the encoder; there may be 10,000 a second.
+    """Return a point as one line of JSON, without the newline."""
+    # Takes half the time of encoding the whole point, and there may be 10,000 points a second.
     head = f'"rank":{point.rank},"step":{point.step},"time":{point.time!r}'
     return f'{{{head},"values":{encode(point.values)}}}'
 
 
 def decode_point(line: str | bytes) -> MetricPoint | None:
-    """Return the point of a line; None if it holds none."""
+    """Return the point in a line; None if the line holds no point."""
     try:
         data = json.loads(line)
         values = {str(name): _number(value) for name, value in data["values"].items()}
@@ -58,7 +58,7 @@ def decode_point(line: str | bytes) -> MetricPoint | None:
 
 
 def encode_snapshot(snapshot: RunSnapshot) -> dict[str, Any]:
-    """Return a snapshot as plain data; of the spans, as many of the newest as there is room for."""
+    """Return a snapshot as plain data, with as many of the newest spans as there is room for."""
     num_spans = MAX_SPANS // max(1, len(snapshot.phases))
     return {
         **_fields(snapshot),
@@ -72,10 +72,10 @@ def encode_snapshot(snapshot: RunSnapshot) -> dict[str, Any]:
 
 
 def decode_snapshot(data: Mapping[str, Any]) -> RunSnapshot:
-    """Return the snapshot.
+    """Return the snapshot that plain data describes.
 
     Raises:
-        TypeError: A field is missing or of another kind, so that this is no snapshot.
+        TypeError: A field is missing or has another type, so `data` is not a snapshot.
         ValueError: As TypeError.
         AttributeError: As TypeError.
     """

@@ -1,4 +1,4 @@
-"""How far a run is: the progress of all its ranks as one, and as one line of text."""
+"""Progress of a run: that of all its ranks merged into one, and as one line of text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_METRICS = 3
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MergedProgress:
-    """How far the rank is that is furthest behind: nobody is done before it is."""
+    """Progress of the rank that is furthest behind; the run is not done before this rank is."""
 
     rank: int
     done: int
@@ -32,19 +32,19 @@ class MergedProgress:
 
     @property
     def share(self) -> float | None:
-        """How much is done, 0 to 1; None: nobody knows how much there is."""
+        """Part of the items that is done, 0 to 1; None if the total is unknown."""
         return min(1.0, self.done / self.total) if self.total else None
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the rest takes at this rate; None: nobody can tell."""
+        """Seconds until the remaining items are done, at this rate; None if total or rate is unknown."""
         if self.total is None or not self.rate:
             return None
         return max(0, self.total - self.done) / self.rate
 
 
 def merge_progress(ranks: Sequence[RankSnapshot]) -> MergedProgress | None:
-    """Return the progress of the rank that is furthest behind; None: no rank has told of any."""
+    """Return the progress of the rank that is furthest behind; None if no rank has reported progress."""
     counting = [rank for rank in ranks if rank.done is not None]
     if not counting:
         return None
@@ -66,7 +66,7 @@ def merge_progress(ranks: Sequence[RankSnapshot]) -> MergedProgress | None:
 
 
 def progress_line(name: str, ranks: Sequence[RankSnapshot]) -> str:
-    """Return `train: 35.3 % 120/340, 12.1 it/s, 18 s left, loss 0.31`; empty if the ranks have told nothing yet."""
+    """Return `train: 35.3 % 120/340, 12.1 it/s, 18 s left, loss 0.31`; empty if no rank has reported anything."""
     merged = merge_progress(ranks)
     parts = _describe(merged) if merged is not None else []
     slowest = next((rank for rank in ranks if merged is None or rank.rank == merged.rank), None)
@@ -95,5 +95,5 @@ def _values(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Return the text without what would move a terminal's cursor: names come from the user."""
+    """Return the text without characters that move a terminal's cursor, because names come from the user."""
     return "".join(char if char.isprintable() else " " for char in text)

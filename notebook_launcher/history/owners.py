@@ -1,8 +1,7 @@
-"""Which process writes a run's folder, and whether it still lives.
+"""Identity of the process that writes a run's folder, and a check that the process still lives.
 
-No lock is held: a descriptor would be inherited by every process that the user forks, and would keep the
-lock after the kernel's death. A process number and the moment of its start name a process of this
-machine until it reboots.
+No lock is held: every process that the user forks would inherit its descriptor, and would keep the lock after the
+kernel's death. A process id and the time of its start identify a process of this machine until it reboots.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from typing import Any
 __all__ = ["SILENCE", "identify", "is_alive"]
 
 SILENCE = 60.0
-"""Seconds without a new summary after which a kernel of another machine or container counts as dead.
-One that lives writes every 5 s (`recorder.py`)."""
+"""Seconds without a new summary after which a kernel of another machine or container counts as dead. A kernel that
+lives writes one every 5 s (`recorder.py`)."""
 
 
 def identify() -> dict[str, Any]:
-    """Return what names this process, as JSON has it."""
+    """Return the identity of this process, as plain data for JSON."""
     pid = os.getpid()
     return {"pid": pid, "start": _start_of(pid), **_machine()}
 
 
 def is_alive(owner: object, *, age: float) -> bool:
-    """Tell whether the process that `identify` named lives.
+    """Return True if the process that `identify` named still lives.
 
     Args:
-        owner: What `identify` returned there.
-        age: Seconds since it last wrote: what counts if it cannot be seen from here.
+        owner: The identity, as `identify` returned it in that process.
+        age: Seconds since the process last wrote. They decide if the process cannot be seen from here.
     """
     if not isinstance(owner, dict):
         return False
@@ -42,7 +41,7 @@ def is_alive(owner: object, *, age: float) -> bool:
 
 
 def _start_of(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since the boot; None if it is gone or a zombie."""
+    """Return the start of a process in clock ticks since the boot; None if it has ended or is a zombie."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The second field is the name, which may hold anything, also parentheses: see proc(5).
@@ -53,7 +52,7 @@ def _start_of(pid: int) -> int | None:
 
 @functools.cache
 def _machine() -> dict[str, str]:
-    """Return what tells where a process number means this process."""
+    """Return the boot and the namespace in which a process id names a process of this machine."""
     boot = namespace = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()

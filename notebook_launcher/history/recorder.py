@@ -1,13 +1,13 @@
-"""Writes the folder of a run while it goes on; driven by the run's thread, it has none of its own.
+"""Writer of a run's folder. The run's thread drives it; it has no thread of its own.
 
     config.json     the run's LaunchConfig, and the function's arguments in a few words
     metrics.jsonl   one call of report(...) or accelerator.log(...) on each line
-    rank-0.log ...  what each rank wrote; no file for one that wrote nothing
+    rank-0.log ...  the output of each rank; no file for a rank without output
     summary.json    the run's snapshot, replaced as a whole: when the folder is made, every 5 s, at the end
 
-A run that is over within a second is written at its end, all at once. One that ended well so soon, and
-wrote and reported nothing, leaves nothing: a session's loop of such runs would push out all others.
-Nothing here fails a run: what cannot be written is said once.
+A run that is over within a second is written at its end, all at once. If it ended without an error, and its ranks wrote
+and reported nothing, it leaves no folder: a loop of such runs in a session would push out all other runs. An error of
+writing never fails a run; it is reported once.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ FIRST_AFTER = 1.0
 """Seconds after the launch at which the folder is made."""
 WRITE_EVERY = 0.5
 SUMMARY_EVERY = 5.0
-"""More often in a run's first seconds, in which its ranks start."""
+"""Seconds between two summaries; fewer in a run's first seconds, in which its ranks start."""
 HEAVY = 1_000_000
-"""Bytes of a run that let it look at the size of all folders: this costs a look at each of their files."""
+"""Bytes of a run from which it checks the size of all folders, which takes a `stat` of each of their files."""
 
 
 class Recorder:
@@ -45,8 +45,8 @@ class Recorder:
     Args:
         reader: The run.
         chosen: `LaunchConfig.runs_folder`.
-        launched: When the run began, by `time.monotonic()`.
-        say: Takes a line for the user.
+        launched: Time of the launch, by `time.monotonic()`.
+        say: Called with a line for the user.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Recorder:
         self._metrics: MetricsFile | None = None
         self._logs: list[LogFile] = []
         with self._forgiving():
-            # Now, as the working directory and the environment may be others in a second.
+            # Found now, because the working directory and the environment may change within a second.
             self._home = run_folders.find_home(chosen)
             self._is_on = self._home is not None
 
     def note(self) -> None:
-        """Take notice that a rank wrote or reported something."""
+        """Note that a rank wrote or reported something."""
         self._has_new = True
 
     def next_due(self, now: float) -> float | None:
@@ -80,7 +80,7 @@ class Recorder:
         return max(0.0, due - now)
 
     def tick(self, now: float) -> None:
-        """Write what is due. `now` is that of `time.monotonic()`."""
+        """Write the files that are due. `now` is a time of `time.monotonic()`."""
         if not self._is_on or now < min(self._write_at, self._summary_at):
             return
         with self._forgiving():
@@ -96,14 +96,14 @@ class Recorder:
                 self._write_at = now + WRITE_EVERY
 
     def finish(self, *, failed: bool) -> None:
-        """Write the end of the run, if it has a folder or something to tell, and remove old runs."""
+        """Write the end of the run, if it has a folder or anything to record, and remove old runs."""
         if self.folder is None and not (failed or self._has_new):
             return
         if self._is_on:
             with self._forgiving():
                 self._write_end(self._reader.snapshot())
         elif self.folder is not None:
-            # It could not be written before; the little that tells how the run ended may fit by now.
+            # Earlier writes failed, perhaps because the disk was full. The final summary is small, so try once more.
             with contextlib.suppress(Exception):
                 self._write_summary(self._reader.snapshot())
         self._make_room()
@@ -156,7 +156,7 @@ class Recorder:
     def _forgiving(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - a disk that is full, or a fault of ours, must not fail the run
+        except Exception as error:  # noqa: BLE001 - neither a full disk nor an error of this package may fail the run
             self._is_on = False
             reason = error.strerror or error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             where = f" in {self.folder or self._home}" if self._home is not None else ""

@@ -1,7 +1,7 @@
-"""The files of a run's folder that grow: metrics as JSON lines, and what each rank wrote.
+"""Growing files in a run's folder: metrics as JSON lines, and the output of each rank.
 
-Each write opens the file anew: a descriptor that stayed open would be inherited by what the user forks.
-Both have a limit, so that a run of any length and noise takes a bounded part of the disk.
+Each write opens the file again, because processes that the user forks would inherit an open descriptor. Both files
+have a limit, so that a run of any length and noise takes a bounded part of the disk.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ __all__ = ["MAX_LOG_BYTES", "MAX_METRICS_BYTES", "LogFile", "MetricsFile", "appe
 MAX_METRICS_BYTES = 64_000_000
 """About 700,000 points of one metric."""
 MAX_LOG_BYTES = 64_000_000
-"""Of all ranks together; each gets an equal part, but at least `MIN_LOG_BYTES`."""
+"""Bytes of the logs of all ranks together. Each rank gets an equal part, but at least `MIN_LOG_BYTES`."""
 MIN_LOG_BYTES = 1_000_000
 TAIL_BYTES = 65_536
-"""The end of a log that did not fit; it is written when the run is over."""
+"""Bytes of the end of a log that did not fit; they are written when the run is over."""
 CHUNK = 1000
 
 
 class MetricsFile:
-    """Points as they come; the fuller the file, the fewer of them.
+    """File of a run's points; the fuller it is, the fewer points it takes.
 
-    The first half of the room takes every point. Each next half of what is left takes a tenth as many,
-    of each rank and each set of metrics in turn, so that a curve goes on to the end of the run.
+    The first half of the room takes every point. Each next half of the remaining room takes a tenth as many, of each
+    rank and each set of metrics in turn, so that every curve reaches the end of the run.
     """
 
     def __init__(self, folder: Path, limit: int = MAX_METRICS_BYTES) -> None:
@@ -84,7 +84,7 @@ class MetricsFile:
 
 
 class LogFile:
-    """What one rank wrote: the beginning, and the end if there is too much; no file if it wrote nothing."""
+    """File with one rank's output: the beginning, and the end if the output is too long; no file without output."""
 
     def __init__(self, folder: Path, rank: int, num_processes: int, limit: int = MAX_LOG_BYTES) -> None:
         self._path = folder / log_name(rank)
@@ -95,11 +95,11 @@ class LogFile:
 
     @property
     def size(self) -> int:
-        """Bytes that were written."""
+        """Bytes that were written to the file."""
         return self._position
 
     def write(self, reader: RunReader) -> None:
-        """Append what is new; raises `OSError`."""
+        """Append the rank's new output; raises `OSError`."""
         if self._is_full:
             return
         text, end = reader.logs_since(self._rank, self._position)
@@ -111,7 +111,7 @@ class LogFile:
         self._position = self._limit if self._is_full else end
 
     def finish(self, reader: RunReader) -> None:
-        """Append the end of what did not fit; raises `OSError`."""
+        """Append the end of output that did not fit; raises `OSError`."""
         self.write(reader)
         if not self._is_full:
             return
@@ -123,12 +123,12 @@ class LogFile:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Write at the end of a file, which is made if it is not there; raises `OSError`."""
+    """Write at the end of a file, which is made if it does not exist; raises `OSError`."""
     _write(path, data, os.O_APPEND)
 
 
 def replace(path: Path, data: bytes, part: Path) -> None:
-    """Write a file under another name and rename it, so that readers see the old or the new; raises `OSError`."""
+    """Write a file under another name and rename it, so that readers see either version whole; raises `OSError`."""
     _write(part, data, os.O_TRUNC)
     part.replace(path)
 

@@ -1,4 +1,4 @@
-"""Where runs leave their folders, what is in them, and which of them go to make room."""
+"""Run folders: location, contents, and which are deleted to make room."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ __all__ = [
 ]
 
 VARIABLE = "NOTEBOOK_LAUNCHER_RUNS"
-"""Environment variable that names the folder of all runs; `off`: none leaves anything."""
+"""Environment variable that names the folder of all runs; with the value `off`, no run leaves a folder."""
 MAX_RUNS = 500
-"""Folders that are kept; a new run takes the place of the oldest."""
+"""Run folders that are kept; a new run replaces the oldest."""
 MAX_BYTES = 1_000_000_000
-"""What they may hold together. One holds at most about 130 MB (`run_files.py`)."""
+"""Bytes that the folders may hold together. One holds at most about 130 MB (`run_files.py`)."""
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 PART = "summary.json.part"
-"""A summary that is being written; it is renamed when it is whole."""
+"""Name of a summary that is being written; the file is renamed when it is whole."""
 
 YOUNG = 60.0
-"""Seconds for which a folder without a summary may still be about to get one."""
+"""Seconds for which a folder without a summary counts as that of a run that is starting."""
 
 _ID = re.compile(r"(\d{8}-\d{6})-([\w-]+)-[0-9a-f]{6}", re.ASCII)
 _OURS = re.compile(r"config\.json|metrics\.jsonl|summary\.json(\.part)?|rank-\d+\.log", re.ASCII)
 
 
 def log_name(rank: int) -> str:
-    """Return the name of the file with what a rank wrote."""
+    """Return the name of the file with a rank's output."""
     return f"rank-{rank}.log"
 
 
 def find_home(chosen: str | os.PathLike[str] | None = "auto") -> Path | None:
-    """Return the folder of all runs, which need not exist; None if runs are to leave nothing.
+    """Return the folder of all runs, which need not exist; None if runs leave no folder.
 
     Args:
-        chosen: `LaunchConfig.runs_folder`. `"auto"`: what the environment variable `NOTEBOOK_LAUNCHER_RUNS`
-            names (`off`: none), else `$XDG_STATE_HOME/notebook-launcher/runs`, else
+        chosen: `LaunchConfig.runs_folder`. `"auto"`: the folder that the environment variable
+            `NOTEBOOK_LAUNCHER_RUNS` names (`off`: none), else `$XDG_STATE_HOME/notebook-launcher/runs`, else
             `~/.local/state/notebook-launcher/runs`.
 
     Raises:
@@ -75,38 +75,38 @@ def find_home(chosen: str | os.PathLike[str] | None = "auto") -> Path | None:
         if named == "off":
             return None
         return Path(named).expanduser().absolute()
-    # A relative path is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
+    # The specification says to ignore a relative path: https://specifications.freedesktop.org/basedir-spec/latest/
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (state if state.is_absolute() else Path.home() / ".local/state") / "notebook-launcher/runs"
 
 
 def list_ids(home: Path) -> list[str]:
-    """Return the names of the folders of runs, the newest first; none if the home is not there."""
+    """Return the names of the run folders, the newest first; none if `home` does not exist."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return sorted((name for name in os.listdir(home) if _ID.fullmatch(name)), reverse=True)  # noqa: PTH208 - names
     return []
 
 
 def name_in(run_id: str) -> str:
-    """Return the function's name, as far as an id tells it."""
+    """Return the function's name from a run's id; the whole id if it has none."""
     match = _ID.fullmatch(run_id)
     return match[2] if match else run_id
 
 
 def time_in(run_id: str) -> float:
-    """Return when a run was launched, in seconds since the epoch, as its id tells it; 0 if it does not."""
+    """Return the time of a run's launch from its id, in seconds since the epoch; 0 if the id has none."""
     with contextlib.suppress(ValueError, OverflowError):
         return time.mktime(time.strptime(run_id[: len("20261121-142501")], "%Y%m%d-%H%M%S"))
     return 0.0
 
 
 def is_run(folder: Path) -> bool:
-    """Tell whether a folder is that of a run, going by its name or by what is in it."""
+    """Return True if a folder is that of a run, by its name or by its contents."""
     return bool(_ID.fullmatch(folder.name)) or (folder / SUMMARY).exists()
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return what a file holds; None if it is not there, or not whole, or no object."""
+    """Return the JSON object in a file; None if there is no file, or it is not whole, or it holds something else."""
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -115,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def is_live(folder: Path, summary: dict[str, Any] | None) -> bool:
-    """Tell whether a kernel still writes to a folder whose summary was just read."""
+    """Return True if a kernel still writes to a folder whose summary was just read."""
     if summary is None:
         return _age(folder) < YOUNG
     if summary.get("state") in ("done", "failed", "stopped"):
@@ -126,8 +126,8 @@ def is_live(folder: Path, summary: dict[str, Any] | None) -> bool:
 def prune(home: Path, *, max_runs: int, max_bytes: int | None = None) -> None:
     """Remove the oldest runs until the rest are few enough and, if `max_bytes` is given, small enough.
 
-    The newest is left alone, and so is a run that goes on, and every file that no run wrote. Raises `OSError`
-    if the home cannot be read.
+    The newest run stays, and so does a run that is not over, and every file that no run wrote. Raises `OSError` if
+    `home` cannot be read.
     """
     ids = list_ids(home)
     sizes = {name: _size(home / name) for name in ids} if max_bytes is not None else {}
@@ -143,7 +143,7 @@ def prune(home: Path, *, max_runs: int, max_bytes: int | None = None) -> None:
 
 
 def _remove(folder: Path) -> None:
-    # Another kernel may be doing the same, and the user may have put something beside our files.
+    # Another kernel may be removing the folder too, and the user may have put files of their own into it.
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
             if _OURS.fullmatch(entry.name):

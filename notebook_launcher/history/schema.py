@@ -1,7 +1,6 @@
-"""What is known of a run, as frozen plain data: the one thing that every view reads.
+"""Plain frozen data of a run, and `RunReader`, through which every view reads it.
 
-A live run, a run that is over and one that was read from its folder all give these records, so a view
-draws them alike.
+A live run, a run that is over and a run from a folder all return these records, so a view draws them alike.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = [
 
 RunState = Literal["starting", "running", "waiting", "stopping", "done", "failed", "stopped", "lost"]
 """`"waiting"`: ranks wait in a collective which others have not entered, for longer than `hang_notice`.
-`"lost"`: the kernel ended before the run did; only a run read from its folder says so."""
+`"lost"`: the kernel ended before the run did; only a run that was read from its folder has this state."""
 
 RankState = Literal["starting", "running", "waiting", "saving", "asking", "returned", "failed", "stopped", "unknown"]
 
@@ -44,7 +43,7 @@ class MetricPoint:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSpan:
-    """One stretch of a rank's time."""
+    """A span of a rank's time that was spent on one phase."""
 
     phase: str
     """"data", "forward", "backward", "sync" or "step"."""
@@ -55,139 +54,139 @@ class PhaseSpan:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankPhases:
-    """What a rank has spent its time on up to its last record; these come five times a second."""
+    """Time that a rank has spent on each phase, up to its last record; a rank sends five records a second."""
 
     windows: int = 0
     micro_batches: int = 0
     samples: float = 0.0
-    """What the micro-batches counted for, those of all ranks together."""
+    """Samples in the micro-batches of all ranks together."""
     fullest: tuple[int, float] = (0, 0.0)
-    """Micro-batches and samples of the window that held most; others are cut short where their loader ends."""
+    """Micro-batches and samples of the fullest window; a window is cut short where its loader ends."""
     num_fullest: int = 0
-    """Windows that held just as much."""
+    """Number of windows that are as full as the fullest."""
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """By phase."""
+    """Seconds by phase."""
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """By phase: how many spans there were."""
+    """Number of spans by phase."""
     spans: tuple[PhaseSpan, ...] = ()
-    """The newest 1,024 of them, the oldest first; where spans are short, some between are left out."""
+    """The newest 1,024 spans, the oldest of them first; of very short spans some are left out."""
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each phase's part of all the time that was measured, 0 to 1."""
+        """Part of each phase in the measured time, 0 to 1."""
         total = sum(self.seconds.values())
         return {phase: seconds / total if total else 0.0 for phase, seconds in self.seconds.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
-    """What is known of a rank at one moment."""
+    """State of a rank at one moment."""
 
     rank: int
     pid: int | None = None
-    """None before the process is born and after it has ended."""
+    """Process id; None before the process starts and after it has ended."""
     state: RankState = "unknown"
     reason: str = ""
-    """Of a rank that failed: one line, `ValueError: boom`."""
+    """Reason of a failure in one line, `ValueError: boom`; empty for a rank that has not failed."""
     done: int | None = None
-    """How many items its loop has done: `track(...)`, or a prepared loader."""
+    """Items that its loop has done; the loop is `track(...)` or a prepared loader."""
     total: int | None = None
+    """Items of that loop; None: unknown."""
     description: str = ""
-    """What the loop is called."""
+    """Name of that loop."""
     rate: float | None = None
-    """Items of that loop per second, over the last seconds."""
+    """Items of that loop per second, measured over the last seconds."""
     step: int | None = None
-    """That of its last metrics; else, how many updates its Accelerator has made."""
+    """Step of its last metrics; without metrics, the number of updates that its Accelerator has made."""
     samples_per_second: float | None = None
-    """Of all ranks together, as this rank's Accelerator counts them, over the last seconds."""
+    """Samples of all ranks per second, counted by this rank's Accelerator over the last seconds."""
     memory: int | None = None
     """Bytes of resident memory now; None once it has ended."""
     peak_memory: int | None = None
-    """Bytes of resident memory at the most; None while it runs."""
+    """Bytes of resident memory at its peak; None while it runs."""
     gpu_memory: int | None = None
-    """Bytes that all processes use on its GPU; once the run is over, the most that was seen; None without one."""
+    """Bytes that all processes use on its GPU; after the run, the highest value seen. None without a GPU."""
     gpu_utilization: float | None = None
-    """The part of the last second in which its GPU was at work, 0 to 1; None without one, and once the run is over."""
+    """Part of the last second in which its GPU worked, 0 to 1; None without a GPU, and after the run."""
     last_line: str = ""
-    """What it wrote last."""
+    """Last line that it wrote."""
     waited: float | None = None
-    """Seconds for which it has waited in a collective which other ranks have not entered; None while these are fewer
-    than `hang_notice`."""
+    """Seconds for which it has waited in a collective that other ranks have not entered; None below `hang_notice`."""
     where: str = ""
-    """While any rank waits like that, the place of this one: `in all_reduce (Cell In[3], line 4)`."""
+    """Place of this rank while any rank waits in that way: `in all_reduce (Cell In[3], line 4)`."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """The last value of each metric that it reported."""
+    """Last value of each metric that it reported."""
     seconds: float | None = None
-    """From the launch to the rank's end; None while it runs."""
+    """Seconds from the launch to the rank's end; None while it runs."""
     returned: str = ""
-    """The returned value's short form; empty until there is one."""
+    """Short form of the returned value; empty until the rank has returned."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """What is known of one rank that failed."""
+    """Failure of one rank."""
 
     rank: int
     summary: str
-    """One line."""
+    """Description in one line."""
     traceback: str = ""
     victim: bool = False
-    """Whether it only failed because another rank did."""
+    """True if the rank failed only because another rank had failed."""
     last_lines: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:
-    """What is known of a run at one moment; plain enough for JSON."""
+    """State of a run at one moment; plain enough for JSON."""
 
     id: str
-    """Sorts by time: `20261121-142501-train-3f9c5e`."""
+    """Name among all runs, which sorts by time: `20261121-142501-train-3f9c5e`."""
     name: str
-    """The function's."""
+    """Name of the function."""
     state: RunState
     started: float
-    """Seconds since the epoch."""
+    """Time of the launch, in seconds since the epoch."""
     seconds: float
-    """From the launch to now, or to its end."""
+    """Seconds from the launch to now or, if the run is over, to its end."""
     num_processes: int
     summary: str
-    """One line: what was found and chosen."""
+    """Hardware that was found and options that were chosen, in one line."""
     seed: int
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The fields of the run's LaunchConfig, as JSON has them."""
     arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What the function was called with, each argument in a few words; its defaults too."""
+    """Arguments of the function, defaults included, each in a few words."""
     restarts: int = 0
     stopped_by: str | None = None
     timed_out: bool = False
     error: str = ""
-    """One line: what the run failed with; empty otherwise."""
+    """Error of a run that failed, in one line; else empty."""
     waiting: str = ""
-    """In the state `"waiting"`: which ranks wait in which collective, for how long, and where the others are. Of a run
-    that was stopped while ranks waited in a collective: where its ranks were."""
+    """Text about ranks that wait. In the state `"waiting"`: the ranks, their collective, for how long they have waited,
+    and where the other ranks are. For a run that was stopped while ranks waited: the places of its ranks."""
     ranks: tuple[RankSnapshot, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
-    """The culprit first."""
+    """Failures of the ranks, that of the culprit first."""
     phases: Mapping[int, RankPhases] = dataclasses.field(default_factory=dict)
-    """By rank, as far as the ranks' Accelerators have told."""
+    """Phases by rank, for the ranks whose Accelerator has reported any."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will change any more."""
+        """True if the run has ended, so that nothing changes any more."""
         return self.state in ("done", "failed", "stopped", "lost")
 
 
 class RunReader(Protocol):
-    """What views read: a live `Run`, or one from its folder."""
+    """Protocol through which views read a run: a live `Run`, or a `RecordedRun`."""
 
     def snapshot(self) -> RunSnapshot:
-        """Return what is known now."""
+        """Return the present state of the run."""
 
     def metrics_since(self, position: int) -> tuple[Sequence[MetricPoint], int]:
-        """Return the metrics after a position, and the next position; begin with 0."""
+        """Return the metrics after a position, and the next position. The first position is 0."""
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
-        """Return what a rank has written after a position, and the next position; begin with 0.
+        """Return the text that a rank has written after a position, and the next position. The first position is 0.
 
-        A position counts bytes. One beyond the end gives an empty text and the end.
+        A position counts bytes. For a position beyond the end, the text is empty and the next position is the end.
         """

@@ -1,4 +1,4 @@
-"""What the ranks' waiting for each other costs, and what accumulating gradients has saved: from measured spans."""
+"""Cost of the ranks' waiting for each other, and time saved by accumulating gradients, from measured spans."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ if TYPE_CHECKING:
 __all__ = ["SyncCost", "measure_sync", "slowest_rank"]
 
 NOTABLE = 0.05
-"""Difference between two ranks' shares of waiting from which one is said to be slower."""
+"""Smallest difference between two ranks' shares of waiting from which one of them counts as slower."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SyncCost:
-    """What synchronising has cost, on average over the ranks that measured it."""
+    """Cost of synchronising, on average over the ranks that measured it."""
 
     share: float | None
     """Part of the measured time in which a rank waited for the others, 0 to 1."""
     mean_seconds: float | None
-    """One synchronisation; None: none was seen."""
+    """Seconds of one synchronisation; None if none was measured."""
     saved_seconds: float | None
-    """What a synchronisation after each of the other micro-batches would have taken; None: none was seen."""
+    """Seconds that a synchronisation after each of the other micro-batches would have taken; None if none was
+    measured."""
 
     @property
     def text(self) -> str:
@@ -46,16 +47,16 @@ class SyncCost:
 
 
 def measure_sync(phases: Iterable[RankPhases]) -> SyncCost:
-    """Return what was measured: the mean of a rank's synchronisations, times those that its windows spared it."""
-    told = [one for one in phases if sum(one.seconds.values())]
-    if not told:
+    """Return the cost of synchronising: savings are a rank's mean synchronisation times those that it could skip."""
+    measured = [one for one in phases if sum(one.seconds.values())]
+    if not measured:
         return SyncCost(share=None, mean_seconds=None, saved_seconds=None)
-    share = sum(one.seconds.get("sync", 0.0) for one in told) / sum(sum(one.seconds.values()) for one in told)
-    synced = [one for one in told if one.counts.get("sync")]
+    share = sum(one.seconds.get("sync", 0.0) for one in measured) / sum(sum(one.seconds.values()) for one in measured)
+    synced = [one for one in measured if one.counts.get("sync")]
     if not synced:
         return SyncCost(share=share, mean_seconds=None, saved_seconds=None)
     total, count = sum(one.seconds["sync"] for one in synced), sum(one.counts["sync"] for one in synced)
-    # A window is counted when it ends, its synchronisation some microseconds before.
+    # A window is counted at its end, some microseconds after its synchronisation.
     saved = [
         one.seconds["sync"] / one.counts["sync"] * max(0, one.micro_batches - max(one.windows, one.counts["sync"]))
         for one in synced
@@ -64,10 +65,10 @@ def measure_sync(phases: Iterable[RankPhases]) -> SyncCost:
 
 
 def slowest_rank(snapshot: RunSnapshot) -> int | None:
-    """Return the rank that the others wait for; None if none stands out.
+    """Return the rank that the others wait for; None if no rank stands out.
 
-    That is the one whose loop is behind; where all keep step, because they wait for each other, the one that
-    waits clearly less than another.
+    This is the rank whose loop is behind. If the loops of all ranks keep step, because the ranks wait for each other,
+    it is the rank that waits clearly less than another one.
     """
     done = {rank.rank: rank.done for rank in snapshot.ranks if rank.done is not None}
     if len(done) > 1 and max(done.values()) - min(done.values()) > 1 + 0.01 * max(done.values()):
