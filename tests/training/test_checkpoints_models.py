@@ -308,7 +308,6 @@ def test_weights_without_data_are_not_saved(tmp_path):
     assert files(tmp_path) == set()
 
 
-@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")  # from torch 2.15 on
 @pytest.mark.parametrize("tensor", [torch.zeros(2, dtype=torch.complex128), torch.eye(3).to_sparse()])
 def test_what_safetensors_does_not_know_needs_pickling(tmp_path, tensor):
     class Odd(torch.nn.Module):
