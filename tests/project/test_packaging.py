@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import notebook_launcher
+
 tomllib = pytest.importorskip("tomllib", reason="came with Python 3.11")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +78,12 @@ def test_the_wheel_holds_every_file_and_no_more(wheel):
     }
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == expected
+
+
+def test_version_of_the_wheel_is_that_of_the_package(wheel):
+    (metadata,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
+    text = zipfile.ZipFile(wheel).read(metadata).decode()
+    assert f"\nVersion: {notebook_launcher.__version__}\n" in text
 
 
 def test_an_installed_wheel_has_its_widgets_inside(wheel, tmp_path):
