@@ -20,6 +20,11 @@ tomllib = pytest.importorskip("tomllib", reason="came with Python 3.11")
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"notebook_launcher": ROOT / "notebook_launcher", "notebook_launcher.widgets": ROOT / "widgets"}
 
+LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", "_build", ".*_cache", ".hypothesis", "*_logs"
+)
+"""What lies in a checkout that was used, and belongs to no release: as .gitignore."""
+
 # What pip does, without its isolated environment: the hooks of the build backend, in a fresh process.
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
 WHERE = "import sys; sys.path[:0] = sys.argv[1:]; import notebook_launcher.widgets as w; print(w.__file__)"
@@ -31,20 +36,22 @@ def project() -> Any:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build an sdist from a copy of the checkout, and a wheel from what the sdist holds."""
-    folder = tmp_path_factory.mktemp("build")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a source distribution from a copy of the checkout, and unpack it."""
+    folder = tmp_path_factory.mktemp("sdist")
     checkout = folder / "checkout"
-    for name in ("notebook_launcher", "widgets"):
-        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "LICENSE", "README.md"):
-        if (ROOT / name).exists():
-            shutil.copy(ROOT / name, checkout)
+    shutil.copytree(ROOT, checkout, ignore=LEFT_OUT)
     # By tar: extractall() of Python 3.11.2 knows no filter=, and that of 3.12 warns without one.
     (folder / "unpacked").mkdir()
     subprocess.run(["tar", "-xf", _build("sdist", checkout, folder), "-C", folder / "unpacked"], check=True)
     (unpacked,) = (folder / "unpacked").iterdir()
-    return _build("wheel", unpacked, folder)
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a wheel from what the source distribution holds."""
+    return _build("wheel", sdist, tmp_path_factory.mktemp("wheel"))
 
 
 def _build(kind: str, source: Path, target: Path) -> Path:
@@ -78,6 +85,18 @@ def test_the_wheel_holds_every_file_and_no_more(wheel):
     }
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == expected
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "docs", "notebooks", "tests"])
+def test_sdist_holds_every_file_of_a_folder(sdist, folder):
+    expected = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}
+    expected = {path for path in expected if not LEFT_OUT("", path.parts)}
+    assert expected - {path.relative_to(sdist) for path in sdist.rglob("*")} == set()
+
+
+@pytest.mark.parametrize("file", ["CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt"])
+def test_sdist_holds_what_a_developer_needs(sdist, file):
+    assert (sdist / file).is_file()
 
 
 def test_version_of_the_wheel_is_that_of_the_package(wheel):
