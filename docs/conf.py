@@ -21,6 +21,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "docstrings",
+    "mathml",
     "message_list",
     "public_names",
 ]
@@ -36,7 +37,7 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent), os.environ.get("PYTHONPATH")]))
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autoclass_content = "both"  # some constructors say what they take
@@ -54,7 +55,10 @@ napoleon_use_ivar = False
 default_role = "public"  # in docstrings: a link where the reference has the name, and code elsewhere
 suppress_warnings = ["ref.python"]  # a short name in an annotation that compat has too: the first is meant
 
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = f"notebook-launcher {version}"
+html_static_path = ["_static"]
+html_css_files = ["formulas.css"]
 html_copy_source = False
 html_show_sphinx = False
