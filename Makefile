@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick matrix lint typecheck docs bench lab clean
+.PHONY: help demo check test quick matrix lint typecheck docs dist bench lab clean
 .DELETE_ON_ERROR:
 
 # The first of these that is Python 3.10 or newer; `make PYTHON=...` overrides.
@@ -14,6 +14,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SIDE_BY_SIDE := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile -m
 MATRIX ?= build/matrix
+RELEASE := build/release
+CORE := tests/foundations tests/travel tests/kernel/test_results.py tests/processes/test_crashes.py \
+	tests/training/test_accumulation_exact.py
 PACKAGE_FILES := $(filter-out %/__pycache__,$(wildcard notebook_launcher/*))
 
 help:  ## show this list
@@ -27,6 +30,9 @@ test: lint  ## check and test everything
 	@$(SIDE_BY_SIDE) "not alone" && side_by_side=0 || side_by_side=$$?; \
 	echo "==> tests that need the machine alone"; \
 	$(BIN)/python -m pytest -m alone && exit $$side_by_side
+
+check: lint  ## check everything and run the tests of what changed since main (under two minutes)
+	@$(BIN)/python tests/changed.py
 
 quick: lint  ## check everything and run the tests that start no kernel and are not slow (a few minutes)
 	@$(SIDE_BY_SIDE) "not alone and not slow"
@@ -51,6 +57,23 @@ typecheck: $(VENV)/installed-test  ## mypy alone
 docs: $(VENV)/installed-docs  ## build the documentation; EXECUTE=force runs the tutorials for it (`make test` builds it too)
 	@EXECUTE=$(EXECUTE) $(BIN)/python -m sphinx -W --keep-going -q -d docs/_build/doctrees docs docs/_build/html
 	@echo "==> docs/_build/html/index.html"
+
+# The package is taken out of the unpacked sources, so that the tutorial and the tests import the installed wheel.
+dist: $(VENV)/installed-dist  ## build wheel and sdist, check them, and try them in an empty environment (10 minutes)
+	@rm -rf dist $(RELEASE) && mkdir -p $(RELEASE)
+	@echo "==> wheel and source distribution"
+	@$(BIN)/python -m build --no-isolation --outdir dist
+	@$(BIN)/python -m twine check --strict dist/*
+	@tar -xf dist/*.tar.gz --strip-components=1 -C $(RELEASE)
+	@rm -r $(RELEASE)/notebook_launcher $(RELEASE)/widgets
+	@echo "==> the first tutorial, with the wheel in an empty environment"
+	@$(PYTHON) -m venv $(RELEASE)/$(VENV)
+	@$(RELEASE)/$(BIN)/pip install -q -c constraints.txt "$$(echo dist/*.whl)[notebooks]"
+	@cd $(RELEASE) && $(BIN)/python notebooks/demo.py
+	@echo "==> the core of the tests"
+	@$(RELEASE)/$(BIN)/pip install -q -c constraints.txt "$$(echo dist/*.whl)[test]"
+	@cd $(RELEASE) && $(BIN)/python -m pytest -q -m "not slow" $(CORE)
+	@ls -l dist
 
 bench: $(VENV)/installed-bench  ## measure, side by side with other launchers
 	@for program in benchmarks/[!_]*.py; do echo "==> $$program"; $(BIN)/python "$$program"; done
