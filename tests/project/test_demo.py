@@ -19,7 +19,7 @@ def run_demo(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_every_weight_of_the_tutorial_is_the_documented_one():
+def test_demo_prints_documented_weight_for_every_combination():
     demo = run_demo(ROOT / "notebooks")
     assert demo.returncode == 0, demo.stdout + demo.stderr
     table = demo.stdout[demo.stdout.rindex("processes  accumulation") :].splitlines()[1:10]
@@ -40,7 +40,7 @@ def test_every_weight_of_the_tutorial_is_the_documented_one():
         ("import torch", "import os; os._exit(1)", "failed"),
     ],
 )
-def test_a_tutorial_that_goes_wrong_ends_with_1(tmp_path, good, bad, said):
+def test_demo_exits_with_1_if_tutorial_fails(tmp_path, good, bad, said):
     for path in (ROOT / "notebooks").glob("*.*"):
         shutil.copy(path, tmp_path)
     notebook = tmp_path / "01_gradient_accumulation.ipynb"

@@ -52,7 +52,7 @@ def public_names() -> Iterator[tuple[str, Any]]:
                 yield f"{package}.{name}", getattr(module, name)
 
 
-def test_every_public_name_is_in_the_reference(site):
+def test_reference_describes_every_public_name(site):
     packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     lines = zlib.decompress(packed).decode().splitlines()
     described = {line.split(" ", 1)[0] for line in lines if " py:" in line}
@@ -61,13 +61,13 @@ def test_every_public_name_is_in_the_reference(site):
     assert [name for name, value in objects.items() if id(value) not in reachable] == []
 
 
-def test_pages_need_no_network(site):
+def test_pages_load_nothing_from_the_network(site):
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(?:https?:)?//", text), page
 
 
-def test_the_messages_are_listed_from_the_code(site):
+def test_message_page_lists_every_message(site):
     from notebook_launcher import messages
 
     page = (site / "explanation/messages.html").read_text(encoding="utf-8")
@@ -130,7 +130,7 @@ def reader():
 
 
 @pytest.mark.parametrize("how_to", HOW_TOS, ids=lambda path: path.stem)
-def test_the_code_of_a_how_to_runs(how_to, reader, tmp_path):
+def test_how_to_code_prints_what_the_page_shows(how_to, reader, tmp_path):
     found = list(pages.blocks(how_to.read_text(encoding="utf-8")))
     assert found
     assert reader.execute(f"%reset -f\nimport os; os.chdir({str(tmp_path)!r}); del os").error is None

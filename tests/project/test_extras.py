@@ -162,5 +162,5 @@ def test_dependencies_provide_every_import_of_the_package() -> None:
     assert missing("", PACKAGE) == {}
 
 
-def test_missing_import_is_found() -> None:
+def test_import_without_requirement_is_found() -> None:
     assert missing("", PROGRAMS["demo"])["matplotlib"].endswith(".ipynb")

@@ -118,18 +118,18 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", LEAKS)
-def test_a_leak_fails_its_test(outcomes, name):
+def test_leak_fails_the_test_that_left_it(outcomes, name):
     assert WORDS[name] in outcomes[name]
 
 
 @pytest.mark.parametrize("name", [*HARMLESS, "excused"])
-def test_the_harmless_passes(outcomes, name):
+def test_harmless_remains_pass(outcomes, name):
     assert outcomes[name] == ""
 
 
-def test_a_leak_is_not_held_against_the_next_test(outcomes):
+def test_leak_does_not_fail_the_next_test(outcomes):
     assert "sleep 60" not in outcomes["orphan"]
 
 
-def test_an_excuse_needs_a_reason(outcomes):
+def test_leaks_marker_without_reason_fails(outcomes):
     assert "needs a reason" in outcomes["no_reason"]

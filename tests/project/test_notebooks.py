@@ -67,7 +67,7 @@ def processes_with(mark: str) -> list[psutil.Process]:
 
 
 @every_notebook
-def test_it_is_committed_without_traces_of_a_run(path: Path) -> None:
+def test_notebook_holds_no_traces_of_a_run(path: Path) -> None:
     notebook = read(path)
     nbformat.validate(notebook)
     assert [cell for cell in code_cells(notebook) if cell.outputs or cell.execution_count is not None] == []
@@ -80,7 +80,7 @@ def test_it_is_committed_without_traces_of_a_run(path: Path) -> None:
 
 
 @every_notebook
-def test_it_says_first_what_will_be_seen_and_shows_last_that_nothing_is_left(path: Path) -> None:
+def test_notebook_begins_with_summary_and_ends_with_leak_check(path: Path) -> None:
     notebook = read(path)
     first, (last_text, last) = notebook.cells[0], notebook.cells[-2:]
     assert first.source.startswith("# ")
@@ -93,7 +93,7 @@ def test_it_says_first_what_will_be_seen_and_shows_last_that_nothing_is_left(pat
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_loop_left")
 @pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)  # test_demo.py runs the first
-def test_it_runs_from_top_to_bottom_and_leaves_no_process(path: Path, tmp_path: Path) -> None:
+def test_notebook_runs_from_top_to_bottom_and_leaves_no_process(path: Path, tmp_path: Path) -> None:
     # pytest would print all stacks after 50 s, which a busy machine may need; the limit above prints them too.
     faulthandler.cancel_dump_traceback_later()
     mark = uuid.uuid4().hex
@@ -107,7 +107,7 @@ def test_it_runs_from_top_to_bottom_and_leaves_no_process(path: Path, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_loop_left")
-def test_one_whose_result_is_wrong_fails(tmp_path: Path) -> None:
+def test_notebook_with_failing_assertion_raises(tmp_path: Path) -> None:
     sources = ["import sys\nprint(sys.executable)", "assert 1 > 2"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     with pytest.raises(CellExecutionError, match="assert 1 > 2"):

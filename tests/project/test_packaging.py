@@ -67,7 +67,7 @@ def _where_the_widgets_are(*paths: Path) -> Path:
     return Path(subprocess.run(command, cwd="/", capture_output=True, text=True, check=True).stdout.strip())
 
 
-def test_every_package_is_listed(project):
+def test_pyproject_lists_every_package(project):
     found = {
         ".".join([name, *path.relative_to(folder).parent.parts])
         for name, folder in FOLDERS.items()
@@ -76,7 +76,7 @@ def test_every_package_is_listed(project):
     assert set(project["tool"]["setuptools"]["packages"]) == found
 
 
-def test_the_wheel_holds_every_file_and_no_more(wheel):
+def test_wheel_holds_every_file_and_no_more(wheel):
     expected = {
         f"{name.replace('.', '/')}/{path.relative_to(folder)}"
         for name, folder in FOLDERS.items()
@@ -105,16 +105,16 @@ def test_version_of_the_wheel_is_that_of_the_package(wheel):
     assert f"\nVersion: {notebook_launcher.__version__}\n" in text
 
 
-def test_an_installed_wheel_has_its_widgets_inside(wheel, tmp_path):
+def test_installed_wheel_contains_widgets(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     assert _where_the_widgets_are(tmp_path) == tmp_path / "notebook_launcher/widgets/__init__.py"
 
 
-def test_a_checkout_that_is_not_installed_finds_its_widgets():
+def test_uninstalled_checkout_finds_widgets():
     assert _where_the_widgets_are(ROOT) == ROOT / "widgets/__init__.py"
 
 
-def test_a_folder_called_widgets_beside_an_installed_package_is_not_taken(wheel, tmp_path):
+def test_installed_package_ignores_foreign_widgets_folder(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     (tmp_path / "widgets").mkdir()
     (tmp_path / "widgets/__init__.py").touch()
@@ -122,7 +122,7 @@ def test_a_folder_called_widgets_beside_an_installed_package_is_not_taken(wheel,
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["checkout", "installed"])
-def test_accelerates_launcher_is_pointed_at(wheel, tmp_path, installed):
+def test_import_of_accelerates_launcher_names_the_replacements(wheel, tmp_path, installed):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = "import sys; sys.path.insert(0, sys.argv[1]); from notebook_launcher import notebook_launcher"
     command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path if installed else ROOT)]
@@ -132,7 +132,7 @@ def test_accelerates_launcher_is_pointed_at(wheel, tmp_path, installed):
     assert "`from notebook_launcher.compat import notebook_launcher`" in error
 
 
-def test_every_requirement_is_pinned_to_a_version_that_it_allows(project):
+def test_every_requirement_has_a_pin_that_it_allows(project):
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     pins = {canonicalize_name(pin.name): pin.specifier for pin in map(Requirement, lines)}

@@ -13,7 +13,7 @@ from tests.support.warm_kernels import warm_kernel
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_example_prints_what_the_page_shows() -> None:
+def test_readme_example_prints_the_shown_output() -> None:
     code, shown = re.findall(r"```(?:python)?\n(.*?)```", README, re.DOTALL)[:2]
     with warm_kernel() as kernel:
         outcome = kernel.execute(code)
@@ -54,7 +54,7 @@ FILLED_IN = {
 
 
 @pytest.mark.slow
-def test_the_other_examples_run(tmp_path):
+def test_readme_training_and_interface_examples_run(tmp_path):
     _, training, interface = (block.code for block in pages.blocks(README))
     with pages.reader(tmp_path) as kernel:
         for code in (GIVEN, _filled_in(training), LATER, _filled_in(interface)):
@@ -71,10 +71,10 @@ def _filled_in(code: str) -> str:
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"(?:\]\(|src=\")([^)#:\"]+)[)\"]", README))))
-def test_links_lead_somewhere(path: str) -> None:
+def test_readme_links_exist(path: str) -> None:
     assert (ROOT / path).exists()
 
 
-def test_the_example_and_its_output_come_early() -> None:
+def test_readme_is_short_and_shows_output_early() -> None:
     assert README[: README.index("done in")].count("\n") < 40
     assert README.count("\n") <= 160
