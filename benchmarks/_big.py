@@ -16,7 +16,7 @@ BIG_RANKS = 4
 
 
 def back_memory() -> None:
-    """Use and free memory once: a virtual machine takes its host's at first use, which can take seconds."""
+    """Use and free memory once, because a virtual machine takes seconds to get memory from its host at first use."""
     size = min(16e9, 0.6 * psutil.virtual_memory().available)
     code = f"bytearray({int(size)})[::4096] = bytes(-(-{int(size)} // 4096))"
     subprocess.run([sys.executable, "-c", code], check=False)
@@ -75,14 +75,14 @@ def big_table(found: Measurements) -> str:
     head += ["state back: ms (copies)", "kernel's peak, MB"]
     return (
         f"## One GB to {BIG_RANKS} ranks, and back from rank 0\n\n"
-        f"One memory copy of 1 GB took {found.cell('copy', 'new')} ms into new memory, which is what the figures in "
-        f"brackets are multiples of (an array, in the huge pages NumPy asks for; a tensor's clone took "
+        f"One memory copy of 1 GB took {found.cell('copy', 'new')} ms into new memory; the figures in brackets "
+        f"are multiples of this time (an array, in the huge pages that NumPy asks for; a tensor's clone took "
         f"{found.cell('copy', 'tensor')} ms), and {found.cell('copy', 'used')} ms into memory in use.\n\n"
-        "*There*: until the function has begun on every rank, less the same without the data. *Memory*: what all ranks "
-        "together have more after reading all of it, proportional to sharing / private. *Back*: from the end of "
+        "*There*: until the function has begun on every rank, minus this time without data. *Memory*: growth of "
+        "all ranks together after reading all of the data, proportional to sharing / private. *Back*: from the end of "
         "the function to a dictionary of 16 tensors in the caller; by hand through a queue for torch, through "
-        "`torch.save` into memory for Accelerate. *Peak*: how far the caller's resident memory rose, with all of it "
-        "read: 1,074 MB are the result itself.\n\n" + table(head, rows)
+        "`torch.save` into memory for Accelerate. *Peak*: growth of the caller's resident memory after reading the "
+        "whole result, whose own size is 1,074 MB.\n\n" + table(head, rows)
     )
 
 

@@ -58,9 +58,10 @@ def launch_tables(found: Measurements, counts: list[int]) -> str:
         if not name.startswith(("bare", "ours-fork")):
             cold.append([label, *(found.cell("cold", name, count) for count in counts)])
     return (
-        "## From the call to the results, warm\n\nMilliseconds: median (quartiles), of a function that returns the "
-        "size of its group. The first calls are not counted.\n\n"
+        "## From the call to the results, warm\n\nMilliseconds: median (quartiles), for a function that returns the "
+        "size of its group. First calls are not counted.\n\n"
         + table(["launcher", *columns, "2 ranks / bare fork", "what it does"], warm)
-        + "\n## The same, cold\n\nMilliseconds of the first call of a fresh interpreter, with the launcher's import; "
-        "for those whose ranks stay, with their start.\n\n" + table(["launcher", *columns], cold)
+        + "\n## From the call to the results, cold\n\nMilliseconds of the first call of a fresh interpreter, with the "
+        "launcher's import and, for launchers whose ranks stay, with the start of the ranks.\n\n"
+        + table(["launcher", *columns], cold)
     )

@@ -1,8 +1,8 @@
-"""A contender in a process of its own: does what it is told on one pipe, and answers on another.
+"""A contender in a process of its own: reads commands from one pipe, and writes answers to another.
 
-The functions that ranks run are here too. This file is `__main__` where they are launched, as a cell of
-a notebook is, so launchers that pickle must pickle them by value; and it can be imported, for those that
-start fresh interpreters.
+The functions that ranks run are here too. Where they are launched, this file is `__main__`, as a notebook's cell
+is, so launchers that pickle must pickle the functions by value. Launchers that start fresh interpreters import
+this file.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 GB = 1 << 30
 NUM_PARTS = 16
-"""A returned state is so many tensors."""
+"""Number of tensors in a returned state."""
 
 
-# What ranks run.
+# The functions that ranks run.
 
 
 def trivial() -> int:
@@ -97,7 +97,7 @@ def look(folder: str) -> None:
 
 
 def note(folder: str, **values: Any) -> None:
-    """Write down what a rank saw, whole or not at all; launchers that return nothing need it."""
+    """Write a rank's values to a file, completely or not at all; some launchers return no values."""
     path = Path(folder, f"{os.getpid()}")
     path.with_suffix(".part").write_text(json.dumps(values))
     path.with_suffix(".part").rename(path.with_suffix(".json"))
@@ -110,11 +110,11 @@ def memory_of(pid: int | str) -> dict[str, int]:
     return {"pss": sizes["Pss"], "private": sizes["Private_Dirty"] + sizes["Private_Clean"]}
 
 
-# What the contender is told to do.
+# The commands of a contender.
 
 
 class Tasks:
-    """One method for each command; each gives what is sent back."""
+    """Commands of a contender, one method each; the return value is sent back."""
 
     def __init__(self, make_way: Any, num_ranks: int) -> None:
         self._make_way = make_way
@@ -129,7 +129,7 @@ class Tasks:
         return self._way
 
     def cold(self) -> dict[str, Any]:
-        """The first call of a fresh interpreter, imports included."""
+        """Time the first call of a fresh interpreter, imports included."""
         return self.trivial()
 
     def trivial(self) -> dict[str, Any]:
@@ -138,23 +138,23 @@ class Tasks:
         return {"seconds": time.perf_counter() - begin}
 
     def prepare(self) -> dict[str, Any]:
-        """Make one call that shows that the ranks are as many as wanted and have found each other."""
+        """Make one call that checks the number of ranks and their process group."""
         if getattr(self.way, "bare", False):
             self.way.call(trivial)
             missing = [name for name in self.way.modules if name not in sys.modules]
             if missing:
-                raise RuntimeError(f"not the reference that it says it is: {', '.join(missing)} is not imported")
+                raise RuntimeError(f"not a valid reference: {', '.join(missing)} is not imported")
             return {"private": memory_of("self")["private"]}
         sums = [seen["sum"] for seen in self._noted(prove)]
         if sums != [self._num_ranks] * self._num_ranks:
-            raise RuntimeError(f"the group of {self._num_ranks} ranks is not up: all-reduce of ones gave {sums}")
+            raise RuntimeError(f"the group of {self._num_ranks} ranks is not up: an all-reduce of ones gave {sums}")
         return {}
 
     def copy(self) -> dict[str, Any]:
-        """One memory copy of 1 GB: into new memory, as every copy of data is, and into used memory.
+        """Time one memory copy of 1 GB, into new memory, as a launcher copies data, and into used memory.
 
-        The first copy is not timed: it would pay for memory that a virtual machine takes from its host, and
-        whatever is measured next would find that memory there, and look better than a copy.
+        The first copy is not timed: it would include the time in which a virtual machine takes memory from its
+        host. Later measurements would not include that time, and would look faster than a copy.
         """
         import numpy as np
 
@@ -169,7 +169,7 @@ class Tasks:
         return {"new": new, "used": used, "tensor": self._copy_tensor()}
 
     def _copy_tensor(self) -> float:
-        """The same of a tensor: NumPy asks for huge pages and torch does not, which is more than twice the time."""
+        """Time the copy of a tensor: it takes more than twice as long, because only NumPy asks for huge pages."""
         import torch
 
         source = torch.ones(GB // 4)
@@ -204,33 +204,33 @@ class Tasks:
         import torch
 
         gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = _status("VmRSS")
         self._clear()
         state = self.way.call_for_result(make_state, self._folder)
         seconds = time.monotonic() - self._read()[0]["made"]
         total = sum(float(torch.mean(part)) for part in state.values())
         if total != sum(range(NUM_PARTS)):
-            raise RuntimeError(f"what came back is not what was returned: {total}")
+            raise RuntimeError(f"the result differs from the returned value: {total}")
         return {"seconds": seconds, "peak": _status("VmHWM") - before}
 
     def death(self, how: str) -> dict[str, Any]:
         self._clear()
         try:
             self.way.call({"die": die, "fail": fail}[how], self._folder)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+        except Exception as error:  # noqa: BLE001 - any exception is the answer
             seconds = time.monotonic() - self._read()[0]["died"]
             lines = [line for line in str(error).splitlines() if any(map(str.isalpha, line))]
             return {"seconds": seconds, "error": type(error).__name__, "message": lines[0] if lines else ""}
         raise RuntimeError("the call ended without an exception")
 
     def idle(self) -> dict[str, Any]:
-        """Launch what does not end; the answer is given by the files of its ranks."""
+        """Launch a function that does not end; the files of its ranks are the answer."""
         self.way.call(idle, self._folder)
         return {}
 
     def look(self) -> dict[str, Any]:
-        """Return the processes of ranks that stay alive between calls."""
+        """Return the process numbers of ranks that stay alive between calls."""
         return {"pids": [one["pid"] for one in self._noted(look)]}
 
     def folder(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs both ranks over a link and keeps what they report, for `gradient_sync.py` and `comm_hooks.py`."""
+"""Runs both ranks over a link and keeps their reports, for `gradient_sync.py` and `comm_hooks.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from _measurements import Measurements
 
 QUIET = 180.0
-"""Seconds that rank 0 may say nothing: an epoch over the slowest link takes 40."""
+"""Longest time between two reports of rank 0, in seconds: an epoch over the slowest link takes 40."""
 
 
 def run_time(
@@ -22,8 +22,8 @@ def run_time(
 ) -> None:
     """Measure (name, hook) contenders over a link.
 
-    Samples by ("seconds" or "bytes", link, name, hook, variant); what a window all-reduces by ("numbers", …), and of
-    the link itself by ("rate", link). A reason at ("link", link) says why there is no more.
+    Samples are kept by ("seconds" or "bytes", link, name, hook, variant), the values that a window all-reduces by
+    ("numbers", …), and the rate of the link by ("rate", link). If the link failed, ("link", link) has the reason.
     """
     spec = {"job": "time", "batches": batches, "repeats": found.repeats, "all_variants": all_variants}
     for report in _reports(found, link, spec, contenders):
@@ -41,7 +41,7 @@ def run_time(
 
 
 def run_loss(found: Measurements, contenders: Iterable[tuple[str, str]], *, batches: int, epochs: int) -> None:
-    """Train (name, hook) contenders on one node; final losses by ("loss", name, hook)."""
+    """Train (name, hook) contenders on one node; keep their final losses by ("loss", name, hook)."""
     spec = {"job": "loss", "batches": batches, "epochs": epochs}
     for report in _reports(found, "node", spec, contenders):
         if report["kind"] == "loss":
@@ -60,7 +60,7 @@ def _reports(
 
 
 def cell(found: Measurements, what: str, key: tuple[str, ...], form: Any) -> str:
-    """Return a figure of (link, name, hook, variant), or why it is missing."""
+    """Return a figure of (link, name, hook, variant), or the reason for its absence."""
     link, name, hook, _ = key
     for reason in (("failed", *key), ("failed", link, name, hook, None)):
         if reason in found.reasons:
@@ -69,6 +69,6 @@ def cell(found: Measurements, what: str, key: tuple[str, ...], form: Any) -> str
 
 
 def problem(found: Measurements, link: str) -> str:
-    """Return a line that says what went wrong with a whole link, if anything did."""
+    """Return a line with the error of a whole link, or an empty text."""
     reason = found.reasons.get(("link", link))
-    return f"Not everything was measured: {reason}\n\n" if reason else ""
+    return f"Some measurements are missing: {reason}\n\n" if reason else ""

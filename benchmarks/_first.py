@@ -1,4 +1,4 @@
-"""The first launches of a kernel, which come while its fork server is still getting ready."""
+"""The first launches of a kernel, while its fork server is still doing its chores."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def first_table(found: Measurements) -> str:
     numbers = [str(number) for number in range(1, COUNT + 1)]
     return (
         "## Ten launches from a cold kernel\n\nMilliseconds of each launch of 2 ranks, the first with the import of "
-        "the package and the start of the fork server; medians over several kernels. The ratio is that of the slowest "
-        "launch after the first to the median of the ten.\n\n" + table(["pause", *numbers, "ratio"], rows)
+        "the package and the start of the fork server; medians over several kernels. The ratio compares the slowest "
+        "launch after the first with the median of the ten.\n\n" + table(["pause", *numbers, "ratio"], rows)
     )
 
 
 def first_launches(found: Measurements, pause: float) -> list[float]:
-    """Return the median time of each of the ten launches; none if they were not measured."""
+    """Return the median time of each of the ten launches; an empty list if they were not measured."""
     launches = [found.median("first", pause, number) for number in range(COUNT)]
     return [value for value in launches if value is not None]
 

@@ -1,8 +1,8 @@
 """The network between two ranks: one node, or two nodes with a cable of a given rate.
 
-Every node is a network namespace. None has a name: a process holds it, which ends with this one, so however
-a benchmark ends, no namespace, interface or rate limit is left. A namespace also has counters of its own,
-in which nothing but the ranks' traffic is seen.
+Every node is a network namespace without a name. A helper process holds the namespace and ends with this process, so
+no namespace, interface or rate limit is left, however a benchmark ends. A namespace also has its own counters, which
+count only the traffic of the ranks.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CABLE = "cable"
-"""The name of either end, each in its own namespace."""
+"""Name of both ends of the cable, each in its own namespace."""
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 BURST = "256kb"
-"""What a cable takes at once: more than one segment that the kernel hands it (64 kB), little to a gradient."""
+"""Data that a cable accepts at once: more than one of the kernel's segments (64 kB), and little of a gradient."""
 PORT = 29500
-"""In a namespace nobody else has it."""
+"""Port of the store; in a namespace of its own no other process uses it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What lies between rank 0 and rank 1."""
+    """The connection between rank 0 and rank 1."""
 
     name: str
     label: str
@@ -47,11 +47,11 @@ LINKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A link that is up, as its ranks need it."""
+    """A link that is up, with the settings of its ranks."""
 
     link: Link
     enter: tuple[list[str], list[str]] = ([], [])
-    """The words before a command that make it run at each end."""
+    """Command prefixes that run a command at each end."""
     port: int = PORT
 
     @property
@@ -71,10 +71,10 @@ class Network:
 
 @contextlib.contextmanager
 def connected(link: Link) -> Iterator[Network]:
-    """Lay the link.
+    """Set up the link, and remove it at the end.
 
     Raises:
-        FailedError: namespaces are not allowed or a tool is missing. One node does without: it is this one then.
+        FailedError: namespaces are not allowed or a tool is missing. A link of one node then uses this machine itself.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -100,12 +100,12 @@ def connected(link: Link) -> Iterator[Network]:
 
 @contextlib.contextmanager
 def _namespace(owner: int | None) -> Iterator[int]:
-    """Hold a new namespace with its loopback up, and give the process that does; `owner` holds the first one."""
+    """Make a namespace with its loopback up, and yield the process that holds it; `owner` holds the first namespace."""
     new = ["unshare", "--net"]
     if os.geteuid() != 0:
-        # Whoever may make a user namespace is root in it; both nodes must belong to the same one.
+        # A user who may make a user namespace is root in it; both nodes must belong to the same one.
         new = [*new, "--user", "--map-root-user"] if owner is None else [*_into(owner), *new]
-    # It ends at the end of its input, which comes when this process ends, even if killed.
+    # The shell ends at the end of its input, so it ends with this process, even if this process is killed.
     script = "ip link set lo up && echo up && exec cat"
     try:
         holder = subprocess.Popen(
@@ -142,4 +142,4 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         words = " ".join(command[command.index("--net") + 1 :])
-        raise FailedError(f"no cable: `{words}` said: {done.stderr.strip()}")
+        raise FailedError(f"no cable: `{words}` failed: {done.stderr.strip()}")

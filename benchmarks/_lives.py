@@ -1,4 +1,4 @@
-"""What ranks cost while they live, how soon their death is known, and what an import takes."""
+"""The memory of idle ranks, the time until a death is noticed, and the time of imports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _memory_if_alive(pid: int) -> dict[str, int]:
 
 
 def begin_idle(one: Contender, num_ranks: int) -> list[int]:
-    """Launch a function that does not end; return the ranks' processes once they run it."""
+    """Launch a function that does not end; return the ranks' process numbers once they run it."""
     folder = Path(one.ask("folder", timeout=LIMIT)["folder"])
     one.tell("idle")
     deadline = time.monotonic() + LIMIT
@@ -58,8 +58,8 @@ def idle_table(found: Measurements) -> str:
         for name in found.chosen(IDLE)
     ]  # fmt: skip
     return (
-        "## Memory of two idle ranks\n\nMB. The whole tree is everything but the caller: for us with fork server and "
-        "supervisor.\n\n" + table(["launcher", "rank, proportional", "rank, private", "whole tree", ""], rows)
+        "## Memory of two idle ranks\n\nMB. The whole tree is every process but the caller; ours includes fork server "
+        "and supervisor.\n\n" + table(["launcher", "rank, proportional", "rank, private", "whole tree", ""], rows)
     )
 
 
@@ -115,7 +115,7 @@ def measure_deaths_of(found: Measurements, name: str) -> None:
             begin_idle(one, 2)
             seconds = one.kill_and_time(GONE_LIMIT)
             if seconds is None:
-                raise FailedError(f"processes are left after {GONE_LIMIT:g} s")
+                raise FailedError(f"some processes still live after {GONE_LIMIT:g} s")
             found.add(seconds, "killed", name)
 
 
@@ -125,8 +125,15 @@ def death_table(found: Measurements) -> str:
          found.texts.get(("die", name), "-"), found.texts.get(("fail", name), "-")]
         for name in found.chosen(DEATHS)
     ]  # fmt: skip
-    head = ["launcher", "a rank: SIGKILL", "a rank: ValueError", "the caller: SIGKILL", "first says", "second says"]
+    head = [
+        "launcher",
+        "a rank: SIGKILL",
+        "a rank: ValueError",
+        "the caller: SIGKILL",
+        "first message",
+        "second message",
+    ]
     return (
-        "## Deaths\n\nMilliseconds with 2 ranks, the other one waiting in an all-reduce: until the caller has the "
-        "exception, and until no process is left.\n\n" + table(head, rows)
+        "## Deaths\n\nMilliseconds with 2 ranks, the other rank waiting in an all-reduce: until the caller has the "
+        "exception, and until all processes have ended.\n\n" + table(head, rows)
     )

@@ -1,7 +1,7 @@
 """One epoch of gradient accumulation, written by each contender in each variant of Accelerate's table.
 
-The variants and their names are those of its guide on gradient synchronisation: gradients are all-reduced in
-every micro-batch, or by mistake because only `backward` is in `no_sync`, or once per window.
+The variants and their names come from its guide on gradient synchronisation. Gradients are all-reduced in every
+micro-batch (by intention, or by mistake because only `backward` is in `no_sync`), or once per window.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 WINDOW = 4
 """Micro-batches per update."""
 POWER_SGD: dict[str, Any] = {"matrix_approximation_rank": 4, "start_powerSGD_iter": 2}
-"""torch starts it after 1,000 updates by default; 2 is the least that it allows with error feedback."""
+"""PowerSGD starts after 1,000 updates by default; 2 is torch's minimum with error feedback."""
 ONE_BUCKET: dict[str, Any] = {"bucket_cap_mb": 100}
-"""For PowerSGD: its later all-reduces start in threads, over gloo in an order that differs between the ranks if
-there are several buckets, which ends both ("Received data size doesn't match expected size", torch 2.13)."""
+"""One bucket for PowerSGD: with several buckets, its later all-reduces start in threads, over gloo in an order that
+differs between the ranks, and both ranks fail ("Received data size doesn't match expected size", torch 2.13)."""
 
 Batches = Any
-"""What gives an epoch's batches, as (tokens,)."""
+"""An iterable of an epoch's batches, as (tokens,)."""
 
 
 class HandWritten:
@@ -75,7 +75,7 @@ class HandWritten:
 
 
 class WithAccelerator:
-    """The same with an `Accelerator`: Hugging Face's or ours, which is used in the same words."""
+    """The loops with an `Accelerator`, Hugging Face's or ours; the code is the same."""
 
     variants = ("baseline", "mistake", "no_sync", "accumulate")
 
@@ -84,7 +84,7 @@ class WithAccelerator:
         self._accelerator = accelerator(cpu=True, kwargs_handlers=handlers(module, hook))
         model = make_model()
         self.model, self._optimizer = self._accelerator.prepare(model, make_optimizer(model))
-        # Ours says what the mistake is; here it is made on purpose.
+        # Our Accelerator warns about the mistake, which is made on purpose here.
         warnings.filterwarnings("ignore", message=".*no_sync.*")
 
     def loader(self, num_batches: int) -> Batches:
@@ -137,7 +137,7 @@ def make_contender(name: str, hook: str = "no") -> HandWritten | WithAccelerator
 
 
 def is_boundary(index: int, last: int) -> bool:
-    """Return whether a window ends with this micro-batch."""
+    """Return True if a window ends with this micro-batch."""
     return index % WINDOW == WINDOW - 1 or index == last
 
 
@@ -148,13 +148,13 @@ def hand_made_hook(hook: str) -> tuple[Any, Any]:
     if hook == "power_sgd":
         return powerSGD_hook.PowerSGDState(process_group=None, **POWER_SGD), powerSGD_hook.powerSGD_hook
     if hook == "bf16":
-        # By its own name, DistributedDataParallel refuses it without NCCL; gloo can do it.
+        # Under its own name, DistributedDataParallel refuses this hook without NCCL, although gloo supports it.
         return None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)  # noqa: PLW0108
     return None, default_hooks.fp16_compress_hook
 
 
 def handlers(module: str, hook: str) -> list[Any]:
-    """Return the hook as an Accelerator takes it, in `kwargs_handlers`."""
+    """Return the hook in the form of an Accelerator's `kwargs_handlers`."""
     if hook == "no":
         return []
     options = {"comm_state_option": dict(POWER_SGD), **ONE_BUCKET} if hook == "power_sgd" else {}

@@ -1,4 +1,4 @@
-"""What was measured, who took part, and how long anybody may take."""
+"""Measured samples, the contenders and their limits."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ LABELS = {
 }
 EVERYBODY = list(LABELS)
 SLOW = 1.0
-"""A contender whose call takes longer, in seconds, is measured `SLOW_REPEATS` times."""
+"""Seconds; a contender with slower calls is measured only `SLOW_REPEATS` times."""
 SLOW_REPEATS = 3
 LIMIT = 90.0
-"""Seconds that any answer may take."""
+"""Longest time of an answer, in seconds."""
 GONE_LIMIT = 10.0
 PAUSE = 0.03
-"""Seconds between two measurements, in which what the last one left to do is done."""
+"""Seconds between two measurements, for the work that the last one has left."""
 
 
 class Measurements:
-    """What was measured: samples by (table, contender, what), and why something is missing."""
+    """Samples by (table, contender, quantity), and the reasons for missing samples."""
 
     def __init__(self, repeats: int, only: list[str] | None) -> None:
         self.repeats = repeats
@@ -62,7 +62,7 @@ class Measurements:
 
     @contextlib.contextmanager
     def guarded(self, *key: Any) -> Iterator[None]:
-        """Keep the reason of a failure, for its row."""
+        """Keep the reason of a failure, for the row of the table."""
         try:
             yield
         except FailedError as error:

@@ -1,4 +1,4 @@
-"""What a rank does for `step_overhead.py`: the same few operations in each contender's loop, in turns."""
+"""A rank of `step_overhead.py`: runs the same few operations in each contender's loop, in turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 STEPS = {"list": 40, "loader": 200}
-"""Micro-batches of a turn. Short ones, so that most are not interrupted; a loader's start is in its turns."""
+"""Micro-batches of a turn. Turns are short, so that most are not interrupted; a loader's turn includes its start."""
 BATCH_SIZE = 4
 WIDTH = 8
 WINDOWS = (1, 4)
@@ -49,7 +49,7 @@ class HandWritten:
 
 
 class WithAccelerator:
-    """The loop with an Accelerator: Hugging Face's or ours."""
+    """The loop with an Accelerator, Hugging Face's or ours."""
 
     def __init__(self, module: str, **options: Any) -> None:
         self._accelerator = importlib.import_module(module).Accelerator(cpu=True, **options)
@@ -88,13 +88,13 @@ def make_data(num_ranks: int) -> TensorDataset:
 
 
 def measure(names: list[str], repeats: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Give a row for each contender, window and source of batches: the microseconds of a micro-batch in each turn.
+    """Yield a row for each contender, window and source of batches: the microseconds of a micro-batch in each turn.
 
-    `wall` is what the clock says, `busy` the processor time of the thread that trains: what it waits for, such as
-    an all-reduce, is not in that.
+    `wall` is the elapsed time, `busy` the processor time of the thread that trains, which excludes waiting, such as
+    for an all-reduce.
 
     Args:
-        names: The contenders, who take turns. One that cannot has a row that says why.
+        names: The contenders, which take turns. A contender that fails has a row with the reason.
         repeats: Turns for each source of batches, a list or the contender's loader.
     """
     torch.set_num_threads(1)
@@ -107,7 +107,7 @@ def measure(names: list[str], repeats: dict[str, int]) -> Iterator[dict[str, Any
     for window in WINDOWS:
         for source, num_steps in STEPS.items():
             turns: dict[str, list[tuple[float, float]]] = {name: [] for name in present}
-            # Nobody's first turns are counted.
+            # The first turns do not count.
             for turn in range(-2, repeats[source]):
                 first = turn % max(1, len(present))
                 for name in present[first:] + present[:first]:
@@ -119,19 +119,19 @@ def measure(names: list[str], repeats: dict[str, int]) -> Iterator[dict[str, Any
 
 
 def try_contender(name: str) -> HandWritten | WithAccelerator | str:
-    """Return the contender, or why there is none."""
+    """Return the contender, or the reason of its failure."""
     try:
         if name == "hand":
             return HandWritten()
         if name == "accelerate":
             return WithAccelerator("accelerate")
         return WithAccelerator("notebook_launcher", check_ranks=name != "unchecked")
-    except Exception as error:  # noqa: BLE001 - whatever it is, it stands in the contender's row
+    except Exception as error:  # noqa: BLE001 - any exception stands in the contender's row
         return f"{type(error).__name__}: {error}"
 
 
 def measure_turn(contender: HandWritten | WithAccelerator, batches: Iterable[Any], window: int) -> tuple[float, float]:
-    """Return the seconds that a turn took, and those of them in which this thread was at work."""
+    """Return the seconds of a turn, and the seconds of this thread's processor time in it."""
     if dist.is_initialized():
         dist.barrier()
     busy = time.thread_time()
@@ -142,12 +142,12 @@ def measure_turn(contender: HandWritten | WithAccelerator, batches: Iterable[Any
 
 
 def measure_all(names: list[str], repeats: dict[str, int]) -> list[dict[str, Any]]:
-    """Return the rows of `measure`; this is what is launched."""
+    """Return the rows of `measure`; the function that is launched."""
     return list(measure(names, repeats))
 
 
 def main() -> None:
-    """Measure as a plain process or as one of torchrun's."""
+    """Measure as a plain process, or as a process of torchrun."""
     import os
 
     from _ranks import report, start_rank

@@ -1,4 +1,4 @@
-"""The measuring program's end of a contender: start it, ask it, and leave nothing of it behind."""
+"""A contender as the measuring program sees it: starts it, sends commands, and removes all of its processes."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ HERE = Path(__file__).resolve().parent
 PR_SET_CHILD_SUBREAPER = 36
 IN_MEMORY = Path("/dev/shm")
 TAG = "PYTHON_BENCHMARK_CONTENDER"
-"""Every process of a contender has it in its environment; the prefix is one that torchrunx passes on."""
+"""Variable in the environment of all processes of a contender; torchrunx passes on names with this prefix."""
 SETTLED = 0.6
 """Seconds without processor time after which a process tree counts as idle."""
 SETTLE_LIMIT = 20.0
 
 
 class FailedError(Exception):
-    """A contender could not do what it was asked; the message is shown in its row."""
+    """A command of a contender failed; the message is shown in the contender's row."""
 
 
 def adopt_orphans() -> None:
-    """Make what contenders leave behind a child of this process, where `Contender.close` finds it."""
+    """Make orphaned processes of contenders children of this process, where `Contender.kill` finds them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class Contender:
-    """A contender's process; a context manager that ends it with all that it started."""
+    """A contender's process; a context manager that ends it with all processes that it started."""
 
     def __init__(self, name: str, num_ranks: int) -> None:
         self.name = name
         commands_r, commands_w = os.pipe()
         answers_r, answers_w = os.pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
-        # Made here, so that it goes even if the contender is killed.
+        # Made here, so that it is removed even if the contender is killed.
         self._folder = tempfile.TemporaryDirectory(prefix="bench-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None)
         self._tag = f"{os.getpid()}-{id(self)}"
         environ = {
@@ -90,7 +90,7 @@ class Contender:
             raise FailedError(f"its process is gone: {self._last_words()}") from error
 
     def ask(self, command: str, *args: Any, timeout: float) -> dict[str, Any]:
-        """Send a command and return the answer; raises `FailedError`, also if it takes too long."""
+        """Send a command and return the answer; raises `FailedError` if it fails or takes too long."""
         self.tell(command, *args)
         answer = b""
         deadline = time.monotonic() + timeout
@@ -109,18 +109,18 @@ class Contender:
         return values
 
     def family(self) -> dict[int, psutil.Process]:
-        """Return the contender's process and all its descendants, as far as they were ever seen."""
+        """Return the contender's process and all descendants that were found so far."""
         with contextlib.suppress(psutil.NoSuchProcess):
             root = psutil.Process(self.process.pid)
             self._family.update({one.pid: one for one in [root, *root.children(recursive=True)]})
         return self._family
 
     def settle(self) -> None:
-        """Wait until nothing of the contender uses processor time, such as work put off until it is idle."""
+        """Wait until no process of the contender uses processor time, for example for postponed work."""
         settle(lambda: self.family().values())
 
     def kill_and_time(self, limit: float) -> float | None:
-        """Kill the contender's process and return the seconds until its descendants are gone; None: `limit` passed."""
+        """Kill the contender's process; return the seconds until its descendants have ended, or None after `limit`."""
         family = [one for one in self.family().values() if one.pid != self.process.pid]
         begin = time.monotonic()
         self.process.kill()
@@ -132,13 +132,13 @@ class Contender:
         return time.monotonic() - begin
 
     def kill(self) -> None:
-        """End everything that was ever seen of it, and what it left to this process."""
+        """Kill all processes of the contender that were found, and its orphans."""
         for one in self._family.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         self.process.kill()
         self.process.wait()
-        # Whose parent has just been killed is left to this process, one generation after the other.
+        # When a parent is killed, its children become children of this process, one generation after the other.
         while orphans := _orphans(self._tag):
             for one in orphans:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -149,11 +149,11 @@ class Contender:
     def _last_words(self) -> str:
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
 
 
 def settle(processes: Callable[[], Iterable[psutil.Process]]) -> None:
-    """Wait until these processes, which are asked for again and again, use no processor time."""
+    """Wait until these processes, which are listed again at each look, use no processor time."""
     end, last, since = time.monotonic() + SETTLE_LIMIT, -1.0, time.monotonic()
     while time.monotonic() < end and time.monotonic() - since < SETTLED:
         time.sleep(0.1)
@@ -173,7 +173,7 @@ def contenders(names: list[str], num_ranks: int) -> Iterator[list[Contender]]:
 
 
 def _orphans(tag: str) -> list[psutil.Process]:
-    """Return the processes that a contender has left to this one."""
+    """Return the processes of a contender that have become children of this process."""
     found = []
     for one in psutil.Process().children():
         with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""What the programs that measure training have in common: their options, and their report as it grows."""
+"""Common parts of the programs that measure training: options, and a report that is written part by part."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 LABELS = {"hand": "by hand", "ours": "notebook_launcher", "accelerate": "accelerate"}
-"""Who takes part: a loop of torch alone, our Accelerator, Hugging Face's."""
+"""Contenders: a loop of torch alone, our Accelerator, and Hugging Face's."""
 
 
 def parse(doc: str, *, links: Sequence[str] = (), contenders: Sequence[str] = tuple(LABELS)) -> argparse.Namespace:
-    """Return the options: quick, write, repeats, only and, where there are any, links; the last two as lists."""
+    """Return the options: quick, write, repeats, only and, if the program has any, links; the last two as lists."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few batches and repeats, not written to results/")
-    parser.add_argument("--write", action="store_true", help="write the report to results/ all the same")
-    parser.add_argument("--repeats", type=int, help="how often everybody's turn comes")
+    parser.add_argument("--write", action="store_true", help="write the report to results/ in any case")
+    parser.add_argument("--repeats", type=int, help="number of turns of each contender")
     parser.add_argument("--only", help=f"contenders, with commas: {', '.join(contenders)}")
     if links:
         parser.add_argument("--links", help=f"links, with commas: {', '.join(links)}")
@@ -38,7 +38,7 @@ def parse(doc: str, *, links: Sequence[str] = (), contenders: Sequence[str] = tu
 
 
 def publish(theme: str, title: str, options: argparse.Namespace, parts: Iterable[str]) -> None:
-    """Print each part as it comes and, in a full run, write the report as far as it goes."""
+    """Print each part when it is ready; in a full run, also write the report so far."""
     adopt_orphans()
     began = time.monotonic()
     head = f"# {title}\n\n{machine()}"

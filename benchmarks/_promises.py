@@ -1,4 +1,4 @@
-"""The figures that launching is held to, and whether they held."""
+"""The promises for launches, with the measured figures."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def promise_table(found: Measurements) -> str:
         *(promise(f"2 ranks, warm: <= 3 x a bare fork-and-exit ({what})", ours, 3, found.median("warm", name, 2))
           for name, what in (("bare", "torch imported"), ("bare-compiler", "its compiler too"),
                              ("bare-huge", "and huge pages"))),
-        promise("the same, <= 0.4 x accelerate", ours, 0.4, found.median("warm", "accelerate", 2)),
+        promise("2 ranks, warm: <= 0.4 x accelerate", ours, 0.4, found.median("warm", "accelerate", 2)),
         first_promise(found),
         promise("Session.run: <= 3 ms", found.median("warm", "session", 2), 0.003, None),
         promise("1 GB captured (array), 4 ranks: <= 2 x NumPy's copy", extra_time(found, "ours", "array"), 2, copy),
         promise("1 GB captured (tensor), 4 ranks: <= 2 x torch's copy", extra_time(found, "ours", "tensor"), 2, clone),
         memory_promise(found),
         promise("1 GB returned (tensors): <= 2 x torch's copy", found.median("return", "ours"), 2, clone),
-        promise("the same: <= 2 x NumPy's copy", found.median("return", "ours"), 2, copy),
+        promise("1 GB returned (tensors): <= 2 x NumPy's copy", found.median("return", "ours"), 2, copy),
         peak_promise(found),
         *(promise(f"a rank dies ({text}): < 2 s", found.median(how, "ours"), 2.0, None)
           for how, text in (("die", "SIGKILL"), ("fail", "ValueError"))),
@@ -36,14 +36,14 @@ def promise_table(found: Measurements) -> str:
     ]  # fmt: skip
     used, tensor = found.cell("copy", "used"), found.cell("copy", "tensor")
     note = (
-        f"Medians. A memory copy is one of an array into new memory; into memory in use it took {used} ms, and of "
-        f"a tensor, in small pages, {tensor} ms."
+        f"Medians. A memory copy is the copy of an array into new memory; a copy into used memory took {used} ms, and "
+        f"the copy of a tensor, in small pages, {tensor} ms."
     )
     return f"## Promises\n\n{note}\n\n" + table(["promise", "measured", "held"], rows)
 
 
 def promise(text: str, value: float | None, limit: float, base: float | None) -> list[str]:
-    """Return a row; `limit` is in multiples of `base`, or in seconds where that is None."""
+    """Return a row; `limit` is in multiples of `base`, or in seconds if `base` is None."""
     if value is None or (base is None and " x " in text):
         return [text, "not measured", "-"]
     measured = f"{1e3 * value:.1f} ms"

@@ -1,4 +1,4 @@
-"""Ranks as plain processes with torchrun's variables, and what rank 0 reports while they run."""
+"""Ranks as plain processes with torchrun's variables, and the reports of rank 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 REPORTS = "BENCHMARK_REPORTS"
-"""The descriptor that rank 0 writes its reports to."""
+"""Variable with the descriptor to which rank 0 writes its reports."""
 EXIT_LIMIT = 20.0
 """Seconds that the ranks may take to end after their last report."""
 PR_SET_PDEATHSIG = 1
@@ -33,7 +33,7 @@ PR_SET_PDEATHSIG = 1
 def reports(
     network: Network, program: str, spec: dict[str, Any], *, limit: float, world_size: int = 2
 ) -> Iterator[dict[str, Any]]:
-    """Run `program` on both ranks, or in one process without any of torchrun's variables; give what it reports.
+    """Run `program` on both ranks, or in one process without torchrun's variables; yield its reports.
 
     Raises:
         FailedError: a rank ended with an error, or there was no report for `limit` seconds.
@@ -97,7 +97,7 @@ def _lines(reading: int, limit: float) -> Iterator[dict[str, Any]]:
     rest = b""
     while True:
         if not select.select([reading], [], [], limit)[0]:
-            raise FailedError(f"the ranks said nothing for {limit:g} s")
+            raise FailedError(f"no report of the ranks for {limit:g} s")
         chunk = os.read(reading, 1 << 16)
         if not chunk:
             return
@@ -109,14 +109,14 @@ def _lines(reading: int, limit: float) -> Iterator[dict[str, Any]]:
 def _last_words(output: Any) -> str:
     output.seek(0)
     lines = output.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "a rank ended without a word"
+    return lines[-1] if lines else "a rank ended without output"
 
 
-# A rank's side.
+# The rank's side.
 
 
 def start_rank() -> dict[str, Any]:
-    """Tie this rank's life to the measuring program's, and return what it is to do."""
+    """Let this rank end with the measuring program, and return the rank's specification."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     spec: dict[str, Any] = json.loads(sys.argv[1])
     return spec

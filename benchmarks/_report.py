@@ -54,7 +54,7 @@ def machine() -> str:
         ["memory", f"{psutil.virtual_memory().total / 1e9:.0f} GB"],
         ["kernel", f"{platform.system()} {platform.release()}"],
         ["Python", platform.python_version()],
-        ["torch lies in", "the environment" if _has_own_torch() else "**another environment**: figures may be off"],
+        ["torch is in", "the environment" if _has_own_torch() else "**another environment**: figures may be off"],
         *([name, _version(name)] for name in PACKAGES),
         ["commit", _commit()],
         ["load before", " ".join(f"{load:.2f}" for load in os.getloadavg())],
@@ -64,7 +64,7 @@ def machine() -> str:
 
 
 def write(theme: str, text: str) -> Path:
-    """Write a report under its name, `<theme>_<hardware>_<yyyymm>.md`, and return its path."""
+    """Write a report to `<theme>_<hardware>_<yyyymm>.md`, and return its path."""
     hardware = f"{platform.machine()}-{len(os.sched_getaffinity(0))}cores"
     month = dt.datetime.now(dt.timezone.utc).strftime("%Y%m")
     RESULTS.mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ def _processor() -> str:
 
 
 def _has_own_torch() -> bool:
-    # One that a path leads to elsewhere may count as the user's own code, which is looked through at each call.
+    # A torch of another environment may count as the user's own code, whose files are checked at each call.
     spec = importlib.util.find_spec("torch")
     folders = tuple(site.getsitepackages())
     return spec is not None and spec.origin is not None and spec.origin.startswith(folders)

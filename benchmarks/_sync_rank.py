@@ -1,7 +1,7 @@
-"""What a rank does for `gradient_sync.py` and `comm_hooks.py`: train, and say what it cost.
+"""A rank of `gradient_sync.py` and `comm_hooks.py`: trains, and reports times and traffic.
 
-Contenders and variants take turns within one pair of processes, in an order that is rotated at each
-repeat, so that a noisy moment hits everybody alike.
+Contenders and variants take turns within one pair of processes. Their order is rotated at each repeat, so that a
+noisy moment affects all of them alike.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 TEST_SIZE = 4_000_000
-"""Numbers in the all-reduce that shows a link's rate: 16 MB."""
+"""Numbers in the all-reduce that measures a link's rate: 16 MB."""
 HELD_OUT = 16
-"""Batches that the final loss is taken of, and that nobody is trained on."""
+"""Batches for the final loss, on which no model is trained."""
 
 
 def main() -> None:
-    """Do what the specification says."""
+    """Measure times or losses, as specified."""
     spec = start_rank()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -54,12 +54,12 @@ def measure_time(spec: dict[str, Any]) -> None:
 
 
 def courses_of(name: str, hook: str, spec: dict[str, Any]) -> Iterator[Course]:
-    """Give a contender's courses, one for each variant that it has."""
+    """Yield a contender's courses, one for each of its variants."""
     with failure_reported(name=name, hook=hook, variant=None):
         contender = make_contender(name, hook)
         loaders = [contender.loader(count) for count in (WINDOW, spec["batches"])]
         for _ in range(2):
-            # DistributedDataParallel puts its buckets in order, and PowerSGD begins.
+            # In these windows DistributedDataParallel orders its buckets, and PowerSGD begins.
             contender.best(loaders[0], WINDOW - 1)
         for variant in contender.variants:
             if spec["all_variants"] or variant == contender.variants[-1]:
@@ -76,7 +76,7 @@ class Course:
         self._failed = True
 
     def count(self) -> None:
-        """Report how many numbers are all-reduced in one window."""
+        """Report the number of values that are all-reduced in one window."""
         with failure_reported(**self._key):
             with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
                 self._epoch(self._short, WINDOW - 1)
@@ -104,22 +104,22 @@ class Wire:
     def __init__(self, interface: str) -> None:
         self._interface = interface
         self.mark = 0
-        """The count where `marking` was told to look."""
+        """The count of bytes at the batch that `marking` was given."""
 
     def count_bytes(self) -> int:
-        """Return the bytes that have passed, in both directions together; over loopback all are sent and received."""
+        """Return the transferred bytes, both directions together; over loopback each byte is both sent and received."""
         counts = psutil.net_io_counters(pernic=True, nowrap=False)[self._interface]
         return counts.bytes_sent + (counts.bytes_recv if self._interface != "lo" else 0)
 
     def marking(self, batches: Iterable[Any], after: int) -> Iterator[Any]:
-        """Pass the batches on, and look at the counters when so many have been trained on."""
+        """Yield the batches, and read the counters after `after` of them."""
         for index, batch in enumerate(batches, start=1):
             yield batch
             if index == after:
                 self.mark = self.count_bytes()
 
     def measure_rate(self) -> float:
-        """Return the bits per second of one direction, in an all-reduce: two ranks send as much as they receive."""
+        """Return the bits per second of one direction in an all-reduce; two ranks send as much as they receive."""
         data = torch.zeros(TEST_SIZE)
         dist.all_reduce(data)
         dist.barrier()
@@ -129,7 +129,7 @@ class Wire:
 
 
 def measure_loss(spec: dict[str, Any]) -> None:
-    """Train each contender's model from the start, and report the loss on data held out."""
+    """Train each contender's model from the start, and report the loss on held-out data."""
     (held_out,) = make_data(HELD_OUT, 1, seed=2).tensors
     for name, hook in spec["contenders"]:
         with failure_reported(name=name, hook=hook):
@@ -144,10 +144,10 @@ def measure_loss(spec: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def failure_reported(**key: Any) -> Iterator[None]:
-    """Report an exception as the reason that stands in a contender's row."""
+    """Report an exception as the reason in a contender's row."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+    except Exception as error:  # noqa: BLE001 - any exception is the answer
         report(kind="failed", **key, reason=f"{type(error).__name__}: {error}")
 
 

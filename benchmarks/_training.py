@@ -1,4 +1,4 @@
-"""What the ranks train: a small transformer on sequences of a random language."""
+"""The model and data of the ranks: a small transformer on sequences of a random language."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LENGTH = 64
 BATCH_SIZE = 4
 """Sequences in a rank's micro-batch."""
 SUCCESSORS = 4
-"""How many tokens may follow a token; the loss of a perfect model is the logarithm of it."""
+"""Number of tokens that may follow a token; the loss of a perfect model is its logarithm."""
 
 
 class Transformer(nn.Module):
@@ -45,7 +45,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def make_data(num_batches: int, num_ranks: int, *, seed: int = 1) -> TensorDataset:
-    """Return so many batches for each rank of a language in which few tokens may follow a token."""
+    """Return `num_batches` batches for each rank, of a language in which few tokens may follow a token."""
     source = torch.Generator().manual_seed(0)
     follows = torch.stack([torch.randperm(VOCABULARY, generator=source)[:SUCCESSORS] for _ in range(VOCABULARY)])
     source.manual_seed(seed)

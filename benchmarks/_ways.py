@@ -1,6 +1,6 @@
-"""The ways to run a function on N ranks that are compared: each is made once and then called.
+"""The compared ways to run a function on N ranks: each is made once and then called.
 
-Imports are inside, so that a cold call pays for what its launcher imports, and for nothing else.
+Imports are inside functions, so that a cold call includes the imports of its own launcher and no others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Ours:
 
 
 class OursForked(Ours):
-    """The same, forked from the kernel, which has imported torch."""
+    """`notebook_launch`, with ranks forked from the kernel, which has imported torch."""
 
     start_method = "fork"
 
@@ -64,15 +64,15 @@ class OursSession(Ours):
 
 
 class Bare:
-    """`os.fork` and `os._exit` of N processes, and nothing else: what any fork costs."""
+    """`os.fork` and `os._exit` of N processes, and nothing else: the cost of any fork."""
 
     bare = True
     modules: tuple[str, ...] = ("torch.distributed", "torch.nn.parallel")
     huge_pages = False
 
     def __init__(self, num_ranks: int) -> None:
-        # By name: an import statement whose name is not used is one that a linter takes out, and a fork
-        # without torch costs a tenth.
+        # By name, because a linter would remove an import statement whose name is not used; and a fork without
+        # torch takes only a tenth of the time.
         for module in self.modules:
             importlib.import_module(module)
         if self.huge_pages:
@@ -99,26 +99,26 @@ class Bare:
 
 
 class BareCompiler(Bare):
-    """The same, as a kernel is after the first optimizer."""
+    """The bare fork of a process that has also imported torch's compiler, as after the first optimizer."""
 
     modules = (*Bare.modules, "torch._dynamo", "torch.utils.data")
 
 
 class BareHuge(BareCompiler):
-    """The same, in huge pages."""
+    """The bare fork of a process with torch's compiler and its heap in huge pages."""
 
     huge_pages = True
 
 
 class TorchFork:
-    """`torch.multiprocessing.start_processes`, the group and the way back of a result made by hand."""
+    """`torch.multiprocessing.start_processes`, with a process group and a queue for results made by hand."""
 
     start_method = "fork"
 
     def __init__(self, num_ranks: int) -> None:
         import torch.multiprocessing as mp
 
-        importlib.import_module("torch.distributed")  # its forks need not import it
+        importlib.import_module("torch.distributed")  # so that its forks need not import it
         self._mp, self._num_ranks = mp, num_ranks
 
     def call(self, fn: Any, *args: Any) -> None:
@@ -158,7 +158,7 @@ def _enter_group(rank: int, num_ranks: int, port: int, fn: Any, args: Any, back:
     result = fn(*args)
     if back is not None and rank == 0:
         back[0].put(result)
-        back[1].wait()  # tensors are shared by this process until the other has them
+        back[1].wait()  # this process shares its tensors until the other has read them
     dist.barrier()  # rank 0 hosts the store that the others may still need
     dist.destroy_process_group()
 
@@ -170,7 +170,7 @@ class Accelerate:
         from accelerate import notebook_launcher
 
         if num_ranks == 1:
-            raise RuntimeError("calls the function in the caller: no process, no group")
+            raise RuntimeError("the function would run in the caller: no process, no group")
         self._launch, self._num_ranks = notebook_launcher, num_ranks
 
     def call(self, fn: Any, *args: Any) -> None:
@@ -228,7 +228,7 @@ class Nbdistributed:
     def __init__(self, num_ranks: int) -> None:
         from IPython.core.interactiveshell import InteractiveShell
 
-        # It starts "python", whichever that is.
+        # It starts the first "python" on PATH.
         os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
         self._shell = InteractiveShell.instance()
         self._shell.run_line_magic("load_ext", "nbdistributed")
@@ -236,11 +236,11 @@ class Nbdistributed:
         self._wait_connected(num_ranks)
 
     def _wait_connected(self, num_ranks: int) -> None:
-        # A cell that is sent before the workers have connected is lost, which shows after 30 s.
+        # A cell that is sent before the workers have connected is lost, which is noticed after 30 s.
         import psutil
 
         magics = self._shell.magics_manager.magics["cell"]["distributed"].__self__
-        manager = magics._process_manager  # noqa: SLF001 - nothing public tells
+        manager = magics._process_manager  # noqa: SLF001 - it has no public name
         deadline = time.monotonic() + 60
         while manager is not None and time.monotonic() < deadline:
             connected = [
@@ -253,7 +253,7 @@ class Nbdistributed:
                 time.sleep(0.1)
                 return
             time.sleep(0.02)
-        raise RuntimeError("its workers did not connect")
+        raise RuntimeError("the workers did not connect")
 
     def call(self, fn: Any, *args: Any) -> None:
         if args and not isinstance(args[-1], str):
@@ -262,7 +262,7 @@ class Nbdistributed:
         cell = f"from _contender import {fn.__name__}\n{fn.__name__}({words})\n"
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             self._shell.run_cell_magic("distributed", "", cell)
-        # It prints what went wrong, and raises nothing.
+        # It prints errors, and raises none.
         wrong = [line for line in printed.getvalue().splitlines() if "Error" in line]
         if wrong:
             raise RuntimeError(wrong[0])

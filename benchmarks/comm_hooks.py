@@ -1,4 +1,4 @@
-"""Measure what compressing gradients saves and costs: `python benchmarks/comm_hooks.py`.
+"""Measure the gain and the cost of compressed gradients: `python benchmarks/comm_hooks.py`.
 
 torch's communication hooks on the links of `gradient_sync.py`, with gradients synchronised once per window; and the
 loss after the same number of updates on the same data.
@@ -22,7 +22,7 @@ HOOKS = {"no": "none", "fp16": "fp16", "bf16": "bf16", "power_sgd": "power_sgd, 
 BATCHES, QUICK_BATCHES = 29, 9
 REPEATS = {"node": 5, "1gbit": 5, "100mbit": 3}
 EVEN_BATCHES, EPOCHS = 28, 12
-"""The loss is taken after 84 updates; every window is full, so that all contenders' gradients are the same mean."""
+"""The loss is measured after 84 updates. Every window is full, so that all contenders use the same mean gradients."""
 
 
 def main() -> None:
@@ -67,8 +67,8 @@ def loss_table(found: Measurements, names: list[str], updates: int) -> str:
         for hook, label in HOOKS.items()
     ]
     return (
-        f"## Loss after {updates} updates\n\nOn data held out; the same data and first weights for all. A perfect "
-        f"model's loss is 1.39, an untrained one's about 5.5.\n\n{problem(found, 'node')}"
+        f"## Loss after {updates} updates\n\nOn held-out data; all models have the same data and first weights. A "
+        f"perfect model's loss is 1.39, an untrained model's about 5.5.\n\n{problem(found, 'node')}"
         + table(["hook", *(LABELS[name] for name in names)], rows)
     )
 

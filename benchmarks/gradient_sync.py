@@ -1,4 +1,4 @@
-"""Measure what synchronising gradients costs while they are accumulated: `python benchmarks/gradient_sync.py`.
+"""Measure the cost of synchronising accumulated gradients: `python benchmarks/gradient_sync.py`.
 
 The four variants of the table in Accelerate's guide on gradient synchronisation, on one node and on two with a
 cable of 1 Gbit/s and of 100 Mbit/s between them, which are network namespaces of this machine.
@@ -27,7 +27,7 @@ VARIANTS = {
 BATCHES, QUICK_BATCHES = 29, 9
 REPEATS = {"node": 9, "1gbit": 7, "100mbit": 3}
 NOISE = 1.02
-"""Accelerate's time may be undercut by nobody who does the same, so equal means this close."""
+"""Ratio up to which two times count as equal."""
 GAIN = 2.2
 """The documented gain of two nodes: 2 s per batch against 0.91 s."""
 
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[str]:
-    """Measure link by link; each gives its tables, and all together the promises."""
+    """Measure link by link; yield the tables of each link, and then the promises."""
     found = Measurements(0, None)
     batches = QUICK_BATCHES if options.quick else BATCHES
     yield introduction(batches)
@@ -51,14 +51,14 @@ def measure(options: argparse.Namespace) -> Iterator[str]:
 
 
 def introduction(batches: int) -> str:
-    """Return what the tables are about."""
+    """Return the description of the tables."""
     return (
         f"Two ranks of one thread each train the same transformer (3.3 million parameters, 13.2 MB of gradients) on "
         f"{batches} batches each, in windows of 4. *Baseline*: gradients are all-reduced in every micro-batch. "
         "*`no_sync` improperly*: only `backward` is in it. *`no_sync`*: forward and backward are, in all but the last "
-        "micro-batch of a window. *`accumulate`*: with `Accelerator.accumulate`. Everybody's epochs take turns in the "
-        "same two processes.\n\nAccelerate's guide gives, in seconds per batch on two nodes with a T4 each, "
-        "2 / 2.13 / 0.91 / 0.91, and on one node with two 0.50 / 0.50 / 0.41 / 0.41.\n"
+        "micro-batch of a window. *`accumulate`*: with `Accelerator.accumulate`. The epochs of all contenders take "
+        "turns in the same two processes.\n\nAccelerate's guide gives, in seconds per batch on two nodes with a T4 "
+        "each, 2 / 2.13 / 0.91 / 0.91, and on one node with two 0.50 / 0.50 / 0.41 / 0.41.\n"
     )
 
 
@@ -76,13 +76,13 @@ def link_tables(found: Measurements, link: str, names: list[str]) -> str:
     return (
         f"## {LINKS[link].label[0].upper()}{LINKS[link].label[1:]}\n\n{problem(found, link)}{measured}"
         f"Milliseconds per batch: median (quartiles).\n\n{table(head, times)}\n"
-        "On the wire in a window of 4, both directions together, and how many times all gradients were all-reduced in "
+        "Traffic of a window of 4, both directions together, and how many times all gradients were all-reduced in "
         f"it.\n\n{table(head, traffic)}"
     )
 
 
 def traffic_cell(found: Measurements, key: tuple[str, str, str, str]) -> str:
-    """Return the bytes of a window and the times that its gradients were all-reduced."""
+    """Return the bytes of a window and how often its gradients were all-reduced."""
     size = cell(found, "bytes", key, lambda values: f"{median(values) / 1e6:.1f} MB")
     reduced = gradients_reduced(found, key)
     return size if reduced is None else f"{size}, {reduced:.2f} x"
@@ -95,7 +95,7 @@ def gradients_reduced(found: Measurements, key: tuple[str, str, str, str]) -> fl
 
 
 def promise_table(found: Measurements, links: list[str]) -> str:
-    """Return the figures that `accumulate` is held to, and whether they held."""
+    """Return the table of the promises of `accumulate`, with the measured figures."""
     rows = []
     for link in links:
         ours, label = (link, "ours", "no", "accumulate"), LINKS[link].label
@@ -105,7 +105,7 @@ def promise_table(found: Measurements, links: list[str]) -> str:
         rows += [
             promise(f"{label}: `accumulate` <= 1.05 x `no_sync` by hand", by_hand, most=1.05),
             promise(f"{label}: not slower than accelerate's (<= {NOISE} x)", theirs, most=NOISE),
-            # One number more than the gradients is a window's weight.
+            # Beside the gradients, the weight of the window is reduced.
             promise(f"{label}: gradients are all-reduced once per window", once, least=1.0, most=1.001),
         ]
         if link == "100mbit":

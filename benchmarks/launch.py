@@ -1,7 +1,7 @@
 """Measure launching side by side with other launchers: `python benchmarks/launch.py [--quick]`.
 
-Every contender is a process of its own; within a table all of them are up at the same time and take
-turns, so that a noisy moment hits everybody alike. Who cannot do something has a row that says why.
+Every contender is a process of its own. Within a table all contenders are up at the same time and take turns, so
+that a noisy moment affects all of them alike. If a contender cannot do something, its row has the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     """Measure, print and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="2 ranks only, few repeats, not written to results/")
-    parser.add_argument("--write", action="store_true", help="write the report to results/ all the same")
+    parser.add_argument("--write", action="store_true", help="write the report to results/ in any case")
     parser.add_argument("--repeats", type=int, help="warm launches of each contender (20; 5 with --quick)")
     parser.add_argument("--only", help=f"sections and contenders, with commas: {', '.join([*SECTIONS, *LABELS])}")
     options = parser.parse_args()
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measure(found: Measurements, sections: list[str], *, quick: bool) -> Iterator[str]:
-    """Measure these sections and give their tables, each as soon as it is there."""
+    """Measure these sections; yield each table when it is ready."""
     counts, few = ([2] if quick else [1, 2, 4, 8]), (1 if quick else 3)
     for section in sections:
         say(section)

@@ -1,7 +1,7 @@
-"""Measure what the live monitor costs: `python benchmarks/monitor.py`.
+"""Measure the cost of the live monitor: `python benchmarks/monitor.py`.
 
-A real kernel runs the cells and this program plays the page: it says hello and counts what it is sent. The messages
-of the last launch are then played, as fast as they came, to the page itself in a headless Chromium.
+A real kernel runs the cells, and this program stands in for the page: it sends "hello" and counts the messages. The
+messages of the last launch are then replayed, at their original speed, to the real page in a headless Chromium.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 REPEATS, QUICK_REPEATS = 12, 2
 SECONDS = 6.0
-"""Of a launch; the first two are not counted."""
+"""Seconds of a launch; the first two are not counted."""
 NUM_LAUNCHES = 40
 NUM_STEPS = 100_000
 LIMIT = 0.01
-"""Share of a step that the monitor may cost."""
+"""Largest cost of the monitor, as a share of a step."""
 
 CELLS = """
 import time
@@ -72,7 +72,7 @@ from notebook_launcher.widgets import Monitor
 
 
 class Page:
-    """Runs cells in a kernel and counts what a monitor sends."""
+    """Runs cells in a kernel and counts the messages of a monitor."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -83,7 +83,7 @@ class Page:
     @classmethod
     @contextlib.contextmanager
     def opened(cls) -> Iterator[Page]:
-        """A page of a kernel that has launched once and is at rest."""
+        """Open a page of a kernel that has launched once and is idle."""
         with Kernel() as kernel:
             page = cls(kernel)
             page.value_of(f"import json{CELLS}value = 0")
@@ -91,11 +91,11 @@ class Page:
             yield page
 
     def settle(self) -> None:
-        """Wait until the kernel and its fork server have nothing to do."""
+        """Wait until the kernel and its fork server are idle."""
         settle(lambda: [self._process, *self._process.children(recursive=True)])
 
     def value_of(self, code: str, limit: float = 120) -> Any:
-        """Run a cell and return what its last expression, as JSON, shows."""
+        """Run a cell and return its variable `value`."""
         cell = self._kernel.start(f"{code}\nprint('value', json.dumps(value))", allow_stdin=True)
         says_hello = False
         while not (outcome := self._kernel.outcome(cell)).done:
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def measure_everything(options: argparse.Namespace) -> Iterator[str]:
-    """Measure in one kernel, and give the tables."""
+    """Measure in one kernel, and yield the tables."""
     repeats = options.repeats or (QUICK_REPEATS if options.quick else REPEATS)
     found = Measurements(repeats, None)
     with Page.opened() as page:
@@ -146,7 +146,7 @@ def measure_everything(options: argparse.Namespace) -> Iterator[str]:
 def measure_steps(page: Page, found: Measurements) -> None:
     """Launch with and without a monitor, in turns."""
     for turn in range(2 * found.repeats):
-        monitor = (turn + turn // 2) % 2 == 0  # Each comes first as often as the other.
+        monitor = (turn + turn // 2) % 2 == 0  # Each of the two comes first equally often.
         say(f"turn {turn + 1} of {2 * found.repeats}: {'with' if monitor else 'without'}")
         before = page.seconds
         code = f"value = list(notebook_launch(train, 2, args=({SECONDS},), output='none', monitor={monitor}))"
@@ -164,7 +164,7 @@ def measure_steps(page: Page, found: Measurements) -> None:
 
 
 def step_table(found: Measurements) -> str:
-    """Return what a step takes with the monitor and without."""
+    """Return the table of a step's time with the monitor and without."""
     with_it, without = found.samples["step", True], found.samples["step", False]
     costs = [one / other - 1 for one, other in zip(with_it, without, strict=True)]
     rows = [
@@ -184,7 +184,7 @@ def step_table(found: Measurements) -> str:
         + "\n"
         + table(
             ["promise", "measured", "held"],
-            [["the monitor costs a step less than 1 %", f"{_spread(costs, 100)} %", held]],
+            [["the monitor adds less than 1 % to a step", f"{_spread(costs, 100)} %", held]],
         )
         + f"\nSent to the page: {_spread(found.samples['rate',], 1)} messages a second, "
         f"{_spread(found.samples['bytes',], 1e-3)} kB a second.\n"
@@ -192,13 +192,13 @@ def step_table(found: Measurements) -> str:
 
 
 def launch_table(found: Measurements) -> str:
-    """Return what a launch takes that is over before a monitor would be shown."""
+    """Return the table of launches that end before a monitor would be shown."""
     rows = [[f"monitor={name}", _spread(found.samples["launch", name], 1e3)] for name in ("auto", "False")]
     return f"## A warm launch\n\n2 ranks, {NUM_LAUNCHES} of each in turns.\n\n" + table(["", "ms"], rows)
 
 
 def browser_table(played: list[tuple[float, Any]]) -> str:
-    """Play the messages to a page and return what the browser's main thread was busy with."""
+    """Replay the messages to a page; return the table of the work of the browser's main thread."""
     title = "## The page\n\n"
     chromium = shutil.which("chromium")
     try:
@@ -233,13 +233,13 @@ def browser_table(played: list[tuple[float, Any]]) -> str:
     ]
     return (
         title
-        + f"{len(played)} messages in {seconds:.1f} s, played to the page in a headless Chromium without a GPU.\n\n"
+        + f"{len(played)} messages in {seconds:.1f} s, replayed to the page in a headless Chromium without a GPU.\n\n"
         + table(["the page's main thread", "ms a second"], rows)
     )
 
 
 def measure_memory(found: Measurements) -> None:
-    """Launch a run of many steps, with the monitor and without, in kernels of their own."""
+    """Launch a run of many steps with the monitor and without, each in its own kernel."""
     for monitor in (False, True):
         with Page.opened() as page:
             before, begin = page.memory, time.monotonic()
@@ -250,14 +250,14 @@ def measure_memory(found: Measurements) -> None:
 
 
 def memory_table(found: Measurements) -> str:
-    """Return how much the kernel grew."""
+    """Return the table of the kernel's growth."""
     rows = [
         [name, megabytes(found.samples["memory", monitor][0]), f"{found.samples['seconds', monitor][0]:.1f}"]
         for name, monitor in (("without", False), ("with", True))
     ]
     return (
-        f"## Memory of the kernel after {NUM_STEPS:,} reported steps\n\nOne rank that does nothing but report, while "
-        "its run is kept; `run.metrics` holds every value.\n\n" + table(["", "MB more", "seconds"], rows)
+        f"## Memory of the kernel after {NUM_STEPS:,} reported steps\n\nOne rank that only reports, while its "
+        "run is kept; `run.metrics` holds every value.\n\n" + table(["", "MB more", "seconds"], rows)
     )
 
 

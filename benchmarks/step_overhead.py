@@ -1,7 +1,7 @@
-"""Measure what an Accelerator adds to each micro-batch: `python benchmarks/step_overhead.py`.
+"""Measure the time that an Accelerator adds to each micro-batch: `python benchmarks/step_overhead.py`.
 
-A model so small that nothing but the loop's own work is seen, in one process and on two ranks, as plain
-processes and in a launch, which listens to the phases of each step.
+The model is so small that only the work of the loop itself counts. The loops run in one process and on two ranks, as
+plain processes and in a launch, which also receives the phases of each step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LABELS = {**EVERYWHERE, "unchecked": "notebook_launcher, check_ranks=False"}
 REPEATS, QUICK_REPEATS = {"list": 100, "loader": 16}, {"list": 20, "loader": 4}
 LIMIT = 20.0
-"""Microseconds that an Accelerator may add."""
+"""Largest time that an Accelerator may add, in microseconds."""
 PLACES = {"plain": "Plain processes", "launch": "In a launch"}
 SOURCES = {"list": "", "loader": ", with its loader"}
 QUIET = 120.0
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def measure_everything(options: argparse.Namespace) -> Iterator[str]:
-    """Measure both places, then give the promises."""
+    """Measure both places; yield their tables and the promises."""
     repeats = QUICK_REPEATS if options.quick else REPEATS
     if options.repeats:
         repeats = dict.fromkeys(STEPS, options.repeats)
@@ -56,19 +56,19 @@ def measure_everything(options: argparse.Namespace) -> Iterator[str]:
 
 
 def introduction(repeats: dict[str, int]) -> str:
-    """Return what the tables are about."""
+    """Return the description of the tables."""
     return (
-        f"A linear model of 8 inputs, SGD and batches of {BATCH_SIZE}. Everybody takes {repeats['list']} turns of "
+        f"A linear model of 8 inputs, SGD and batches of {BATCH_SIZE}. Each contender takes {repeats['list']} turns of "
         f"{STEPS['list']} micro-batches; *with its loader*, {repeats['loader']} turns of {STEPS['loader']} batches "
         "from the contender's own loader, its start included. Microseconds per micro-batch: medians of the turns. "
-        "*Adds*: the median (quartiles) of the differences to the loop by hand in the same round, which on two ranks "
-        "has the same all-reduce; *busy*: the same of the processor time of the thread that trains, in which there is "
-        "no waiting for the other rank.\n"
+        "*Adds*: the median (quartiles) of the differences from the loop by hand in the same round, which on two ranks "
+        "has the same all-reduce; *busy*: these differences in the processor time of the thread that trains, which "
+        "excludes waiting for the other rank.\n"
     )
 
 
 def keep(found: Measurements, row: dict[str, Any], place: str, num_ranks: int) -> None:
-    """Keep a row that a rank gave."""
+    """Keep a row of a rank."""
     if "failed" in row:
         found.reasons[place, num_ranks, row["name"]] = row["failed"]
         say(f"  {row['name']}: {row['failed']}")
@@ -78,7 +78,7 @@ def keep(found: Measurements, row: dict[str, Any], place: str, num_ranks: int) -
 
 
 def run(place: str, num_ranks: int, names: list[str], repeats: dict[str, int]) -> Iterable[dict[str, Any]]:
-    """Give the rows that `measure` gave on rank 0."""
+    """Yield the rows of `measure` on rank 0."""
     if place == "plain":
         with connected(LINKS["node"]) as network:
             spec = {"names": names, "repeats": repeats}
@@ -88,7 +88,7 @@ def run(place: str, num_ranks: int, names: list[str], repeats: dict[str, int]) -
 
     try:
         prewarm()
-        # Work that the launcher puts off until it is idle.
+        # The launcher postpones some work until it is idle.
         settle(lambda: psutil.Process().children(recursive=True))
         options: dict[str, Any] = {"output": "none", "threads_per_process": 1}
         yield from notebook_launch(measure_all, num_ranks, args=(names, repeats), **options)[0]
@@ -121,7 +121,7 @@ def place_table(found: Measurements, place: str, names: list[str]) -> str:
 
 
 def added(found: Measurements, key: tuple[Any, ...], name: str, what: str) -> list[float] | None:
-    """Return how much longer a contender's turns took than those by hand in the same rounds."""
+    """Return the differences between a contender's turns and the turns by hand in the same rounds."""
     mine, by_hand = found.samples.get((*key, name, what)), found.samples.get((*key, "hand", what))
     if mine is None or by_hand is None:
         return None
@@ -129,12 +129,12 @@ def added(found: Measurements, key: tuple[Any, ...], name: str, what: str) -> li
 
 
 def promise_table(found: Measurements) -> str:
-    """Return the figures that an Accelerator is held to, and whether they held."""
+    """Return the table of the promises of an Accelerator, with the measured figures."""
     rows = []
     for place, label in PLACES.items():
         for num_ranks in (1, 2):
             for window in WINDOWS:
-                # On two ranks the waiting varies by more than what is looked for.
+                # On two ranks the time of waiting varies by more than the time to be measured.
                 what = "wall" if num_ranks == 1 else "busy"
                 values = added(found, (place, num_ranks, window, "list"), "ours", what)
                 text = f"{label.lower()}, {_processes(num_ranks)}, windows of {window}: adds <= 20 us"
