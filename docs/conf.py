@@ -1,4 +1,4 @@
-"""How the documentation is built: `make docs`, without a network; every warning is an error."""
+"""Configuration of the documentation: `make docs` builds it without a network, and every warning is an error."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 nitpicky = True
 
-# `docs/notebooks` is a link to the notebooks, which are committed without outputs and shown as they are.
-# `make docs EXECUTE=force` runs them first, in real kernels, and shows what they put out.
+# `docs/notebooks` is a link to the notebooks, which are committed and shown without outputs.
+# `make docs EXECUTE=force` runs them first, in real kernels, and shows their outputs.
 nb_execution_mode = os.environ.get("EXECUTE") or "off"
-nb_execution_in_temp = True  # what they write goes with the folder
+nb_execution_in_temp = True  # their files are removed with the folder
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent), os.environ.get("PYTHONPATH")]))
@@ -40,7 +40,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent), os.en
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
-autoclass_content = "both"  # some constructors say what they take
+autoclass_content = "both"  # some constructors document their arguments
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -52,8 +52,8 @@ add_module_names = False
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = False
-default_role = "public"  # in docstrings: a link where the reference has the name, and code elsewhere
-suppress_warnings = ["ref.python"]  # a short name in an annotation that compat has too: the first is meant
+default_role = "public"  # in docstrings: a link if the reference has the name, otherwise code
+suppress_warnings = ["ref.python"]  # a short name in an annotation that compat has too means the first one
 
 html_math_renderer = "mathml"
 html_theme = "furo"

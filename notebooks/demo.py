@@ -1,7 +1,7 @@
 """Run the first tutorial in a real Jupyter kernel and compare its weights with the documented one.
 
-Shows what the notebook prints while it prints it, then the table; exits with 1 if the notebook fails
-or if a weight differs from 2.04000 in a printed digit.
+Shows the output of the notebook while it runs, then the table; exits with 1 if the notebook fails or if a printed
+weight differs from 2.04000.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StreamingClient(NotebookClient):
         """Return a manager for the kernel of the interpreter that runs this program."""
         # Without folders to search, the only kernel left is this interpreter's own.
         specs = KernelSpecManager(kernel_dirs=[], ensure_native_kernel=True)
-        # Sockets in a folder of ours rather than open ports, of which the kernel would warn.
+        # Sockets in our own folder instead of open ports, about which the kernel would warn.
         sockets = f"{self.resources['sockets']}/kernel"
         self.km = AsyncKernelManager(kernel_spec_manager=specs, transport="ipc", ip=sockets)
         return self.km

@@ -1,8 +1,8 @@
-"""Docstrings as this package writes them, made fit for Sphinx.
+"""Adapts this package's docstrings to Sphinx.
 
-An indented block after a paragraph is an example, and becomes a block of code. A colon in a sentence is no type.
-A name in backticks becomes a link where the reference has it. Names of other packages stay text: without a network
-nothing can be said of them.
+An indented block after a paragraph is an example, and becomes a block of code. A colon in a sentence does not separate
+a type. A name in backticks becomes a link if the reference has the name. Names of other packages stay text, because
+their references are not available without a network.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def mark_examples(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, l
 
 
 def hide_colons(_app: Any, what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
-    """Hide from napoleon the colons in what an attribute is and in what is returned: it takes them for types."""
+    """Replace colons in the texts of attributes and return values, where napoleon would read a type before them."""
     in_returns = what in ("attribute", "data", "property")
     for number, line in enumerate(lines):
         if line and not line.startswith(" "):
@@ -52,21 +52,21 @@ def hide_colons(_app: Any, what: str, _name: str, _obj: Any, _options: Any, line
 
 
 def show_colons(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
-    """Undo that."""
+    """Restore the colons that `hide_colons` replaced."""
     lines[:] = [line.replace(COLON, ":") for line in lines]
 
 
 def tidy_signature(
     _app: Any, _what: str, _name: str, _obj: Any, _options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
-    """Write defaults that a dataclass makes anew as Python could read them."""
+    """Write defaults that a dataclass creates per instance as `...`."""
     return signature and signature.replace("<factory>", "..."), returns
 
 
 def code_role(
     _name: str, rawtext: str, text: str, _line: int, inliner: Inliner, *_: Any
 ) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-    """Make what stands in single backticks code, and a link if it names something public."""
+    """Turn text in single backticks into code, and into a link if it is a public name."""
     text = unescape(text)
     literal = nodes.literal(rawtext, text, classes=["xref"])
     document: Any = inliner.document
@@ -76,7 +76,7 @@ def code_role(
 
 
 def link(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement) -> Any:
-    """Resolve what Sphinx did not: under its public name, or as plain code."""
+    """Resolve a reference that Sphinx could not resolve: by its public name, or as plain code."""
     is_backticked = node["reftype"] == "public"
     if not (is_backticked or node.get("refdomain") == "py"):
         return None
@@ -91,7 +91,7 @@ def link(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.
 
 
 def _find(env: BuildEnvironment, wanted: str) -> str | None:
-    """Return the described name that ends with these words, by the order of the packages; a bare word must be one."""
+    """Return the described name that ends with `wanted`, in the order of the packages; a bare word must match whole."""
     found = []
     for name in env.domains.python_domain.objects:
         package = name.removesuffix(f".{wanted}") if name != wanted else name.rpartition(".")[0]

@@ -26,14 +26,14 @@ def routes() -> Iterator[tuple[str, list[str]]]:
 
 
 class MessageList(SphinxDirective):
-    """`message-list::` describes every record: what it says, and its fields."""
+    """`message-list::` lists every record with its meaning and its fields."""
 
     def run(self) -> list[nodes.Node]:
         """Return a table for each direction."""
         self.env.note_dependency(messages.__file__)
         lines: list[str] = []
         for route, names in routes():
-            lines += [f"**{route}**", "", "| record | says | fields |", "|---|---|---|"]
+            lines += [f"**{route}**", "", "| record | meaning | fields |", "|---|---|---|"]
             lines += [_row(getattr(messages, name)) for name in names]
             lines.append("")
         return self.parse_text_to_nodes("\n".join(lines))

@@ -1,4 +1,4 @@
-"""The public names: where each is described, and lists of those that a package has."""
+"""Public names: the place where each is described, and the lists of a package's names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = ("notebook_launcher", "notebook_launcher.training", "notebook_launche
 
 
 def names_in(package: str) -> list[str]:
-    """Return the public names of a package; those of the first are found when they are asked for, not listed."""
+    """Return the public names of a package; `dir()` lists those of the first, which are imported at their first use."""
     module = importlib.import_module(package)
     names = dir(module) if package == PACKAGES[0] else module.__all__
     return sorted(name for name in names if not name.startswith("__"))
@@ -40,13 +40,13 @@ def homes() -> dict[str, str]:
     for package in PACKAGES:
         for definition, name in _definitions(package):
             known = found.get(definition, "").rpartition(".")[0]
-            if not known or (known == package and definition.endswith(f".{name}")):  # not the other name it has
+            if not known or (known == package and definition.endswith(f".{name}")):  # not its other name
                 found[definition] = f"{package}.{name}"
     return found
 
 
 def public_name_of(target: str) -> str | None:
-    """Return the public name of what is defined as `target`, `notebook_launcher.config.LaunchConfig` for instance."""
+    """Return the public name of the object defined as `target`, such as `notebook_launcher.config.LaunchConfig`."""
     if target in homes():
         return homes()[target]
     owner, _, member = target.rpartition(".")
@@ -54,7 +54,7 @@ def public_name_of(target: str) -> str | None:
 
 
 class SharedNames(SphinxDirective):
-    """`shared-names:: PACKAGE` lists the names of a package that are described under another one's."""
+    """`shared-names:: PACKAGE` lists the names of a package that are described in another package."""
 
     required_arguments = 1
 
@@ -72,7 +72,7 @@ class EveryName(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Return what autodoc says of each."""
+        """Return autodoc's descriptions of all names."""
         package = self.arguments[0]
         module = importlib.import_module(package)
         lines = ["```{eval-rst}"]
@@ -84,12 +84,12 @@ class EveryName(SphinxDirective):
 
 
 class DocstringAsItIs(SphinxDirective):
-    """`docstring-as-it-is:: MODULE` shows a module's docstring, one that is laid out by hand, as it is written."""
+    """`docstring-as-it-is:: MODULE` shows a module's docstring, laid out by hand, without changes."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Return it as a block without colours."""
+        """Return the docstring as a block without colours."""
         text = inspect.getdoc(importlib.import_module(self.arguments[0])) or ""
         return [nodes.literal_block(text, text, language="text")]
 

@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def public_names() -> Iterator[tuple[str, Any]]:
-    """Yield every public name with what it stands for."""
+    """Yield every public name with its object."""
     for package in PACKAGES:
         module = importlib.import_module(package)
         names = dir(module) if package == PACKAGES[0] else module.__all__
@@ -89,7 +89,7 @@ def examples() -> Iterator[tuple[str, str]]:
             yield from ((where, textwrap.dedent(code)) for code in EXAMPLE.findall(text) if code.strip())
 
 
-# How-to guides run their own code; a docstring's example takes these for granted.
+# How-to guides run their own code; the examples of docstrings use these names.
 GIVEN = """
 import contextlib, sys, torch
 import notebook_launcher

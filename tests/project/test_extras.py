@@ -1,4 +1,4 @@
-"""Extras of pyproject.toml: each command of the Makefile finds what its programs import in its own extra."""
+"""Extras of pyproject.toml: each command of the Makefile has the imports of its programs in its own extra."""
 
 from __future__ import annotations
 

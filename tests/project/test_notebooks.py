@@ -1,4 +1,4 @@
-"""The tutorials: as they are committed, and run from top to bottom in a real kernel."""
+"""Tutorials: their committed form, and a run from top to bottom in a real kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ client: Any = importlib.import_module("notebooks.demo").StreamingClient
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 MARK = "NOTEBOOK_LAUNCHER_TEST_NOTEBOOK"
-"""What all processes of a notebook inherit in their environment, with a value of their own."""
+"""Environment variable that all processes of a notebook inherit, with a value of its own."""
 MACHINE_PATHS = re.compile(rf"/home/\w|/root/|/Users/\w|/tmp/|{re.escape(str(Path.home()))}|{re.escape(str(ROOT))}")
 LAST_LINE = 'assert names == ["notebook_launcher.processes.forkserver"]'
 
@@ -57,7 +57,7 @@ def execute(notebook: Any, folder: Path, mark: str = "") -> Any:
 
 
 def processes_with(mark: str) -> list[psutil.Process]:
-    """Return the processes that inherited the mark, whoever their parents are by now."""
+    """Return the processes that inherited the mark, even if their parents have changed."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has just ended, or is another user's
@@ -94,7 +94,7 @@ def test_notebook_begins_with_summary_and_ends_with_leak_check(path: Path) -> No
 @pytest.mark.usefixtures("no_loop_left")
 @pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)  # test_demo.py runs the first
 def test_notebook_runs_from_top_to_bottom_and_leaves_no_process(path: Path, tmp_path: Path) -> None:
-    # pytest would print all stacks after 50 s, which a busy machine may need; the limit above prints them too.
+    # pytest would print all stacks too early on a busy machine; the limit above prints them too.
     faulthandler.cancel_dump_traceback_later()
     mark = uuid.uuid4().hex
     notebook = execute(read(path), tmp_path, mark)

@@ -1,4 +1,4 @@
-"""What is built and installed: every package, the widgets under their import name, and nothing else."""
+"""Wheel and source distribution: every package, the widgets under their import name, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FOLDERS = {"notebook_launcher": ROOT / "notebook_launcher", "notebook_launcher.w
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", "_build", ".*_cache", ".hypothesis", "*_logs"
 )
-"""What lies in a checkout that was used, and belongs to no release: as .gitignore."""
+"""Files of a used checkout that belong to no release, as in .gitignore."""
 
-# What pip does, without its isolated environment: the hooks of the build backend, in a fresh process.
+# The hooks of the build backend in a fresh process, as pip calls them, but without an isolated environment.
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
 WHERE = "import sys; sys.path[:0] = sys.argv[1:]; import notebook_launcher.widgets as w; print(w.__file__)"
 

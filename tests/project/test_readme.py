@@ -1,4 +1,4 @@
-"""The front page tells the truth: its example runs and prints what it says, its links lead somewhere."""
+"""README: its examples run and print the shown output, and its links exist."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_readme_example_prints_the_shown_output() -> None:
     def without_measurements(text: str) -> list[str]:
         return sorted(re.sub(r"\d+ threads?|\d+(\.\d+)? m?s", "_", line) for line in text.splitlines())
 
-    # On a machine so busy that the run takes a second, its last line stands in the record.
+    # On a busy machine the run takes more than a second, and its last line is in the record.
     put_out = outcome.stdout + "".join(display["data"]["text/plain"] for display in outcome.displays)
     assert without_measurements(put_out) == without_measurements(shown)
 
 
-# What the page leaves to the reader, and what this machine may lack.
+# Names that the page leaves to the reader, and options that this machine may lack.
 GIVEN = """
 import torch
 from notebook_launcher import *
