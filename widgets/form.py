@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS
-from notebook_launcher.kernel.arguments import describe_value
+from notebook_launcher.kernel.argument_text import describe_value
 from notebook_launcher.training_settings import PRECISIONS
 from notebook_launcher.widgets import typed
 from notebook_launcher.widgets.fields import CheckField, ChoiceField, CodeField, SegmentField, TextField

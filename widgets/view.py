@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from notebook_launcher.kernel import checks
-from notebook_launcher.kernel.arguments import describe_value
+from notebook_launcher.kernel.argument_text import describe_value
 from notebook_launcher.training_settings import STEPS_VARIABLE
 from notebook_launcher.widgets import hardware, typed
 from notebook_launcher.widgets.attributes import Attributes

@@ -15,14 +15,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
-from notebook_launcher.engines.local import FromRank, Output, RankLost, SupervisorLost, Woken
+from notebook_launcher.engines.process_tree import FromRank, Output, RankLost, SupervisorLost, Woken
 from notebook_launcher.kernel.culprit import is_victim_like
 from notebook_launcher.kernel.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.engines.local import Event, ProcessTree
+    from notebook_launcher.engines.process_tree import Event, ProcessTree
 
 __all__ = ["Attempt", "RankEnd"]
 

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from notebook_launcher import context
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError, ConfigError
-from notebook_launcher.kernel.story import show_as
+from notebook_launcher.kernel.failure_display import show_as
 
 __all__ = ["arguments_by_name", "check_call", "check_not_in_rank", "name_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.engines.births import fork_server
+from notebook_launcher.engines.starting import fork_server
 from notebook_launcher.kernel.checks import arguments_by_name, check_not_in_rank
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run import Run

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.config import LaunchConfig
-from notebook_launcher.engines.births import fork_birth, fork_server, spawn_birth
-from notebook_launcher.engines.local import Event, ProcessTree, SupervisorLost
+from notebook_launcher.engines.process_tree import Event, ProcessTree, SupervisorLost
+from notebook_launcher.engines.starting import fork_birth, fork_server, spawn_birth
 from notebook_launcher.kernel.plan import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from notebook_launcher.engines.births import Birth
+    from notebook_launcher.engines.starting import Birth
     from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.plan import Plan
 

@@ -1,6 +1,6 @@
 """A run: one launch of one function, as a handle that outlives the cell.
 
-The handle's methods read what the run's thread (`conductor.py`) has concluded, or put a request in its queue.
+The handle's methods read what the run's thread (`run_thread.py`) has concluded, or put a request in its queue.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import checks, probe, snapshots, story, views
-from notebook_launcher.kernel.conductor import TOO_LATE, Command, Conductor, Save, Stop
+from notebook_launcher.kernel import checks, failure_display, fork_check, snapshots, views
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
+from notebook_launcher.kernel.run_thread import TOO_LATE, Command, Conductor, Save, Stop
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.engines.local import Event
+    from notebook_launcher.engines.process_tree import Event
     from notebook_launcher.history.schema import MetricPoint, RankPhases, RankSnapshot, RunSnapshot, RunState
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
@@ -45,7 +45,7 @@ class Run:
         call, parcel = (fn, args, kwargs), None
         try:
             if ranks.inherits_call:
-                ranks.plan = probe.adapt(ranks.plan)
+                ranks.plan = fork_check.adapt(ranks.plan)
                 ranks.start(call)
             else:
                 parcel = travel.pack_call(*call, start=lambda: ranks.start(call))
@@ -171,7 +171,7 @@ class Run:
         try:
             return self._conductor.over.wait(timeout)
         except KeyboardInterrupt as error:
-            story.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.name} goes on")
+            failure_display.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.name} goes on")
             raise
 
     def result(self, timeout: float | None = None) -> Results:
@@ -190,7 +190,7 @@ class Run:
         verdict = self._conductor.verdict
         assert verdict is not None
         if verdict.error is not None:
-            story.raise_in_cell(verdict.error)
+            failure_display.raise_in_cell(verdict.error)
         return verdict.results
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -284,7 +284,7 @@ class Run:
             return self._outcome()
         error = KeyboardInterrupt(f"{self.name} was stopped")
         error.results = conductor.verdict.results if conductor.verdict else None  # type: ignore[attr-defined]
-        story.show_as(error, f"KeyboardInterrupt: {error}")
+        failure_display.show_as(error, f"KeyboardInterrupt: {error}")
         raise error
 
     def hear(self, events: list[Event]) -> None:

@@ -18,9 +18,9 @@ from notebook_launcher.kernel.formatting import SECRET, one_line_of
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.history.schema import MetricPoint, RankState, RunState
-    from notebook_launcher.kernel.conductor import Conductor
+    from notebook_launcher.kernel.outcome import Verdict
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.verdict import Verdict
+    from notebook_launcher.kernel.run_thread import Conductor
     from notebook_launcher.messages import Failure
 
 __all__ = ["ConductorReader", "config_as_json", "state_of", "take_rank_snapshot", "take_snapshot"]

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.history.curves import Curves
-from notebook_launcher.kernel.progress import QUIET
+from notebook_launcher.kernel.progress_line import QUIET
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.output import RunOutput

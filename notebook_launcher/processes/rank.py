@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from notebook_launcher import context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
 from notebook_launcher.processes import boot, forking, frameworks, frontend, inherited, rendezvous, seeding
-from notebook_launcher.processes.modules import LocalModules
+from notebook_launcher.processes.edited_modules import LocalModules
 from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
 from notebook_launcher.processes.report import describe
 

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel
-from notebook_launcher.processes import boot, memory
+from notebook_launcher.processes import boot, leftovers
 from notebook_launcher.processes.rank import RankBirth, run_rank
 
 __all__ = ["main", "run_supervisor"]
@@ -164,7 +164,7 @@ class _Supervisor:
             # After the ranks, so that they are forked from a process with one thread: the store's
             # server is a thread. Until it runs, connections wait in the listening socket's backlog.
             self._store = _host_store(self._setup, self._listen_fd)
-            self._oom_kills = memory.oom_kills()
+            self._oom_kills = leftovers.oom_kills()
         return True
 
     def _let_go(self) -> None:
@@ -186,10 +186,10 @@ class _Supervisor:
                 os.kill(pid, signum)
 
     def _kill_session(self, pid: int) -> None:
-        members = memory.session_members(pid)
+        members = leftovers.session_members(pid)
         self._killed |= members
         # Not those that this process has inherited: a fork of the kernel has the kernel's.
-        self._semaphores |= memory.named_semaphores(members) - memory.named_semaphores([os.getpid()])
+        self._semaphores |= leftovers.named_semaphores(members) - leftovers.named_semaphores([os.getpid()])
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
@@ -207,13 +207,13 @@ class _Supervisor:
             self._kill_session(pid)
         now = time.monotonic()
         _, status, usage = os.wait4(pid, 0)
-        memory.remove_shared_files(self._killed)
+        leftovers.remove_shared_files(self._killed)
         self._killed.clear()
         while self._semaphores:
             with contextlib.suppress(OSError):  # Somebody else has removed it.
                 self._semaphores.pop().unlink()
         exitcode = os.waitstatus_to_exitcode(status)
-        oom = exitcode == -signal.SIGKILL and memory.oom_kills() > self._oom_kills
+        oom = exitcode == -signal.SIGKILL and leftovers.oom_kills() > self._oom_kills
         self._tell(
             messages.RankGone(rank=rank, pid=pid, exitcode=exitcode, time=now, peak_rss=usage.ru_maxrss * 1024, oom=oom)
         )

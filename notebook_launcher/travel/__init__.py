@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
-from notebook_launcher.travel.culprits import Part, find_culprit, largest_parts
+from notebook_launcher.travel.changed_modules import notes_of_modules, stale_modules
 from notebook_launcher.travel.generators import describe_generators
-from notebook_launcher.travel.modules import notes_of_modules, stale_modules
 from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_luggage
 from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
 from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler, probe
+from notebook_launcher.travel.unpicklable import Part, find_culprit, largest_parts
 
 if TYPE_CHECKING:
     from notebook_launcher.channel import AnonymousFile

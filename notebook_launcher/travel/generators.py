@@ -7,7 +7,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.travel.culprits import Part, parts_of_function
+from notebook_launcher.travel.unpicklable import Part, parts_of_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

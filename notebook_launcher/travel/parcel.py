@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.errors import ResourceError
-from notebook_launcher.travel.memory import available_memory
+from notebook_launcher.travel.memory_limit import available_memory
 from notebook_launcher.units import format_bytes
 
 if TYPE_CHECKING:

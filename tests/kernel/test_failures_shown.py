@@ -205,7 +205,7 @@ def test_crash_is_told_once_and_those_whom_it_took_along_are_stopped(kernel: Ker
 
 def test_fault_of_the_launcher_itself_shows_everything(kernel: Kernel) -> None:
     outcome = kernel.execute(
-        "from notebook_launcher.kernel.verdict import fault_of_ours\n"
+        "from notebook_launcher.kernel.outcome import fault_of_ours\n"
         "from notebook_launcher.kernel.plan import make_plan\n"
         "plan = make_plan(LaunchConfig(num_processes=1))\n"
         "try: make_plan(None)\n"

@@ -38,7 +38,7 @@ if "forkserver" in sys.orig_argv[-1]:
 DEFINITIONS = (
     FIRST
     + """
-from notebook_launcher.engines.births import fork_server
+from notebook_launcher.engines.starting import fork_server
 fork_server().stop()
 
 def is_prepared():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from notebook_launcher.processes.modules import LocalModules
+from notebook_launcher.processes.edited_modules import LocalModules
 from tests.support.kernels import ROOT
 from tests.support.warm_kernels import unchanged, warm_kernel
 

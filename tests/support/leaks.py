@@ -25,7 +25,7 @@ import psutil
 import pytest
 import zmq
 
-from notebook_launcher.engines.births import fork_server
+from notebook_launcher.engines.starting import fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from notebook_launcher.errors import (
     RunStoppedError,
     RunTimeoutError,
 )
-from notebook_launcher.kernel import culprit, story
+from notebook_launcher.kernel import culprit, failure_display
 from notebook_launcher.kernel.results import RankSummary, Results
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def judge(
         end.close()
     if error is None:
         return Verdict(state="done", results=results, error=None)
-    story.attach(error, failures, results)
+    failure_display.attach(error, failures, results)
     stopped = isinstance(error, RunStoppedError)
     return Verdict(state="stopped" if stopped else "failed", results=results, error=error)
 

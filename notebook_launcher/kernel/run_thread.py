@@ -15,27 +15,27 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages, travel
-from notebook_launcher.engines.local import FromRank, Output
+from notebook_launcher.engines.process_tree import FromRank, Output
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
-from notebook_launcher.kernel.arguments import describe_arguments
+from notebook_launcher.kernel.argument_text import describe_arguments
 from notebook_launcher.kernel.attempt import Attempt
+from notebook_launcher.kernel.failure_display import brief, mishaps
 from notebook_launcher.kernel.hangs import HangWatch
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.live import LiveRecords
 from notebook_launcher.kernel.meter import GpuMeter
+from notebook_launcher.kernel.outcome import Verdict, fault_of_ours, judge
 from notebook_launcher.kernel.output import RunOutput
-from notebook_launcher.kernel.progress import ProgressTeller
+from notebook_launcher.kernel.progress_line import ProgressTeller
 from notebook_launcher.kernel.questions import Answer, Question, Questions
 from notebook_launcher.kernel.snapshots import ConductorReader
 from notebook_launcher.kernel.stacks import Stacks
-from notebook_launcher.kernel.story import brief, mishaps
-from notebook_launcher.kernel.verdict import Verdict, fault_of_ours, judge
 from notebook_launcher.units import format_seconds
 
 if TYPE_CHECKING:
     from notebook_launcher.channel import AnonymousFile
-    from notebook_launcher.engines.local import Event, ProcessTree
+    from notebook_launcher.engines.process_tree import Event, ProcessTree
     from notebook_launcher.kernel.ranks import Ranks
 
 __all__ = ["EXIT_BUDGET", "TOO_LATE", "Command", "Conductor", "Save", "Stop"]

@@ -9,7 +9,7 @@ from notebook_launcher.history.merged_progress import progress_line
 from notebook_launcher.kernel.snapshots import take_rank_snapshot
 
 if TYPE_CHECKING:
-    from notebook_launcher.kernel.conductor import Conductor
+    from notebook_launcher.kernel.run_thread import Conductor
 
 __all__ = ["QUIET", "ProgressTeller"]
 

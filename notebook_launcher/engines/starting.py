@@ -192,7 +192,7 @@ def fork_birth(call: Any) -> Birth:
             _import_for_children()
         with _FORKING, warnings.catch_warnings():
             # Python 3.12 warns that a fork of a process with threads may deadlock. The user asked for
-            # it, and the probe has looked for what is known to (`kernel/probe.py`).
+            # it, and the probe has looked for what is known to (`kernel/fork_check.py`).
             warnings.simplefilter("ignore", DeprecationWarning)
             forking.settle_before_a_fork()
             pid = os.fork()

@@ -28,7 +28,7 @@ from notebook_launcher.errors import LaunchError, ResourceError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from notebook_launcher.engines.births import Birth, Supervisor
+    from notebook_launcher.engines.starting import Birth, Supervisor
 
 __all__ = ["Event", "FromRank", "Output", "ProcessTree", "RankLost", "SupervisorLost", "Woken"]
 
