@@ -19,115 +19,25 @@ import selectors
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
 from notebook_launcher.channel import AnonymousFile, channel_pair
+from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost, Woken
+from notebook_launcher.engines.rank_pipes import RankEnd
 from notebook_launcher.errors import LaunchError, ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from notebook_launcher.engines.events import Event, Stream
     from notebook_launcher.engines.starting import Birth, Supervisor
 
-__all__ = ["Event", "FromRank", "Output", "ProcessTree", "RankLost", "SupervisorLost", "Woken"]
-
-Stream = Literal["stdout", "stderr"]
+__all__ = ["ProcessTree"]
 
 READ_SIZE = 1 << 20
-PIPE_SIZE = 1 << 20
-"""The most an unprivileged process may ask for: a rank that prints in bursts need not wait for the kernel."""
-F_SETPIPE_SZ = 1031
 STACKS_QUIET = 0.02
 STACKS_BUDGET = 0.5
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Output:
-    """Bytes that a rank wrote."""
-
-    rank: int
-    stream: Stream
-    data: bytes
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FromRank:
-    """A record from a rank; whoever takes the event owns the descriptors."""
-
-    rank: int
-    record: Any
-    fds: list[int]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RankLost:
-    """A rank's process has ended and all that it wrote has been read."""
-
-    gone: messages.RankGone
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SupervisorLost:
-    """The supervisor is gone; `reason` says why if it never came up."""
-
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Woken:
-    """Another thread called `wake`."""
-
-
-Event = Output | FromRank | RankLost | SupervisorLost | Woken | messages.RankBorn | messages.BirthFailed
-
-
-class _RankEnd:
-    """The kernel's end of one rank."""
-
-    def __init__(self) -> None:
-        self.pid: int | None = None
-        self.stacks_fd: int | None = None
-        self.has_hung_up = False
-        self.channel, self.their_channel = channel_pair()
-        self.pipes: dict[int, Stream] = {}
-        self.their_pipes: list[int] = []
-        try:
-            self._open_pipes()
-        except OSError:
-            self.close()
-            raise
-
-    def _open_pipes(self) -> None:
-        streams: tuple[Stream, ...] = ("stdout", "stderr")
-        for stream in streams:
-            ours, theirs = os.pipe()
-            self.pipes[ours] = stream
-            self.their_pipes.append(theirs)
-            os.set_blocking(ours, False)
-            with contextlib.suppress(OSError):
-                _widen(ours)
-
-    def all_fds(self) -> list[int]:
-        return [self.channel.fileno(), self.their_channel.fileno(), *self.pipes, *self.their_pipes]
-
-    def fds_for_rank(self) -> list[int]:
-        return [self.their_channel.fileno(), *self.their_pipes]
-
-    def close_theirs(self) -> None:
-        self.their_channel.close()
-        while self.their_pipes:
-            os.close(self.their_pipes.pop())
-
-    def close(self) -> None:
-        self.close_theirs()
-        self.channel.close()
-        for fd in self.pipes:
-            os.close(fd)
-        self.pipes.clear()
-        if self.stacks_fd is not None:
-            os.close(self.stacks_fd)
-            self.stacks_fd = None
 
 
 class ProcessTree:
@@ -135,7 +45,7 @@ class ProcessTree:
 
     def __init__(self, setup: messages.Setup, birth: Birth) -> None:
         self.setup = setup
-        self._ends: dict[int, _RankEnd] = {}
+        self._ends: dict[int, RankEnd] = {}
         self._supervisor_gone = False
         self._supervisor: Supervisor | None = None
         self._closing = contextlib.ExitStack()
@@ -173,7 +83,7 @@ class ProcessTree:
         self._closing.callback(self._channel.close)
         self._closing.callback(self._their_channel.close)
         for rank in range(self.setup.num_processes):
-            self._ends[rank] = _RankEnd()
+            self._ends[rank] = RankEnd()
 
     def _start(self, birth: Birth) -> None:
         with self._their_channel, socket.socket() as listener:
@@ -227,7 +137,7 @@ class ProcessTree:
         """Start a rank again whose process has ended; raises `ResourceError` if there is no room."""
         self._drop(rank)
         try:
-            self._ends[rank] = _RankEnd()
+            self._ends[rank] = RankEnd()
             self._bear(rank)
         except OSError as error:
             msg = f"cannot restart rank {rank}: {error.strerror or error}"
@@ -391,9 +301,3 @@ class ProcessTree:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(fd)
         end.close()
-
-
-def _widen(fd: int) -> None:
-    import fcntl
-
-    fcntl.fcntl(fd, F_SETPIPE_SZ, PIPE_SIZE)

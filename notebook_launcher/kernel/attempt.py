@@ -15,16 +15,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
-from notebook_launcher.engines.process_tree import FromRank, Output, RankLost, SupervisorLost, Woken
+from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost, Woken
 from notebook_launcher.kernel.culprit import is_victim_like
 from notebook_launcher.kernel.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
+from notebook_launcher.kernel.rank_outcome import RankEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.engines.process_tree import Event, ProcessTree
+    from notebook_launcher.engines.events import Event
+    from notebook_launcher.engines.process_tree import ProcessTree
 
-__all__ = ["Attempt", "RankEnd"]
+__all__ = ["Attempt"]
 
 SURE_GRACE = 0.15
 """Seconds that other ranks get to report their own failure after one that is surely a cause."""
@@ -36,45 +38,6 @@ RETURN_GRACE = 1.0
 process has ended by then, and whoever waits for it in a collective gets an error."""
 VICTIM_GRACE = 1.0
 """The same after one that looks like a consequence ("connection reset"): the cause may still arrive."""
-
-
-@dataclasses.dataclass(slots=True)
-class RankEnd:
-    """How the call ended on one rank."""
-
-    rank: int
-    time: float
-    returned: messages.Returned | None = None
-    raised: messages.Raised | None = None
-    gone: messages.RankGone | None = None
-    pid: int | None = None
-    """Number of the rank's process; None if the process did not start."""
-    parcel: int | None = None
-    """Descriptor of the value or of the exception."""
-    after_stop: bool = False
-    """Whether it came after the run was being stopped: then it is no failure of its own."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the process has ended, or never was."""
-        return self.gone is not None or (self.returned is None and self.raised is None)
-
-    @property
-    def group(self) -> messages.GroupState | None:
-        """How the rank's process group stands; None if the process has ended."""
-        record = self.returned or self.raised
-        return None if record is None or self.is_over else record.group
-
-    @property
-    def failed(self) -> bool:
-        """Whether the rank gave no value."""
-        return self.returned is None
-
-    def close(self) -> None:
-        """Let go of the parcel."""
-        if self.parcel is not None:
-            os.close(self.parcel)
-            self.parcel = None
 
 
 class Attempt:

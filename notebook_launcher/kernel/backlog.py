@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import collections
 import json
+from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.folding import Block, Stream
+from notebook_launcher.kernel.folding import Block
 from notebook_launcher.units import plural, rank_list
+
+if TYPE_CHECKING:
+    from notebook_launcher.engines.events import Stream
 
 __all__ = ["Backlog", "left_out_note", "num_bytes", "split"]
 

@@ -24,7 +24,8 @@ from notebook_launcher.kernel.latch import Latch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from notebook_launcher.kernel.folding import Stream
+    from notebook_launcher.engines.events import Stream
+
 
 __all__ = ["CellSink", "Sink", "StreamSink", "answering", "ask", "current_message", "make_sink"]
 

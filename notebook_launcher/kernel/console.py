@@ -13,13 +13,16 @@ import codecs
 import dataclasses
 import itertools
 import operator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.kernel.backlog import Backlog, num_bytes
-from notebook_launcher.kernel.folding import Block, Stream, fold, label
+from notebook_launcher.kernel.folding import Block, fold, label
 from notebook_launcher.kernel.ranklog import RankLog
 from notebook_launcher.kernel.room import LIVE_LINES, Room
 from notebook_launcher.kernel.screen import Lines, Screen
+
+if TYPE_CHECKING:
+    from notebook_launcher.engines.events import Stream
 
 __all__ = ["Console", "Message", "RankLog", "Status", "Text"]
 

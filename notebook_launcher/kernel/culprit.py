@@ -23,7 +23,7 @@ from notebook_launcher.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.kernel.attempt import RankEnd
+    from notebook_launcher.kernel.rank_outcome import RankEnd
 
 __all__ = ["consequences", "failures_of", "is_victim_like", "signal_name", "to_exception"]
 

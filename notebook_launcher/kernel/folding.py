@@ -7,16 +7,16 @@ import collections
 import dataclasses
 import heapq
 import operator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Block", "Stream", "fold", "label"]
+    from notebook_launcher.engines.events import Stream
 
-Stream = Literal["stdout", "stderr"]
+__all__ = ["Block", "fold", "label"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from notebook_launcher.kernel.results import RankSummary, Results
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from notebook_launcher.kernel.attempt import Attempt, RankEnd
+    from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.kernel.rank_outcome import RankEnd
     from notebook_launcher.kernel.stacks import Stacks
     from notebook_launcher.messages import Failure
 

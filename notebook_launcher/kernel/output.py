@@ -8,14 +8,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
-from notebook_launcher.engines.process_tree import Output
+from notebook_launcher.engines.events import Output
 from notebook_launcher.kernel import cell
 from notebook_launcher.kernel.console import Console, Status, Text
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.engines.process_tree import Event
-    from notebook_launcher.kernel.folding import Stream
+    from notebook_launcher.engines.events import Event, Stream
 
 __all__ = ["RunOutput"]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.config import LaunchConfig
-from notebook_launcher.engines.process_tree import Event, ProcessTree, SupervisorLost
+from notebook_launcher.engines.events import Event, SupervisorLost
+from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import fork_birth, fork_server, spawn_birth
 from notebook_launcher.kernel.plan import make_plan
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.engines.process_tree import Event
+    from notebook_launcher.engines.events import Event
     from notebook_launcher.history.schema import MetricPoint, RankPhases, RankSnapshot, RunSnapshot, RunState
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results

@@ -15,7 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages, travel
-from notebook_launcher.engines.process_tree import FromRank, Output
+from notebook_launcher.engines.events import FromRank, Output
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
 from notebook_launcher.kernel.argument_text import describe_arguments
@@ -35,7 +35,8 @@ from notebook_launcher.units import format_seconds
 
 if TYPE_CHECKING:
     from notebook_launcher.channel import AnonymousFile
-    from notebook_launcher.engines.process_tree import Event, ProcessTree
+    from notebook_launcher.engines.events import Event
+    from notebook_launcher.engines.process_tree import ProcessTree
     from notebook_launcher.kernel.ranks import Ranks
 
 __all__ = ["EXIT_BUDGET", "TOO_LATE", "Command", "Conductor", "Save", "Stop"]
