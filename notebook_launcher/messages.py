@@ -4,8 +4,8 @@ Protocol 1. Every record is a frozen dataclass, pickled, one per SOCK_SEQPACKET 
 pair that the kernel made (`channel.py`); descriptors travel beside it. The name says the direction:
 
     kernel -> fork server    StartSupervisor
-    kernel -> supervisor     Setup, BearRank, SignalRanks, Close
-    supervisor -> kernel     RankBorn, RankGone, BirthFailed
+    kernel -> supervisor     Setup, StartRank, SignalRanks, Close
+    supervisor -> kernel     RankStarted, RankExited, RankNotStarted
     kernel -> rank           Call, LeaveGroup, InputReply, Finish
     rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
                              InputRequest, Metrics, Progress, Phases, Notice
@@ -24,8 +24,6 @@ from notebook_launcher.training_settings import TrainingSettings  # noqa: TC001 
 
 __all__ = [
     "DUMP_SIGNAL",
-    "BearRank",
-    "BirthFailed",
     "Call",
     "CallStarted",
     "ClearOutput",
@@ -44,12 +42,14 @@ __all__ = [
     "Phases",
     "Progress",
     "Raised",
-    "RankBorn",
-    "RankGone",
+    "RankExited",
+    "RankNotStarted",
     "RankReady",
+    "RankStarted",
     "Returned",
     "Setup",
     "SignalRanks",
+    "StartRank",
     "StartSupervisor",
     "Unreadable",
 ]
@@ -95,7 +95,7 @@ class Setup:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BearRank:
+class StartRank:
     """Start one rank. Descriptors: its channel, its standard output, its standard error."""
 
     rank: int
@@ -118,7 +118,7 @@ class Close:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankBorn:
+class RankStarted:
     """A rank was started."""
 
     rank: int
@@ -126,7 +126,7 @@ class RankBorn:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankGone:
+class RankExited:
     """A rank's process ended and its session is empty."""
 
     rank: int
@@ -142,7 +142,7 @@ class RankGone:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BirthFailed:
+class RankNotStarted:
     """A rank could not be started."""
 
     rank: int

@@ -34,7 +34,7 @@ class FromRank:
 class RankLost:
     """A rank's process has ended and all that it wrote has been read."""
 
-    gone: messages.RankGone
+    exited: messages.RankExited
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,4 +49,4 @@ class Woken:
     """Another thread called `wake`."""
 
 
-Event = Output | FromRank | RankLost | SupervisorLost | Woken | messages.RankBorn | messages.BirthFailed
+Event = Output | FromRank | RankLost | SupervisorLost | Woken | messages.RankStarted | messages.RankNotStarted

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import context, messages
 from notebook_launcher.channel import AnonymousFile, channel_pair
 from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost, Woken
-from notebook_launcher.engines.rank_pipes import RankEnd
+from notebook_launcher.engines.rank_pipes import RankPipes
 from notebook_launcher.errors import LaunchError, ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from notebook_launcher.engines.events import Event, Stream
-    from notebook_launcher.engines.starting import Birth, Supervisor
+    from notebook_launcher.engines.starting import Starter, Supervisor
 
 __all__ = ["ProcessTree"]
 
@@ -43,15 +43,15 @@ STACKS_BUDGET = 0.5
 class ProcessTree:
     """A supervisor and its ranks. Raises `ResourceError` if the machine cannot hold them."""
 
-    def __init__(self, setup: messages.Setup, birth: Birth) -> None:
+    def __init__(self, setup: messages.Setup, start_supervisor: Starter) -> None:
         self.setup = setup
-        self._ends: dict[int, RankEnd] = {}
+        self._pipes: dict[int, RankPipes] = {}
         self._supervisor_gone = False
         self._supervisor: Supervisor | None = None
         self._closing = contextlib.ExitStack()
         try:
             self._open()
-            self._start(birth)
+            self._start(start_supervisor)
         except LaunchError:
             self.close()
             raise
@@ -83,29 +83,29 @@ class ProcessTree:
         self._closing.callback(self._channel.close)
         self._closing.callback(self._their_channel.close)
         for rank in range(self.setup.num_processes):
-            self._ends[rank] = RankEnd()
+            self._pipes[rank] = RankPipes()
 
-    def _start(self, birth: Birth) -> None:
+    def _start(self, start_supervisor: Starter) -> None:
         with self._their_channel, socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(max(128, self.setup.num_processes))
             self.setup = dataclasses.replace(self.setup, master_port=listener.getsockname()[1])
             # A fork of the kernel must not keep the kernel's ends: nobody would see the kernel close them.
-            ends = [fd for end in self._ends.values() for fd in end.all_fds()]
-            ends += [self._channel.fileno(), self._wake_r.fileno(), self._wake_w.fileno(), listener.fileno()]
-            self._supervisor = birth(self._their_channel, ends)
+            kernel_fds = [fd for pipes in self._pipes.values() for fd in pipes.all_fds()]
+            kernel_fds += [self._channel.fileno(), self._wake_r.fileno(), self._wake_w.fileno(), listener.fileno()]
+            self._supervisor = start_supervisor(self._their_channel, kernel_fds)
             self._selector.register(self._channel, selectors.EVENT_READ, self._on_supervisor)
             with contextlib.suppress(BrokenPipeError, ConnectionError):
                 self._channel.send(self.setup, [listener.fileno(), self._board_file.fileno()])
-                for rank in self._ends:
-                    self._bear(rank)
+                for rank in self._pipes:
+                    self._start_rank(rank)
 
-    def _bear(self, rank: int) -> None:
-        end = self._ends[rank]
-        self._channel.send(messages.BearRank(rank=rank), end.fds_for_rank())
-        end.close_theirs()
-        self._selector.register(end.channel, selectors.EVENT_READ, lambda: self._on_record(rank))
-        for fd, stream in end.pipes.items():
+    def _start_rank(self, rank: int) -> None:
+        pipes = self._pipes[rank]
+        self._channel.send(messages.StartRank(rank=rank), pipes.fds_for_rank())
+        pipes.close_theirs()
+        self._selector.register(pipes.channel, selectors.EVENT_READ, lambda: self._on_record(rank))
+        for fd, stream in pipes.streams.items():
             self._selector.register(fd, selectors.EVENT_READ, self._reader(rank, stream, fd))
 
     def _reader(self, rank: int, stream: Stream, fd: int) -> Any:
@@ -114,14 +114,14 @@ class ProcessTree:
     @property
     def pids(self) -> dict[int, int]:
         """The process of each rank that lives."""
-        return {rank: end.pid for rank, end in self._ends.items() if end.pid is not None}
+        return {rank: pipes.pid for rank, pipes in self._pipes.items() if pipes.pid is not None}
 
     # What the kernel says.
 
     def send(self, rank: int, record: object, fds: list[int] | None = None) -> None:
         """Send a record to a rank; a rank that is gone is not an error: its end is an event."""
         with contextlib.suppress(OSError):
-            self._ends[rank].channel.send(record, fds or [])
+            self._pipes[rank].channel.send(record, fds or [])
 
     def signal(self, ranks: tuple[int, ...], signum: int) -> None:
         """Have the supervisor send a signal; SIGKILL goes to the ranks' data-loader workers too."""
@@ -137,8 +137,8 @@ class ProcessTree:
         """Start a rank again whose process has ended; raises `ResourceError` if there is no room."""
         self._drop(rank)
         try:
-            self._ends[rank] = RankEnd()
-            self._bear(rank)
+            self._pipes[rank] = RankPipes()
+            self._start_rank(rank)
         except OSError as error:
             msg = f"cannot restart rank {rank}: {error.strerror or error}"
             raise ResourceError(error.errno, msg) from error
@@ -164,13 +164,13 @@ class ProcessTree:
     @property
     def is_dying(self) -> bool:
         """Whether a rank has gone whose end the supervisor has not told yet."""
-        return any(end.has_hung_up and end.pid is not None for end in self._ends.values())
+        return any(pipes.has_hung_up and pipes.pid is not None for pipes in self._pipes.values())
 
     def drain(self, rank: int) -> list[Event]:
         """Return what the rank has written and has not been read yet."""
         happened: list[Event] = []
-        end = self._ends[rank]
-        for fd, stream in list(end.pipes.items()):
+        pipes = self._pipes[rank]
+        for fd, stream in list(pipes.streams.items()):
             while chunk := self._on_output(rank, stream, fd):
                 happened += chunk
         return happened
@@ -181,7 +181,7 @@ class ProcessTree:
         return [Woken()]
 
     def _on_output(self, rank: int, stream: Stream, fd: int) -> list[Event]:
-        if fd not in self._ends[rank].pipes:
+        if fd not in self._pipes[rank].streams:
             return []  # Drained to its end by an event of the same batch.
         try:
             data = os.read(fd, READ_SIZE)
@@ -190,27 +190,27 @@ class ProcessTree:
         if data:
             return [Output(rank, stream, data)]
         self._selector.unregister(fd)
-        self._ends[rank].pipes.pop(fd)
+        self._pipes[rank].streams.pop(fd)
         os.close(fd)
         return []
 
     def _on_record(self, rank: int) -> list[Event]:
-        end = self._ends[rank]
+        pipes = self._pipes[rank]
         # Before the record is taken: a rank that shows something rich writes on once it is.
         happened = self.drain(rank)
         try:
-            received = end.channel.receive(wait=False)
+            received = pipes.channel.receive(wait=False)
         except BlockingIOError:
             return happened  # Taken already, by an event of the same batch.
         if received is None:
-            self._selector.unregister(end.channel)
-            end.has_hung_up = True
+            self._selector.unregister(pipes.channel)
+            pipes.has_hung_up = True
             return happened
         return [*happened, *self._record(rank, *received)]
 
     def _record(self, rank: int, record: Any, fds: list[int]) -> list[Event]:
         if isinstance(record, messages.RankReady):
-            self._ends[rank].stacks_fd = fds[0]
+            self._pipes[rank].stacks_fd = fds[0]
             return []
         return [FromRank(rank, record, fds)]
 
@@ -223,12 +223,12 @@ class ProcessTree:
             return [SupervisorLost(self._supervisor.last_words() if self._supervisor else "")]
         record, _ = received
         match record:
-            case messages.RankBorn(rank=rank, pid=pid):
-                self._ends[rank].pid = pid
-            case messages.RankGone(rank=rank):
-                self._ends[rank].pid = None
+            case messages.RankStarted(rank=rank, pid=pid):
+                self._pipes[rank].pid = pid
+            case messages.RankExited(rank=rank):
+                self._pipes[rank].pid = None
                 return [*self.drain(rank), *self._last_records(rank), RankLost(record)]
-            case messages.BirthFailed():
+            case messages.RankNotStarted():
                 pass
             case _:
                 msg = f"the kernel got an unknown message from the supervisor: {record!r}"
@@ -237,9 +237,9 @@ class ProcessTree:
 
     def _last_records(self, rank: int) -> list[Event]:
         happened: list[Event] = []
-        end = self._ends[rank]
+        pipes = self._pipes[rank]
         with contextlib.suppress(OSError):
-            while (received := end.channel.receive(wait=False)) is not None:
+            while (received := pipes.channel.receive(wait=False)) is not None:
                 happened += self._record(rank, *received)
         return happened
 
@@ -248,8 +248,8 @@ class ProcessTree:
 
         Nothing says when a dump is complete, so it is read once it has not grown for STACKS_QUIET seconds.
         """
-        wanted = self._ends.keys() if ranks is None else set(ranks)
-        fds = {rank: end.stacks_fd for rank, end in self._ends.items() if end.pid is not None and rank in wanted}
+        wanted = self._pipes.keys() if ranks is None else set(ranks)
+        fds = {rank: pipes.stacks_fd for rank, pipes in self._pipes.items() if pipes.pid is not None and rank in wanted}
         starts = {rank: self._stacks_size(rank) for rank, fd in fds.items() if fd is not None}
         self.signal(tuple(starts), messages.DUMP_SIGNAL)
         sizes, changed, began = dict(starts), time.monotonic(), time.monotonic()
@@ -269,7 +269,7 @@ class ProcessTree:
         }
 
     def _stacks_size(self, rank: int) -> int:
-        fd = self._ends[rank].stacks_fd
+        fd = self._pipes[rank].stacks_fd
         return 0 if fd is None else os.fstat(fd).st_size
 
     # The end.
@@ -291,13 +291,13 @@ class ProcessTree:
             # Only if the supervisor was killed: the rank died with it, what the rank had started did not.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-        for rank in list(self._ends):
+        for rank in list(self._pipes):
             self._drop(rank)
         self._closing.close()
 
     def _drop(self, rank: int) -> None:
-        end = self._ends.pop(rank)
-        for fd in (end.channel.fileno(), *end.pipes):
+        pipes = self._pipes.pop(rank)
+        for fd in (pipes.channel.fileno(), *pipes.streams):
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(fd)
-        end.close()
+        pipes.close()

@@ -12,14 +12,14 @@ from notebook_launcher.channel import channel_pair
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Stream
 
-__all__ = ["RankEnd"]
+__all__ = ["RankPipes"]
 
 PIPE_SIZE = 1 << 20
 """The most an unprivileged process may ask for: a rank that prints in bursts need not wait for the kernel."""
 F_SETPIPE_SZ = 1031
 
 
-class RankEnd:
+class RankPipes:
     """The kernel's end of one rank."""
 
     def __init__(self) -> None:
@@ -27,45 +27,45 @@ class RankEnd:
         self.stacks_fd: int | None = None
         self.has_hung_up = False
         self.channel, self.their_channel = channel_pair()
-        self.pipes: dict[int, Stream] = {}
-        self.their_pipes: list[int] = []
+        self.streams: dict[int, Stream] = {}
+        self.their_streams: list[int] = []
         try:
-            self._open_pipes()
+            self._open_streams()
         except OSError:
             self.close()
             raise
 
-    def _open_pipes(self) -> None:
+    def _open_streams(self) -> None:
         streams: tuple[Stream, ...] = ("stdout", "stderr")
         for stream in streams:
             ours, theirs = os.pipe()
-            self.pipes[ours] = stream
-            self.their_pipes.append(theirs)
+            self.streams[ours] = stream
+            self.their_streams.append(theirs)
             os.set_blocking(ours, False)
             with contextlib.suppress(OSError):
                 _widen(ours)
 
     def all_fds(self) -> list[int]:
         """Return every open descriptor, those of the rank too."""
-        return [self.channel.fileno(), self.their_channel.fileno(), *self.pipes, *self.their_pipes]
+        return [self.channel.fileno(), self.their_channel.fileno(), *self.streams, *self.their_streams]
 
     def fds_for_rank(self) -> list[int]:
         """Return the descriptors that the rank gets: its channel, its standard output, its standard error."""
-        return [self.their_channel.fileno(), *self.their_pipes]
+        return [self.their_channel.fileno(), *self.their_streams]
 
     def close_theirs(self) -> None:
         """Close the descriptors that the rank has got; idempotent."""
         self.their_channel.close()
-        while self.their_pipes:
-            os.close(self.their_pipes.pop())
+        while self.their_streams:
+            os.close(self.their_streams.pop())
 
     def close(self) -> None:
         """Close every descriptor; idempotent."""
         self.close_theirs()
         self.channel.close()
-        for fd in self.pipes:
+        for fd in self.streams:
             os.close(fd)
-        self.pipes.clear()
+        self.streams.clear()
         if self.stacks_fd is not None:
             os.close(self.stacks_fd)
             self.stacks_fd = None

@@ -29,7 +29,7 @@ from notebook_launcher.processes import boot, forking
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Birth", "ForkServer", "Supervisor", "fork_birth", "fork_server", "spawn_birth"]
+__all__ = ["ForkServer", "Starter", "Supervisor", "fork_server", "fork_starter", "start_by_spawn"]
 
 
 LAST_WORDS = 4000
@@ -41,10 +41,10 @@ READ_LATER = ("TORCHINDUCTOR_CACHE_DIR",)
 """An exception to these: torch itself sets it in the kernel, at the first optimizer, and reads it at each use."""
 
 
-class Birth(Protocol):
+class Starter(Protocol):
     """Starts a supervisor that serves the socket it is given."""
 
-    def __call__(self, sock: socket.socket, kernel_ends: Sequence[int]) -> Supervisor:
+    def __call__(self, sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
         """Start it; `kernel_ends` are descriptors that must not live on in it."""
         ...
 
@@ -88,16 +88,16 @@ class ForkServer:
         with theirs:
             self._process = _popen("forkserver", theirs.fileno(), self._errors, {**others, **settings})
 
-    def birth(self, environ: Mapping[str, str]) -> Birth:
+    def starter(self, environ: Mapping[str, str]) -> Starter:
         """Return a birth of ranks in this environment."""
 
-        def birth(sock: socket.socket, kernel_ends: Sequence[int]) -> Supervisor:
-            del kernel_ends  # A process that was not forked from the kernel has none.
-            return self._bear(sock, environ)
+        def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
+            del kernel_fds  # A process that was not forked from the kernel has none.
+            return self._start_supervisor(sock, environ)
 
-        return birth
+        return starter
 
-    def _bear(self, sock: socket.socket, environ: Mapping[str, str]) -> Supervisor:
+    def _start_supervisor(self, sock: socket.socket, environ: Mapping[str, str]) -> Supervisor:
         reaped_r, reaped_w = os.pipe()
         try:
             with self._lock:
@@ -174,19 +174,19 @@ def fork_server_of(_pid: int) -> ForkServer:
     return ForkServer()
 
 
-def spawn_birth(sock: socket.socket, kernel_ends: Sequence[int]) -> Supervisor:
+def start_by_spawn(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
     """Start a supervisor in a fresh interpreter."""
-    del kernel_ends  # A fresh interpreter inherits none.
+    del kernel_fds  # A fresh interpreter inherits none.
     errors = anonymous_file("errors")
     process = _popen("supervisor", sock.fileno(), errors, dict(os.environ))
 
     return Supervisor(_reaper(process.wait, [errors]), lambda: _read_tail(errors), process.kill)
 
 
-def fork_birth(call: Any) -> Birth:
+def fork_starter(call: Any) -> Starter:
     """Return a birth that forks the supervisor from this very process; the ranks inherit `call`."""
 
-    def birth(sock: socket.socket, kernel_ends: Sequence[int]) -> Supervisor:
+    def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
         errors = anonymous_file("errors")
         if "torch" in sys.modules:
             _import_for_children()
@@ -197,7 +197,7 @@ def fork_birth(call: Any) -> Birth:
             forking.settle_before_a_fork()
             pid = os.fork()
         if pid == 0:
-            _become_supervisor(sock, call, errors, kernel_ends)
+            _become_supervisor(sock, call, errors, kernel_fds)
 
         def wait() -> None:
             with contextlib.suppress(ChildProcessError):
@@ -205,7 +205,7 @@ def fork_birth(call: Any) -> Birth:
 
         return Supervisor(_reaper(wait, [errors]), lambda: _read_tail(errors), lambda: os.kill(pid, signal.SIGKILL))
 
-    return birth
+    return starter
 
 
 def _import_for_children() -> None:
@@ -215,9 +215,9 @@ def _import_for_children() -> None:
         importlib.import_module("numpy.random")  # To be seeded; NumPy 2 brings it at first use.
 
 
-def _become_supervisor(sock: socket.socket, call: Any, errors: int, kernel_ends: Sequence[int]) -> None:
+def _become_supervisor(sock: socket.socket, call: Any, errors: int, kernel_fds: Sequence[int]) -> None:
     try:
-        for fd in (*kernel_ends, *fork_server_of(os.getppid()).descriptors()):
+        for fd in (*kernel_fds, *fork_server_of(os.getppid()).descriptors()):
             with contextlib.suppress(OSError):
                 os.close(fd)
         with contextlib.suppress(ValueError):

@@ -18,7 +18,7 @@ from notebook_launcher import context, messages
 from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost, Woken
 from notebook_launcher.kernel.culprit import is_victim_like
 from notebook_launcher.kernel.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
-from notebook_launcher.kernel.rank_outcome import RankEnd
+from notebook_launcher.kernel.rank_outcome import RankOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,16 +43,18 @@ VICTIM_GRACE = 1.0
 class Attempt:
     """The brain of a call; runs in the run's thread."""
 
-    def __init__(self, tree: ProcessTree, call: messages.Call, parcel: int | None, *, deadline: float | None) -> None:
+    def __init__(
+        self, tree: ProcessTree, call: messages.Call, parcel_fd: int | None, *, deadline: float | None
+    ) -> None:
         self.tree = tree
-        self.ends: dict[int, RankEnd] = {}
+        self.outcomes: dict[int, RankOutcome] = {}
         self.started: set[int] = set()
         self.ladder: Ladder | None = None
         self.timed_out = False
         self.supervisor_lost: str | None = None
-        self.birth_failed: messages.BirthFailed | None = None
+        self.not_started: messages.RankNotStarted | None = None
         self._call = call
-        self._parcel = parcel
+        self._parcel_fd = parcel_fd
         self._deadline = deadline
         self._paused_at: float | None = None
         self._fail_at: float | None = None
@@ -67,11 +69,11 @@ class Attempt:
         """Send the call; ranks that are not up yet find it waiting."""
         self.tree.board[:] = bytes(context.BOARD_SIZE)
         for rank in range(self._num_processes):
-            self.tree.send(rank, self._call, [] if self._parcel is None else [self._parcel])
+            self.tree.send(rank, self._call, [] if self._parcel_fd is None else [self._parcel_fd])
 
-    def forget_ends(self, generation: int) -> None:
+    def forget_outcomes(self, generation: int) -> None:
         """Forget ranks that had ended before the call began and have been replaced since."""
-        self.ends.clear()
+        self.outcomes.clear()
         self._fail_at = self._leave_at = None
         self._call = dataclasses.replace(self._call, generation=generation)
 
@@ -98,18 +100,18 @@ class Attempt:
     @property
     def running(self) -> frozenset[int]:
         """The ranks that are inside the function."""
-        return frozenset(self.started - self.ends.keys())
+        return frozenset(self.started - self.outcomes.keys())
 
     @property
     def absent(self) -> dict[int, str]:
         """The ranks that are not, each with what it has done: `returned`."""
-        ends = {rank: "ended" if end.failed else "returned" for rank, end in self.ends.items()}
-        late = set(range(self._num_processes)) - self.started - self.ends.keys()
-        return dict.fromkeys(sorted(late), "not started the function yet") | ends
+        outcomes = {rank: "ended" if outcome.failed else "returned" for rank, outcome in self.outcomes.items()}
+        late = set(range(self._num_processes)) - self.started - self.outcomes.keys()
+        return dict.fromkeys(sorted(late), "not started the function yet") | outcomes
 
     def _has_settled(self, rank: int) -> bool:
         # One that was sent SIGKILL has not before it is gone, whatever it managed to say.
-        return rank in self.ends and (rank not in self._doomed or self.ends[rank].gone is not None)
+        return rank in self.outcomes and (rank not in self._doomed or self.outcomes[rank].exited is not None)
 
     def fold(self, event: Event) -> None:
         """Take in what happened."""
@@ -117,46 +119,48 @@ class Attempt:
             case FromRank(rank, messages.CallStarted() as record, _) if record.call_id == self._call.call_id:
                 self.started.add(rank)
             case FromRank(rank, messages.Returned() as record, fds) if record.call_id == self._call.call_id:
-                self._end(RankEnd(rank=rank, time=record.time, returned=record, parcel=fds[0]))
+                self._note_outcome(RankOutcome(rank=rank, time=record.time, returned=record, parcel_fd=fds[0]))
             case FromRank(rank, messages.Raised() as record, fds) if record.call_id == self._call.call_id:
-                self._end(RankEnd(rank=rank, time=record.time, raised=record, parcel=fds[0] if fds else None))
-            case RankLost(gone):
-                self._lose(gone)
-            case messages.BirthFailed():
-                self.birth_failed = self.birth_failed or event
-                self._end(RankEnd(rank=event.rank, time=time.monotonic()))
+                self._note_outcome(
+                    RankOutcome(rank=rank, time=record.time, raised=record, parcel_fd=fds[0] if fds else None)
+                )
+            case RankLost(exited):
+                self._note_exit(exited)
+            case messages.RankNotStarted():
+                self.not_started = self.not_started or event
+                self._note_outcome(RankOutcome(rank=event.rank, time=time.monotonic()))
             case SupervisorLost(reason):
                 self.supervisor_lost = reason or "its process ended"
             case FromRank(_, _, fds):
                 for fd in fds:
                     os.close(fd)
-            case Output() | Woken() | messages.RankBorn():
+            case Output() | Woken() | messages.RankStarted():
                 pass
 
-    def _end(self, end: RankEnd) -> None:
+    def _note_outcome(self, outcome: RankOutcome) -> None:
         stopping = self._asked_at if self.ladder is None or self._asked_at is not None else self.ladder.started
-        end.after_stop = stopping is not None and end.time >= stopping
-        end.pid = self.tree.pids.get(end.rank) if end.gone is None else end.gone.pid
-        if end.rank in self.ends:
-            self.ends[end.rank].close()
-        self.ends[end.rank] = end
+        outcome.after_stop = stopping is not None and outcome.time >= stopping
+        outcome.pid = self.tree.pids.get(outcome.rank) if outcome.exited is None else outcome.exited.pid
+        if outcome.rank in self.outcomes:
+            self.outcomes[outcome.rank].close()
+        self.outcomes[outcome.rank] = outcome
         if stopping is not None:
             self._leave_in(self._stop_grace)
-        elif not (end.failed or self.tree.setup.many_calls or "nccl" in (self.tree.setup.backend or "")):
+        elif not (outcome.failed or self.tree.setup.many_calls or "nccl" in (self.tree.setup.backend or "")):
             # Not with NCCL: what the rank has begun may still be running on its GPU.
             self._leave_in(RETURN_GRACE)
-        if not end.failed or stopping is not None:
+        if not outcome.failed or stopping is not None:
             return
-        grace = VICTIM_GRACE if end.raised is not None and is_victim_like(end.raised.report) else SURE_GRACE
+        grace = VICTIM_GRACE if outcome.raised is not None and is_victim_like(outcome.raised.report) else SURE_GRACE
         fail_at = time.monotonic() + grace
         self._fail_at = fail_at if self._fail_at is None else min(self._fail_at, fail_at)
 
-    def _lose(self, gone: messages.RankGone) -> None:
-        known = self.ends.get(gone.rank)
+    def _note_exit(self, exited: messages.RankExited) -> None:
+        known = self.outcomes.get(exited.rank)
         if known is None:
-            self._end(RankEnd(rank=gone.rank, time=gone.time, gone=gone))
+            self._note_outcome(RankOutcome(rank=exited.rank, time=exited.time, exited=exited))
         else:
-            known.gone, known.pid = gone, gone.pid
+            known.exited, known.pid = exited, exited.pid
 
     def stop(self, *, at_once: bool = False) -> None:
         """Begin to stop, or go to the last rung."""
@@ -198,7 +202,7 @@ class Attempt:
 
     def _climb_onto(self, ladder: Ladder) -> None:
         self.ladder = ladder
-        if self.ends:
+        if self.outcomes:
             self._leave_in(self._stop_grace)
         self._send_signal()
 
@@ -213,22 +217,22 @@ class Attempt:
     def _leave(self) -> None:
         self._leave_at = None
         if self.unsettled:
-            for rank in self.ends.keys() - self._left:
+            for rank in self.outcomes.keys() - self._left:
                 self.tree.send(rank, messages.LeaveGroup())
-            self._left |= self.ends.keys()
+            self._left |= self.outcomes.keys()
 
     @property
     def broke_group(self) -> bool:
         """Whether a process group that the function has not given up itself is lost."""
-        return not self.kept_group and any(end.failed for end in self.ends.values())
+        return not self.kept_group and any(outcome.failed for outcome in self.outcomes.values())
 
     @property
     def kept_group(self) -> bool:
         """Whether all ranks still have the process group with which the call began, and are in step in it."""
-        states = [end.group for end in self.ends.values()]
+        states = [outcome.group for outcome in self.outcomes.values()]
         if self._left or any(state is None or not state.is_kept for state in states):
             return False
-        raised = [end.raised.report for end in self.ends.values() if end.raised is not None]
+        raised = [outcome.raised.report for outcome in self.outcomes.values() if outcome.raised is not None]
         if not raised:
             return True
         num_calls: dict[str, set[int]] = {}
@@ -284,7 +288,7 @@ class Attempt:
                 self.ladder.climb(now)
                 self._send_signal()
         elif self._fail_at is not None and now >= self._fail_at:
-            if all(end.raised is not None and is_victim_like(end.raised.report) for end in self._failed()):
+            if all(outcome.raised is not None and is_victim_like(outcome.raised.report) for outcome in self._failed()):
                 before_stop()
             self._climb_onto(Ladder.start(time.monotonic(), FAILURE_BUDGETS))
         elif self._deadline is not None and self._paused_at is None and now >= self._deadline:
@@ -292,8 +296,8 @@ class Attempt:
             before_stop()
             self._climb_onto(Ladder.start(time.monotonic(), USER_BUDGETS))
 
-    def _failed(self) -> list[RankEnd]:
-        return [end for end in self.ends.values() if end.failed]
+    def _failed(self) -> list[RankOutcome]:
+        return [outcome for outcome in self.outcomes.values() if outcome.failed]
 
     @property
     def rung(self) -> Rung | None:

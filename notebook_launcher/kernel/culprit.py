@@ -23,7 +23,7 @@ from notebook_launcher.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.kernel.rank_outcome import RankEnd
+    from notebook_launcher.kernel.rank_outcome import RankOutcome
 
 __all__ = ["consequences", "failures_of", "is_victim_like", "signal_name", "to_exception"]
 
@@ -61,9 +61,9 @@ DUMP_LINES = 100 * 102
 """What faulthandler writes at the most: 100 threads of 100 frames, each with a header and an empty line."""
 
 
-def failures_of(failed: list[RankEnd], last_lines: Callable[[int, int], tuple[str, ...]]) -> tuple[Failure, ...]:
+def failures_of(failed: list[RankOutcome], last_lines: Callable[[int, int], tuple[str, ...]]) -> tuple[Failure, ...]:
     """Return what is known of every rank that failed, the culprit first; `last_lines` takes a rank and a number."""
-    failures = [_failure(end, last_lines) for end in failed]
+    failures = [_failure(outcome, last_lines) for outcome in failed]
     return tuple(sorted(failures, key=lambda failure: (failure.victim, failure.time)))
 
 
@@ -74,32 +74,34 @@ def consequences(failures: tuple[Failure, ...]) -> dict[int, int]:
     return {failure.rank: failures[0].rank for failure in failures if failure.victim}
 
 
-def _failure(end: RankEnd, last_lines: Callable[[int, int], tuple[str, ...]]) -> Failure:
-    if end.raised is not None and end.raised.exit_code is None:
-        report = end.raised.report
+def _failure(outcome: RankOutcome, last_lines: Callable[[int, int], tuple[str, ...]]) -> Failure:
+    if outcome.raised is not None and outcome.raised.exit_code is None:
+        report = outcome.raised.report
         return Failure(
-            rank=end.rank,
-            kind=KINDS.get(end.raised.stage, "exception"),
-            time=end.time,
-            summary=STOPPED if end.after_stop and _comes_of_a_stop(report) else one_line(report),
-            traceback="" if end.raised.stage == "return" and _is_pickling(report) else format_report(report),
-            pid=end.pid,
-            victim=end.after_stop or is_victim_like(report),
-            last_lines=last_lines(end.rank, LAST_LINES),
+            rank=outcome.rank,
+            kind=KINDS.get(outcome.raised.stage, "exception"),
+            time=outcome.time,
+            summary=STOPPED if outcome.after_stop and _comes_of_a_stop(report) else one_line(report),
+            traceback="" if outcome.raised.stage == "return" and _is_pickling(report) else format_report(report),
+            pid=outcome.pid,
+            victim=outcome.after_stop or is_victim_like(report),
+            last_lines=last_lines(outcome.rank, LAST_LINES),
         )
-    exitcode = end.raised.exit_code if end.raised is not None else end.gone.exitcode if end.gone else None
-    by_signal = exitcode is not None and exitcode < 0 and end.raised is None
+    exitcode = (
+        outcome.raised.exit_code if outcome.raised is not None else outcome.exited.exitcode if outcome.exited else None
+    )
+    by_signal = exitcode is not None and exitcode < 0 and outcome.raised is None
     crashed = by_signal and -(exitcode or 0) in CRASHES
-    words, place = _last_words(end.rank, last_lines) if crashed else (last_lines(end.rank, LAST_LINES), "")
+    words, place = _last_words(outcome.rank, last_lines) if crashed else (last_lines(outcome.rank, LAST_LINES), "")
     return Failure(
-        rank=end.rank,
+        rank=outcome.rank,
         kind="signal" if by_signal else "exit",
-        time=end.time,
-        summary=_end_summary(end, exitcode),
-        traceback=format_report(end.raised.report) if end.raised is not None else "",
+        time=outcome.time,
+        summary=_exit_summary(outcome, exitcode),
+        traceback=format_report(outcome.raised.report) if outcome.raised is not None else "",
         exitcode=exitcode,
-        pid=end.pid,
-        victim=end.after_stop,
+        pid=outcome.pid,
+        victim=outcome.after_stop,
         place=place,
         last_lines=words,
     )
@@ -126,16 +128,16 @@ def _comes_of_a_stop(report: ExceptionReport) -> bool:
     return report.type_name in INTERRUPTS or is_victim_like(report)
 
 
-def _end_summary(end: RankEnd, exitcode: int | None) -> str:
-    if end.raised is not None:
+def _exit_summary(outcome: RankOutcome, exitcode: int | None) -> str:
+    if outcome.raised is not None:
         return f"sys.exit({exitcode})"
-    if end.gone is None or exitcode is None:
+    if outcome.exited is None or exitcode is None:
         return "did not start"
-    if end.after_stop:
+    if outcome.after_stop:
         return STOPPED
     if exitcode >= 0:
         return f"exit code {exitcode}"
-    return signal_name(-exitcode) + (", out of memory" if end.gone.oom else "")
+    return signal_name(-exitcode) + (", out of memory" if outcome.exited.oom else "")
 
 
 def signal_name(signum: int) -> str:
@@ -145,7 +147,7 @@ def signal_name(signum: int) -> str:
     return f"signal {signum}"
 
 
-def to_exception(culprit: RankEnd, failure: Failure, num_ranks: int) -> BaseException:
+def to_exception(culprit: RankOutcome, failure: Failure, num_ranks: int) -> BaseException:
     """Return the exception that the cell gets for this failure."""
     if culprit.raised is not None and culprit.raised.exit_code is None:
         error = _original(culprit)
@@ -157,9 +159,9 @@ def to_exception(culprit: RankEnd, failure: Failure, num_ranks: int) -> BaseExce
     return error
 
 
-def _original(culprit: RankEnd) -> BaseException:
+def _original(culprit: RankOutcome) -> BaseException:
     assert culprit.raised is not None
-    fd, culprit.parcel = culprit.parcel, None
+    fd, culprit.parcel_fd = culprit.parcel_fd, None
     error = travel.unpack_exception(fd) if fd is not None else None
     if error is not None:
         return error
@@ -169,31 +171,31 @@ def _original(culprit: RankEnd) -> BaseException:
     return RankFailedError(msg)
 
 
-def _message(end: RankEnd, failure: Failure, num_ranks: int) -> str:
-    rank = f"rank {end.rank} of {num_ranks}"
+def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:
+    rank = f"rank {outcome.rank} of {num_ranks}"
     code = failure.exitcode
-    if end.returned is not None and code is not None:
+    if outcome.returned is not None and code is not None:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         where = failure.place or "an exit handler, a thread or a destructor"
         text = f"{rank} {how} after it had returned: in {where}. The values are in the exception's `results`."
-    elif end.raised is not None:
+    elif outcome.raised is not None:
         text = f"{rank} called sys.exit({code}). Return a value, or raise an exception that says what is wrong."
-    elif end.gone is None or code is None:
+    elif outcome.exited is None or code is None:
         text = f"{rank} did not start"
     elif code >= 0:
         text = f"{rank} exited with code {code} before it returned: something called os._exit, or C code exited."
     else:
-        text = f"{rank} was killed by {signal_name(-code)}{_signal_hint(end, failure.place)}"
+        text = f"{rank} was killed by {signal_name(-code)}{_signal_hint(outcome, failure.place)}"
     if failure.last_lines:
         text += "\nIts last output:\n" + "\n".join(f"    {line}" for line in failure.last_lines)
     return text
 
 
-def _signal_hint(end: RankEnd, place: str) -> str:
-    assert end.gone is not None
-    signum, peak = -end.gone.exitcode, format_bytes(end.gone.peak_rss)
+def _signal_hint(outcome: RankOutcome, place: str) -> str:
+    assert outcome.exited is not None
+    signum, peak = -outcome.exited.exitcode, format_bytes(outcome.exited.peak_rss)
     site = f", in {place}" if place else ""
-    if signum == signal.SIGKILL and end.gone.oom:
+    if signum == signal.SIGKILL and outcome.exited.oom:
         return f", out of memory: it had used {peak}. Use fewer ranks, smaller batches, or less captured data."
     if signum == signal.SIGKILL:
         return f". It had used {peak}; nothing says that memory ran out, so somebody or something killed it."

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.plan import Plan
-    from notebook_launcher.kernel.rank_outcome import RankEnd
+    from notebook_launcher.kernel.rank_outcome import RankOutcome
     from notebook_launcher.kernel.stacks import Stacks
     from notebook_launcher.messages import Failure
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["RunOutcome", "conclude", "fault_of_ours"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RunOutcome:
     """The end of a run."""
 
     state: Literal["done", "failed", "stopped"]
@@ -39,7 +39,7 @@ class Verdict:
     error: BaseException | None
 
 
-def judge(
+def conclude(
     attempt: Attempt,
     plan: Plan,
     *,
@@ -50,15 +50,17 @@ def judge(
     stacks: Stacks | None,
     last_lines: Callable[[int, int], tuple[str, ...]],
     last_values: Mapping[int, Mapping[str, float]],
-) -> Verdict:
+) -> RunOutcome:
     """Return what came of the attempt. Takes over its parcels."""
-    ends = [attempt.ends[rank] for rank in sorted(attempt.ends)]
-    values, rebuilding = _rebuild(ends)
-    failures = culprit.failures_of([end for end in ends if end.failed or _died_at_exit(end)], last_lines)
+    outcomes = [attempt.outcomes[rank] for rank in sorted(attempt.outcomes)]
+    values, rebuilding = _rebuild(outcomes)
+    failures = culprit.failures_of(
+        [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)], last_lines
+    )
     results = Results(
         values,
         num_processes=plan.num_processes,
-        ranks=[_summary(end, failures, launched, last_values.get(end.rank, {})) for end in ends],
+        ranks=[_summary(outcome, failures, launched, last_values.get(outcome.rank, {})) for outcome in outcomes],
         failures=failures,
         seconds=ended - launched,
         seed=plan.seed,
@@ -67,16 +69,16 @@ def judge(
         timed_out=attempt.timed_out,
     )
     error = _error(attempt, plan, failures, stacks, asked_to_stop=asked_to_stop) or rebuilding
-    for end in ends:
-        end.close()
+    for outcome in outcomes:
+        outcome.close()
     if error is None:
-        return Verdict(state="done", results=results, error=None)
+        return RunOutcome(state="done", results=results, error=None)
     failure_display.attach(error, failures, results)
     stopped = isinstance(error, RunStoppedError)
-    return Verdict(state="stopped" if stopped else "failed", results=results, error=error)
+    return RunOutcome(state="stopped" if stopped else "failed", results=results, error=error)
 
 
-def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> Verdict:
+def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> RunOutcome:
     """Return the end of a run that failed through this package's own fault, or because there was no room."""
     error: Exception
     if isinstance(fault, ResourceError):
@@ -85,36 +87,47 @@ def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> Verdic
         error = InternalError(f"the run's thread failed: {type(fault).__name__}: {fault}")
         error.__cause__ = fault
     results = Results({}, num_processes=plan.num_processes, seconds=seconds, seed=plan.seed)
-    return Verdict(state="failed", results=results, error=error)
+    return RunOutcome(state="failed", results=results, error=error)
 
 
-def _rebuild(ends: list[RankEnd]) -> tuple[dict[int, Any], BaseException | None]:
+def _rebuild(outcomes: list[RankOutcome]) -> tuple[dict[int, Any], BaseException | None]:
     values: dict[int, Any] = {}
     problem: BaseException | None = None
-    for end in ends:
-        if end.returned is None or end.parcel is None:
+    for outcome in outcomes:
+        if outcome.returned is None or outcome.parcel_fd is None:
             continue
-        fd, end.parcel = end.parcel, None
+        fd, outcome.parcel_fd = outcome.parcel_fd, None
         try:
-            values[end.rank] = travel.unpack_value(fd)
+            values[outcome.rank] = travel.unpack_value(fd)
         except Exception as error:  # noqa: BLE001 - whatever the value's own code raises
             if problem is None:
-                problem = ReturnValueError(f"rank {end.rank}: {error}")
+                problem = ReturnValueError(f"rank {outcome.rank}: {error}")
                 problem.__cause__ = error
-                problem.rank = end.rank
+                problem.rank = outcome.rank
     return values, problem
 
 
-def _died_at_exit(end: RankEnd) -> bool:
-    return end.returned is not None and end.gone is not None and end.gone.exitcode != 0 and not end.after_stop
+def _died_at_exit(outcome: RankOutcome) -> bool:
+    return (
+        outcome.returned is not None
+        and outcome.exited is not None
+        and outcome.exited.exitcode != 0
+        and not outcome.after_stop
+    )
 
 
-def _summary(end: RankEnd, failures: tuple[Failure, ...], launched: float, metrics: Mapping[str, float]) -> RankSummary:
-    record = end.returned or end.raised
-    peak = record.peak_rss if record is not None else end.gone.peak_rss if end.gone is not None else None
-    is_consequence = end.rank in culprit.consequences(failures)
-    state: Any = "returned" if end.returned is not None else "stopped" if end.after_stop or is_consequence else "failed"
-    return RankSummary(rank=end.rank, state=state, seconds=end.time - launched, peak_memory=peak, metrics=dict(metrics))
+def _summary(
+    outcome: RankOutcome, failures: tuple[Failure, ...], launched: float, metrics: Mapping[str, float]
+) -> RankSummary:
+    record = outcome.returned or outcome.raised
+    peak = record.peak_rss if record is not None else outcome.exited.peak_rss if outcome.exited is not None else None
+    is_consequence = outcome.rank in culprit.consequences(failures)
+    state: Any = (
+        "returned" if outcome.returned is not None else "stopped" if outcome.after_stop or is_consequence else "failed"
+    )
+    return RankSummary(
+        rank=outcome.rank, state=state, seconds=outcome.time - launched, peak_memory=peak, metrics=dict(metrics)
+    )
 
 
 def _error(
@@ -128,14 +141,14 @@ def _error(
     if attempt.supervisor_lost is not None:
         stopped = RunStoppedError("the run was stopped before its ranks had started")
         return stopped if asked_to_stop else culprit.internal(attempt.supervisor_lost)
-    if attempt.birth_failed is not None:
-        return _birth_error(attempt.birth_failed, plan.num_processes)
+    if attempt.not_started is not None:
+        return _not_started_error(attempt.not_started, plan.num_processes)
     if attempt.timed_out:
         msg = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
         return RunTimeoutError(f"{msg}\n{stacks.in_past_tense}" if stacks else msg)
-    real = [failure for failure in failures if not attempt.ends[failure.rank].after_stop]
+    real = [failure for failure in failures if not attempt.outcomes[failure.rank].after_stop]
     if real:
-        first = attempt.ends[real[0].rank]
+        first = attempt.outcomes[real[0].rank]
         error = culprit.to_exception(first, real[0], plan.num_processes)
         if stacks and real[0].victim and isinstance(error, RankFailedError):
             error.args = (f"{error}\n{stacks.in_past_tense}",)
@@ -146,7 +159,7 @@ def _error(
     return None
 
 
-def _birth_error(failed: Any, num_processes: int) -> ResourceError:
+def _not_started_error(failed: Any, num_processes: int) -> ResourceError:
     msg = f"rank {failed.rank} of {num_processes} could not be started: {failed.message}."
     if failed.errno in (errno.EAGAIN, errno.ENOMEM):
         msg += (

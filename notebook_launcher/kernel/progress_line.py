@@ -9,9 +9,9 @@ from notebook_launcher.history.merged_progress import progress_line
 from notebook_launcher.kernel.snapshots import take_rank_snapshot
 
 if TYPE_CHECKING:
-    from notebook_launcher.kernel.run_thread import Conductor
+    from notebook_launcher.kernel.run_thread import RunThread
 
-__all__ = ["QUIET", "ProgressTeller"]
+__all__ = ["QUIET", "ProgressLine"]
 
 QUIET = 1.0
 """Seconds for which a run shows nothing of how far it is: it may be over before anybody has read it."""
@@ -19,19 +19,19 @@ INTERVAL = 0.5
 """Seconds between two lines."""
 
 
-class ProgressTeller:
+class ProgressLine:
     """Puts the line into a run's output; called by the run's thread with each record of a rank."""
 
     def __init__(self, launched: float) -> None:
         self._due = launched + QUIET
 
-    def tell(self, conductor: Conductor) -> None:
+    def tell(self, thread: RunThread) -> None:
         """Renew the line, if it is wanted and due."""
-        if not conductor.output.shows_progress:
-            conductor.output.progress("")
+        if not thread.output.shows_progress:
+            thread.output.progress("")
             return
         if (now := time.monotonic()) < self._due:
             return
         self._due = now + INTERVAL
-        ranks = [take_rank_snapshot(conductor, rank) for rank in range(conductor.ranks.plan.num_processes)]
-        conductor.output.progress(progress_line(conductor.name, ranks))
+        ranks = [take_rank_snapshot(thread, rank) for rank in range(thread.ranks.plan.num_processes)]
+        thread.output.progress(progress_line(thread.name, ranks))

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from notebook_launcher import messages
 
-__all__ = ["RankEnd"]
+__all__ = ["RankOutcome"]
 
 
 @dataclasses.dataclass(slots=True)
-class RankEnd:
+class RankOutcome:
     """How the call ended on one rank."""
 
     rank: int
     time: float
     returned: messages.Returned | None = None
     raised: messages.Raised | None = None
-    gone: messages.RankGone | None = None
+    exited: messages.RankExited | None = None
     pid: int | None = None
     """Number of the rank's process; None if the process did not start."""
-    parcel: int | None = None
+    parcel_fd: int | None = None
     """Descriptor of the value or of the exception."""
     after_stop: bool = False
     """Whether it came after the run was being stopped: then it is no failure of its own."""
@@ -31,7 +31,7 @@ class RankEnd:
     @property
     def is_over(self) -> bool:
         """Whether the process has ended, or never was."""
-        return self.gone is not None or (self.returned is None and self.raised is None)
+        return self.exited is not None or (self.returned is None and self.raised is None)
 
     @property
     def group(self) -> messages.GroupState | None:
@@ -46,6 +46,6 @@ class RankEnd:
 
     def close(self) -> None:
         """Let go of the parcel."""
-        if self.parcel is not None:
-            os.close(self.parcel)
-            self.parcel = None
+        if self.parcel_fd is not None:
+            os.close(self.parcel_fd)
+            self.parcel_fd = None

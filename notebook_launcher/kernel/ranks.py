@@ -9,13 +9,13 @@ from notebook_launcher import messages
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.engines.events import Event, SupervisorLost
 from notebook_launcher.engines.process_tree import ProcessTree
-from notebook_launcher.engines.starting import fork_birth, fork_server, spawn_birth
+from notebook_launcher.engines.starting import fork_server, fork_starter, start_by_spawn
 from notebook_launcher.kernel.plan import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from notebook_launcher.engines.starting import Birth
+    from notebook_launcher.engines.starting import Starter
     from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.plan import Plan
 
@@ -55,15 +55,15 @@ class Ranks:
         """Start the processes, unless they are up; raises `ResourceError` if there is no room."""
         if self.tree is None:
             setup = self.plan.setup(many_calls=self.many_calls)
-            self.tree = ProcessTree(setup, self._birth(call, setup.environ))
+            self.tree = ProcessTree(setup, self._starter(call, setup.environ))
 
-    def _birth(self, call: Any, environ: dict[str, str]) -> Birth:
+    def _starter(self, call: Any, environ: dict[str, str]) -> Starter:
         method = self.plan.config.start_method
         if method == "fork":
-            return fork_birth(call)
+            return fork_starter(call)
         if method == "spawn":
-            return spawn_birth
-        return fork_server().birth(environ)
+            return start_by_spawn
+        return fork_server().starter(environ)
 
     def next_call(self, *, restart_count: int, can_ask: bool) -> messages.Call:
         """Return the record of the next call."""
@@ -79,7 +79,7 @@ class Ranks:
     def mend(self, attempt: Attempt) -> tuple[int, ...]:
         """Make whole what the last call broke; return the ranks whose processes were replaced."""
         assert self.tree is not None
-        replaced = tuple(rank for rank, end in sorted(attempt.ends.items()) if end.is_over)
+        replaced = tuple(rank for rank, outcome in sorted(attempt.outcomes.items()) if outcome.is_over)
         if replaced or not attempt.kept_group:
             # Every rank makes its process group anew at the next call.
             self.generation += 1

@@ -14,7 +14,7 @@ from notebook_launcher import travel
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, failure_display, fork_check, snapshots, views
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
-from notebook_launcher.kernel.run_thread import TOO_LATE, Command, Conductor, Save, Stop
+from notebook_launcher.kernel.run_thread import TOO_LATE, Command, RunThread, Save, Stop
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -35,57 +35,57 @@ T = TypeVar("T")
 class Run:
     """One launch of one function: `launch(...)` returns it at once. `await run` waits and gives the results."""
 
-    def __init__(self, conductor: Conductor) -> None:
-        self._conductor = conductor
+    def __init__(self, thread: RunThread) -> None:
+        self._thread = thread
 
     @classmethod
     def start(cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool) -> Run:
         """Check the call, pack it, start the ranks that are not up, and begin; raises before anything starts."""
         args, kwargs = checks.check_call(fn, args, kwargs)
-        call, parcel = (fn, args, kwargs), None
+        call, call_parcel = (fn, args, kwargs), None
         try:
             if ranks.inherits_call:
                 ranks.plan = fork_check.adapt(ranks.plan)
                 ranks.start(call)
             else:
-                parcel = travel.pack_call(*call, start=lambda: ranks.start(call))
-            conductor = Conductor(ranks, checks.name_of(fn), call, parcel, in_cell=in_cell)
+                call_parcel = travel.pack_call(*call, start=lambda: ranks.start(call))
+            thread = RunThread(ranks, checks.name_of(fn), call, call_parcel, in_cell=in_cell)
         except BaseException:
-            if parcel is not None:
-                parcel.close()
+            if call_parcel is not None:
+                call_parcel.close()
             if not ranks.many_calls:
                 ranks.close()
             raise
         # From here on the parcel and the ranks are the run's.
-        conductor.own()
-        run = cls(conductor)
+        thread.own()
+        run = cls(thread)
         if not in_cell:
-            run._conductor.begin()
-            views.watch(run, run._conductor.output)
+            run._thread.begin()
+            views.watch(run, run._thread.output)
         return run
 
     # What the user sees.
 
     def __repr__(self) -> str:
-        conductor, num = self._conductor, self._conductor.ranks.plan.num_processes
-        verdict = conductor.verdict
-        seconds = verdict.results.seconds if verdict else time.monotonic() - conductor.launched
-        return f"<Run of {conductor.name} on {plural(num, 'rank')}: {self.state}, {format_seconds(seconds)}>"
+        thread, num = self._thread, self._thread.ranks.plan.num_processes
+        outcome = thread.outcome
+        seconds = outcome.results.seconds if outcome else time.monotonic() - thread.launched
+        return f"<Run of {thread.name} on {plural(num, 'rank')}: {self.state}, {format_seconds(seconds)}>"
 
     @property
     def id(self) -> str:
         """The run's name among all runs: the time, the function, six random digits."""
-        return self._conductor.id
+        return self._thread.id
 
     @property
     def name(self) -> str:
         """The function's name."""
-        return self._conductor.name
+        return self._thread.name
 
     @property
     def config(self) -> LaunchConfig:
         """The options, as they were given."""
-        return self._conductor.ranks.plan.config
+        return self._thread.ranks.plan.config
 
     @property
     def state(self) -> RunState:
@@ -94,47 +94,47 @@ class Run:
         `"waiting"` while ranks wait in a collective which others have not entered, for longer than `hang_notice`;
         `run.snapshot().waiting` says which.
         """
-        return snapshots.state_of(self._conductor)
+        return snapshots.state_of(self._thread)
 
     @property
     def seed(self) -> int:
         """The base seed: pass it as `seed=` to repeat the run."""
-        return self._conductor.ranks.plan.seed
+        return self._thread.ranks.plan.seed
 
     @property
     def ranks(self) -> tuple[RankSnapshot, ...]:
         """What each rank is doing."""
-        num = self._conductor.ranks.plan.num_processes
-        return tuple(snapshots.take_rank_snapshot(self._conductor, rank) for rank in range(num))
+        num = self._thread.ranks.plan.num_processes
+        return tuple(snapshots.take_rank_snapshot(self._thread, rank) for rank in range(num))
 
     def snapshot(self) -> RunSnapshot:
         """Return everything that is known of the run now, as plain data."""
-        return snapshots.take_snapshot(self._conductor)
+        return snapshots.take_snapshot(self._thread)
 
     @property
     def metrics(self) -> tuple[MetricPoint, ...]:
         """Everything that the ranks have reported so far, in the order of arrival."""
-        return tuple(self._conductor.live.metrics)
+        return tuple(self._thread.live.metrics)
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return what was reported after a position, and the next position; begin with 0."""
-        return self._conductor.live.metrics_since(position)
+        return self._thread.live.metrics_since(position)
 
     @property
     def phases(self) -> dict[int, RankPhases]:
         """What each rank has spent its time on, as far as its Accelerator has told."""
-        return dict(self._conductor.live.phases)
+        return dict(self._thread.live.phases)
 
     def logs(self, rank: int) -> str:
         """Return all that a rank has written to its standard output and error so far."""
-        return self._conductor.output.text_of(self._check_rank(rank))
+        return self._thread.output.text_of(self._check_rank(rank))
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         """Return what a rank has written after a position, and the next position; begin with 0."""
-        return self._conductor.output.text_since(self._check_rank(rank), position)
+        return self._thread.output.text_since(self._check_rank(rank), position)
 
     def _check_rank(self, rank: int) -> int:
-        num = self._conductor.ranks.plan.num_processes
+        num = self._thread.ranks.plan.num_processes
         if rank not in range(num):
             msg = f"there is no rank {rank!r}: this run has {num}, 0 to {num - 1}"
             raise LookupError(msg)
@@ -146,15 +146,15 @@ class Run:
         Raises:
             CallOrderError: The run is over, so no rank is anywhere.
         """
-        if self._conductor.verdict is not None:
+        if self._thread.outcome is not None:
             msg = f"the run is over ({self.state}): its ranks are gone, and so are their stacks"
             raise CallOrderError(msg)
         wanted: Latch[Stacks] = Latch()
         return self._ask(wanted, wanted)
 
     def _ask(self, command: Command, answer: Latch[T]) -> T:
-        self._conductor.command(command)
-        while not (answer.wait(AWAKE_EVERY) or self._conductor.over.is_set):
+        self._thread.command(command)
+        while not (answer.wait(AWAKE_EVERY) or self._thread.over.is_set):
             pass
         if answer.value is None:
             raise CallOrderError(TOO_LATE)
@@ -164,12 +164,12 @@ class Run:
 
     def add_done_callback(self, callback: Callable[[Run], object]) -> None:
         """Call `callback(run)` once the run is over, in the run's own thread; at once if it is over already."""
-        self._conductor.over.call_when_set(lambda: callback(self))
+        self._thread.over.call_when_set(lambda: callback(self))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run is over, at most `timeout` seconds; return whether it is."""
         try:
-            return self._conductor.over.wait(timeout)
+            return self._thread.over.wait(timeout)
         except KeyboardInterrupt as error:
             failure_display.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.name} goes on")
             raise
@@ -187,19 +187,19 @@ class Run:
         return self._outcome()
 
     def _outcome(self) -> Results:
-        verdict = self._conductor.verdict
-        assert verdict is not None
-        if verdict.error is not None:
-            failure_display.raise_in_cell(verdict.error)
-        return verdict.results
+        outcome = self._thread.outcome
+        assert outcome is not None
+        if outcome.error is not None:
+            failure_display.raise_in_cell(outcome.error)
+        return outcome.results
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end and return what the run failed with; None after a success."""
         if not self.wait(timeout):
             msg = f"the run is not over after {timeout:g} s; it goes on"
             raise TimeoutError(msg)
-        verdict = self._conductor.verdict
-        return None if verdict is None else verdict.error
+        outcome = self._thread.outcome
+        return None if outcome is None else outcome.error
 
     def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
         """Stop the run: ask, interrupt, SIGTERM, SIGKILL, together within 3 seconds. Idempotent.
@@ -216,14 +216,14 @@ class Run:
             The rung that it took, "ask", "interrupt", "terminate" or "kill"; None if the run was over
             before, or if `wait` is False.
         """
-        if self._conductor.verdict is not None:
-            return self._conductor.verdict.results.stopped_by
-        self._conductor.command(Stop(at_once, after_step))
-        self._conductor.begin()  # An interrupt may have kept it from that, and then it would never be over.
+        if self._thread.outcome is not None:
+            return self._thread.outcome.results.stopped_by
+        self._thread.command(Stop(at_once, after_step))
+        self._thread.begin()  # An interrupt may have kept it from that, and then it would never be over.
         if not wait:
             return None
         self.wait()
-        return self._conductor.verdict.results.stopped_by if self._conductor.verdict is not None else None
+        return self._thread.outcome.results.stopped_by if self._thread.outcome is not None else None
 
     def save(self) -> None:
         """Ask for a checkpoint: all ranks write it after the same update, and the training goes on.
@@ -235,7 +235,7 @@ class Run:
         Raises:
             CallOrderError: The run is over, or no Accelerator has made an update in it yet.
         """
-        if self._conductor.verdict is not None:
+        if self._thread.outcome is not None:
             msg = f"the run is over ({self.state}): there is nothing left to save"
             raise CallOrderError(msg)
         wanted = Save(Latch())
@@ -251,9 +251,9 @@ class Run:
 
     async def _wait_async(self) -> Results:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
-        self._conductor.over.call_when_set(lambda: loop.call_soon_threadsafe(over.set))
+        self._thread.over.call_when_set(lambda: loop.call_soon_threadsafe(over.set))
         try:
-            while not self._conductor.over.is_set:
+            while not self._thread.over.is_set:
                 # A kernel's interrupt cancels the cell's task from a signal handler, which does not wake
                 # the event loop (ipykernel 7.4): it takes effect when something else does.
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -267,26 +267,26 @@ class Run:
 
     def wait_in_cell(self) -> Results:
         """Begin, and wait in the main thread, answering the ranks' questions; an interrupt stops the run."""
-        conductor = self._conductor
-        with contextlib.closing(views.RunView(self, conductor.output, is_raised=True)) as view:
+        thread = self._thread
+        with contextlib.closing(views.RunView(self, thread.output, is_raised=True)) as view:
             try:
-                interrupted = conductor.questions.answer_all(
-                    conductor.begin,
-                    conductor.command,
+                interrupted = thread.questions.answer_all(
+                    thread.begin,
+                    thread.command,
                     lambda again: self.stop(wait=False, at_once=again),  # The second one means now.
                     view.step,
                 )
             except KeyboardInterrupt:  # One that came while another was answered.
                 self.stop(at_once=True)
                 interrupted = True
-        conductor.join()
+        thread.join()
         if not interrupted:
             return self._outcome()
         error = KeyboardInterrupt(f"{self.name} was stopped")
-        error.results = conductor.verdict.results if conductor.verdict else None  # type: ignore[attr-defined]
+        error.results = thread.outcome.results if thread.outcome else None  # type: ignore[attr-defined]
         failure_display.show_as(error, f"KeyboardInterrupt: {error}")
         raise error
 
     def hear(self, events: list[Event]) -> None:
         """Show what the ranks write after the run is over, while a session ends."""
-        self._conductor.output.hear(events)
+        self._thread.output.hear(events)

@@ -25,11 +25,11 @@ from notebook_launcher.kernel.hangs import HangWatch
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.live import LiveRecords
 from notebook_launcher.kernel.meter import GpuMeter
-from notebook_launcher.kernel.outcome import Verdict, fault_of_ours, judge
+from notebook_launcher.kernel.outcome import RunOutcome, conclude, fault_of_ours
 from notebook_launcher.kernel.output import RunOutput
-from notebook_launcher.kernel.progress_line import ProgressTeller
+from notebook_launcher.kernel.progress_line import ProgressLine
 from notebook_launcher.kernel.questions import Answer, Question, Questions
-from notebook_launcher.kernel.snapshots import ConductorReader
+from notebook_launcher.kernel.snapshots import LiveRunReader
 from notebook_launcher.kernel.stacks import Stacks
 from notebook_launcher.units import format_seconds
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.process_tree import ProcessTree
     from notebook_launcher.kernel.ranks import Ranks
 
-__all__ = ["EXIT_BUDGET", "TOO_LATE", "Command", "Conductor", "Save", "Stop"]
+__all__ = ["EXIT_BUDGET", "TOO_LATE", "Command", "RunThread", "Save", "Stop"]
 
 EXIT_BUDGET = 5.0
 """Seconds that ranks get to run their exit handlers after a success."""
@@ -70,10 +70,10 @@ class Save:
 Command = Answer | Stop | Save | Latch[Stacks]
 
 
-class Conductor:
+class RunThread:
     """Carries a run out. Other threads read what it knows, and send it commands."""
 
-    def __init__(self, ranks: Ranks, name: str, call: Any, parcel: AnonymousFile | None, *, in_cell: bool) -> None:
+    def __init__(self, ranks: Ranks, name: str, call: Any, call_parcel: AnonymousFile | None, *, in_cell: bool) -> None:
         config = ranks.plan.config
         self.ranks = ranks
         self.name = name
@@ -88,17 +88,17 @@ class Conductor:
         self.hangs = HangWatch(None)
         self.stopped_in = ""
         """Where the ranks were when the user stopped the run, if one of them waited in a collective."""
-        self._progress = ProgressTeller(self.launched)
+        self._progress = ProgressLine(self.launched)
         self.attempt: Attempt | None = None
         self.asking: set[int] = set()
         self.asked_to_stop = False
         self._asked_at = math.inf
         self._at_once = False
-        self.verdict: Verdict | None = None
+        self.outcome: RunOutcome | None = None
         self.over = over = Latch[None]()
         self.questions = Questions(lambda: over.is_set)  # Not by `self`: that would be a cycle.
         self._call = call
-        self._parcel = parcel
+        self._call_parcel = call_parcel
         self._in_cell = in_cell
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.restarts = 0
@@ -106,10 +106,10 @@ class Conductor:
         if not ranks.announced:
             ranks.announced = True
             self.output.headline(f"{name}: {ranks.plan.summary}")
-        self._recorder = Recorder(ConductorReader(self), config.runs_folder, self.launched, self._say)
+        self._recorder = Recorder(LiveRunReader(self), config.runs_folder, self.launched, self._say)
         if ranks.plan.num_processes > 1 and (notice := travel.describe_generators(*call)):
             self.output.headline(notice)
-        if stale := travel.stale_modules(None if parcel is None else parcel.fileno()):
+        if stale := travel.stale_modules(None if call_parcel is None else call_parcel.fileno()):
             forked = config.start_method == "fork"
             version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"
             self.output.notice(f"{', '.join(stale)} changed since the kernel imported it: {version}")
@@ -138,7 +138,7 @@ class Conductor:
                 "ranks, or end what else runs."
             )
             failure = ResourceError(errno.EAGAIN, msg)
-            self._conclude(self._give_up(failure))
+            self._finish(self._give_up(failure))
             raise failure from error
 
     def join(self) -> None:
@@ -160,30 +160,30 @@ class Conductor:
             return  # `begin` was called again before the first thread had got here.
         self._thread = threading.current_thread()
         try:
-            verdict = self._judge(self._run_attempts())
+            outcome = self._conclude(self._run_attempts())
         except BaseException as fault:  # noqa: BLE001 - a fault of ours must reach the cell, not vanish with the thread
-            verdict = self._give_up(fault)
-        self._conclude(verdict)
+            outcome = self._give_up(fault)
+        self._finish(outcome)
 
-    def _give_up(self, fault: BaseException) -> Verdict:
+    def _give_up(self, fault: BaseException) -> RunOutcome:
         with contextlib.suppress(Exception):
             self.ranks.close()
         return fault_of_ours(fault, self.ranks.plan, seconds=time.monotonic() - self.launched)
 
-    def _conclude(self, verdict: Verdict) -> None:
+    def _finish(self, outcome: RunOutcome) -> None:
         try:
-            self._say_end(verdict)
+            self._say_end(outcome)
         finally:
             # Whoever waits must be told, whatever happens.
             self._forgotten.detach()
-            if self._parcel is not None:
-                self._parcel.close()
-            self._call = self._parcel = None
-            self.verdict = verdict
+            if self._call_parcel is not None:
+                self._call_parcel.close()
+            self._call = self._call_parcel = None
+            self.outcome = outcome
             self._refuse_commands()
             self.gpus.close()
-            self._recorder.finish(failed=verdict.error is not None)
-            verdict.results.folder = self._recorder.folder
+            self._recorder.finish(failed=outcome.error is not None)
+            outcome.results.folder = self._recorder.folder
             self.over.set()
             self.questions.close()
             del self._recorder  # It knows this conductor; in a cycle, the logs' files would stay open for long.
@@ -201,13 +201,13 @@ class Conductor:
                     self.output.notice("the session's ranks were gone; all were started anew")
                 self.ranks.start(self._call)
                 continue
-            failed = any(end.failed for end in attempt.ends.values()) or attempt.supervisor_lost is not None
+            failed = any(outcome.failed for outcome in attempt.outcomes.values()) or attempt.supervisor_lost is not None
             if not failed or self.restarts >= limit or self.asked_to_stop or attempt.timed_out:
                 return attempt
             self.restarts += 1
-            verdict = self._judge(attempt)
+            outcome = self._conclude(attempt)
             self.output.notice(
-                f"{self.name}: attempt {self.restarts} {brief(verdict.error, verdict.results.seconds)}; "
+                f"{self.name}: attempt {self.restarts} {brief(outcome.error, outcome.results.seconds)}; "
                 f"starting again ({self.restarts} of {limit} restarts)"
             )
             self.ranks.start(self._call)
@@ -218,8 +218,8 @@ class Conductor:
         call = self.ranks.next_call(restart_count=self.restarts, can_ask=self._in_cell)
         timeout = self.ranks.plan.config.timeout
         deadline = None if timeout is None else self.launched + timeout
-        parcel = None if self._parcel is None else self._parcel.fileno()
-        attempt = self.attempt = Attempt(tree, call, parcel, deadline=deadline)
+        call_parcel = None if self._call_parcel is None else self._call_parcel.fileno()
+        attempt = self.attempt = Attempt(tree, call, call_parcel, deadline=deadline)
         self.asking.clear()
         self._stacks = None
         # A rank alone has nobody to wait for.
@@ -257,9 +257,9 @@ class Conductor:
         while (events := tree.events(0)) or (tree.is_dying and time.monotonic() < until):
             for event in events or tree.events(DEATH_NOTICE):
                 self._take(event, attempt)
-        if attempt.ends and attempt.supervisor_lost is None:
+        if attempt.outcomes and attempt.supervisor_lost is None:
             self._mend(attempt)
-            attempt.forget_ends(self.ranks.generation)
+            attempt.forget_outcomes(self.ranks.generation)
 
     def _patience(self, attempt: Attempt) -> float | None:
         now = time.monotonic()
@@ -272,7 +272,7 @@ class Conductor:
         """End the processes, or make them ready for the next call."""
         tree = self.ranks.tree
         assert tree is not None
-        failed = any(end.failed for end in attempt.ends.values())
+        failed = any(outcome.failed for outcome in attempt.outcomes.values())
         for rank in range(self.ranks.plan.num_processes):
             for event in tree.drain(rank):
                 self._take(event, attempt)
@@ -289,7 +289,7 @@ class Conductor:
             self.output.publish()
         when = "as the run was stopped" if self.asked_to_stop else f"{EXIT_BUDGET:g} s after it returned"
         for rank in tree.pids:
-            attempt.ends[rank].after_stop = True
+            attempt.outcomes[rank].after_stop = True
             if not failed:
                 text = f"rank {rank} was killed: {when} it was still running exit handlers or threads"
                 self.output.notice(text, "stderr")
@@ -380,8 +380,8 @@ class Conductor:
             if isinstance(latch, Latch):
                 latch.set(None)
 
-    def _judge(self, attempt: Attempt) -> Verdict:
-        return judge(
+    def _conclude(self, attempt: Attempt) -> RunOutcome:
+        return conclude(
             attempt,
             self.ranks.plan,
             launched=self.launched,
@@ -397,13 +397,13 @@ class Conductor:
         self.output.notice(text, "stderr")
         self.output.publish(force=True)
 
-    def _say_end(self, verdict: Verdict) -> None:
-        seconds = verdict.results.seconds
-        if verdict.state == "failed":
-            text = brief(verdict.error, seconds, is_raised=self._in_cell)
+    def _say_end(self, outcome: RunOutcome) -> None:
+        seconds = outcome.results.seconds
+        if outcome.state == "failed":
+            text = brief(outcome.error, seconds, is_raised=self._in_cell)
         elif self.asked_to_stop:
             text = f"stopped after {format_seconds(seconds)}" + (
-                mishaps(verdict.results.failures) if verdict.error is not None else "; every rank had returned"
+                mishaps(outcome.results.failures) if outcome.error is not None else "; every rank had returned"
             )
         else:
             text = f"done in {format_seconds(seconds)}"

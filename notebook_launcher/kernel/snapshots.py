@@ -18,12 +18,12 @@ from notebook_launcher.kernel.formatting import SECRET, one_line_of
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.history.schema import MetricPoint, RankState, RunState
-    from notebook_launcher.kernel.outcome import Verdict
+    from notebook_launcher.kernel.outcome import RunOutcome
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run_thread import Conductor
+    from notebook_launcher.kernel.run_thread import RunThread
     from notebook_launcher.messages import Failure
 
-__all__ = ["ConductorReader", "config_as_json", "state_of", "take_rank_snapshot", "take_snapshot"]
+__all__ = ["LiveRunReader", "config_as_json", "state_of", "take_rank_snapshot", "take_snapshot"]
 
 ACTIVITIES: dict[int, RankState] = {
     context.COMPUTING: "running",
@@ -34,81 +34,81 @@ PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ConductorReader:
+class LiveRunReader:
     """What a run's thread knows, as views read it."""
 
-    conductor: Conductor
+    thread: RunThread
 
     def snapshot(self) -> RunSnapshot:
         """Return what is known now."""
-        return take_snapshot(self.conductor)
+        return take_snapshot(self.thread)
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return the metrics after a position, and the next position."""
-        return self.conductor.live.metrics_since(position)
+        return self.thread.live.metrics_since(position)
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         """Return what a rank has written after a position, and the next position."""
-        return self.conductor.output.text_since(rank, position)
+        return self.thread.output.text_since(rank, position)
 
 
-def state_of(conductor: Conductor) -> RunState:
+def state_of(thread: RunThread) -> RunState:
     """Return `"starting"`, `"running"`, `"waiting"`, `"stopping"`, `"done"`, `"failed"` or `"stopped"`."""
-    if conductor.verdict is not None:
-        return conductor.verdict.state
-    attempt = conductor.attempt
-    if conductor.asked_to_stop:
+    if thread.outcome is not None:
+        return thread.outcome.state
+    attempt = thread.attempt
+    if thread.asked_to_stop:
         return "stopping"
-    if conductor.hangs.hang is not None:
+    if thread.hangs.hang is not None:
         return "waiting"
     return "running" if attempt is not None and attempt.started else "starting"
 
 
-def take_snapshot(conductor: Conductor) -> RunSnapshot:
+def take_snapshot(thread: RunThread) -> RunSnapshot:
     """Return what is known of the run now; from any thread."""
-    verdict, plan = conductor.verdict, conductor.ranks.plan
-    results = verdict.results if verdict is not None else None
-    hang = conductor.hangs.hang
+    outcome, plan = thread.outcome, thread.ranks.plan
+    results = outcome.results if outcome is not None else None
+    hang = thread.hangs.hang
     return RunSnapshot(
-        id=conductor.id,
-        name=conductor.name,
-        state=state_of(conductor),
-        started=conductor.started,
-        seconds=results.seconds if results is not None else time.monotonic() - conductor.launched,
+        id=thread.id,
+        name=thread.name,
+        state=state_of(thread),
+        started=thread.started,
+        seconds=results.seconds if results is not None else time.monotonic() - thread.launched,
         num_processes=plan.num_processes,
         summary=plan.summary,
         seed=plan.seed,
         config=config_as_json(plan.config),
-        arguments=conductor.arguments,
-        restarts=results.restarts if results is not None else conductor.restarts,
+        arguments=thread.arguments,
+        restarts=results.restarts if results is not None else thread.restarts,
         stopped_by=results.stopped_by if results is not None else None,
         timed_out=results.timed_out if results is not None else False,
-        error=_error(verdict),
-        ranks=tuple(take_rank_snapshot(conductor, rank) for rank in range(plan.num_processes)),
+        error=_error(outcome),
+        ranks=tuple(take_rank_snapshot(thread, rank) for rank in range(plan.num_processes)),
         failures=tuple(_failure(failure) for failure in _failures(results)),
-        waiting=hang.text(time.monotonic()) if hang is not None else conductor.stopped_in,
-        phases=dict(conductor.live.phases),
+        waiting=hang.text(time.monotonic()) if hang is not None else thread.stopped_in,
+        phases=dict(thread.live.phases),
     )
 
 
-def take_rank_snapshot(conductor: Conductor, rank: int) -> RankSnapshot:
+def take_rank_snapshot(thread: RunThread, rank: int) -> RankSnapshot:
     """Return what is known of one rank now; from any thread."""
-    live, tree, verdict = conductor.live, conductor.ranks.tree, conductor.verdict
+    live, tree, outcome = thread.live, thread.ranks.tree, thread.outcome
     progress, phases = live.progress.get(rank), live.phases.get(rank)
     step = live.last_steps.get(rank)
-    is_over = verdict is not None
+    is_over = outcome is not None
     # The ranks of a session outlive the run.
     pid = tree.pids.get(rank) if tree is not None and not is_over else None
-    results = verdict.results if verdict is not None else None
+    results = outcome.results if outcome is not None else None
     summary = results.summary_of(rank) if results is not None else None
-    lines = conductor.output.last_lines(rank, 1)
-    gpu = conductor.gpus.read(rank)
-    hang = conductor.hangs.hang
+    lines = thread.output.last_lines(rank, 1)
+    gpu = thread.gpus.read(rank)
+    hang = thread.hangs.hang
     since = hang.since.get(rank) if hang is not None else None
     return RankSnapshot(
         rank=rank,
         pid=pid,
-        state=summary.state if summary is not None and summary.state != "unknown" else _rank_state(conductor, rank),
+        state=summary.state if summary is not None and summary.state != "unknown" else _rank_state(thread, rank),
         reason=_reason(results, rank),
         done=progress.done if progress else None,
         total=progress.total if progress else None,
@@ -129,27 +129,27 @@ def take_rank_snapshot(conductor: Conductor, rank: int) -> RankSnapshot:
     )
 
 
-def _rank_state(conductor: Conductor, rank: int) -> RankState:
-    attempt = conductor.attempt
-    if attempt is not None and rank in attempt.ends:
-        end = attempt.ends[rank]
-        return "returned" if end.returned is not None else "stopped" if end.after_stop else "failed"
+def _rank_state(thread: RunThread, rank: int) -> RankState:
+    attempt = thread.attempt
+    if attempt is not None and rank in attempt.outcomes:
+        outcome = attempt.outcomes[rank]
+        return "returned" if outcome.returned is not None else "stopped" if outcome.after_stop else "failed"
     if attempt is None or rank not in attempt.started:
         return "starting"
-    if rank in conductor.asking:
+    if rank in thread.asking:
         return "asking"
-    if (hang := conductor.hangs.hang) is not None and rank in hang.since:
+    if (hang := thread.hangs.hang) is not None and rank in hang.since:
         return "waiting"
     with contextlib.suppress(ValueError):  # The board was closed while the run ended.
         return ACTIVITIES[attempt.activity_of(rank)]
     return "running"
 
 
-def _error(verdict: Verdict | None) -> str:
+def _error(outcome: RunOutcome | None) -> str:
     """Return what the run failed with; a stop on request is no failure."""
-    if verdict is None or verdict.error is None or verdict.state == "stopped":
+    if outcome is None or outcome.error is None or outcome.state == "stopped":
         return ""
-    return one_line_of(verdict.error)
+    return one_line_of(outcome.error)
 
 
 def _reason(results: Results | None, rank: int) -> str:

@@ -13,9 +13,9 @@ from notebook_launcher.channel import anonymous_file
 
 if TYPE_CHECKING:
     from notebook_launcher import messages
-    from notebook_launcher.processes.rank import RankBirth
+    from notebook_launcher.processes.rank import RankStart
 
-__all__ = ["command", "enter_kernel_surroundings", "rank_command", "read_birth"]
+__all__ = ["command", "enter_kernel_surroundings", "rank_command", "read_rank_start"]
 
 Role = Literal["forkserver", "supervisor", "rank"]
 
@@ -35,20 +35,20 @@ def command(role: Role, fd: int) -> list[str]:
     return [sys.executable, "-c", BOOTSTRAP.format(root=root, role=role, fd=fd), f"notebook_launcher.processes.{role}"]
 
 
-def rank_command(birth: RankBirth) -> tuple[list[str], list[int]]:
+def rank_command(start: RankStart) -> tuple[list[str], list[int]]:
     """Return the command line of a spawned rank and the descriptors it needs, its birth record last."""
-    fd = anonymous_file("birth")
+    fd = anonymous_file("rank-start")
     with open(fd, "wb", closefd=False) as file:
-        pickle.dump(birth, file)
-    return command("rank", fd), [birth.channel_fd, birth.stdout_fd, birth.stderr_fd, birth.board_fd, fd]
+        pickle.dump(start, file)
+    return command("rank", fd), [start.channel_fd, start.stdout_fd, start.stderr_fd, start.board_fd, fd]
 
 
-def read_birth(fd: int) -> RankBirth:
+def read_rank_start(fd: int) -> RankStart:
     """Return what `rank_command` wrote."""
     with open(fd, "rb") as file:
         file.seek(0)
-        birth: RankBirth = pickle.load(file)
-    return birth
+        start: RankStart = pickle.load(file)
+    return start
 
 
 def enter_kernel_surroundings(setup: messages.Setup) -> None:

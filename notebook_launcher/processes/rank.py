@@ -30,14 +30,14 @@ from notebook_launcher.processes.edited_modules import LocalModules
 from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
 from notebook_launcher.processes.report import describe
 
-__all__ = ["RankBirth", "main", "run_rank"]
+__all__ = ["RankStart", "main", "run_rank"]
 
 PR_SET_PDEATHSIG = 1
 FIRST_OWN_FD = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankBirth:
+class RankStart:
     """All that a rank is born with."""
 
     rank: int
@@ -50,22 +50,22 @@ class RankBirth:
 
 def main(fd: int) -> None:
     """Serve as a fresh interpreter."""
-    birth = boot.read_birth(fd)
-    boot.enter_kernel_surroundings(birth.setup)
-    os._exit(run_rank(birth))
+    start = boot.read_rank_start(fd)
+    boot.enter_kernel_surroundings(start.setup)
+    os._exit(run_rank(start))
 
 
-def run_rank(birth: RankBirth, inherited_call: Any = None) -> int:
+def run_rank(start: RankStart, inherited_call: Any = None) -> int:
     """Serve the kernel until it says to finish; return the exit status."""
     os.setsid()
     _die_with_parent()
     _reset_signals()
-    _redirect_output(birth)
-    if birth.setup.start_method == "spawn":
+    _redirect_output(start)
+    if start.setup.start_method == "spawn":
         rendezvous.install()  # Forked ranks have it, and torch, from their parent.
     else:
-        inherited.forget(birth.setup.start_method)
-    rank = _Rank(birth, inherited_call)
+        inherited.forget(start.setup.start_method)
+    rank = _Rank(start, inherited_call)
     try:
         rank.serve()
     except KeyboardInterrupt:
@@ -74,33 +74,33 @@ def run_rank(birth: RankBirth, inherited_call: Any = None) -> int:
 
 
 class _Rank:
-    def __init__(self, birth: RankBirth, inherited_call: Any) -> None:
-        self._number = birth.rank
-        self._setup = birth.setup
+    def __init__(self, start: RankStart, inherited_call: Any) -> None:
+        self._number = start.rank
+        self._setup = start.setup
         self._inherited_call = inherited_call
-        self._channel = Channel(socket.socket(fileno=birth.channel_fd))
-        self._rendezvous = Rendezvous(birth.rank, birth.setup)
+        self._channel = Channel(socket.socket(fileno=start.channel_fd))
+        self._rendezvous = Rendezvous(start.rank, start.setup)
         self._answering = threading.Lock()
-        self._modules = LocalModules(birth.setup.cwd) if birth.setup.many_calls else None
+        self._modules = LocalModules(start.setup.cwd) if start.setup.many_calls else None
         self._can_ask = True
         self._num_asked = 0
         self._in_call = False
-        if birth.setup.start_method != "fork":
+        if start.setup.start_method != "fork":
             sys.modules["__main__"] = types.ModuleType("__main__")
-        os.environ.update(torchrun_environment(birth.setup, birth.rank))
-        board = mmap.mmap(birth.board_fd, context.BOARD_SIZE)
+        os.environ.update(torchrun_environment(start.setup, start.rank))
+        board = mmap.mmap(start.board_fd, context.BOARD_SIZE)
         context.enter(
             context.RankContext(
-                rank=birth.rank,
-                num_processes=birth.setup.num_processes,
+                rank=start.rank,
+                num_processes=start.setup.num_processes,
                 pid=os.getpid(),
-                settings=birth.setup.settings,
+                settings=start.setup.settings,
                 send=self._channel.send,
                 board=board,
                 rendezvous=self._rendezvous,
             )
         )
-        frontend.install(birth.rank, self._channel.send_and_wait, self._ask)
+        frontend.install(start.rank, self._channel.send_and_wait, self._ask)
         frameworks.install()
 
     def serve(self) -> None:
@@ -290,10 +290,10 @@ def _reset_signals() -> None:
         signal.signal(signum, signal.SIG_DFL)
 
 
-def _redirect_output(birth: RankBirth) -> None:
+def _redirect_output(start: RankStart) -> None:
     old = sys.stdout, sys.stderr
     null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (birth.stdout_fd, 1), (birth.stderr_fd, 2)):
+    for source, target in ((null, 0), (start.stdout_fd, 1), (start.stderr_fd, 2)):
         os.dup2(source, target, inheritable=True)
         os.close(source)
     # Lines reach the pipe as they end, so that the last words before a crash are kept.

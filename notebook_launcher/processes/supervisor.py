@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel
 from notebook_launcher.processes import boot, leftovers
-from notebook_launcher.processes.rank import RankBirth, run_rank
+from notebook_launcher.processes.rank import RankStart, run_rank
 
 __all__ = ["main", "run_supervisor"]
 
@@ -44,19 +44,19 @@ def run_supervisor(sock: socket.socket, inherited_call: Any = None) -> NoReturn:
         # closing finds them.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisor = _Supervisor(Channel(sock))
-    birth = None
+    start = None
     try:
-        birth = supervisor.serve()
+        start = supervisor.serve()
     except BaseException:  # noqa: BLE001 - the process ends here; its last words go to its stderr
         traceback.print_exc()
         supervisor.fall_silent()
-    if birth is None:
+    if start is None:
         supervisor.kill_all()
         os._exit(0)
     del supervisor
     status = 1
     try:
-        status = run_rank(birth, inherited_call)
+        status = run_rank(start, inherited_call)
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
     finally:
@@ -79,7 +79,7 @@ class _Supervisor:
         self._sigchld_pipe: tuple[int, ...] = ()
         self._store: Any = None
 
-    def serve(self) -> RankBirth | None:
+    def serve(self) -> RankStart | None:
         """Serve until the kernel closes or dies; in a process that was forked, return how it was born.
 
         By returning, a rank sheds the supervisor's frames, which would stand in its every traceback.
@@ -122,13 +122,13 @@ class _Supervisor:
                 os.waitpid(pid, os.WNOHANG)
         return True
 
-    def _on_message(self) -> bool | RankBirth:
+    def _on_message(self) -> bool | RankStart:
         received = self._channel.receive()
         if received is None:
             return False
         match received:
-            case messages.BearRank(rank=rank), fds:
-                return self._bear(rank, fds)
+            case messages.StartRank(rank=rank), fds:
+                return self._start_rank(rank, fds)
             case messages.SignalRanks(ranks=ranks, signum=signum), _:
                 for rank in ranks:
                     self._signal(rank, signum)
@@ -139,19 +139,19 @@ class _Supervisor:
                 raise TypeError(msg)
         return True
 
-    def _bear(self, rank: int, fds: list[int]) -> bool | RankBirth:
-        birth = RankBirth(
+    def _start_rank(self, rank: int, fds: list[int]) -> bool | RankStart:
+        start = RankStart(
             rank=rank, setup=self._setup, channel_fd=fds[0], stdout_fd=fds[1], stderr_fd=fds[2],
             board_fd=self._board_fd,
         )  # fmt: skip
         try:
-            pid = _spawn(birth) if self._setup.start_method == "spawn" else os.fork()
+            pid = _spawn(start) if self._setup.start_method == "spawn" else os.fork()
         except OSError as error:
             pid = None
-            self._tell(messages.BirthFailed(rank=rank, errno=error.errno or 0, message=error.strerror or str(error)))
+            self._tell(messages.RankNotStarted(rank=rank, errno=error.errno or 0, message=error.strerror or str(error)))
         if pid == 0:
-            self._let_go()
-            return birth
+            self._close_inherited()
+            return start
         for fd in fds:
             os.close(fd)
         if pid is None:
@@ -159,7 +159,7 @@ class _Supervisor:
         self._pids[rank] = pid
         self._pidfds[rank] = os.pidfd_open(pid)
         self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: self._on_gone(rank))
-        self._tell(messages.RankBorn(rank=rank, pid=pid))
+        self._tell(messages.RankStarted(rank=rank, pid=pid))
         if self._store is None and len(self._pids) == self._setup.num_processes:
             # After the ranks, so that they are forked from a process with one thread: the store's
             # server is a thread. Until it runs, connections wait in the listening socket's backlog.
@@ -167,7 +167,7 @@ class _Supervisor:
             self._oom_kills = leftovers.oom_kills()
         return True
 
-    def _let_go(self) -> None:
+    def _close_inherited(self) -> None:
         self._channel.close()
         self._selector.close()
         signal.set_wakeup_fd(-1)
@@ -215,7 +215,9 @@ class _Supervisor:
         exitcode = os.waitstatus_to_exitcode(status)
         oom = exitcode == -signal.SIGKILL and leftovers.oom_kills() > self._oom_kills
         self._tell(
-            messages.RankGone(rank=rank, pid=pid, exitcode=exitcode, time=now, peak_rss=usage.ru_maxrss * 1024, oom=oom)
+            messages.RankExited(
+                rank=rank, pid=pid, exitcode=exitcode, time=now, peak_rss=usage.ru_maxrss * 1024, oom=oom
+            )
         )
         return True
 
@@ -248,8 +250,8 @@ def _children() -> list[int]:
         return []
 
 
-def _spawn(birth: RankBirth) -> int:
-    command, fds = boot.rank_command(birth)
+def _spawn(start: RankStart) -> int:
+    command, fds = boot.rank_command(start)
     try:
         process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
     finally:

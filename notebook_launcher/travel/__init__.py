@@ -22,7 +22,7 @@ from notebook_launcher.travel.generators import describe_generators
 from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_luggage
 from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
 from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler, probe
-from notebook_launcher.travel.unpicklable import Part, find_culprit, largest_parts
+from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
 
 if TYPE_CHECKING:
     from notebook_launcher.channel import AnonymousFile
@@ -80,7 +80,7 @@ def _pickle_call(parcel: ParcelWriter, roots: list[Part], call: Call) -> bytes:
     except ResourceError:
         raise
     except Exception as error:
-        culprit = find_culprit(roots, CallPickler)
+        culprit = find_unpicklable(roots, CallPickler)
         name = getattr(call[0], "__qualname__", repr(call[0]))
         message = f"the function {name} or its arguments cannot travel to another process: {error}"
         raise CaptureError(culprit.in_call() if culprit else message) from error
@@ -120,7 +120,7 @@ def pack_value(value: object, what: str = "return value") -> int:
     except ResourceError:
         raise
     except Exception as error:
-        culprit = find_culprit([Part(value, root="result")], ValuePickler)
+        culprit = find_unpicklable([Part(value, root="result")], ValuePickler)
         message = f"the {what} cannot travel: {error}. Return plain data: numbers, strings, dicts, tensors."
         raise ReturnValueError(culprit.in_value(what) if culprit else message) from error
 

@@ -25,7 +25,7 @@ from notebook_launcher.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Culprit", "Part", "find_culprit", "largest_parts", "parts_of_function"]
+__all__ = ["Culprit", "Part", "find_unpicklable", "largest_parts", "parts_of_function"]
 
 TIME_LIMIT = 3.0
 DEPTH_LIMIT = 40
@@ -101,7 +101,7 @@ class Culprit:
         return f"({type(self.error).__name__}: {text})" if text else f"({type(self.error).__name__})"
 
 
-def find_culprit(roots: list[Part], make_pickler: MakePickler) -> Culprit | None:
+def find_unpicklable(roots: list[Part], make_pickler: MakePickler) -> Culprit | None:
     """Return the part that cannot travel and is nearest to the roots; None if none was found in time."""
     deadline = time.monotonic() + TIME_LIMIT
     queue: deque[tuple[Part, Exception, int]] = deque()

@@ -209,8 +209,8 @@ def test_fault_of_the_launcher_itself_shows_everything(kernel: Kernel) -> None:
         "from notebook_launcher.kernel.plan import make_plan\n"
         "plan = make_plan(LaunchConfig(num_processes=1))\n"
         "try: make_plan(None)\n"
-        "except Exception as fault: verdict = fault_of_ours(fault, plan, seconds=1)\n"
-        "raise verdict.error"
+        "except Exception as fault: outcome = fault_of_ours(fault, plan, seconds=1)\n"
+        "raise outcome.error"
     )
     assert (outcome.error or "").startswith("InternalError: the run's thread failed")
     assert "notebook_launcher/kernel/plan.py" in outcome.traceback
