@@ -6,7 +6,7 @@ pair that the kernel made (`channel.py`); descriptors travel beside it. The name
     kernel -> fork server    StartSupervisor
     kernel -> supervisor     Setup, StartRank, SignalRanks, Close
     supervisor -> kernel     RankStarted, RankExited, RankNotStarted
-    kernel -> rank           Call, LeaveGroup, InputReply, Finish
+    kernel -> rank           RunCall, LeaveGroup, InputReply, Finish
     rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
                              InputRequest, Metrics, Progress, Phases, Notice
 
@@ -24,7 +24,6 @@ from notebook_launcher.training_settings import TrainingSettings  # noqa: TC001 
 
 __all__ = [
     "DUMP_SIGNAL",
-    "Call",
     "CallStarted",
     "ClearOutput",
     "Close",
@@ -47,6 +46,7 @@ __all__ = [
     "RankReady",
     "RankStarted",
     "Returned",
+    "RunCall",
     "Setup",
     "SignalRanks",
     "StartRank",
@@ -154,7 +154,7 @@ class RankNotStarted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class RunCall:
     """Run a function. Descriptor: its parcel, unless the process inherited the call by a fork."""
 
     call_id: int

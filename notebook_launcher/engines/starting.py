@@ -29,6 +29,8 @@ from notebook_launcher.processes import boot, forking
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from notebook_launcher.travel import FunctionCall
+
 __all__ = ["ForkServer", "Starter", "Supervisor", "fork_server", "fork_starter", "start_by_spawn"]
 
 
@@ -183,7 +185,7 @@ def start_by_spawn(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor
     return Supervisor(_reaper(process.wait, [errors]), lambda: _read_tail(errors), process.kill)
 
 
-def fork_starter(call: Any) -> Starter:
+def fork_starter(call: FunctionCall) -> Starter:
     """Return a birth that forks the supervisor from this very process; the ranks inherit `call`."""
 
     def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
@@ -215,7 +217,7 @@ def _import_for_children() -> None:
         importlib.import_module("numpy.random")  # To be seeded; NumPy 2 brings it at first use.
 
 
-def _become_supervisor(sock: socket.socket, call: Any, errors: int, kernel_fds: Sequence[int]) -> None:
+def _become_supervisor(sock: socket.socket, call: FunctionCall, errors: int, kernel_fds: Sequence[int]) -> None:
     try:
         for fd in (*kernel_fds, *fork_server_of(os.getppid()).descriptors()):
             with contextlib.suppress(OSError):
@@ -227,7 +229,7 @@ def _become_supervisor(sock: socket.socket, call: Any, errors: int, kernel_fds: 
         from notebook_launcher.processes.supervisor import run_supervisor
 
         rendezvous.install()
-        rendezvous.redirect_globals(call[0])
+        rendezvous.redirect_globals(call.fn)
         run_supervisor(socket.socket(fileno=sock.detach()), call)
     except BaseException:  # noqa: BLE001 - the process ends here; the kernel reads its last words
         os.write(errors, traceback.format_exc().encode())

@@ -44,7 +44,7 @@ class Attempt:
     """The brain of a call; runs in the run's thread."""
 
     def __init__(
-        self, tree: ProcessTree, call: messages.Call, parcel_fd: int | None, *, deadline: float | None
+        self, tree: ProcessTree, call: messages.RunCall, parcel_fd: int | None, *, deadline: float | None
     ) -> None:
         self.tree = tree
         self.outcomes: dict[int, RankOutcome] = {}

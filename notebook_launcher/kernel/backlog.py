@@ -10,7 +10,7 @@ import collections
 import json
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.folding import Block
+from notebook_launcher.kernel.folding import TextBlock
 from notebook_launcher.units import plural, rank_list
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def num_bytes(text: str) -> int:
     return len(json.dumps(text, ensure_ascii=False).encode())
 
 
-def left_out_note(left_out: collections.Counter[int], where: str, stream: Stream = "stdout") -> Block:
+def left_out_note(left_out: collections.Counter[int], where: str, stream: Stream = "stdout") -> TextBlock:
     """Return the line that stands for lines that are left out.
 
     Args:
@@ -36,7 +36,7 @@ def left_out_note(left_out: collections.Counter[int], where: str, stream: Stream
         stream: The stream of the note.
     """
     total = left_out.total()
-    return Block(
+    return TextBlock(
         None, stream, f"... {plural(total, 'line')} of {rank_list(left_out)} left out here; {where} has all ...\n"
     )
 
@@ -47,15 +47,15 @@ class Backlog:
     def __init__(self, *, label_size: int) -> None:
         self.ranks: set[int | None] = set()
         self._label_size = label_size
-        self._start: list[Block] = []
-        self._end: collections.deque[Block] = collections.deque()
+        self._start: list[TextBlock] = []
+        self._end: collections.deque[TextBlock] = collections.deque()
         self._start_size = self._end_size = 0
         self._left_out: collections.Counter[int] = collections.Counter()
 
     def __bool__(self) -> bool:
         return bool(self._start)
 
-    def push(self, block: Block) -> None:
+    def push(self, block: TextBlock) -> None:
         """Add a block."""
         self.ranks.add(block.rank)
         # The launcher's own lines are few and must not be lost.
@@ -70,16 +70,16 @@ class Backlog:
             self._end_size -= len(oldest.text)
             self._leave_out(oldest)
 
-    def drain_parts(self) -> tuple[list[Block], collections.Counter[int], list[Block]]:
+    def drain_parts(self) -> tuple[list[TextBlock], collections.Counter[int], list[TextBlock]]:
         """Return the first lines, how many of each rank are left out after them, and the last lines; forget them."""
         parts = self._start, self._left_out, [*self._end]
         self.__init__(label_size=self._label_size)  # type: ignore[misc]
         return parts
 
-    def drain(self, allowance: float) -> list[Block]:
+    def drain(self, allowance: float) -> list[TextBlock]:
         """Return the lines, thinned to about `allowance` bytes, and forget them."""
         blocks = [*self._start, *self._end]
-        start, end = blocks, list[Block]()
+        start, end = blocks, list[TextBlock]()
         if self._left_out or sum(map(self._cost, blocks)) > allowance:
             start = self._fit(blocks, allowance / 2, from_end=False)
             end = self._fit(blocks, allowance / 2, from_end=True)
@@ -93,12 +93,12 @@ class Backlog:
         self.__init__(label_size=self._label_size)  # type: ignore[misc]
         return start + end
 
-    def _cost(self, block: Block) -> int:
+    def _cost(self, block: TextBlock) -> int:
         return num_bytes(block.text) + self._label_size * block.text.count("\n")
 
-    def _fit(self, blocks: list[Block], allowance: float, *, from_end: bool) -> list[Block]:
+    def _fit(self, blocks: list[TextBlock], allowance: float, *, from_end: bool) -> list[TextBlock]:
         """Move blocks from one end of the list, and a part of the next one, into the result."""
-        taken: list[Block] = []
+        taken: list[TextBlock] = []
         side = -1 if from_end else 0
         while blocks and allowance > 0:
             block = blocks.pop(side)
@@ -113,14 +113,14 @@ class Backlog:
             taken.append(block)
         return taken
 
-    def _leave_out(self, block: Block) -> None:
+    def _leave_out(self, block: TextBlock) -> None:
         assert block.rank is not None
         self._left_out[block.rank] += block.text.count("\n")
 
 
-def split(block: Block, size: int, *, from_end: bool) -> tuple[Block, Block]:
+def split(block: TextBlock, size: int, *, from_end: bool) -> tuple[TextBlock, TextBlock]:
     """Cut at the end of a line: at most `size` characters from one end, and the rest."""
     place = block.text.find("\n", len(block.text) - size - 1) + 1 if from_end else block.text.rfind("\n", 0, size) + 1
-    first = Block(block.rank, block.stream, block.text[:place])
-    second = Block(block.rank, block.stream, block.text[place:])
+    first = TextBlock(block.rank, block.stream, block.text[:place])
+    second = TextBlock(block.rank, block.stream, block.text[place:])
     return (second, first) if from_end else (first, second)

@@ -16,7 +16,7 @@ import operator
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.kernel.backlog import Backlog, num_bytes
-from notebook_launcher.kernel.folding import Block, fold, label
+from notebook_launcher.kernel.folding import TextBlock, fold, label
 from notebook_launcher.kernel.ranklog import RankLog
 from notebook_launcher.kernel.room import LIVE_LINES, Room
 from notebook_launcher.kernel.screen import Lines, Screen
@@ -101,7 +101,7 @@ class Console:
 
     def notice(self, text: str, stream: Stream = "stdout") -> None:
         """Add a line of the launcher's own; it has no label and is never left out."""
-        self._backlog.push(Block(None, stream, text.removesuffix("\n") + "\n"))
+        self._backlog.push(TextBlock(None, stream, text.removesuffix("\n") + "\n"))
         self._is_pending = True
 
     def progress(self, text: str) -> None:
@@ -202,7 +202,7 @@ class Console:
     def _push(self, rank: int, stream: Stream, lines: list[Lines]) -> None:
         for text, is_bar in lines:
             # A bar goes to standard error, which front ends show in red.
-            self._backlog.push(Block(rank, "stdout" if is_bar else stream, text))
+            self._backlog.push(TextBlock(rank, "stdout" if is_bar else stream, text))
 
     def _texts(self) -> list[Text]:
         blocks = self._backlog.drain(self._tokens) if self._room is None else self._in_room(self._room)
@@ -219,7 +219,7 @@ class Console:
         self._tokens -= sum(num_bytes(text.text) for text in texts)
         return texts
 
-    def _in_room(self, room: Room) -> list[Block]:
+    def _in_room(self, room: Room) -> list[TextBlock]:
         """Return the new lines that the cell has room for; at the end, those that were held back as well."""
         blocks = room.admit(*self._backlog.drain_parts())
         if self._is_at_end:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from notebook_launcher.engines.events import Stream
 
-__all__ = ["Block", "fold", "label"]
+__all__ = ["TextBlock", "fold", "label"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Block:
+class TextBlock:
     """Whole lines that one rank wrote in one go."""
 
     rank: int | None
@@ -35,7 +35,7 @@ def label(ranks: Iterable[int]) -> str:
     return f"[{rank_list(ranks).replace(', ', ',')}] "
 
 
-def fold(blocks: Iterable[Block], *, labelled: bool) -> Iterator[tuple[Stream, str]]:
+def fold(blocks: Iterable[TextBlock], *, labelled: bool) -> Iterator[tuple[Stream, str]]:
     """Yield the text with its labels, in the order of arrival as far as folding leaves it.
 
     The order of each rank's own lines never changes. With lines of a single rank, or without labels,
@@ -61,7 +61,7 @@ class _Line:
     ranks: tuple[int, ...]
 
 
-def _fold_lines(blocks: Iterable[Block]) -> Iterator[tuple[Stream, str]]:
+def _fold_lines(blocks: Iterable[TextBlock]) -> Iterator[tuple[Stream, str]]:
     per_rank: dict[int | None, list[_Line]] = collections.defaultdict(list)
     for order, block in enumerate(blocks):
         ranks = () if block.rank is None else (block.rank,)

@@ -111,7 +111,7 @@ class RunOutput:
                     case Status(text):
                         self._sink.status(text)
 
-    def hear(self, events: list[Event]) -> None:
+    def show_late_output(self, events: list[Event]) -> None:
         """Show what the ranks write after the run is over, while a session ends."""
         for event in events:
             if isinstance(event, Output):

@@ -25,7 +25,7 @@ class ProgressLine:
     def __init__(self, launched: float) -> None:
         self._due = launched + QUIET
 
-    def tell(self, thread: RunThread) -> None:
+    def update(self, thread: RunThread) -> None:
         """Renew the line, if it is wanted and due."""
         if not thread.output.shows_progress:
             thread.output.progress("")

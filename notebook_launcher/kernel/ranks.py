@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.starting import Starter
     from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.travel import FunctionCall
 
 __all__ = ["Ranks"]
 
@@ -51,24 +52,25 @@ class Ranks:
         """Whether the next call need not be packed, because the ranks will be forked from this process."""
         return self.tree is None and self.plan.config.start_method == "fork"
 
-    def start(self, call: Any = None) -> None:
+    def start(self, call: FunctionCall | None = None) -> None:
         """Start the processes, unless they are up; raises `ResourceError` if there is no room."""
         if self.tree is None:
             setup = self.plan.setup(many_calls=self.many_calls)
             self.tree = ProcessTree(setup, self._starter(call, setup.environ))
 
-    def _starter(self, call: Any, environ: dict[str, str]) -> Starter:
+    def _starter(self, call: FunctionCall | None, environ: dict[str, str]) -> Starter:
         method = self.plan.config.start_method
         if method == "fork":
+            assert call is not None
             return fork_starter(call)
         if method == "spawn":
             return start_by_spawn
         return fork_server().starter(environ)
 
-    def next_call(self, *, restart_count: int, can_ask: bool) -> messages.Call:
+    def next_call(self, *, restart_count: int, can_ask: bool) -> messages.RunCall:
         """Return the record of the next call."""
         self._call_id += 1
-        return messages.Call(
+        return messages.RunCall(
             call_id=self._call_id,
             generation=self.generation,
             restart_count=restart_count,

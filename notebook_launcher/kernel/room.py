@@ -11,7 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.backlog import left_out_note, num_bytes, split
-from notebook_launcher.kernel.folding import Block
+from notebook_launcher.kernel.folding import TextBlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +28,7 @@ class _Budget:
     lines: int
     bytes: int
 
-    def take(self, block: Block, label_size: int, *, from_end: bool = False) -> tuple[Block, Block]:
+    def take(self, block: TextBlock, label_size: int, *, from_end: bool = False) -> tuple[TextBlock, TextBlock]:
         """Return what there is room for, from one end of a block, and the rest."""
         part, rest = _cut(block, self.lines, from_end=from_end)
         if (cost := _cost(part, label_size)) > self.bytes:
@@ -59,11 +59,13 @@ class Room:
         """Begin again with all the room: the cell was cleared."""
         self._head, self._spare = _Budget(*HEAD), _Budget(*SPARE)
         self._is_full = False
-        self._held: collections.deque[Block] = collections.deque()
+        self._held: collections.deque[TextBlock] = collections.deque()
         self._held_lines = self._held_bytes = 0
         self._left_out: collections.Counter[int] = collections.Counter()
 
-    def admit(self, start: list[Block], left_out: collections.Counter[int], end: list[Block]) -> list[Block]:
+    def admit(
+        self, start: list[TextBlock], left_out: collections.Counter[int], end: list[TextBlock]
+    ) -> list[TextBlock]:
         """Return those of the new lines that are to be shown now.
 
         Args:
@@ -79,14 +81,14 @@ class Room:
             self._left_out += left_out
         return shown + self._admit(end)
 
-    def refund(self, blocks: list[Block], shown: list[str]) -> None:
+    def refund(self, blocks: list[TextBlock], shown: list[str]) -> None:
         """Take back the cost of lines that are shown once for several ranks."""
         self._head.lines += sum(block.text.count("\n") for block in blocks) - sum(text.count("\n") for text in shown)
         self._head.bytes += sum(_cost(block, self._label_size) for block in blocks) - sum(map(num_bytes, shown))
 
-    def live(self) -> tuple[str, list[Block]]:
+    def live(self) -> tuple[str, list[TextBlock]]:
         """Return a heading and more than enough of the newest lines that are held back; without any, an empty text."""
-        blocks: list[Block] = []
+        blocks: list[TextBlock] = []
         num_lines = 0
         for block in reversed(self._held):
             part, _ = _cut(block, LIVE_LINES, from_end=True)
@@ -97,9 +99,9 @@ class Room:
         total = self._held_lines + self._left_out.total()
         return (f"... {total:,} more lines; the newest:" if blocks else ""), blocks[::-1]
 
-    def drain(self) -> list[Block]:
+    def drain(self) -> list[TextBlock]:
         """Return the end, after a line that tells what is left out before it."""
-        budget, end = _Budget(*TAIL), list[Block]()
+        budget, end = _Budget(*TAIL), list[TextBlock]()
         while self._held:
             block = self._held.pop()
             part, rest = budget.take(block, self._label_size, from_end=True)
@@ -114,7 +116,7 @@ class Room:
         self._left_out.clear()
         return note + [block for block in reversed(end) if block.text]
 
-    def _admit(self, blocks: Iterable[Block]) -> list[Block]:
+    def _admit(self, blocks: Iterable[TextBlock]) -> list[TextBlock]:
         shown = []
         for block in blocks:
             rest = block
@@ -132,7 +134,7 @@ class Room:
                 self._hold(rest)
         return shown
 
-    def _hold(self, block: Block) -> None:
+    def _hold(self, block: TextBlock) -> None:
         self._held.append(block)
         self._count(block, 1)
         while True:
@@ -147,20 +149,20 @@ class Room:
         self._count(oldest, -1)
         self._leave_out(oldest)
 
-    def _count(self, block: Block, sign: int) -> None:
+    def _count(self, block: TextBlock, sign: int) -> None:
         self._held_lines += sign * block.text.count("\n")
         self._held_bytes += sign * _cost(block, self._label_size)
 
-    def _leave_out(self, block: Block) -> None:
+    def _leave_out(self, block: TextBlock) -> None:
         assert block.rank is not None
         self._left_out[block.rank] += block.text.count("\n")
 
 
-def _cost(block: Block, label_size: int) -> int:
+def _cost(block: TextBlock, label_size: int) -> int:
     return num_bytes(block.text) + label_size * block.text.count("\n")
 
 
-def _cut(block: Block, num_lines: int, *, from_end: bool) -> tuple[Block, Block]:
+def _cut(block: TextBlock, num_lines: int, *, from_end: bool) -> tuple[TextBlock, TextBlock]:
     """Return some lines from one end of a block, and the rest."""
     if block.text.count("\n") <= num_lines:
         return block, dataclasses.replace(block, text="")

@@ -42,7 +42,7 @@ class Run:
     def start(cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool) -> Run:
         """Check the call, pack it, start the ranks that are not up, and begin; raises before anything starts."""
         args, kwargs = checks.check_call(fn, args, kwargs)
-        call, call_parcel = (fn, args, kwargs), None
+        call, call_parcel = travel.FunctionCall(fn, args, kwargs), None
         try:
             if ranks.inherits_call:
                 ranks.plan = fork_check.adapt(ranks.plan)
@@ -287,6 +287,6 @@ class Run:
         failure_display.show_as(error, f"KeyboardInterrupt: {error}")
         raise error
 
-    def hear(self, events: list[Event]) -> None:
+    def show_late_output(self, events: list[Event]) -> None:
         """Show what the ranks write after the run is over, while a session ends."""
-        self._thread.output.hear(events)
+        self._thread.output.show_late_output(events)

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from notebook_launcher import messages, travel
 from notebook_launcher.engines.events import FromRank, Output
@@ -73,7 +73,9 @@ Command = Answer | Stop | Save | Latch[Stacks]
 class RunThread:
     """Carries a run out. Other threads read what it knows, and send it commands."""
 
-    def __init__(self, ranks: Ranks, name: str, call: Any, call_parcel: AnonymousFile | None, *, in_cell: bool) -> None:
+    def __init__(
+        self, ranks: Ranks, name: str, call: travel.FunctionCall, call_parcel: AnonymousFile | None, *, in_cell: bool
+    ) -> None:
         config = ranks.plan.config
         self.ranks = ranks
         self.name = name
@@ -97,7 +99,7 @@ class RunThread:
         self.outcome: RunOutcome | None = None
         self.over = over = Latch[None]()
         self.questions = Questions(lambda: over.is_set)  # Not by `self`: that would be a cycle.
-        self._call = call
+        self._call: travel.FunctionCall | None = call
         self._call_parcel = call_parcel
         self._in_cell = in_cell
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -215,11 +217,11 @@ class RunThread:
     def _attempt_once(self) -> Attempt:
         tree = self.ranks.tree
         assert tree is not None
-        call = self.ranks.next_call(restart_count=self.restarts, can_ask=self._in_cell)
+        run_call = self.ranks.next_call(restart_count=self.restarts, can_ask=self._in_cell)
         timeout = self.ranks.plan.config.timeout
         deadline = None if timeout is None else self.launched + timeout
-        call_parcel = None if self._call_parcel is None else self._call_parcel.fileno()
-        attempt = self.attempt = Attempt(tree, call, call_parcel, deadline=deadline)
+        call_parcel_fd = None if self._call_parcel is None else self._call_parcel.fileno()
+        attempt = self.attempt = Attempt(tree, run_call, call_parcel_fd, deadline=deadline)
         self.asking.clear()
         self._stacks = None
         # A rank alone has nobody to wait for.
@@ -326,7 +328,7 @@ class RunThread:
                 self._ask(rank, record, attempt)
             case FromRank(rank, messages.Metrics() | messages.Progress() | messages.Phases() as record, _):
                 self.live.fold(rank, record)
-                self._progress.tell(self)
+                self._progress.update(self)
                 self._recorder.note()
             case FromRank(_, messages.Notice() as record, _):
                 self.output.notice(record.text)

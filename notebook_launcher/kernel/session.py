@@ -128,7 +128,7 @@ class Session:
             deadline = time.monotonic() + EXIT_BUDGET
             for events in self._ranks.finish(lambda: 0.0 if self._in_haste else deadline):
                 if self._run is not None:
-                    self._run.hear(events)
+                    self._run.show_late_output(events)
         finally:
             try:
                 self._ranks.close()

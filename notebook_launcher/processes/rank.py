@@ -55,7 +55,7 @@ def main(fd: int) -> None:
     os._exit(run_rank(start))
 
 
-def run_rank(start: RankStart, inherited_call: Any = None) -> int:
+def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None) -> int:
     """Serve the kernel until it says to finish; return the exit status."""
     os.setsid()
     _die_with_parent()
@@ -74,7 +74,7 @@ def run_rank(start: RankStart, inherited_call: Any = None) -> int:
 
 
 class _Rank:
-    def __init__(self, start: RankStart, inherited_call: Any) -> None:
+    def __init__(self, start: RankStart, inherited_call: travel.FunctionCall | None) -> None:
         self._number = start.rank
         self._setup = start.setup
         self._inherited_call = inherited_call
@@ -113,7 +113,7 @@ class _Rank:
         self._channel.send(messages.RankReady(rank=self._number), [stacks])
         while (received := self._channel.receive()) is not None:
             match received:
-                case messages.Call() as call, fds:
+                case messages.RunCall() as call, fds:
                     self._run(call, fds)
                 case messages.LeaveGroup(), _:
                     with contextlib.suppress(Exception):
@@ -126,7 +126,7 @@ class _Rank:
                     msg = f"rank {self._number} got an unknown message: {unknown!r}"
                     raise TypeError(msg)
 
-    def _run(self, call: messages.Call, fds: list[int]) -> None:
+    def _run(self, call: messages.RunCall, fds: list[int]) -> None:
         self._can_ask = call.can_ask
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(call.restart_count)
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
@@ -166,12 +166,13 @@ class _Rank:
             )
             self._channel.send(messages.Notice(text=text))
 
-    def _perform(self, call: messages.Call, fds: list[int], stage: _Stage) -> tuple[object, int | None]:
+    def _perform(self, call: messages.RunCall, fds: list[int], stage: _Stage) -> tuple[object, int | None]:
         if fds:
             self._inherited_call = None
             function, args, kwargs, overwritten = travel.unpack_call(fds[0])
             self._tell_overwritten(overwritten)
         else:
+            assert self._inherited_call is not None
             function, args, kwargs = self._inherited_call
             travel.note_inherited()
         stage.name = "group"
@@ -200,7 +201,7 @@ class _Rank:
             group=self._rendezvous.state(),
         ), fd
 
-    def _raised(self, call: messages.Call, stage: _Stage, error: BaseException) -> tuple[object, int | None]:
+    def _raised(self, call: messages.RunCall, stage: _Stage, error: BaseException) -> tuple[object, int | None]:
         now = time.monotonic()
         record = messages.Raised(
             call_id=call.call_id,

@@ -22,19 +22,22 @@ import subprocess
 import time
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel
 from notebook_launcher.processes import boot, leftovers
 from notebook_launcher.processes.rank import RankStart, run_rank
 
+if TYPE_CHECKING:
+    from notebook_launcher.travel import FunctionCall
+
 __all__ = ["main", "run_supervisor"]
 
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def run_supervisor(sock: socket.socket, inherited_call: Any = None) -> NoReturn:
+def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = None) -> NoReturn:
     """Serve the kernel at the other end of `sock` until it closes or dies, then exit; never returns."""
     with contextlib.suppress(PermissionError):
         os.setsid()

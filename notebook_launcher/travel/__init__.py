@@ -13,21 +13,24 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
 from notebook_launcher.travel.changed_modules import notes_of_modules, stale_modules
+from notebook_launcher.travel.function_call import FunctionCall
 from notebook_launcher.travel.generators import describe_generators
 from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_luggage
 from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
-from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler, probe
+from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler, pickling_error
 from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from notebook_launcher.channel import AnonymousFile
 
 __all__ = [
+    "FunctionCall",
     "describe_generators",
     "note_inherited",
     "pack_call",
@@ -39,12 +42,9 @@ __all__ = [
     "unpack_value",
 ]
 
-Function = Callable[..., Any]
-Call = tuple[Function, tuple[Any, ...], dict[str, Any]]
-
 
 def pack_call(
-    fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any], *, start: Callable[[], object] = lambda: None
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, start: Callable[[], object] = lambda: None
 ) -> AnonymousFile:
     """Pack a function with its closure and arguments; return a file, whose descriptor any number may unpack.
 
@@ -61,7 +61,7 @@ def pack_call(
     parcel = ParcelWriter("call", what="the captured data need")
     try:
         with _naming_what_is_large(roots):
-            notes = _pickle_call(parcel, roots, (fn, args, kwargs))
+            notes = _pickle_call(parcel, roots, FunctionCall(fn, args, kwargs))
             parcel.check_room()
         start()
         with _naming_what_is_large(roots):
@@ -70,20 +70,20 @@ def pack_call(
         parcel.discard()
 
 
-def _pickle_call(parcel: ParcelWriter, roots: list[Part], call: Call) -> bytes:
+def _pickle_call(parcel: ParcelWriter, roots: list[Part], call: FunctionCall) -> bytes:
     """Pickle all but the buffers; return the notes for the parcel's end."""
     try:
         pickler = CallPickler(parcel, parcel.add_buffer)
-        pickler.dump(call)
-        pickler.dump(pickler.luggage.pack(lambda outer: probe(outer, CallPickler) is None))
+        pickler.dump(tuple(call))
+        pickler.dump(pickler.luggage.pack(lambda outer: pickling_error(outer, CallPickler) is None))
         return notes_of_modules(pickler.modules)
     except ResourceError:
         raise
     except Exception as error:
-        culprit = find_unpicklable(roots, CallPickler)
-        name = getattr(call[0], "__qualname__", repr(call[0]))
+        unpicklable = find_unpicklable(roots, CallPickler)
+        name = getattr(call.fn, "__qualname__", repr(call.fn))
         message = f"the function {name} or its arguments cannot travel to another process: {error}"
-        raise CaptureError(culprit.in_call() if culprit else message) from error
+        raise CaptureError(unpicklable.in_call() if unpicklable else message) from error
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def _naming_what_is_large(roots: list[Part]) -> Iterator[None]:
         raise ResourceError(f"{error} ({largest})" if largest else str(error)) from error
 
 
-def unpack_call(fd: int) -> tuple[Function, tuple[Any, ...], dict[str, Any], list[str]]:
+def unpack_call(fd: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], list[str]]:
     """Unpack a call in a rank, and install the notebook's definitions in its `__main__`.
 
     The last item lists the rank's own global variables that were overwritten.
@@ -120,9 +120,9 @@ def pack_value(value: object, what: str = "return value") -> int:
     except ResourceError:
         raise
     except Exception as error:
-        culprit = find_unpicklable([Part(value, root="result")], ValuePickler)
+        unpicklable = find_unpicklable([Part(value, root="result")], ValuePickler)
         message = f"the {what} cannot travel: {error}. Return plain data: numbers, strings, dicts, tensors."
-        raise ReturnValueError(culprit.in_value(what) if culprit else message) from error
+        raise ReturnValueError(unpicklable.in_value(what) if unpicklable else message) from error
 
 
 def unpack_value(fd: int) -> Any:

@@ -35,7 +35,7 @@ __all__ = [
     "Refused",
     "TravelPickler",
     "ValuePickler",
-    "probe",
+    "pickling_error",
     "size_of",
 ]
 
@@ -159,9 +159,9 @@ class ExceptionPickler(ValuePickler):
         if reduced is NotImplemented:
             return reduced
         rebuild, (cls, args), state, *rest = reduced
-        lost = {name: value for name, value in state.items() if probe(value, ExceptionPickler)}
+        lost = {name: value for name, value in state.items() if pickling_error(value, ExceptionPickler)}
         state = {name: value for name, value in state.items() if name not in lost}
-        kept = tuple(repr(arg) if probe(arg, ExceptionPickler) else arg for arg in args)
+        kept = tuple(repr(arg) if pickling_error(arg, ExceptionPickler) else arg for arg in args)
         notes = [f"The attribute `{name}`, {describe(lost[name])}, stayed in the rank." for name in lost]
         notes += [
             f"The argument {i}, {describe(arg)}, stayed in the rank."
@@ -176,7 +176,7 @@ class ExceptionPickler(ValuePickler):
 MakePickler = Callable[[Any, BufferCallback], TravelPickler]
 
 
-class _Sink(io.RawIOBase):
+class _ByteCounter(io.RawIOBase):
     """Counts what is written to it, and forgets it."""
 
     def __init__(self) -> None:
@@ -190,11 +190,11 @@ class _Sink(io.RawIOBase):
         self.size += buffer.raw().nbytes
 
 
-def probe(value: object, make_pickler: MakePickler) -> Exception | None:
+def pickling_error(value: object, make_pickler: MakePickler) -> Exception | None:
     """Pickle into the void; return what went wrong, or None."""
-    sink = _Sink()
+    counter = _ByteCounter()
     try:
-        make_pickler(sink, sink.add_buffer).dump(value)
+        make_pickler(counter, counter.add_buffer).dump(value)
     except Exception as error:  # noqa: BLE001  # a user's __reduce__ may raise anything
         return error
     return None
@@ -202,12 +202,12 @@ def probe(value: object, make_pickler: MakePickler) -> Exception | None:
 
 def size_of(value: object, make_pickler: MakePickler) -> int:
     """Return how many bytes a value takes in a parcel; 0 if it cannot travel."""
-    sink = _Sink()
+    counter = _ByteCounter()
     try:
-        make_pickler(sink, sink.add_buffer).dump(value)
+        make_pickler(counter, counter.add_buffer).dump(value)
     except Exception:  # noqa: BLE001  # as above
         return 0
-    return sink.size
+    return counter.size
 
 
 def _id_of(storage: torch.UntypedStorage) -> int:

@@ -19,13 +19,13 @@ from functools import _lru_cache_wrapper
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.travel.kinds import SHELL, describe, kind_of_type
-from notebook_launcher.travel.pickling import MakePickler, probe, size_of
+from notebook_launcher.travel.pickling import MakePickler, pickling_error, size_of
 from notebook_launcher.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Culprit", "Part", "find_unpicklable", "largest_parts", "parts_of_function"]
+__all__ = ["Part", "Unpicklable", "find_unpicklable", "largest_parts", "parts_of_function"]
 
 TIME_LIMIT = 3.0
 DEPTH_LIMIT = 40
@@ -60,7 +60,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Culprit:
+class Unpicklable:
     """What cannot travel, and what pickling it says."""
 
     part: Part
@@ -101,7 +101,7 @@ class Culprit:
         return f"({type(self.error).__name__}: {text})" if text else f"({type(self.error).__name__})"
 
 
-def find_unpicklable(roots: list[Part], make_pickler: MakePickler) -> Culprit | None:
+def find_unpicklable(roots: list[Part], make_pickler: MakePickler) -> Unpicklable | None:
     """Return the part that cannot travel and is nearest to the roots; None if none was found in time."""
     deadline = time.monotonic() + TIME_LIMIT
     queue: deque[tuple[Part, Exception, int]] = deque()
@@ -112,7 +112,7 @@ def find_unpicklable(roots: list[Part], make_pickler: MakePickler) -> Culprit | 
         for part in parts:
             if time.monotonic() > deadline:
                 return True
-            error = probe(part.value, make_pickler)
+            error = pickling_error(part.value, make_pickler)
             failed |= error is not None
             if error is not None and id(part.value) not in seen:
                 seen[id(part.value)] = part.value
@@ -123,9 +123,9 @@ def find_unpicklable(roots: list[Part], make_pickler: MakePickler) -> Culprit | 
     while queue and time.monotonic() < deadline:
         part, error, depth = queue.popleft()
         if kind_of_type(type(part.value)) is not None:
-            return Culprit(part, error)
+            return Unpicklable(part, error)
         if depth < DEPTH_LIMIT and not enqueue(list(_parts(part)), depth + 1):
-            return Culprit(part, error)
+            return Unpicklable(part, error)
     return None
 
 

@@ -1,0 +1,18 @@
+"""The function that a run calls, with its arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FunctionCall"]
+
+
+class FunctionCall(NamedTuple):
+    """A function and its arguments, as the user gave them to a launch."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
