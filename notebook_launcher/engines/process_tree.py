@@ -114,7 +114,8 @@ class ProcessTree:
     @property
     def pids(self) -> dict[int, int]:
         """The process of each rank that lives."""
-        return {rank: pipes.pid for rank, pipes in self._pipes.items() if pipes.pid is not None}
+        # A copy, since views read this while the run's thread adds and removes ranks.
+        return {rank: pipes.pid for rank, pipes in list(self._pipes.items()) if pipes.pid is not None}
 
     # What the kernel says.
 

@@ -83,6 +83,11 @@ class Attempt:
         return self._call.call_id
 
     @property
+    def failed(self) -> bool:
+        """True if a rank gave no value, or the supervisor was lost."""
+        return self.supervisor_lost is not None or any(outcome.failed for outcome in self.outcomes.values())
+
+    @property
     def settled(self) -> bool:
         """Whether every rank has."""
         return not self.unsettled or self.supervisor_lost is not None

@@ -15,10 +15,11 @@ from notebook_launcher.kernel.culprit import STOPPED
 from notebook_launcher.units import format_seconds, rank_list
 
 if TYPE_CHECKING:
+    from notebook_launcher.kernel.outcome import RunOutcome
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.messages import Failure
 
-__all__ = ["attach", "brief", "mishaps", "raise_in_cell", "show_as"]
+__all__ = ["attach", "brief", "end_line", "raise_in_cell", "show_as"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,6 +151,17 @@ def mishaps(failures: tuple[Failure, ...]) -> str:
         if failure.kind == "exception" and failure.summary != STOPPED:
             ranks[failure.summary].append(failure.rank)
     return "".join(f"; while it stopped, {rank_list(raisers)} raised {error}" for error, raisers in ranks.items())
+
+
+def end_line(outcome: RunOutcome, *, asked_to_stop: bool, is_raised: bool) -> str:
+    """Return the run's last line, without its name; short about a failure if the cell raises the exception below it."""
+    seconds = outcome.results.seconds
+    if outcome.state == "failed":
+        return brief(outcome.error, seconds, is_raised=is_raised)
+    if not asked_to_stop:
+        return f"done in {format_seconds(seconds)}"
+    ending = mishaps(outcome.results.failures) if outcome.error is not None else "; every rank had returned"
+    return f"stopped after {format_seconds(seconds)}{ending}"
 
 
 def brief(error: BaseException | None, seconds: float, *, is_raised: bool = False) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher import travel
@@ -19,11 +20,12 @@ from notebook_launcher.kernel import culprit, failure_display
 from notebook_launcher.kernel.results import RankSummary, Results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.rank_outcome import RankOutcome
+    from notebook_launcher.kernel.run_data import RunData
     from notebook_launcher.kernel.stacks import Stacks
     from notebook_launcher.messages import Failure
 
@@ -39,36 +41,28 @@ class RunOutcome:
     error: BaseException | None
 
 
-def conclude(
-    attempt: Attempt,
-    plan: Plan,
-    *,
-    launched: float,
-    ended: float,
-    restarts: int,
-    asked_to_stop: bool,
-    stacks: Stacks | None,
-    last_lines: Callable[[int, int], tuple[str, ...]],
-    last_values: Mapping[int, Mapping[str, float]],
-) -> RunOutcome:
-    """Return what came of the attempt. Takes over its parcels."""
+def conclude(data: RunData) -> RunOutcome:
+    """Return what came of the last attempt of a run. Takes over its parcels."""
+    attempt, launched = data.attempt, data.launched
+    assert attempt is not None
+    asked_to_stop = data.commands.asked_to_stop
     outcomes = [attempt.outcomes[rank] for rank in sorted(attempt.outcomes)]
     values, rebuilding = _rebuild(outcomes)
-    failures = culprit.failures_of(
-        [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)], last_lines
-    )
+    failed = [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)]
+    failures = culprit.failures_of(failed, data.output.last_lines)
+    last_values = data.live.last_values
     results = Results(
         values,
-        num_processes=plan.num_processes,
+        num_processes=data.plan.num_processes,
         ranks=[_summary(outcome, failures, launched, last_values.get(outcome.rank, {})) for outcome in outcomes],
         failures=failures,
-        seconds=ended - launched,
-        seed=plan.seed,
-        restarts=restarts,
+        seconds=time.monotonic() - launched,
+        seed=data.plan.seed,
+        restarts=data.restarts,
         stopped_by=attempt.rung.value if attempt.rung is not None and asked_to_stop else None,
         timed_out=attempt.timed_out,
     )
-    error = _error(attempt, plan, failures, stacks, asked_to_stop=asked_to_stop) or rebuilding
+    error = _error(attempt, data.plan, failures, data.stacks, asked_to_stop=asked_to_stop) or rebuilding
     for outcome in outcomes:
         outcome.close()
     if error is None:

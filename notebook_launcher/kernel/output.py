@@ -66,6 +66,11 @@ class RunOutput:
         """Say one line of the launcher's own."""
         self._console.notice(text, stream)
 
+    def warn(self, text: str) -> None:
+        """Publish one line of the launcher's own on standard error, at once."""
+        self.notice(text, "stderr")
+        self.publish(force=True)
+
     def headline(self, text: str) -> None:
         """Say how the run begins, unless nothing at all is to be shown."""
         if self._has_headlines:

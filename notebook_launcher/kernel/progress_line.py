@@ -9,7 +9,7 @@ from notebook_launcher.history.merged_progress import progress_line
 from notebook_launcher.kernel.snapshots import take_rank_snapshot
 
 if TYPE_CHECKING:
-    from notebook_launcher.kernel.run_thread import RunThread
+    from notebook_launcher.kernel.run_data import RunData
 
 __all__ = ["QUIET", "ProgressLine"]
 
@@ -22,16 +22,18 @@ INTERVAL = 0.5
 class ProgressLine:
     """Puts the line into a run's output; called by the run's thread with each record of a rank."""
 
-    def __init__(self, launched: float) -> None:
-        self._due = launched + QUIET
+    def __init__(self, data: RunData) -> None:
+        self._data = data
+        self._due = data.launched + QUIET
 
-    def update(self, thread: RunThread) -> None:
+    def update(self) -> None:
         """Renew the line, if it is wanted and due."""
-        if not thread.output.shows_progress:
-            thread.output.progress("")
+        data = self._data
+        if not data.output.shows_progress:
+            data.output.progress("")
             return
         if (now := time.monotonic()) < self._due:
             return
         self._due = now + INTERVAL
-        ranks = [take_rank_snapshot(thread, rank) for rank in range(thread.ranks.plan.num_processes)]
-        thread.output.progress(progress_line(thread.name, ranks))
+        ranks = [take_rank_snapshot(data, rank) for rank in range(data.plan.num_processes)]
+        data.output.progress(progress_line(data.name, ranks))

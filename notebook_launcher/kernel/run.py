@@ -1,20 +1,20 @@
 """A run: one launch of one function, as a handle that outlives the cell.
 
-The handle's methods read what the run's thread (`run_thread.py`) has concluded, or put a request in its queue.
+The handle's methods read the run's record (`run_data.py`), or send a command to the run's thread (`run_thread.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, failure_display, fork_check, snapshots, views
+from notebook_launcher.kernel.commands import SaveCommand, StacksCommand, StopCommand
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
-from notebook_launcher.kernel.run_thread import TOO_LATE, Command, RunThread, Save, Stop
+from notebook_launcher.kernel.run_thread import RunThread
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event
     from notebook_launcher.history.schema import MetricPoint, RankPhases, RankSnapshot, RunSnapshot, RunState
+    from notebook_launcher.kernel.commands import Command
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.stacks import Stacks
 
 __all__ = ["Run"]
+
+TOO_LATE = "the run has just ended: its ranks are gone"
 
 T = TypeVar("T")
 
@@ -37,6 +40,7 @@ class Run:
 
     def __init__(self, thread: RunThread) -> None:
         self._thread = thread
+        self._data = thread.data
 
     @classmethod
     def start(cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool) -> Run:
@@ -49,7 +53,7 @@ class Run:
                 ranks.start(call)
             else:
                 call_parcel = travel.pack_call(*call, start=lambda: ranks.start(call))
-            thread = RunThread(ranks, checks.name_of(fn), call, call_parcel, in_cell=in_cell)
+            thread = RunThread(ranks, call, call_parcel, in_cell=in_cell)
         except BaseException:
             if call_parcel is not None:
                 call_parcel.close()
@@ -61,31 +65,29 @@ class Run:
         run = cls(thread)
         if not in_cell:
             run._thread.begin()
-            views.watch(run, run._thread.output)
+            views.watch(run, run._data.output)
         return run
 
     # What the user sees.
 
     def __repr__(self) -> str:
-        thread, num = self._thread, self._thread.ranks.plan.num_processes
-        outcome = thread.outcome
-        seconds = outcome.results.seconds if outcome else time.monotonic() - thread.launched
-        return f"<Run of {thread.name} on {plural(num, 'rank')}: {self.state}, {format_seconds(seconds)}>"
+        data, num = self._data, self._data.plan.num_processes
+        return f"<Run of {data.name} on {plural(num, 'rank')}: {self.state}, {format_seconds(data.seconds)}>"
 
     @property
     def id(self) -> str:
         """The run's name among all runs: the time, the function, six random digits."""
-        return self._thread.id
+        return self._data.id
 
     @property
     def name(self) -> str:
         """The function's name."""
-        return self._thread.name
+        return self._data.name
 
     @property
     def config(self) -> LaunchConfig:
         """The options, as they were given."""
-        return self._thread.ranks.plan.config
+        return self._data.plan.config
 
     @property
     def state(self) -> RunState:
@@ -94,47 +96,47 @@ class Run:
         `"waiting"` while ranks wait in a collective which others have not entered, for longer than `hang_notice`;
         `run.snapshot().waiting` says which.
         """
-        return snapshots.state_of(self._thread)
+        return snapshots.state_of(self._data)
 
     @property
     def seed(self) -> int:
         """The base seed: pass it as `seed=` to repeat the run."""
-        return self._thread.ranks.plan.seed
+        return self._data.plan.seed
 
     @property
     def ranks(self) -> tuple[RankSnapshot, ...]:
         """What each rank is doing."""
-        num = self._thread.ranks.plan.num_processes
-        return tuple(snapshots.take_rank_snapshot(self._thread, rank) for rank in range(num))
+        num = self._data.plan.num_processes
+        return tuple(snapshots.take_rank_snapshot(self._data, rank) for rank in range(num))
 
     def snapshot(self) -> RunSnapshot:
         """Return everything that is known of the run now, as plain data."""
-        return snapshots.take_snapshot(self._thread)
+        return snapshots.take_snapshot(self._data)
 
     @property
     def metrics(self) -> tuple[MetricPoint, ...]:
         """Everything that the ranks have reported so far, in the order of arrival."""
-        return tuple(self._thread.live.metrics)
+        return tuple(self._data.live.metrics)
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return what was reported after a position, and the next position; begin with 0."""
-        return self._thread.live.metrics_since(position)
+        return self._data.live.metrics_since(position)
 
     @property
     def phases(self) -> dict[int, RankPhases]:
         """What each rank has spent its time on, as far as its Accelerator has told."""
-        return dict(self._thread.live.phases)
+        return dict(self._data.live.phases)
 
     def logs(self, rank: int) -> str:
         """Return all that a rank has written to its standard output and error so far."""
-        return self._thread.output.text_of(self._check_rank(rank))
+        return self._data.output.text_of(self._check_rank(rank))
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         """Return what a rank has written after a position, and the next position; begin with 0."""
-        return self._thread.output.text_since(self._check_rank(rank), position)
+        return self._data.output.text_since(self._check_rank(rank), position)
 
     def _check_rank(self, rank: int) -> int:
-        num = self._thread.ranks.plan.num_processes
+        num = self._data.plan.num_processes
         if rank not in range(num):
             msg = f"there is no rank {rank!r}: this run has {num}, 0 to {num - 1}"
             raise LookupError(msg)
@@ -146,15 +148,15 @@ class Run:
         Raises:
             CallOrderError: The run is over, so no rank is anywhere.
         """
-        if self._thread.outcome is not None:
+        if self._data.outcome is not None:
             msg = f"the run is over ({self.state}): its ranks are gone, and so are their stacks"
             raise CallOrderError(msg)
-        wanted: Latch[Stacks] = Latch()
-        return self._ask(wanted, wanted)
+        command = StacksCommand(Latch())
+        return self._ask(command, command.answer)
 
     def _ask(self, command: Command, answer: Latch[T]) -> T:
         self._thread.command(command)
-        while not (answer.wait(AWAKE_EVERY) or self._thread.over.is_set):
+        while not (answer.wait(AWAKE_EVERY) or self._data.over.is_set):
             pass
         if answer.value is None:
             raise CallOrderError(TOO_LATE)
@@ -164,12 +166,12 @@ class Run:
 
     def add_done_callback(self, callback: Callable[[Run], object]) -> None:
         """Call `callback(run)` once the run is over, in the run's own thread; at once if it is over already."""
-        self._thread.over.call_when_set(lambda: callback(self))
+        self._data.over.call_when_set(lambda: callback(self))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run is over, at most `timeout` seconds; return whether it is."""
         try:
-            return self._thread.over.wait(timeout)
+            return self._data.over.wait(timeout)
         except KeyboardInterrupt as error:
             failure_display.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.name} goes on")
             raise
@@ -187,7 +189,7 @@ class Run:
         return self._outcome()
 
     def _outcome(self) -> Results:
-        outcome = self._thread.outcome
+        outcome = self._data.outcome
         assert outcome is not None
         if outcome.error is not None:
             failure_display.raise_in_cell(outcome.error)
@@ -198,7 +200,7 @@ class Run:
         if not self.wait(timeout):
             msg = f"the run is not over after {timeout:g} s; it goes on"
             raise TimeoutError(msg)
-        outcome = self._thread.outcome
+        outcome = self._data.outcome
         return None if outcome is None else outcome.error
 
     def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
@@ -216,14 +218,14 @@ class Run:
             The rung that it took, "ask", "interrupt", "terminate" or "kill"; None if the run was over
             before, or if `wait` is False.
         """
-        if self._thread.outcome is not None:
-            return self._thread.outcome.results.stopped_by
-        self._thread.command(Stop(at_once, after_step))
+        if self._data.outcome is not None:
+            return self._data.outcome.results.stopped_by
+        self._thread.command(StopCommand(at_once, after_step))
         self._thread.begin()  # An interrupt may have kept it from that, and then it would never be over.
         if not wait:
             return None
         self.wait()
-        return self._thread.outcome.results.stopped_by if self._thread.outcome is not None else None
+        return self._data.outcome.results.stopped_by if self._data.outcome is not None else None
 
     def save(self) -> None:
         """Ask for a checkpoint: all ranks write it after the same update, and the training goes on.
@@ -235,11 +237,11 @@ class Run:
         Raises:
             CallOrderError: The run is over, or no Accelerator has made an update in it yet.
         """
-        if self._thread.outcome is not None:
+        if self._data.outcome is not None:
             msg = f"the run is over ({self.state}): there is nothing left to save"
             raise CallOrderError(msg)
-        wanted = Save(Latch())
-        if not self._ask(wanted, wanted.answered):
+        command = SaveCommand(Latch())
+        if not self._ask(command, command.answer):
             msg = (
                 "no Accelerator has made an update in this run yet, so nobody can save it. Prepare the model and the "
                 "optimizer with Accelerator().prepare(...), or save in the function itself."
@@ -251,9 +253,9 @@ class Run:
 
     async def _wait_async(self) -> Results:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
-        self._thread.over.call_when_set(lambda: loop.call_soon_threadsafe(over.set))
+        self._data.over.call_when_set(lambda: loop.call_soon_threadsafe(over.set))
         try:
-            while not self._thread.over.is_set:
+            while not self._data.over.is_set:
                 # A kernel's interrupt cancels the cell's task from a signal handler, which does not wake
                 # the event loop (ipykernel 7.4): it takes effect when something else does.
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -267,8 +269,8 @@ class Run:
 
     def wait_in_cell(self) -> Results:
         """Begin, and wait in the main thread, answering the ranks' questions; an interrupt stops the run."""
-        thread = self._thread
-        with contextlib.closing(views.RunView(self, thread.output, is_raised=True)) as view:
+        thread, data = self._thread, self._data
+        with contextlib.closing(views.RunView(self, data.output, is_raised=True)) as view:
             try:
                 interrupted = thread.questions.answer_all(
                     thread.begin,
@@ -283,10 +285,10 @@ class Run:
         if not interrupted:
             return self._outcome()
         error = KeyboardInterrupt(f"{self.name} was stopped")
-        error.results = thread.outcome.results if thread.outcome else None  # type: ignore[attr-defined]
+        error.results = data.outcome.results if data.outcome else None  # type: ignore[attr-defined]
         failure_display.show_as(error, f"KeyboardInterrupt: {error}")
         raise error
 
     def show_late_output(self, events: list[Event]) -> None:
         """Show what the ranks write after the run is over, while a session ends."""
-        self._thread.output.show_late_output(events)
+        self._data.output.show_late_output(events)

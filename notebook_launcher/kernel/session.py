@@ -12,7 +12,7 @@ from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run import Run
-from notebook_launcher.kernel.run_thread import EXIT_BUDGET
+from notebook_launcher.kernel.run_loop import EXIT_BUDGET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

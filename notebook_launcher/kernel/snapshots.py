@@ -1,4 +1,4 @@
-"""Freezes what a run's thread knows into the records that views read."""
+"""Freezes a run's record into the plain data that views read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from notebook_launcher.history.schema import MetricPoint, RankState, RunState
     from notebook_launcher.kernel.outcome import RunOutcome
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run_thread import RunThread
+    from notebook_launcher.kernel.run_data import RunData
     from notebook_launcher.messages import Failure
 
 __all__ = ["LiveRunReader", "config_as_json", "state_of", "take_rank_snapshot", "take_snapshot"]
@@ -35,80 +35,80 @@ PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LiveRunReader:
-    """What a run's thread knows, as views read it."""
+    """A live run, as views read it."""
 
-    thread: RunThread
+    data: RunData
 
     def snapshot(self) -> RunSnapshot:
         """Return what is known now."""
-        return take_snapshot(self.thread)
+        return take_snapshot(self.data)
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return the metrics after a position, and the next position."""
-        return self.thread.live.metrics_since(position)
+        return self.data.live.metrics_since(position)
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         """Return what a rank has written after a position, and the next position."""
-        return self.thread.output.text_since(rank, position)
+        return self.data.output.text_since(rank, position)
 
 
-def state_of(thread: RunThread) -> RunState:
+def state_of(data: RunData) -> RunState:
     """Return `"starting"`, `"running"`, `"waiting"`, `"stopping"`, `"done"`, `"failed"` or `"stopped"`."""
-    if thread.outcome is not None:
-        return thread.outcome.state
-    attempt = thread.attempt
-    if thread.asked_to_stop:
+    if data.outcome is not None:
+        return data.outcome.state
+    attempt = data.attempt
+    if data.commands.asked_to_stop:
         return "stopping"
-    if thread.hangs.hang is not None:
+    if data.hang is not None:
         return "waiting"
     return "running" if attempt is not None and attempt.started else "starting"
 
 
-def take_snapshot(thread: RunThread) -> RunSnapshot:
+def take_snapshot(data: RunData) -> RunSnapshot:
     """Return what is known of the run now; from any thread."""
-    outcome, plan = thread.outcome, thread.ranks.plan
+    outcome, plan = data.outcome, data.plan
     results = outcome.results if outcome is not None else None
-    hang = thread.hangs.hang
+    hang = data.hang
     return RunSnapshot(
-        id=thread.id,
-        name=thread.name,
-        state=state_of(thread),
-        started=thread.started,
-        seconds=results.seconds if results is not None else time.monotonic() - thread.launched,
+        id=data.id,
+        name=data.name,
+        state=state_of(data),
+        started=data.started,
+        seconds=data.seconds,
         num_processes=plan.num_processes,
         summary=plan.summary,
         seed=plan.seed,
         config=config_as_json(plan.config),
-        arguments=thread.arguments,
-        restarts=results.restarts if results is not None else thread.restarts,
+        arguments=data.arguments,
+        restarts=results.restarts if results is not None else data.restarts,
         stopped_by=results.stopped_by if results is not None else None,
         timed_out=results.timed_out if results is not None else False,
         error=_error(outcome),
-        ranks=tuple(take_rank_snapshot(thread, rank) for rank in range(plan.num_processes)),
+        ranks=tuple(take_rank_snapshot(data, rank) for rank in range(plan.num_processes)),
         failures=tuple(_failure(failure) for failure in _failures(results)),
-        waiting=hang.text(time.monotonic()) if hang is not None else thread.stopped_in,
-        phases=dict(thread.live.phases),
+        waiting=hang.text(time.monotonic()) if hang is not None else data.stopped_in,
+        phases=dict(data.live.phases),
     )
 
 
-def take_rank_snapshot(thread: RunThread, rank: int) -> RankSnapshot:
+def take_rank_snapshot(data: RunData, rank: int) -> RankSnapshot:
     """Return what is known of one rank now; from any thread."""
-    live, tree, outcome = thread.live, thread.ranks.tree, thread.outcome
+    live, attempt, outcome = data.live, data.attempt, data.outcome
     progress, phases = live.progress.get(rank), live.phases.get(rank)
     step = live.last_steps.get(rank)
     is_over = outcome is not None
     # The ranks of a session outlive the run.
-    pid = tree.pids.get(rank) if tree is not None and not is_over else None
+    pid = attempt.tree.pids.get(rank) if attempt is not None and not is_over else None
     results = outcome.results if outcome is not None else None
     summary = results.summary_of(rank) if results is not None else None
-    lines = thread.output.last_lines(rank, 1)
-    gpu = thread.gpus.read(rank)
-    hang = thread.hangs.hang
+    lines = data.output.last_lines(rank, 1)
+    gpu = data.gpus.read(rank)
+    hang = data.hang
     since = hang.since.get(rank) if hang is not None else None
     return RankSnapshot(
         rank=rank,
         pid=pid,
-        state=summary.state if summary is not None and summary.state != "unknown" else _rank_state(thread, rank),
+        state=summary.state if summary is not None and summary.state != "unknown" else _rank_state(data, rank),
         reason=_reason(results, rank),
         done=progress.done if progress else None,
         total=progress.total if progress else None,
@@ -129,16 +129,16 @@ def take_rank_snapshot(thread: RunThread, rank: int) -> RankSnapshot:
     )
 
 
-def _rank_state(thread: RunThread, rank: int) -> RankState:
-    attempt = thread.attempt
+def _rank_state(data: RunData, rank: int) -> RankState:
+    attempt = data.attempt
     if attempt is not None and rank in attempt.outcomes:
         outcome = attempt.outcomes[rank]
         return "returned" if outcome.returned is not None else "stopped" if outcome.after_stop else "failed"
     if attempt is None or rank not in attempt.started:
         return "starting"
-    if rank in thread.asking:
+    if rank in data.asking:
         return "asking"
-    if (hang := thread.hangs.hang) is not None and rank in hang.since:
+    if (hang := data.hang) is not None and rank in hang.since:
         return "waiting"
     with contextlib.suppress(ValueError):  # The board was closed while the run ended.
         return ACTIVITIES[attempt.activity_of(rank)]

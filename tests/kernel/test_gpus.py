@@ -61,10 +61,10 @@ def wait():
     for _ in track(range(10**6)): time.sleep(0.01)
 
 run = launch(wait, 3, devices="cpu", output="none")
-run._thread.gpus = meter.GpuMeter((1, 0))  # This torch may have no CUDA: then no rank gets one by itself.
+run._data.gpus = meter.GpuMeter((1, 0))  # This torch may have no CUDA: then no rank gets one by itself.
 first = run.snapshot().ranks
 again = run.snapshot().ranks
-run._thread.gpus._looked_at -= 60
+run._data.gpus._looked_at -= 60
 later = Feed(run).reset()["ranks"]
 print([(rank.gpu_memory, rank.gpu_utilization) for rank in first], [rank.gpu_memory for rank in again])
 print([(rank["gpu_memory"], rank["gpu_utilization"]) for rank in later], left_open())

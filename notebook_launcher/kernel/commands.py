@@ -1,0 +1,82 @@
+"""Commands to a run's thread, and the queue through which other threads send them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import queue
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher.kernel.questions import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from notebook_launcher.kernel.latch import Latch
+    from notebook_launcher.kernel.stacks import Stacks
+
+__all__ = ["Command", "CommandQueue", "SaveCommand", "StacksCommand", "StopCommand"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StopCommand:
+    """Stop the run."""
+
+    at_once: bool = False
+    """True to kill the ranks without asking them first."""
+    after_step: bool = False
+    """True to ask only: the ranks stop at their next step boundary, however long their present step takes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SaveCommand:
+    """Ask the ranks for a checkpoint."""
+
+    answer: Latch[bool]
+    """Set to True if an Accelerator will write the checkpoint; to None if the run is over."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StacksCommand:
+    """Read the stacks of all ranks."""
+
+    answer: Latch[Stacks]
+    """Set to the stacks; to None if the run is over."""
+
+
+Command = StopCommand | SaveCommand | StacksCommand | Answer
+
+
+class CommandQueue:
+    """The commands that a run's thread has not carried out yet; any thread may put one."""
+
+    def __init__(self) -> None:
+        self.stop_asked_at = math.inf
+        """Time of the first stop, by `time.monotonic()`; infinite if none was asked for."""
+        self.stops_at_once = False
+        """True once a stop asked to kill the ranks without asking them first."""
+        self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """True once a stop was asked for, even before the run's thread has seen the command."""
+        return math.isfinite(self.stop_asked_at)
+
+    def put(self, command: Command) -> None:
+        """Add a command; from any thread."""
+        if isinstance(command, StopCommand):
+            self.stop_asked_at = min(self.stop_asked_at, time.monotonic())
+            self.stops_at_once = self.stops_at_once or command.at_once
+        self._queue.put(command)
+
+    def take_all(self) -> Iterator[Command]:
+        """Yield and remove the commands that are there; from the run's thread."""
+        while not self._queue.empty():
+            yield self._queue.get()
+
+    def refuse_all(self) -> None:
+        """Remove the commands that are there, and release the threads that wait for an answer; the run is over."""
+        for command in self.take_all():
+            if isinstance(command, (SaveCommand, StacksCommand)):
+                command.answer.set(None)

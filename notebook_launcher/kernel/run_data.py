@@ -1,0 +1,102 @@
+"""The record of everything that is known of one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher.kernel.argument_text import describe_arguments
+from notebook_launcher.kernel.checks import name_of
+from notebook_launcher.kernel.commands import CommandQueue
+from notebook_launcher.kernel.latch import Latch
+from notebook_launcher.kernel.live import LiveRecords
+from notebook_launcher.kernel.meter import GpuMeter
+from notebook_launcher.kernel.output import RunOutput
+
+if TYPE_CHECKING:
+    from notebook_launcher.kernel.attempt import Attempt
+    from notebook_launcher.kernel.hangs import Hang
+    from notebook_launcher.kernel.outcome import RunOutcome
+    from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.kernel.stacks import Stacks
+    from notebook_launcher.travel import FunctionCall
+
+__all__ = ["RunData"]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class RunData:
+    """All that is known of one run.
+
+    The run's thread alone writes it, but for `commands`. `Run`, snapshots, the line of progress and the conclusion
+    read it, from any thread.
+    """
+
+    id: str
+    """Name of the run among all runs: the time, the function, six random digits."""
+    name: str
+    """Name of the function."""
+    arguments: dict[str, str]
+    """The function's arguments in a few words each, by name."""
+    plan: Plan
+    """The options, resolved against the machine."""
+    launched: float
+    """Time of the launch by `time.monotonic()`, from which durations are measured."""
+    started: float
+    """Time of the launch by `time.time()`, for people."""
+    output: RunOutput
+    """What the ranks wrote, on its way to the cell."""
+    live: LiveRecords
+    """Metrics, progress and phases that the ranks reported."""
+    gpus: GpuMeter
+    """Memory and utilization of the ranks' GPUs."""
+    commands: CommandQueue = dataclasses.field(default_factory=CommandQueue)
+    """Requests of other threads to the run's thread."""
+    over: Latch[None] = dataclasses.field(default_factory=Latch)
+    """Set when the run is over, after all other fields have their last values."""
+    attempt: Attempt | None = None
+    """The present attempt at the call, with each rank's outcome; None before the first one."""
+    restarts: int = 0
+    """How often all ranks were started again after a failure."""
+    asking: set[int] = dataclasses.field(default_factory=set)
+    """The ranks that wait for the user's input."""
+    hang: Hang | None = None
+    """The ranks that wait in a collective which others have not entered; None if there are none."""
+    stacks: Stacks | None = None
+    """The last stacks that were read in this attempt."""
+    stopped_in: str = ""
+    """Where the ranks were when the user stopped the run, if one of them waited in a collective."""
+    outcome: RunOutcome | None = None
+    """The results, and the exception of a failure; None until the run is over."""
+
+    @classmethod
+    def of_call(cls, call: FunctionCall, plan: Plan, *, in_cell: bool) -> RunData:
+        """Return the record of a run that begins now, in the thread whose cell gets the output."""
+        name, arguments = name_of(call.fn), describe_arguments(*call)
+        launched, started = time.monotonic(), time.time()
+        run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{_slug(name)}-{secrets.token_hex(3)}"
+        kept_in = f"open_run({run_id!r}).logs(rank)" if in_cell and plan.config.runs_folder else "run.logs(rank)"
+        return cls(
+            id=run_id,
+            name=name,
+            arguments=arguments,
+            plan=plan,
+            launched=launched,
+            started=started,
+            output=RunOutput(plan.config, plan.num_processes, kept_in=kept_in),
+            live=LiveRecords(launched),
+            gpus=GpuMeter(plan.gpus),
+        )
+
+    @property
+    def seconds(self) -> float:
+        """The run's age; once it is over, its duration."""
+        return self.outcome.results.seconds if self.outcome is not None else time.monotonic() - self.launched
+
+
+def _slug(name: str) -> str:
+    """Return a name as a part of a file name."""
+    return re.sub(r"\W+", "-", name, flags=re.ASCII).strip("-")[:40] or "run"

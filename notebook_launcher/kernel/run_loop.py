@@ -1,0 +1,280 @@
+"""The loop of a run's thread: waits for events of the process tree and for commands, and writes the run's record."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher import messages
+from notebook_launcher.engines.events import FromRank, Output
+from notebook_launcher.kernel.attempt import Attempt
+from notebook_launcher.kernel.commands import SaveCommand, StacksCommand, StopCommand
+from notebook_launcher.kernel.failure_display import brief
+from notebook_launcher.kernel.hangs import HangWatch
+from notebook_launcher.kernel.outcome import conclude
+from notebook_launcher.kernel.progress_line import ProgressLine
+from notebook_launcher.kernel.questions import Answer, Question
+from notebook_launcher.kernel.stacks import Stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.engines.events import Event
+    from notebook_launcher.history.recorder import Recorder
+    from notebook_launcher.kernel.commands import Command
+    from notebook_launcher.kernel.questions import Questions
+    from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.kernel.run_data import RunData
+
+__all__ = ["EXIT_BUDGET", "RunLoop"]
+
+EXIT_BUDGET = 5.0
+"""Seconds that ranks get to run their exit handlers after a success."""
+FAILED_EXIT_BUDGET = 0.5
+"""After a failure, and from the moment of a stop."""
+DEATH_NOTICE = 1.0
+"""Seconds that the supervisor gets to report the exit status of a rank whose channel has closed."""
+
+
+class RunLoop:
+    """Carries out the attempts at one call; used in the run's thread alone.
+
+    Args:
+        data: The run's record, which the loop writes.
+        ranks: The ranks that serve the run.
+        start_again: Starts all ranks again, after they were ended or lost.
+        parcel_fd: Descriptor of the packed call; None if the ranks inherit the call by a fork.
+        questions: Takes what ranks ask the user.
+        recorder: Writes the run's folder.
+        can_ask: Whether a cell waits for the run, so that the user can answer.
+    """
+
+    def __init__(
+        self,
+        data: RunData,
+        ranks: Ranks,
+        start_again: Callable[[], object],
+        parcel_fd: int | None,
+        questions: Questions,
+        recorder: Recorder,
+        *,
+        can_ask: bool,
+    ) -> None:
+        self._data = data
+        self._ranks = ranks
+        self._start_again = start_again
+        self._parcel_fd = parcel_fd
+        self._questions = questions
+        self._recorder = recorder
+        self._can_ask = can_ask
+        self._progress = ProgressLine(data)
+        self._hangs = HangWatch(None)
+        """Replaced at each attempt, since an attempt begins with nothing known of its ranks."""
+
+    def run(self) -> None:
+        """Repeat the call until an attempt succeeds, is stopped, or no restart is left."""
+        data, limit = self._data, self._data.plan.config.max_restarts
+        may_start_silently = True
+        while True:
+            attempt = self._run_attempt()
+            was_stopped = attempt.ladder is not None
+            if attempt.supervisor_lost is not None and not (attempt.started or was_stopped) and may_start_silently:
+                # The fork server, or an idle session's supervisor, died before anybody noticed.
+                may_start_silently = False
+                if self._ranks.many_calls:
+                    data.output.notice("the session's ranks were gone; all were started anew")
+                self._start_again()
+                continue
+            if not attempt.failed or data.restarts >= limit or data.commands.asked_to_stop or attempt.timed_out:
+                return
+            data.restarts += 1
+            outcome = conclude(data)
+            data.output.notice(
+                f"{data.name}: attempt {data.restarts} {brief(outcome.error, outcome.results.seconds)}; "
+                f"starting again ({data.restarts} of {limit} restarts)"
+            )
+            self._start_again()
+
+    def _run_attempt(self) -> Attempt:
+        attempt = self._new_attempt()
+        self._replace_the_dead(attempt)
+        attempt.begin()
+        while not attempt.settled:
+            self._carry_out_commands(attempt)
+            for event in attempt.tree.events(self._patience(attempt)):
+                self._handle(event, attempt)
+            self._carry_out_commands(attempt)
+            attempt.act(lambda: self._read_stacks(attempt))
+            self._watch_for_hangs(attempt)
+            self._data.output.publish()
+            self._recorder.tick(time.monotonic())
+        self._rest_hangs()
+        self._settle(attempt)
+        return attempt
+
+    def _new_attempt(self) -> Attempt:
+        data, tree = self._data, self._ranks.tree
+        assert tree is not None
+        config = data.plan.config
+        run_call = self._ranks.next_call(restart_count=data.restarts, can_ask=self._can_ask)
+        deadline = None if config.timeout is None else data.launched + config.timeout
+        data.attempt = Attempt(tree, run_call, self._parcel_fd, deadline=deadline)
+        data.asking.clear()
+        data.stacks = None
+        # A rank alone has nobody to wait for.
+        self._hangs = HangWatch(config.hang_notice if data.plan.num_processes > 1 else None)
+        return data.attempt
+
+    def _watch_for_hangs(self, attempt: Attempt) -> None:
+        now = time.monotonic()
+        if attempt.is_ending or self._data.asking:
+            self._rest_hangs()
+            return
+        if self._hangs.next_due(now) != 0:
+            return
+        pids = {rank: pid for rank, pid in attempt.tree.pids.items() if rank in attempt.running}
+        line = self._hangs.look(now, pids, attempt.absent, attempt.tree.dump_stacks)
+        self._data.hang = self._hangs.hang
+        if line:
+            self._data.output.notice(line)
+
+    def _rest_hangs(self) -> None:
+        self._hangs.rest()
+        self._data.hang = None
+
+    def _replace_the_dead(self, attempt: Attempt) -> None:
+        """Replace ranks of a session that died while nobody was looking."""
+        if not self._ranks.many_calls:
+            return
+        tree, until = attempt.tree, time.monotonic() + DEATH_NOTICE
+        while (events := tree.events(0)) or (tree.is_dying and time.monotonic() < until):
+            for event in events or tree.events(DEATH_NOTICE):
+                self._handle(event, attempt)
+        if attempt.outcomes and attempt.supervisor_lost is None:
+            self._mend(attempt)
+            attempt.forget_outcomes(self._ranks.generation)
+
+    def _patience(self, attempt: Attempt) -> float | None:
+        """Return the seconds until something is due even if nothing happens; None: nothing is."""
+        now = time.monotonic()
+        deadline = attempt.next_deadline()
+        due = None if deadline is None else max(0.0, deadline - now)
+        waits = [self._data.output.next_due(now), self._recorder.next_due(now), self._hangs.next_due(now), due]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _settle(self, attempt: Attempt) -> None:
+        """End the processes, or make them ready for the next call."""
+        for rank in range(self._data.plan.num_processes):
+            for event in attempt.tree.drain(rank):
+                self._handle(event, attempt)
+        if attempt.supervisor_lost is not None:
+            self._ranks.close()
+        elif self._ranks.many_calls:
+            self._mend(attempt)
+        else:
+            self._end_ranks(attempt)
+
+    def _end_ranks(self, attempt: Attempt) -> None:
+        failed, began = attempt.failed, time.monotonic()
+        output = self._data.output
+        for events in self._ranks.finish(lambda: self._exit_deadline(began, failed=failed)):
+            for event in events:
+                self._handle(event, attempt)
+            output.publish()
+        asked_to_stop = self._data.commands.asked_to_stop
+        when = "as the run was stopped" if asked_to_stop else f"{EXIT_BUDGET:g} s after it returned"
+        for rank in attempt.tree.pids:
+            attempt.outcomes[rank].after_stop = True
+            if not failed:
+                text = f"rank {rank} was killed: {when} it was still running exit handlers or threads"
+                output.notice(text, "stderr")
+        self._ranks.close()
+
+    def _exit_deadline(self, began: float, *, failed: bool) -> float:
+        commands = self._data.commands
+        if commands.stops_at_once:
+            return began
+        usual = began + (FAILED_EXIT_BUDGET if failed else EXIT_BUDGET)
+        return min(usual, max(began, commands.stop_asked_at) + FAILED_EXIT_BUDGET)
+
+    def _mend(self, attempt: Attempt) -> None:
+        replaced = self._ranks.mend(attempt)
+        if replaced:
+            listed = ", ".join(str(rank) for rank in replaced)
+            self._data.output.notice(
+                f"rank{'s' * (len(replaced) > 1)} {listed} had ended and {'was' if len(replaced) == 1 else 'were'} "
+                "started anew, with nothing of the earlier runs in memory"
+            )
+        elif attempt.broke_group:
+            self._data.output.notice(
+                "the process group is made anew for the next run: models that the ranks keep must be wrapped again "
+                "(DistributedDataParallel, Accelerator.prepare)"
+            )
+
+    def _handle(self, event: Event, attempt: Attempt) -> None:
+        data = self._data
+        match event:
+            case Output():
+                data.output.feed(event)
+                self._recorder.note()
+            case FromRank(rank, messages.Display() | messages.ClearOutput() as record, _):
+                data.output.show(rank, record)
+            case FromRank(rank, messages.InputRequest() as record, _):
+                self._ask(rank, record, attempt)
+            case FromRank(rank, messages.Metrics() | messages.Progress() | messages.Phases() as record, _):
+                data.live.fold(rank, record)
+                self._progress.update()
+                self._recorder.note()
+            case FromRank(_, messages.Notice() as record, _):
+                data.output.notice(record.text)
+            case FromRank(rank, messages.Unreadable() as record, _):
+                text = f"rank {rank} sent something that cannot be read in the kernel ({record.reason})"
+                data.output.notice(text, "stderr")
+        attempt.fold(event)
+
+    def _ask(self, rank: int, request: messages.InputRequest, attempt: Attempt) -> None:
+        self._data.asking.add(rank)
+        attempt.pause(paused=True)
+        self._data.output.publish(force=True)
+        self._questions.put(Question(rank, request, attempt.call_id))
+
+    def _carry_out_commands(self, attempt: Attempt) -> None:
+        for command in self._data.commands.take_all():
+            self._carry_out(command, attempt)
+
+    def _carry_out(self, command: Command, attempt: Attempt) -> None:
+        match command:
+            case StopCommand():
+                self._stop(command, attempt)
+            case SaveCommand(answer):
+                answer.set(attempt.ask_to_save())
+            case StacksCommand(answer):
+                answer.set(self._read_stacks(attempt))
+            case Answer():
+                self._answer(command, attempt)
+
+    def _stop(self, command: StopCommand, attempt: Attempt) -> None:
+        is_first = attempt.ladder is None
+        if command.after_step and is_first and attempt.ask_to_stop():
+            return
+        if is_first and not command.at_once:
+            self._show_who_waits(attempt)
+        attempt.stop(at_once=command.at_once)
+
+    def _answer(self, answer: Answer, attempt: Attempt) -> None:
+        if answer.call_id != attempt.call_id:
+            return  # The rank that asked has been started again since.
+        attempt.tree.send(answer.rank, answer.reply)
+        self._data.asking.discard(answer.rank)
+        attempt.pause(paused=bool(self._data.asking))
+
+    def _read_stacks(self, attempt: Attempt) -> Stacks:
+        self._data.stacks = stacks = Stacks.parse(attempt.tree.dump_stacks())
+        self._hangs.forgive()
+        return stacks
+
+    def _show_who_waits(self, attempt: Attempt) -> None:
+        stacks = self._read_stacks(attempt)
+        if any(stack.waiting_in for stack in stacks):
+            self._data.stopped_in = stacks.past_verdict
+            self._data.output.notice(stacks.in_past_tense)
