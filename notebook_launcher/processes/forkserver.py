@@ -59,8 +59,7 @@ def main(fd: int) -> None:
     with _garbage_left():
         _import_now()
     become = _Server(Channel(socket.socket(fileno=fd)), kernel_pid).serve()
-    if become is not None:
-        become()
+    become()
     os._exit(0)  # The exit handlers of torch take 45 ms, and there is nothing to save.
 
 
@@ -146,6 +145,11 @@ class _Server:
         self._has_chores = True
         self._launches = LaunchClock()
         self._is_retired = False
+        """True in a deputy that takes no more launches."""
+        self._is_done = False
+        """True once the kernel is gone, and in a forked child."""
+        self._become: Callable[[], None] = _nothing
+        """In a forked child: its life as a supervisor."""
         # The channel's end of file would do, but a process that the user's code forked from the kernel
         # may hold a copy of the kernel's end.
         with contextlib.suppress(OSError, AttributeError):
@@ -160,42 +164,42 @@ class _Server:
         for kernel in self._fds:
             self._selector.register(kernel, selectors.EVENT_READ, self._on_kernel_gone)
 
-    def serve(self) -> Callable[[], None] | None:
-        """Serve until the kernel is gone; in a process that was forked, return what it is to become.
+    def serve(self) -> Callable[[], None]:
+        """Serve until the kernel is gone, and return a function that does nothing.
 
-        By returning, a child sheds the server's frames, which would stand in its every traceback.
+        In a forked child, return the function that makes it a supervisor: by returning, the child sheds the server's
+        frames, which would otherwise appear in its every traceback.
         """
-        while True:
+        while self._is_needed:
             _freeze()
             events = self._selector.select(IDLE if self._has_chores else None)
             if not events:
                 self._do_chores()
             for key, _ in events[:1]:  # What it does may close the descriptor of the next event.
-                go_on = key.data()
-                if go_on is not True:
-                    return go_on or None
+                key.data()
+        return self._become
 
-    def _on_message(self) -> bool | Callable[[], None]:
+    def _on_message(self) -> None:
         try:
             received = self._channel.receive(wait=False)
         except BlockingIOError:
-            return True  # The server or its deputy was faster.
-        if received is None:
-            return self._on_kernel_gone()
+            return  # The server or its deputy was faster.
         match received:
+            case None:
+                self._on_kernel_gone()
             case messages.StartSupervisor(), (sock_fd, reaped_fd):
-                return self._start_supervisor(sock_fd, reaped_fd)
+                self._start_supervisor(sock_fd, reaped_fd)
             case unknown, _:
                 msg = f"the fork server got an unknown message: {unknown!r}"
                 raise TypeError(msg)
 
-    def _on_kernel_gone(self) -> bool:
+    def _on_kernel_gone(self) -> None:
         if self._server >= 0:  # It may be in the middle of its chores.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._server, signal.SIGKILL)
-        return False
+        self._is_done = True
 
-    def _start_supervisor(self, sock_fd: int, reaped_fd: int) -> bool | Callable[[], None]:
+    def _start_supervisor(self, sock_fd: int, reaped_fd: int) -> None:
         self._launches.note()
         try:
             pid = os.fork()
@@ -203,16 +207,17 @@ class _Server:
             # The kernel learns of it by the end of file on the supervisor's channel.
             os.close(sock_fd)
             os.close(reaped_fd)
-            return True
+            return
         if pid == 0:
             self._let_go()
             self._channel.close()
             for fd in (*self._fds, reaped_fd):
                 os.close(fd)
-            return lambda: run_supervisor(socket.socket(fileno=sock_fd))
+            self._become = lambda: run_supervisor(socket.socket(fileno=sock_fd))
+            self._is_done = True
+            return
         os.close(sock_fd)
         self._watch(pid, reaped_fd)
-        return True
 
     def _let_go(self) -> None:
         """Close, in a process that was forked, what belongs to the children of its parent."""
@@ -228,7 +233,7 @@ class _Server:
         self._children[pid] = [pidfd, *fds]
         self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
 
-    def _reap(self) -> bool:
+    def _reap(self) -> None:
         """Reap the children that have ended; may be called by a signal in the middle of another call."""
         for pid in list(self._children):
             try:
@@ -239,11 +244,10 @@ class _Server:
                 self._selector.unregister(fds[0])
                 for fd in fds:
                     os.close(fd)
-        return self._is_needed
 
     @property
     def _is_needed(self) -> bool:
-        return not self._is_retired or bool(self._children)
+        return not self._is_done and (not self._is_retired or bool(self._children))
 
     def _do_chores(self) -> None:
         """Do the chores, while a fork of this process serves in its place."""
@@ -283,12 +287,15 @@ class _Server:
         self._server = server
         self._fds += [server, done]
 
-    def _retire(self, done: int) -> bool:
+    def _retire(self, done: int) -> None:
         self._selector.unregister(done)
         self._selector.unregister(self._channel)
         self._channel.close()
         self._is_retired = True
-        return self._is_needed
+
+
+def _nothing() -> None:
+    """Do nothing: the server's own process just ends."""
 
 
 def _freeze() -> None:

@@ -81,6 +81,10 @@ class _Supervisor:
         self._kernel_pidfd = -1
         self._sigchld_pipe: tuple[int, ...] = ()
         self._store: Any = None
+        self._is_done = False
+        """True once the kernel has closed or died, and in a forked child."""
+        self._start: RankStart | None = None
+        """In a forked child: the rank that it is to become."""
 
     def serve(self) -> RankStart | None:
         """Serve until the kernel closes or dies; in a process that was forked, return how it was born.
@@ -95,18 +99,19 @@ class _Supervisor:
         self._watch_kernel(self._setup.kernel_pid)
         self._watch_orphans()
         self._selector.register(self._channel, selectors.EVENT_READ, self._on_message)
-        while True:
+        while not self._is_done:
             for key, _ in self._selector.select():
-                go_on = key.data()
-                if go_on is not True:
-                    return go_on or None
+                key.data()
+                if self._is_done:  # The next event's descriptor may belong to the parent.
+                    break
+        return self._start
 
     def _watch_kernel(self, kernel_pid: int) -> None:
         # The channel's end of file would do, but a process that the user's code forked from the kernel
         # may hold a copy of the kernel's end.
         with contextlib.suppress(OSError, AttributeError):
             self._kernel_pidfd = os.pidfd_open(kernel_pid)
-            self._selector.register(self._kernel_pidfd, selectors.EVENT_READ, lambda: False)
+            self._selector.register(self._kernel_pidfd, selectors.EVENT_READ, self._end)
 
     def _watch_orphans(self) -> None:
         self._sigchld_pipe = os.pipe()
@@ -116,33 +121,31 @@ class _Supervisor:
         signal.set_wakeup_fd(self._sigchld_pipe[1], warn_on_full_buffer=False)
         self._selector.register(self._sigchld_pipe[0], selectors.EVENT_READ, self._reap_orphans)
 
-    def _reap_orphans(self) -> bool:
+    def _end(self) -> None:
+        self._is_done = True
+
+    def _reap_orphans(self) -> None:
         # One by one and by number, never any child: ranks are reaped where their end is reported.
         with contextlib.suppress(BlockingIOError):
             os.read(self._sigchld_pipe[0], 4096)
         for pid in set(_children()) - set(self._pids.values()):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        return True
 
-    def _on_message(self) -> bool | RankStart:
-        received = self._channel.receive()
-        if received is None:
-            return False
-        match received:
+    def _on_message(self) -> None:
+        match self._channel.receive():
+            case None | (messages.Close(), _):
+                self._end()
             case messages.StartRank(rank=rank), fds:
-                return self._start_rank(rank, fds)
+                self._start_rank(rank, fds)
             case messages.SignalRanks(ranks=ranks, signum=signum), _:
                 for rank in ranks:
                     self._signal(rank, signum)
-            case messages.Close(), _:
-                return False
             case unknown, _:
                 msg = f"the supervisor got an unknown message: {unknown!r}"
                 raise TypeError(msg)
-        return True
 
-    def _start_rank(self, rank: int, fds: list[int]) -> bool | RankStart:
+    def _start_rank(self, rank: int, fds: list[int]) -> None:
         start = RankStart(
             rank=rank, setup=self._setup, channel_fd=fds[0], stdout_fd=fds[1], stderr_fd=fds[2],
             board_fd=self._board_fd,
@@ -154,11 +157,13 @@ class _Supervisor:
             self._tell(messages.RankNotStarted(rank=rank, errno=error.errno or 0, message=error.strerror or str(error)))
         if pid == 0:
             self._close_inherited()
-            return start
+            self._start = start
+            self._end()
+            return
         for fd in fds:
             os.close(fd)
         if pid is None:
-            return True
+            return
         self._pids[rank] = pid
         self._pidfds[rank] = os.pidfd_open(pid)
         self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: self._on_gone(rank))
@@ -168,7 +173,6 @@ class _Supervisor:
             # server is a thread. Until it runs, connections wait in the listening socket's backlog.
             self._store = _host_store(self._setup, self._listen_fd)
             self._oom_kills = leftovers.oom_kills()
-        return True
 
     def _close_inherited(self) -> None:
         self._channel.close()
@@ -196,7 +200,7 @@ class _Supervisor:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
-    def _on_gone(self, rank: int) -> bool:
+    def _on_gone(self, rank: int) -> None:
         pid = self._pids.pop(rank)
         if (pidfd := self._pidfds.pop(rank, None)) is not None:  # None: there was no descriptor left for one.
             self._selector.unregister(pidfd)
@@ -222,7 +226,6 @@ class _Supervisor:
                 rank=rank, pid=pid, exitcode=exitcode, time=now, peak_rss=usage.ru_maxrss * 1024, oom=oom
             )
         )
-        return True
 
     def _tell(self, record: object) -> None:
         with contextlib.suppress(OSError):
