@@ -1,23 +1,23 @@
-"""Every error the package raises, split by who is to blame.
+"""The errors that the package raises, grouped by their cause.
 
 * LaunchError
-    yours: the call, or the order of calls
+    your code: the call, or the order of calls
       - ConfigError (also a ValueError)       an option, a function or an argument that cannot work
-      - CaptureError (also a TypeError)       something the function captured cannot travel to a rank
+      - CaptureError (also a TypeError)       an object that the function captured cannot travel to a rank
       - CallOrderError (also a RuntimeError)  a launch inside a rank, a run on a closed session
       - RunStoppedError                       the result of a run that `run.stop()` ended
-    the machine's
+    the machine
       - ResourceError (also an OSError)       no memory, process or descriptor left; a rank cannot start
-    a rank's
+    a rank
       - RankFailedError (also a RuntimeError) a signal, an exit code, `sys.exit`, a dead supervisor
-          . RunTimeoutError (a TimeoutError)  the run outlived `timeout`
-      - ReturnValueError (also a TypeError)   a rank returned something that cannot travel
-      - MissingResultError (a LookupError)    asked for the result of a rank that gave none
-    ours
+          . RunTimeoutError (a TimeoutError)  the run exceeded `timeout`
+      - ReturnValueError (also a TypeError)   a rank returned a value that cannot travel
+      - MissingResultError (a LookupError)    the requested rank returned no value
+    this package
       - InternalError                         a fault of this package: please report it
 
-A Python exception that a rank raised is not wrapped: the cell gets the original type, with the
-attributes `rank`, `failures` and `results` added to it, and a `RemoteTraceback` as its cause.
+A Python exception that a rank raised is not wrapped: the cell gets the original type, with the attributes
+`rank`, `failures` and `results` added, and a `RemoteTraceback` as its cause.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ __all__ = [
 
 
 class LaunchError(Exception):
-    """Base of all errors of this package."""
+    """The base class of all errors of this package."""
 
     rank: int | None = None
-    """The rank that is to blame, if one is."""
+    """The culprit: the rank that failed first; None if no rank is to blame."""
     failures: tuple[Failure, ...] = ()
-    """What is known of every rank that failed, the culprit first."""
+    """A record of each rank that failed, the culprit first."""
     results: Results | None = None
-    """What the ranks returned before the run failed."""
+    """The values that ranks returned before the run failed."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows: the user's frames, without those of this package."""
+        """Return the traceback that IPython shows: the user's frames, without the frames of this package."""
         return tracebacks.render(self)
 
 
@@ -74,47 +74,47 @@ class ConfigError(LaunchError, ValueError):
 
 
 class CaptureError(LaunchError, TypeError):
-    """Something that the function captured cannot travel to a rank; nothing was started."""
+    """An object that the function captured and that cannot travel to a rank; nothing was started."""
 
 
 class CallOrderError(LaunchError, RuntimeError):
-    """A call at a moment when it cannot be answered."""
+    """A call in a state that does not allow it, such as a run on a closed session."""
 
 
 class RunStoppedError(LaunchError):
-    """The run was stopped before every rank had returned."""
+    """A run that was stopped before every rank had returned."""
 
 
 class ResourceError(LaunchError, OSError):
-    """The machine has no memory, process or descriptor left for what was asked."""
+    """A lack of memory, processes or descriptors on the machine."""
 
 
 class RankFailedError(LaunchError, RuntimeError):
-    """A rank ended without a Python exception: by a signal, an exit code or `sys.exit`."""
+    """The end of a rank without a Python exception: by a signal, an exit code or `sys.exit`."""
 
     exitcode: int | None = None
-    """The exit code as `multiprocessing` writes it: negative for a signal; None if it had not ended."""
+    """The exit code as in `multiprocessing`: negative for a signal; None if the rank had not exited."""
 
 
 class RunTimeoutError(RankFailedError, TimeoutError):
-    """The run outlived its `timeout` and was stopped."""
+    """A run that exceeded its `timeout` and was stopped."""
 
 
 class ReturnValueError(LaunchError, TypeError):
-    """A rank returned something that cannot travel back."""
+    """A returned value that cannot travel from a rank to the notebook."""
 
 
 class MissingResultError(LaunchError, LookupError):
-    """The result of a rank that gave none."""
+    """A request for the result of a rank that returned no value."""
 
 
 class InternalError(LaunchError):
     """A fault of this package, not of the caller's code."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows: everything, since a report needs the frames of this package."""
+        """Return the traceback that IPython shows: all frames, because a bug report needs those of this package."""
         return tracebacks.render(self, whole=True)
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - not an error of its own: the cause of one
+class RemoteTraceback(Exception):  # noqa: N818 - not an error of its own, but the cause of an error
     """The traceback of a rank, as the cause of the exception that the kernel raises."""

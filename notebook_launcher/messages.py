@@ -1,7 +1,7 @@
-"""The records that travel between the kernel, the supervisor and the ranks.
+"""The records that the kernel, the supervisor and the ranks send to each other.
 
 Protocol 1. Every record is a frozen dataclass, pickled, one per SOCK_SEQPACKET packet, over a socket
-pair that the kernel made (`channel.py`); descriptors travel beside it. The name says the direction:
+pair that the kernel made (`channel.py`); descriptors travel beside the record:
 
     kernel -> fork server    StartSupervisor
     kernel -> supervisor     Setup, StartRank, SignalRanks, Close
@@ -10,8 +10,8 @@ pair that the kernel made (`channel.py`); descriptors travel beside it. The name
     rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
                              InputRequest, Metrics, Progress, Phases, Notice
 
-A rank's standard output and error are pipes, not records: what C code prints, and the last words of
-a crash, arrive the same way as `print`.
+A rank's standard output and error are pipes, not records. So output of C code, and the last lines before
+a crash, arrive in the same way as `print`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
 
 
 DUMP_SIGNAL = signal.SIGRTMAX - 5
-"""Makes a rank write the stacks of all its threads, even while it is stuck in C code."""
+"""The signal at which a rank writes the stacks of all its threads, even while it is stuck in C code."""
 
 
 # kernel -> fork server
@@ -72,10 +72,9 @@ class StartSupervisor:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What all ranks of a tree share. Descriptors: the listening socket of the store, the board."""
+    """Prepare for ranks with these settings. Descriptors: the listening socket of the store, the board."""
 
     run_id: str
-
     num_processes: int
     start_method: str
     environ: dict[str, str]
@@ -88,22 +87,22 @@ class Setup:
     settings: TrainingSettings
     backend: str | None
     many_calls: bool
-    """Whether the ranks stay for further calls."""
+    """True for a session, whose ranks wait for further calls."""
     use_gpu: bool
-    """Whether the ranks use GPUs: rank r takes visible device r modulo their number."""
+    """True if the ranks use GPUs: rank r takes the visible device r modulo the number of devices."""
     master_port: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartRank:
-    """Start one rank. Descriptors: its channel, its standard output, its standard error."""
+    """Start one rank. Descriptors: the rank's channel, standard output and standard error."""
 
     rank: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SignalRanks:
-    """Send a signal to each of these ranks; SIGKILL goes to its data-loader workers too."""
+    """Send a signal to each of these ranks; SIGKILL also goes to their data-loader workers."""
 
     ranks: tuple[int, ...]
     signum: int
@@ -111,7 +110,7 @@ class SignalRanks:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """Kill what is left, reap it and exit."""
+    """Kill and reap the remaining processes, and exit."""
 
 
 # supervisor -> kernel
@@ -119,7 +118,7 @@ class Close:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankStarted:
-    """A rank was started."""
+    """A rank's process was started."""
 
     rank: int
     pid: int
@@ -127,23 +126,23 @@ class RankStarted:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
-    """A rank's process ended and its session is empty."""
+    """A rank's process has exited, and no process of the rank's session is left."""
 
     rank: int
     pid: int
     exitcode: int
-    """As `multiprocessing` writes it: negative for a signal."""
+    """As in `multiprocessing`: negative for a signal."""
     time: float
-    """CLOCK_MONOTONIC, seconds."""
+    """Time of the exit by CLOCK_MONOTONIC, in seconds."""
     peak_rss: int
-    """Bytes."""
+    """Peak resident memory in bytes."""
     oom: bool
-    """Whether the kernel's out-of-memory killer struck in this control group meanwhile."""
+    """True if Linux's out-of-memory killer killed a process of this control group while the rank lived."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankNotStarted:
-    """A rank could not be started."""
+    """A rank's process could not be started."""
 
     rank: int
     errno: int
@@ -155,20 +154,20 @@ class RankNotStarted:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunCall:
-    """Run a function. Descriptor: its parcel, unless the process inherited the call by a fork."""
+    """Call the function. Descriptor: the parcel of the call, unless the process inherited the call by a fork."""
 
     call_id: int
     generation: int
-    """Counts process groups: a rank whose group is of another generation makes it anew."""
+    """Number of the process group: a rank whose group has another number makes its group again."""
     restart_count: int = 0
     max_restarts: int = 0
     can_ask: bool = True
-    """Whether `input()` can be answered: a cell waits for this run."""
+    """True if `input()` can be answered, because a cell waits for this run."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveGroup:
-    """Tear the process group down, so that peers that wait in it get an error instead of waiting."""
+    """Shut the process group down, so that peers that wait in it get an error."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,12 +177,14 @@ class Finish:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class InputReply:
-    """The answer to an `InputRequest`; `text` is None where nobody can answer."""
+    """The answer to an `InputRequest`."""
 
     text: str | None
+    """The text that the user typed; None if nobody can answer."""
     reason: str = ""
+    """The reason why nobody can answer."""
     number: int = 0
-    """That of the request; another one's answer is dropped."""
+    """Number of the request; a rank drops the answer to a request other than its last one."""
 
 
 # rank -> kernel
@@ -191,31 +192,31 @@ class InputReply:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankReady:
-    """The rank listens. Descriptor: the file that stack dumps go to."""
+    """The rank waits for a call. Descriptor: the file to which the rank writes its stacks."""
 
     rank: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallStarted:
-    """The function arrived, the process group is up, and the function is about to run."""
+    """The function has arrived, the process group is up, and the function is about to run."""
 
     call_id: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupState:
-    """How a rank's process group stands at the end of a call; a part of other records."""
+    """State of a rank's process group at the end of a call; a part of other records."""
 
     is_kept: bool
-    """Whether it is still the one that the call began with."""
+    """True if the rank still has the group with which the call began."""
     num_calls: dict[str, int]
-    """How many collectives each group has begun, by the group's name, and how many groups were made."""
+    """Number of collectives that each group has begun, by the group's name, and the number of groups made."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
-    """The function returned. Descriptor: the parcel of its value."""
+    """The function has returned. Descriptor: the parcel of the value."""
 
     call_id: int
     time: float
@@ -231,7 +232,7 @@ class Frame:
     lineno: int
     name: str
     line: str = ""
-    """Source as the rank sees it; empty where only the kernel has it (a cell)."""
+    """Source line as the rank reads it; empty if only the kernel has it (a cell)."""
     end_lineno: int | None = None
     colno: int | None = None
     end_colno: int | None = None
@@ -242,12 +243,12 @@ class ExceptionReport:
     """An exception with its chain, as plain data that always travels."""
 
     type_name: str
-    """Qualified, without `builtins.`, as a traceback prints it."""
+    """Qualified name, without `builtins.`, as in a traceback."""
     message: str
     frames: tuple[Frame, ...]
     notes: tuple[str, ...] = ()
     syntax: str = ""
-    """The extra lines a SyntaxError prints."""
+    """The extra lines that a SyntaxError prints."""
     link: Literal["cause", "context", ""] = ""
     earlier: ExceptionReport | None = None
     group: tuple[ExceptionReport, ...] = ()
@@ -255,21 +256,22 @@ class ExceptionReport:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """The function ended with an exception. Descriptor: the parcel of the exception, if it can travel."""
+    """The call has ended with an exception. Descriptor: the parcel of the exception, if it can travel."""
 
     call_id: int
     time: float
     peak_rss: int
     stage: Literal["arrive", "group", "function", "return"]
+    """The stage of the call that raised: unpacking, joining the process group, the function, packing its value."""
     report: ExceptionReport
     group: GroupState
     exit_code: int | None = None
-    """The code of `sys.exit(code)`."""
+    """The exit code, if the exception is a `SystemExit`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Display:
-    """Rich output."""
+    """Show rich output, or update the output with the same `display_id`."""
 
     data: dict[str, Any]
     metadata: dict[str, Any]
@@ -279,24 +281,24 @@ class Display:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClearOutput:
-    """`clear_output(wait)`."""
+    """Clear the cell's output, as `clear_output(wait)` does."""
 
     wait: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class InputRequest:
-    """`input(prompt)`: the rank waits for an `InputReply`."""
+    """Ask the user, as `input(prompt)` does; the rank waits for an `InputReply`."""
 
     prompt: str
     password: bool = False
     number: int = 0
-    """Counts this rank's requests."""
+    """Number of the request among this rank's requests."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """What `report(step=…, **metrics)` was given."""
+    """The arguments of one `report(step=…, **metrics)`."""
 
     time: float
     step: int | None
@@ -305,7 +307,7 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What `track(iterable)` or a prepared loader has done."""
+    """Progress of `track(iterable)` or of a prepared loader."""
 
     time: float
     done: int
@@ -315,64 +317,64 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """What a rank spent its time on since its last such record, so that sums over all records are exact."""
+    """Time that a rank spent on each phase of training since its last such record; the records add up exactly."""
 
     time: float
     windows: int
-    """Windows that ended."""
+    """Number of windows that ended."""
     micro_batches: int
-    """Micro-batches that these windows held."""
+    """Number of micro-batches that these windows held."""
     samples: float
-    """What the micro-batches counted for, those of all ranks together."""
+    """Samples that these micro-batches counted for, over all ranks."""
     fullest: tuple[int, float]
     """Micro-batches and samples of the window that held most."""
     num_fullest: int
-    """Windows that held just as much."""
+    """Number of windows that held as much as the fullest."""
     seconds: dict[str, float]
-    """By phase: "data", "forward", "backward", "sync" and "step"."""
+    """Seconds by phase: "data", "forward", "backward", "sync" and "step"."""
     counts: dict[str, int]
-    """By phase: how many spans these seconds are made of."""
+    """Number of spans by phase, of which the seconds are the sum."""
     spans: tuple[tuple[str, float, float], ...]
-    """The newest of them, the oldest first: phase, start by CLOCK_MONOTONIC, seconds."""
+    """The newest spans, oldest first: phase, start by CLOCK_MONOTONIC, seconds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """One line for the user from the rank's own machinery."""
+    """Show one line of the launcher's own to the user."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """What a receiver makes of a record that it cannot unpickle."""
+    """Stands in for a record that the receiver could not unpickle; never sent."""
 
     reason: str
 
 
-# What the kernel concludes. Not sent: shown, and kept on the exception.
+# Concluded by the kernel, shown, and kept on the exception; never sent.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What is known of one rank that failed."""
+    """The failure of one rank."""
 
     rank: int
     kind: Literal["exception", "exit", "signal", "arrival", "return"]
-    """`"arrival"`: the function, or what it uses, could not be rebuilt in the rank; `"return"`: its value did not
-    travel."""
+    """`"arrival"`: the function, or an object that it uses, could not be rebuilt in the rank; `"return"`: its value
+    could not travel."""
     time: float
-    """CLOCK_MONOTONIC, seconds: one clock for all processes of the machine."""
+    """Time of the failure by CLOCK_MONOTONIC, which all processes of the machine share, in seconds."""
     summary: str
     """One line: `ValueError: boom`, `SIGSEGV(-11)`, `exit code 3`."""
     traceback: str = ""
-    """With the notebook's own source lines."""
+    """The rank's traceback, with the source lines of the notebook's cells."""
     exitcode: int | None = None
     pid: int | None = None
-    """Number of the rank's process; None if the process did not start."""
+    """Process number of the rank; None if the process did not start."""
     victim: bool = False
-    """Whether it only failed because another rank did."""
+    """True if the rank failed only because another rank did."""
     place: str = ""
-    """Where a crash in C code was called from, if the rank could say it: `f, Cell In[3], line 4: x = g()`."""
+    """The line of Python that called into C code that crashed, if it is known: `f, Cell In[3], line 4: x = g()`."""
     last_lines: tuple[str, ...] = ()
-    """The end of that rank's output, before the stacks that a crash adds."""
+    """The end of the rank's output, without the stacks that a crash adds."""

@@ -1,8 +1,8 @@
 """One call on one process tree, from the moment it is sent until every rank has settled.
 
-A rank has settled when it waits for the next call or its process is gone. The loop below takes events,
-folds them into what is known of each rank, and decides three things: when a failure or a request to
-stop ends the call for everybody, how far up the ladder that must go, and when all have settled.
+A rank has settled when it waits for the next call or its process has exited. `Attempt` folds events into the
+outcome of each rank and decides three things: when a failure or a request to stop ends the call on all ranks,
+which rung of the ladder is needed for that, and when all ranks have settled.
 """
 
 from __future__ import annotations
@@ -29,50 +29,69 @@ if TYPE_CHECKING:
 __all__ = ["Attempt"]
 
 SURE_GRACE = 0.15
-"""Seconds that other ranks get to report their own failure after one that is surely a cause."""
+"""Seconds that other ranks get to report their own failure, if the first failure is surely a cause."""
 SESSION_GRACE = 0.15
-"""Seconds that the ranks of a session get to end a call that is being stopped, before those that have ended leave
-the process group and so break it: models wrapped with it are worth keeping."""
+"""Seconds that the ranks of a session get to end a call that is being stopped. After them, ranks that have ended the
+call leave the process group, which breaks the group; models that are wrapped with the group are worth keeping."""
 RETURN_GRACE = 1.0
-"""Seconds after which a rank that has returned leaves the process group while others have not. Under torchrun its
-process has ended by then, and whoever waits for it in a collective gets an error."""
+"""Seconds after which a rank that has returned leaves the process group while others have not returned. Under torchrun
+the rank's process would have exited, and peers that wait for it in a collective would get an error."""
 VICTIM_GRACE = 1.0
-"""The same after one that looks like a consequence ("connection reset"): the cause may still arrive."""
+"""Seconds that other ranks get to report their own failure, if the first failure looks like a consequence of another
+one (for example "connection reset")."""
 
 
 class Attempt:
-    """The brain of a call; runs in the run's thread."""
+    """One try at a call: knows each rank's outcome, and decides when and how the call is stopped.
+
+    Used in the run's thread alone; other threads may read its public attributes.
+    """
 
     def __init__(
         self, tree: ProcessTree, call: messages.RunCall, parcel_fd: int | None, *, deadline: float | None
     ) -> None:
         self.tree = tree
+        """The ranks' processes."""
         self.outcomes: dict[int, RankOutcome] = {}
+        """By rank, for each rank on which the call has ended."""
         self.started: set[int] = set()
+        """The ranks that have begun the function."""
         self.ladder: Ladder | None = None
+        """The present stop; None while no stop is under way."""
         self.timed_out = False
+        """True if the run exceeded `LaunchConfig.timeout`."""
         self.supervisor_lost: str | None = None
+        """The reason why the supervisor is gone; None while it lives."""
         self.not_started: messages.RankNotStarted | None = None
+        """The first rank that could not be started."""
         self._call = call
         self._parcel_fd = parcel_fd
+        """Descriptor of the packed call; None if the ranks inherit the call by a fork."""
         self._deadline = deadline
+        """Time at which the run is stopped, by `time.monotonic()`, as are the times below."""
         self._paused_at: float | None = None
+        """Time since which a rank waits for the user's input, which stops the clock of `_deadline`."""
         self._fail_at: float | None = None
+        """Time at which the other ranks are stopped, because one has failed."""
         self._asked_at: float | None = None
+        """Time at which the ranks were first asked to stop after their step."""
         self._leave_at: float | None = None
+        """Time at which ranks that have ended the call leave the process group."""
         self._left: set[int] = set()
+        """The ranks that were told to leave the process group."""
         self._stop_grace = SESSION_GRACE if tree.setup.many_calls else 0.0
         self._num_processes = tree.setup.num_processes
         self._doomed: set[int] = set()
+        """The ranks that were sent SIGKILL."""
 
     def begin(self) -> None:
-        """Send the call; ranks that are not up yet find it waiting."""
+        """Send the call; a rank that is not up yet finds the call in its channel."""
         self.tree.board[:] = bytes(context.BOARD_SIZE)
         for rank in range(self._num_processes):
             self.tree.send(rank, self._call, [] if self._parcel_fd is None else [self._parcel_fd])
 
     def forget_outcomes(self, generation: int) -> None:
-        """Forget ranks that had ended before the call began and have been replaced since."""
+        """Forget ranks that ended before the call began and have been replaced since."""
         self.outcomes.clear()
         self._fail_at = self._leave_at = None
         self._call = dataclasses.replace(self._call, generation=generation)
@@ -89,37 +108,37 @@ class Attempt:
 
     @property
     def settled(self) -> bool:
-        """Whether every rank has."""
+        """True once every rank has settled, or the supervisor is lost."""
         return not self.unsettled or self.supervisor_lost is not None
 
     @property
     def unsettled(self) -> tuple[int, ...]:
-        """The ranks that have not."""
+        """The ranks that have not settled."""
         return tuple(rank for rank in range(self._num_processes) if not self._has_settled(rank))
 
     @property
     def is_ending(self) -> bool:
-        """Whether the ranks are being stopped, or soon will be because one has failed."""
+        """True while the ranks are being stopped, or are about to be because one has failed."""
         return self.ladder is not None or self._fail_at is not None
 
     @property
     def running(self) -> frozenset[int]:
-        """The ranks that are inside the function."""
+        """The ranks that run the function."""
         return frozenset(self.started - self.outcomes.keys())
 
     @property
     def absent(self) -> dict[int, str]:
-        """The ranks that are not, each with what it has done: `returned`."""
+        """The ranks that do not run the function, each with a word for its state, such as `returned`."""
         outcomes = {rank: "ended" if outcome.failed else "returned" for rank, outcome in self.outcomes.items()}
         late = set(range(self._num_processes)) - self.started - self.outcomes.keys()
         return dict.fromkeys(sorted(late), "not started the function yet") | outcomes
 
     def _has_settled(self, rank: int) -> bool:
-        # One that was sent SIGKILL has not before it is gone, whatever it managed to say.
+        # A rank that was sent SIGKILL settles only when it has exited, even if it still sent its outcome.
         return rank in self.outcomes and (rank not in self._doomed or self.outcomes[rank].exited is not None)
 
     def fold(self, event: Event) -> None:
-        """Take in what happened."""
+        """Record an event of the process tree."""
         match event:
             case FromRank(rank, messages.CallStarted() as record, _) if record.call_id == self._call.call_id:
                 self.started.add(rank)
@@ -152,7 +171,7 @@ class Attempt:
         if stopping is not None:
             self._leave_in(self._stop_grace)
         elif not (outcome.failed or self.tree.setup.many_calls or "nccl" in (self.tree.setup.backend or "")):
-            # Not with NCCL: what the rank has begun may still be running on its GPU.
+            # Not with NCCL: collectives that the rank has begun may still be running on its GPU.
             self._leave_in(RETURN_GRACE)
         if not outcome.failed or stopping is not None:
             return
@@ -168,7 +187,7 @@ class Attempt:
             known.exited, known.pid = exited, exited.pid
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Begin to stop, or go to the last rung."""
+        """Begin to stop; with `at_once` go to the last rung."""
         now = time.monotonic()
         if self.ladder is None:
             self.tree.board[context.STOP_FLAG] = context.STOP_EACH
@@ -178,27 +197,27 @@ class Attempt:
             self._send_signal()
 
     def ask_to_stop(self) -> bool:
-        """Ask the ranks to stop after the step they are in, however long it is; return whether one looks."""
+        """Ask the ranks to stop after their present step; return True if a rank looks at the stop flag."""
         if not self._can_ask():
             return False
-        if self._asked_at is None:  # The first time counts, and before a rank can see the flag and end because of it.
+        if self._asked_at is None:  # Set before the flag, so that a rank that ends because of the flag ends later.
             self._asked_at = time.monotonic()
         self.tree.board[context.STOP_FLAG] = context.STOP_TOGETHER
         return True
 
     def ask_to_save(self) -> bool:
-        """Ask the ranks for a checkpoint; return whether one answers to that."""
+        """Ask the ranks for a checkpoint; return True if an Accelerator will write it."""
         board = self.tree.board
         board[context.SAVES_ASKED] = (board[context.SAVES_ASKED] + 1) % 256
         return self.can_save
 
     @property
     def can_save(self) -> bool:
-        """Whether an Accelerator answers to `ask_to_save`."""
+        """True if an Accelerator in the ranks acts on `ask_to_save`."""
         return bool(self.tree.board[context.HAS_SAFEPOINT])
 
     def activity_of(self, rank: int) -> int:
-        """Return what a rank says that it does: COMPUTING, WAITING or SAVING."""
+        """Return a rank's activity as it stands on the board: COMPUTING, WAITING or SAVING."""
         return int(self.tree.board[context.ACTIVITY + rank])
 
     def _can_ask(self) -> bool:
@@ -212,9 +231,9 @@ class Attempt:
         self._send_signal()
 
     def _leave_in(self, seconds: float) -> None:
-        """Have the ranks that have ended leave the process group, if others have not by then.
+        """Schedule that ranks that have ended the call leave the process group, unless all have ended it by then.
 
-        Peers that wait for one of them in a collective get an error instead of waiting.
+        Peers that wait for such a rank in a collective then get an error instead of waiting.
         """
         at = time.monotonic() + seconds
         self._leave_at = at if self._leave_at is None else min(self._leave_at, at)
@@ -228,12 +247,12 @@ class Attempt:
 
     @property
     def broke_group(self) -> bool:
-        """Whether a process group that the function has not given up itself is lost."""
+        """True if a failure has cost the ranks their process group."""
         return not self.kept_group and any(outcome.failed for outcome in self.outcomes.values())
 
     @property
     def kept_group(self) -> bool:
-        """Whether all ranks still have the process group with which the call began, and are in step in it."""
+        """True if all ranks still have the process group with which the call began, and are in step in it."""
         states = [outcome.group for outcome in self.outcomes.values()]
         if self._left or any(state is None or not state.is_kept for state in states):
             return False
@@ -253,19 +272,18 @@ class Attempt:
         if signum is None or not ranks:
             return
         if signum == signal.SIGTERM and self.tree.setup.many_calls:
-            # Ranks that wait for each other are all released by the death of one, and the others' memory
-            # is worth keeping.
+            # The death of one rank releases all ranks that wait for it, and the others' memory is worth keeping.
             ranks, signum = ranks[:1], signal.SIGKILL
         if signum == signal.SIGKILL:
             alive = self.tree.pids
             self._doomed.update(rank for rank in ranks if rank in alive)
             if not alive:
-                # Nobody has been born yet: the fork server may still be importing torch.
+                # No rank has been started yet: the fork server may still be importing torch.
                 self.tree.kill_supervisor()
         self.tree.signal(ranks, signum)
 
     def pause(self, *, paused: bool) -> None:
-        """Stop the clock of the time-out while a rank waits for the user's input."""
+        """Stop the clock of the time-out while a rank waits for the user's input, and start it again afterwards."""
         now = time.monotonic()
         if paused and self._paused_at is None:
             self._paused_at = now
@@ -275,7 +293,7 @@ class Attempt:
             self._paused_at = None
 
     def next_deadline(self) -> float | None:
-        """Return the moment at which `act` has something to do."""
+        """Return the time at which `act` has something to do; None if it has nothing to do."""
         moments: list[float | None] = [self._fail_at] if self.ladder is None else [self.ladder.deadline]
         moments.append(self._leave_at)
         if self.ladder is None and self._paused_at is None:
@@ -284,7 +302,7 @@ class Attempt:
         return min(known, default=None)
 
     def act(self, before_stop: Callable[[], Any]) -> None:
-        """Do what is due; `before_stop` is called before the first signal of a stop that nobody asked for."""
+        """Do what is due; `before_stop` is called before the first signal of a stop that the user did not ask for."""
         now = time.monotonic()
         if self._leave_at is not None and now >= self._leave_at:
             self._leave()
@@ -306,7 +324,7 @@ class Attempt:
 
     @property
     def rung(self) -> Rung | None:
-        """How far the stop had to go; None if nothing was stopped."""
+        """The last rung that the stop needed; None if nothing was stopped."""
         if self.ladder is None:
             return None if self._asked_at is None else Rung.ASK
         return self.ladder.rung

@@ -18,7 +18,7 @@ __all__ = ["Ladder", "Rung"]
 
 
 class Rung(enum.Enum):
-    """How far a stop had to go."""
+    """One step of a stop; each is harder to resist than the one before."""
 
     ASK = "ask"
     INTERRUPT = "interrupt"
@@ -39,26 +39,30 @@ class Rung(enum.Enum):
 USER_BUDGETS = {Rung.ASK: 0.5, Rung.INTERRUPT: 1.0, Rung.TERMINATE: 0.5}
 """Seconds; together 2.0, so that a stop takes under 3 s even if every rank ignores every signal."""
 FAILURE_BUDGETS = {Rung.INTERRUPT: 0.4, Rung.TERMINATE: 0.3}
-"""When a rank has failed, its peers' work is lost: the error should be in the cell in under 2 s."""
+"""Seconds after a failure. The peers' work is lost then, and the error should be in the cell in under 2 s."""
 
 
 @dataclasses.dataclass(slots=True)
 class Ladder:
-    """Where a stop stands. `climb` is called when the present rung's budget is spent."""
+    """A stop under way: its present rung and the time that is left on it."""
 
     started: float
+    """Time at which the stop began, by `time.monotonic()`."""
     budgets: dict[Rung, float]
+    """Seconds that each rung gets; rungs without a budget are not left any more."""
     rung: Rung
+    """The present rung."""
     deadline: float
+    """Time at which the present rung's budget is spent and `climb` is due."""
 
     @classmethod
     def start(cls, now: float, budgets: dict[Rung, float], *, can_ask: bool = False) -> Ladder:
-        """Stand on the first rung."""
+        """Return a ladder on its first rung."""
         rung = Rung.ASK if can_ask else Rung.INTERRUPT
         return cls(started=now, budgets=budgets, rung=rung, deadline=now + budgets.get(rung, 0.0))
 
     def climb(self, now: float, *, to_top: bool = False) -> None:
-        """Step to the next rung, or straight to the last."""
+        """Go to the next rung, or directly to the last one."""
         rungs = list(Rung)
         self.rung = Rung.KILL if to_top else rungs[min(rungs.index(self.rung) + 1, len(rungs) - 1)]
         self.deadline = now + self.budgets[self.rung] if self.rung in self.budgets else math.inf

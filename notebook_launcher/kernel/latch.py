@@ -1,4 +1,4 @@
-"""Something that will be known, and waiting for it in a thread that may be interrupted at any bytecode."""
+"""A value that is set once, and a wait for it that an interrupt can end at any bytecode."""
 
 from __future__ import annotations
 
@@ -16,38 +16,42 @@ if TYPE_CHECKING:
 __all__ = ["AWAKE_EVERY", "Latch"]
 
 AWAKE_EVERY = 0.25
-"""Seconds for which an interrupt can be overlooked: one that comes just before a wait begins does not end it."""
+"""Seconds for which an interrupt may go unnoticed: an interrupt just before a wait begins does not end that wait."""
 
 T = TypeVar("T")
 
 
 class Latch(Generic[T]):
-    """Set once, by the run's thread; waited for by any.
+    """A value that one thread sets once and any thread may wait for.
 
     The waiters of a `threading.Event` or a `concurrent.futures.Future` share its lock. A `KeyboardInterrupt` inside
-    `Condition.__enter__` or `__exit__`, which are Python, leaves that lock locked for good, and the thread that would
-    set the event hangs. Here only a deque is shared, whose operations are atomic; each waiter has a lock of its own.
+    `Condition.__enter__` or `__exit__`, which are written in Python, leaves that lock locked forever, and the thread
+    that would set the event hangs. Waiters of a latch share only a deque, whose operations are atomic; each waiter
+    has a lock of its own.
     """
 
     def __init__(self) -> None:
         self.is_set = False
+        """True from the moment at which `value` is final."""
         self.value: T | None = None
+        """The value; None until it is set."""
         self._callbacks: collections.deque[Callable[[], object]] = collections.deque()
+        """Functions to call when the value is set; those that release a waiter come first."""
 
     def set(self, value: T | None = None) -> None:
-        """Wake those who wait, then call what is to be called."""
+        """Set the value, release the waiters, then call the callbacks."""
         self.value = value
         self.is_set = True
         self._call_back()
 
     def call_when_set(self, callback: Callable[[], object]) -> None:
-        """Call it in the thread that sets the latch; at once if it is set already."""
+        """Call `callback` in the thread that sets the latch; immediately if the latch is set already."""
         self._callbacks.append(callback)
         if self.is_set:
             self._call_back()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds; return whether it is set."""
+        """Wait at most `timeout` seconds; return True if the latch is set."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         waiter = threading.Lock()
         waiter.acquire()
@@ -56,12 +60,12 @@ class Latch(Generic[T]):
             while not self.is_set and (left := deadline - time.monotonic()) > 0:
                 waiter.acquire(timeout=min(left, AWAKE_EVERY))
         finally:
-            with contextlib.suppress(ValueError, IndexError):  # Called already, or being called.
+            with contextlib.suppress(ValueError, IndexError):  # It has been called already, or is being called.
                 self._callbacks.remove(waiter.release)
         return self.is_set
 
     def _call_back(self) -> None:
-        # Two threads may be here at once: each callback is taken by one of them.
+        # Two threads may be here at the same time; each callback is called by one of them.
         with contextlib.suppress(IndexError):
             while True:
                 _call(self._callbacks.popleft())

@@ -29,34 +29,33 @@ def notebook_launch(
     config: LaunchConfig | None = None,
     **options: Any,
 ) -> Results:
-    """Call a function on every rank and return what the ranks returned.
+    """Call a function on every rank and return the values that the ranks returned.
 
-    The ranks have found each other before `fn` starts: the default process group is up, and the
-    variables of torchrun are set. Their output appears in the cell as it comes. The kernel's interrupt
-    ends the run.
+    Before `fn` starts, the default process group is initialized and torchrun's environment variables are
+    set. The ranks' output appears in the cell as it arrives. The kernel's interrupt ends the run.
 
     Args:
-        fn: What to call; any callable, defined anywhere.
-        num_processes: How many ranks; None: one for each GPU, else a sensible number of CPU ranks.
+        fn: The function to call; any callable, defined anywhere.
+        num_processes: Number of ranks; None: one for each GPU, otherwise a sensible number of CPU ranks.
         args: Positional arguments of `fn`.
         kwargs: Keyword arguments of `fn`.
         config: Options.
-        options: Fields of `LaunchConfig` by name; they win over `config`.
+        options: Fields of `LaunchConfig` by name; they override `config`.
 
     Returns:
-        The values in rank order: `results[0]` is rank 0's. Tensors arrive on the CPU.
+        The values in rank order: `results[0]` is the value of rank 0. Tensors arrive on the CPU.
 
     Raises:
         ConfigError: An option, the function or its arguments cannot work. Nothing was started.
         CaptureError: Something that `fn` captured cannot travel. Nothing was started.
-        CallOrderError: Called inside a rank.
-        ResourceError: No memory, process or descriptor is left for it.
+        CallOrderError: The call was made inside a rank.
+        ResourceError: The machine has no memory, process or descriptor left for the ranks.
         RankFailedError: A rank was killed or exited.
-        RunTimeoutError: The run outlived `timeout`.
+        RunTimeoutError: The run exceeded `timeout`.
         ReturnValueError: A returned value cannot travel.
         KeyboardInterrupt: The kernel was interrupted.
-        Exception: What a rank raised, as its original type, with the attributes `rank` (the culprit),
-            `failures` (every rank that failed) and `results` (what the others returned).
+        Exception: The exception that a rank raised, in its original type, with the attributes `rank` (the
+            culprit), `failures` (every rank that failed) and `results` (the values of the other ranks).
     """
     check_not_in_rank("notebook_launch")
     ranks = Ranks.planned(num_processes, config, options, many_calls=False)
@@ -73,10 +72,10 @@ def launch(
     config: LaunchConfig | None = None,
     **options: Any,
 ) -> Run:
-    """Do the same without waiting: return the run's handle at once.
+    """Call a function on every rank without waiting: return the run's handle at once.
 
-    Takes what `notebook_launch` takes. `run.result()` or `await run` gives what it would have returned
-    or raised; a rank that asks for input gets an `EOFError`, since no cell waits.
+    Takes the arguments of `notebook_launch`. `run.result()` or `await run` returns or raises what
+    `notebook_launch` would. A rank that asks for input gets an `EOFError`, because no cell waits.
     """
     check_not_in_rank("launch")
     ranks = Ranks.planned(num_processes, config, options, many_calls=False)
@@ -84,6 +83,6 @@ def launch(
 
 
 def prewarm() -> None:
-    """Start the fork server in the background, so that the first launch does not wait for torch's import."""
+    """Start the fork server in the background, so that the first launch does not wait for the import of torch."""
     check_not_in_rank("prewarm")
     fork_server().start(os.environ)

@@ -1,4 +1,4 @@
-"""What came of a run: its results, and the exception for the cell if it failed."""
+"""The outcome of a run: its results, and the exception for the cell if the run failed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["RunOutcome", "conclude", "fault_of_ours"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """The end of a run."""
+    """The results of a run, and the exception with which it failed; None after a success."""
 
     state: Literal["done", "failed", "stopped"]
     results: Results
@@ -42,7 +42,7 @@ class RunOutcome:
 
 
 def conclude(data: RunData) -> RunOutcome:
-    """Return what came of the last attempt of a run. Takes over its parcels."""
+    """Return the outcome of a run's last attempt; unpacks and closes the attempt's parcels."""
     attempt, launched = data.attempt, data.launched
     assert attempt is not None
     asked_to_stop = data.commands.asked_to_stop
@@ -73,7 +73,7 @@ def conclude(data: RunData) -> RunOutcome:
 
 
 def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> RunOutcome:
-    """Return the end of a run that failed through this package's own fault, or because there was no room."""
+    """Return the outcome of a run that failed by a fault of this package, or for lack of memory or processes."""
     error: Exception
     if isinstance(fault, ResourceError):
         error = fault

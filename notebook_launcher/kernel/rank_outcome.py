@@ -1,4 +1,4 @@
-"""How a call ended on one rank."""
+"""The outcome of a call on one rank."""
 
 from __future__ import annotations
 
@@ -14,38 +14,42 @@ __all__ = ["RankOutcome"]
 
 @dataclasses.dataclass(slots=True)
 class RankOutcome:
-    """How the call ended on one rank."""
+    """The outcome of a call on one rank. Without `returned`, `raised` and `exited` the rank did not start."""
 
     rank: int
     time: float
+    """Time of the end on this rank, by CLOCK_MONOTONIC."""
     returned: messages.Returned | None = None
+    """The rank's record, if the function returned."""
     raised: messages.Raised | None = None
+    """The rank's record, if the function raised."""
     exited: messages.RankExited | None = None
+    """The supervisor's record, if the process has exited."""
     pid: int | None = None
-    """Number of the rank's process; None if the process did not start."""
+    """Process number of the rank; None if the process did not start."""
     parcel_fd: int | None = None
-    """Descriptor of the value or of the exception."""
+    """Descriptor of the value's or the exception's parcel; None if there is none, or once it is unpacked."""
     after_stop: bool = False
-    """Whether it came after the run was being stopped: then it is no failure of its own."""
+    """True if the outcome came after a stop of the run had begun; then it is not a failure of the rank's own."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the process has ended, or never was."""
+        """True if the process has exited or never started."""
         return self.exited is not None or (self.returned is None and self.raised is None)
 
     @property
     def group(self) -> messages.GroupState | None:
-        """How the rank's process group stands; None if the process has ended."""
+        """State of the rank's process group; None if the process has exited."""
         record = self.returned or self.raised
         return None if record is None or self.is_over else record.group
 
     @property
     def failed(self) -> bool:
-        """Whether the rank gave no value."""
+        """True if the function did not return on this rank."""
         return self.returned is None
 
     def close(self) -> None:
-        """Let go of the parcel."""
+        """Close the parcel's descriptor; idempotent."""
         if self.parcel_fd is not None:
             os.close(self.parcel_fd)
             self.parcel_fd = None

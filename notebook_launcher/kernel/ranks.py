@@ -27,33 +27,38 @@ TICK = 0.1
 
 
 class Ranks:
-    """The ranks of a session; `tree` is None before `start` and after `close`."""
+    """The ranks that serve one run, or all runs of a session."""
 
     def __init__(self, plan: Plan, *, many_calls: bool) -> None:
         self.plan = plan
+        """The options, resolved against the machine."""
         self.many_calls = many_calls
+        """True for a session: the ranks wait for further calls."""
         self.tree: ProcessTree | None = None
+        """The processes; None before `start` and after `close`."""
         self.generation = 0
+        """Number of the process group, raised when the ranks have to make the group again."""
         self.announced = False
-        """Whether the user was told what was found and chosen."""
+        """True once the first line of output has named the ranks and devices."""
         self._call_id = 0
+        """Number of the last call."""
 
     @classmethod
     def planned(
         cls, num_processes: int | None, config: LaunchConfig | None, options: dict[str, Any], *, many_calls: bool
     ) -> Ranks:
-        """Settle the options and return ranks that are not started; raises `ConfigError`."""
+        """Resolve the options and return ranks that are not started yet; raises `ConfigError`."""
         if num_processes is not None:
             options = {**options, "num_processes": num_processes}
         return cls(make_plan(LaunchConfig.build(config, options)), many_calls=many_calls)
 
     @property
     def inherits_call(self) -> bool:
-        """Whether the next call need not be packed, because the ranks will be forked from this process."""
+        """True if the next call need not be packed, because the ranks will be forked from this process."""
         return self.tree is None and self.plan.config.start_method == "fork"
 
     def start(self, call: FunctionCall | None = None) -> None:
-        """Start the processes, unless they are up; raises `ResourceError` if there is no room."""
+        """Start the processes unless they are up; raises `ResourceError` if the machine cannot hold them."""
         if self.tree is None:
             setup = self.plan.setup(many_calls=self.many_calls)
             self.tree = ProcessTree(setup, self._starter(call, setup.environ))
@@ -79,18 +84,21 @@ class Ranks:
         )
 
     def mend(self, attempt: Attempt) -> tuple[int, ...]:
-        """Make whole what the last call broke; return the ranks whose processes were replaced."""
+        """Repair what the last call broke: processes and the process group. Return the ranks that were replaced."""
         assert self.tree is not None
         replaced = tuple(rank for rank, outcome in sorted(attempt.outcomes.items()) if outcome.is_over)
         if replaced or not attempt.kept_group:
-            # Every rank makes its process group anew at the next call.
+            # Every rank makes its process group again at the next call.
             self.generation += 1
         for rank in replaced:
             self.tree.replace(rank)
         return replaced
 
     def finish(self, deadline: Callable[[], float]) -> Iterator[list[Event]]:
-        """Let idle ranks run their exit handlers until `deadline()`, asked again at each event; yields the events."""
+        """Have idle ranks run their exit handlers and exit; yield the events until all are gone or time is up.
+
+        `deadline` returns the time at which to give up waiting; it is called again after each batch of events.
+        """
         if self.tree is None:
             return
         for rank in range(self.plan.num_processes):
@@ -102,12 +110,12 @@ class Ranks:
                 return
 
     def wake(self) -> None:
-        """Make whoever waits for events look up; from any thread."""
+        """Interrupt the wait for events; from any thread."""
         if (tree := self.tree) is not None:
             tree.wake()
 
     def close(self) -> None:
-        """Kill what is left and let go of everything; idempotent, and to be called again if it was interrupted."""
+        """Kill remaining processes and release all descriptors; idempotent. Call it again after an interrupt."""
         tree, self.tree = self.tree, None
         if tree is not None:
             try:

@@ -1,4 +1,4 @@
-"""What a launch returns: one value for each rank, in rank order."""
+"""The results of a launch: one value for each rank, in rank order."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ COLUMNS = ("rank", "returned", "last metrics")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """How one rank ended."""
+    """The end of one rank: its state, duration, peak memory and last metrics."""
 
     rank: int
     state: Literal["returned", "failed", "stopped", "unknown"]
     seconds: float | None
-    """From the launch to the rank's end."""
+    """Seconds from the launch to the end of the rank."""
     peak_memory: int | None
-    """Bytes of resident memory at the most, shared pages counted in."""
+    """Peak resident memory in bytes, including shared pages."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """The last value of each metric that it reported."""
+    """The last value of each metric that the rank reported."""
 
 
 class Results(Sequence[Any]):
     """The values that the ranks returned, read-only: `results[0]` is rank 0's.
 
-    A rank that failed has none; asking for it raises `MissingResultError`, and `results.returned` maps
-    the ranks that have one to theirs.
+    A rank that failed has no value, and `results[rank]` raises `MissingResultError` for it. `results.returned` maps
+    the other ranks to their values.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Results(Sequence[Any]):
         self._stopped_by = stopped_by
         self._timed_out = timed_out
         self.folder: Path | None = None
-        """What the run has left, for `open_run(results.folder)`: its curves, logs and settings; None: nothing."""
+        """The run's folder with its curves, logs and settings, for `open_run(results.folder)`; None: there is none."""
 
     @property
     def returned(self) -> dict[int, Any]:
@@ -75,17 +75,17 @@ class Results(Sequence[Any]):
 
     @property
     def ranks(self) -> tuple[RankSummary, ...]:
-        """How each rank ended."""
+        """A summary of each rank."""
         return self._ranks
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """What is known of every rank that failed, the culprit first; empty after a success."""
+        """A record of each rank that failed, the culprit first; empty after a success."""
         return self._failures
 
     @property
     def seconds(self) -> float:
-        """From the launch to the last rank's end."""
+        """Seconds from the launch to the end of the last rank."""
         return self._seconds
 
     @property
@@ -95,17 +95,17 @@ class Results(Sequence[Any]):
 
     @property
     def restarts(self) -> int:
-        """How often all ranks were started again."""
+        """Number of times that all ranks were started again."""
         return self._restarts
 
     @property
     def stopped_by(self) -> str | None:
-        """The rung that a stop had to climb to ("ask", "interrupt", "terminate", "kill"); None without one."""
+        """The last rung that a stop needed ("ask", "interrupt", "terminate", "kill"); None: no stop."""
         return self._stopped_by
 
     @property
     def timed_out(self) -> bool:
-        """Whether the run outlived its `timeout`."""
+        """True if the run exceeded its `timeout`."""
         return self._timed_out
 
     def rank(self, rank: int) -> Any:
@@ -113,11 +113,11 @@ class Results(Sequence[Any]):
         return self[rank]
 
     def short(self, rank: int) -> str:
-        """Return one short line for the value of a rank; empty if it has none."""
+        """Return one short line for the value of a rank; empty if the rank has no value."""
         return short_form(self._values[rank]) if rank in self._values else ""
 
     def summary_of(self, rank: int) -> RankSummary | None:
-        """Return how a rank ended, if that is known."""
+        """Return the summary of a rank; None if there is none."""
         return next((summary for summary in self._ranks if summary.rank == rank), None)
 
     def __len__(self) -> int:
@@ -151,7 +151,7 @@ class Results(Sequence[Any]):
         return "\n".join([self._headline(), *rows])
 
     def _repr_html_(self) -> str | None:
-        """Return a table of the values: how the ranks fared stands in the record of the run."""
+        """Return a table of the values; the states of the ranks are in the run's record."""
         if self._is_empty():
             return None
         rows = [self._cells(row) for row in self._rows()]
@@ -166,7 +166,7 @@ class Results(Sequence[Any]):
         )
 
     def _is_empty(self) -> bool:
-        """Return whether there is nothing to tell but that every rank returned."""
+        """Return True if every rank returned None and reported no metrics."""
         returned_none = len(self._values) == len(self) and all(value is None for value in self._values.values())
         return returned_none and not any(row.metrics for row in self._ranks)
 
@@ -193,7 +193,7 @@ class Results(Sequence[Any]):
 
 
 def short_form(value: Any) -> str:
-    """Return a value's repr in one short line; of a large tensor or table, what it is."""
+    """Return a value's repr in one short line; for a tensor, array or table its type and shape."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and getattr(value, "ndim", False):
         return f"{type(value).__name__}, shape {tuple(shape)}, {getattr(value, 'dtype', '')}".rstrip(", ")

@@ -1,4 +1,4 @@
-"""A run: one launch of one function, as a handle that outlives the cell.
+"""A run: the handle on one launch of one function, which outlives the cell.
 
 The handle's methods read the run's record (`run_data.py`), or send a command to the run's thread (`run_thread.py`).
 """
@@ -36,15 +36,17 @@ T = TypeVar("T")
 
 
 class Run:
-    """One launch of one function: `launch(...)` returns it at once. `await run` waits and gives the results."""
+    """One launch of one function: `launch(...)` returns it at once, `await run` waits and returns the results."""
 
     def __init__(self, thread: RunThread) -> None:
         self._thread = thread
+        """Takes commands."""
         self._data = thread.data
+        """The run's record, which this handle only reads."""
 
     @classmethod
     def start(cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool) -> Run:
-        """Check the call, pack it, start the ranks that are not up, and begin; raises before anything starts."""
+        """Check and pack the call, start ranks that are not up, and begin the run; raises before anything starts."""
         args, kwargs = checks.check_call(fn, args, kwargs)
         call, call_parcel = travel.FunctionCall(fn, args, kwargs), None
         try:
@@ -60,7 +62,7 @@ class Run:
             if not ranks.many_calls:
                 ranks.close()
             raise
-        # From here on the parcel and the ranks are the run's.
+        # From here on the run's thread closes the parcel and the ranks.
         thread.own()
         run = cls(thread)
         if not in_cell:
@@ -68,15 +70,13 @@ class Run:
             views.watch(run, run._data.output)
         return run
 
-    # What the user sees.
-
     def __repr__(self) -> str:
         data, num = self._data, self._data.plan.num_processes
         return f"<Run of {data.name} on {plural(num, 'rank')}: {self.state}, {format_seconds(data.seconds)}>"
 
     @property
     def id(self) -> str:
-        """The run's name among all runs: the time, the function, six random digits."""
+        """Identifier of the run: the time, the function, six random digits."""
         return self._data.id
 
     @property
@@ -86,15 +86,15 @@ class Run:
 
     @property
     def config(self) -> LaunchConfig:
-        """The options, as they were given."""
+        """The options as given."""
         return self._data.plan.config
 
     @property
     def state(self) -> RunState:
         """`"starting"`, `"running"`, `"stopping"`, then `"done"`, `"failed"` or `"stopped"`.
 
-        `"waiting"` while ranks wait in a collective which others have not entered, for longer than `hang_notice`;
-        `run.snapshot().waiting` says which.
+        The state is `"waiting"` while ranks have waited for longer than `hang_notice` in a collective which other
+        ranks have not entered; `run.snapshot().waiting` names the ranks and the collective.
         """
         return snapshots.state_of(self._data)
 
@@ -105,34 +105,34 @@ class Run:
 
     @property
     def ranks(self) -> tuple[RankSnapshot, ...]:
-        """What each rank is doing."""
+        """Present state of each rank."""
         num = self._data.plan.num_processes
         return tuple(snapshots.take_rank_snapshot(self._data, rank) for rank in range(num))
 
     def snapshot(self) -> RunSnapshot:
-        """Return everything that is known of the run now, as plain data."""
+        """Return everything that is known of the run at this moment, as plain data."""
         return snapshots.take_snapshot(self._data)
 
     @property
     def metrics(self) -> tuple[MetricPoint, ...]:
-        """Everything that the ranks have reported so far, in the order of arrival."""
+        """Metrics that the ranks have reported so far, in the order of arrival."""
         return tuple(self._data.live.metrics)
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
-        """Return what was reported after a position, and the next position; begin with 0."""
+        """Return the metrics reported after a position, and the next position; start with 0."""
         return self._data.live.metrics_since(position)
 
     @property
     def phases(self) -> dict[int, RankPhases]:
-        """What each rank has spent its time on, as far as its Accelerator has told."""
+        """Time that each rank spent on each phase of training, as reported by its Accelerator."""
         return dict(self._data.live.phases)
 
     def logs(self, rank: int) -> str:
-        """Return all that a rank has written to its standard output and error so far."""
+        """Return everything that a rank has written to standard output and standard error so far."""
         return self._data.output.text_of(self._check_rank(rank))
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
-        """Return what a rank has written after a position, and the next position; begin with 0."""
+        """Return the text that a rank wrote after a position, and the next position; start with 0."""
         return self._data.output.text_since(self._check_rank(rank), position)
 
     def _check_rank(self, rank: int) -> int:
@@ -143,10 +143,10 @@ class Run:
         return rank
 
     def stacks(self) -> Stacks:
-        """Return where each rank is: function, file, line, and which rank is missing from a collective.
+        """Return the stack of each rank: function, file, line, and which rank is missing from a collective.
 
         Raises:
-            CallOrderError: The run is over, so no rank is anywhere.
+            CallOrderError: The run is over, so there are no stacks.
         """
         if self._data.outcome is not None:
             msg = f"the run is over ({self.state}): its ranks are gone, and so are their stacks"
@@ -162,14 +162,12 @@ class Run:
             raise CallOrderError(TOO_LATE)
         return answer.value
 
-    # Waiting and stopping.
-
     def add_done_callback(self, callback: Callable[[Run], object]) -> None:
-        """Call `callback(run)` once the run is over, in the run's own thread; at once if it is over already."""
+        """Call `callback(run)` in the run's thread once the run is over; immediately if the run is over already."""
         self._data.over.call_when_set(lambda: callback(self))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run is over, at most `timeout` seconds; return whether it is."""
+        """Wait until the run is over, at most `timeout` seconds; return True if the run is over."""
         try:
             return self._data.over.wait(timeout)
         except KeyboardInterrupt as error:
@@ -177,11 +175,11 @@ class Run:
             raise
 
     def result(self, timeout: float | None = None) -> Results:
-        """Wait for the results.
+        """Wait for the results and return them.
 
         Raises:
-            TimeoutError: The run is not over after `timeout` seconds; it goes on.
-            BaseException: Whatever the run failed with, as `notebook_launch` raises it.
+            TimeoutError: The run is not over after `timeout` seconds; the run goes on.
+            BaseException: The exception with which the run failed, as `notebook_launch` raises it.
         """
         if not self.wait(timeout):
             msg = f"the run is not over after {timeout:g} s; it goes on"
@@ -196,7 +194,7 @@ class Run:
         return outcome.results
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end and return what the run failed with; None after a success."""
+        """Wait for the end of the run and return the exception with which it failed; None after a success."""
         if not self.wait(timeout):
             msg = f"the run is not over after {timeout:g} s; it goes on"
             raise TimeoutError(msg)
@@ -207,21 +205,21 @@ class Run:
         """Stop the run: ask, interrupt, SIGTERM, SIGKILL, together within 3 seconds. Idempotent.
 
         Args:
-            wait: Whether to wait until the run is over.
+            wait: Wait until the run is over.
             at_once: Kill the ranks without asking.
             after_step: Only ask, and give the ranks as long as their present step takes. Ranks that make updates
-                with an `Accelerator` all stop after the same one; other ranks each at their next `report` or
-                item of `track`. Where no rank does any of these, this is a stop like any other. Another
-                `stop()` does not wait for the step.
+                with an `Accelerator` all stop after the same update; other ranks stop at their next `report` or
+                item of `track`. If no rank does any of these, the run is stopped as usual. Another `stop()` does
+                not wait for the step.
 
         Returns:
-            The rung that it took, "ask", "interrupt", "terminate" or "kill"; None if the run was over
+            The last rung that was needed: "ask", "interrupt", "terminate" or "kill". None if the run was over
             before, or if `wait` is False.
         """
         if self._data.outcome is not None:
             return self._data.outcome.results.stopped_by
         self._thread.command(StopCommand(at_once, after_step))
-        self._thread.begin()  # An interrupt may have kept it from that, and then it would never be over.
+        self._thread.begin()  # An interrupt may have prevented the begin; without it the run would never be over.
         if not wait:
             return None
         self.wait()
@@ -230,12 +228,13 @@ class Run:
     def save(self) -> None:
         """Ask for a checkpoint: all ranks write it after the same update, and the training goes on.
 
-        The first Accelerator that made an update writes it, with `save_state`, when its loop asks for the next
-        batch: to the next folder if `ProjectConfiguration(automatic_checkpoint_naming=True)`, else to
-        `checkpoints/update_<number>` in its project folder, or in the working directory. A line says so.
+        The first Accelerator that made an update writes the checkpoint with `save_state`, when its loop asks for the
+        next batch: to the next folder if `ProjectConfiguration(automatic_checkpoint_naming=True)`, else to
+        `checkpoints/update_<number>` in its project folder, or in the working directory. A line in the cell names
+        the folder.
 
         Raises:
-            CallOrderError: The run is over, or no Accelerator has made an update in it yet.
+            CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
         """
         if self._data.outcome is not None:
             msg = f"the run is over ({self.state}): there is nothing left to save"
@@ -256,29 +255,29 @@ class Run:
         self._data.over.call_when_set(lambda: loop.call_soon_threadsafe(over.set))
         try:
             while not self._data.over.is_set:
-                # A kernel's interrupt cancels the cell's task from a signal handler, which does not wake
-                # the event loop (ipykernel 7.4): it takes effect when something else does.
+                # A kernel's interrupt cancels the cell's task from a signal handler, which does not wake the event
+                # loop (ipykernel 7.4). The cancellation takes effect when the loop wakes for another reason.
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(over.wait(), AWAKE_EVERY)
             return self._outcome()
         except asyncio.CancelledError:
-            # Whoever cancels the wait (a kernel's interrupt does) wants the run to end with it, as with
-            # any task; `asyncio.shield` is for those who do not.
+            # Cancelling the wait, as a kernel's interrupt does, ends the run, as it ends any awaited task. To cancel
+            # the wait alone, use `asyncio.shield`.
             self.stop(wait=False)
             raise
 
     def wait_in_cell(self) -> Results:
-        """Begin, and wait in the main thread, answering the ranks' questions; an interrupt stops the run."""
+        """Begin the run, wait in the main thread and answer the ranks' questions; an interrupt stops the run."""
         thread, data = self._thread, self._data
         with contextlib.closing(views.RunView(self, data.output, is_raised=True)) as view:
             try:
                 interrupted = thread.questions.answer_all(
                     thread.begin,
                     thread.command,
-                    lambda again: self.stop(wait=False, at_once=again),  # The second one means now.
+                    lambda again: self.stop(wait=False, at_once=again),  # A second interrupt kills the ranks.
                     view.step,
                 )
-            except KeyboardInterrupt:  # One that came while another was answered.
+            except KeyboardInterrupt:  # A further interrupt, while an earlier one was being handled.
                 self.stop(at_once=True)
                 interrupted = True
         thread.join()
@@ -290,5 +289,5 @@ class Run:
         raise error
 
     def show_late_output(self, events: list[Event]) -> None:
-        """Show what the ranks write after the run is over, while a session ends."""
+        """Show text that the ranks write after the run is over, while their session ends."""
         self._data.output.show_late_output(events)

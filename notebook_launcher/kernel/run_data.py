@@ -29,7 +29,7 @@ __all__ = ["RunData"]
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class RunData:
-    """All that is known of one run.
+    """The record of one run: everything that is known of it.
 
     The run's thread alone writes it, but for `commands`. `Run`, snapshots, the line of progress and the conclusion
     read it, from any thread.
@@ -48,19 +48,19 @@ class RunData:
     started: float
     """Time of the launch by `time.time()`, for people."""
     output: RunOutput
-    """What the ranks wrote, on its way to the cell."""
+    """The ranks' output on its way to the cell."""
     live: LiveRecords
     """Metrics, progress and phases that the ranks reported."""
     gpus: GpuMeter
     """Memory and utilization of the ranks' GPUs."""
     commands: CommandQueue = dataclasses.field(default_factory=CommandQueue)
-    """Requests of other threads to the run's thread."""
+    """Commands of other threads to the run's thread."""
     over: Latch[None] = dataclasses.field(default_factory=Latch)
     """Set when the run is over, after all other fields have their last values."""
     attempt: Attempt | None = None
     """The present attempt at the call, with each rank's outcome; None before the first one."""
     restarts: int = 0
-    """How often all ranks were started again after a failure."""
+    """Number of times that all ranks were started again after a failure."""
     asking: set[int] = dataclasses.field(default_factory=set)
     """The ranks that wait for the user's input."""
     hang: Hang | None = None
@@ -68,7 +68,7 @@ class RunData:
     stacks: Stacks | None = None
     """The last stacks that were read in this attempt."""
     stopped_in: str = ""
-    """Where the ranks were when the user stopped the run, if one of them waited in a collective."""
+    """Description of the ranks' positions when the user stopped the run, if one of them waited in a collective."""
     outcome: RunOutcome | None = None
     """The results, and the exception of a failure; None until the run is over."""
 

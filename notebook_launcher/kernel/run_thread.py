@@ -45,7 +45,7 @@ class RunThread:
         """The run's record."""
         over = self.data.over
         self.questions = Questions(lambda: over.is_set)
-        """What ranks ask the user. Given `over` and not `self`, which would be a cycle."""
+        """Questions of ranks to the user. They know `over` and not `self`, which would be a reference cycle."""
         self._ranks = ranks
         self._call: travel.FunctionCall | None = call
         """None once the run is over, so that a finished run keeps no data of the call."""
@@ -65,12 +65,12 @@ class RunThread:
         self._thread: threading.Thread | None = None
 
     def own(self) -> None:
-        """Answer for the ranks, even if an interrupt keeps the run from ever beginning."""
+        """Close the ranks when this object is forgotten, in case an interrupt prevents the run from beginning."""
         self._forgotten = weakref.finalize(self, _close_unless_shared, self._ranks)
         self._forgotten.atexit = False
 
     def begin(self) -> None:
-        """Start the run's thread; again where an interrupt may have cut that short.
+        """Start the run's thread; call it again after an interrupt, which may have prevented the start.
 
         Raises:
             ResourceError: There is no room for a thread. The ranks are gone.
@@ -101,11 +101,11 @@ class RunThread:
 
     def _run(self) -> None:
         if not self._claim.acquire(blocking=False):
-            return  # `begin` was called again before the first thread had got here.
+            return  # `begin` was called again before the first thread reached this line.
         self._thread = threading.current_thread()
         try:
             outcome = self._run_loop()
-        except BaseException as fault:  # noqa: BLE001 - a fault of ours must reach the cell, not vanish with the thread
+        except BaseException as fault:  # noqa: BLE001 - our own fault must reach the cell, not vanish with the thread
             outcome = self._fail(fault)
         self._finish(outcome)
 

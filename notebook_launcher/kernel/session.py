@@ -30,34 +30,42 @@ class Session:
             session.run(load, args=(path,))
             session.run(train, kwargs={"epochs": 3})
 
-    An exception, an interrupt or a dead rank ends a run, not the session: what is broken is replaced,
-    and said. The environment, import path and working directory are those of the moment it started.
+    An exception, an interrupt or a dead rank ends a run, not the session: broken ranks and groups are replaced, and a
+    line in the cell reports this. The ranks keep the environment, import path and working directory that the kernel
+    had when the session started.
 
     Args:
-        num_processes: How many ranks; None: see `LaunchConfig.num_processes`.
+        num_processes: Number of ranks; None: see `LaunchConfig.num_processes`.
         config: Options for all runs.
-        options: Fields of `LaunchConfig` by name; they win over `config`.
+        options: Fields of `LaunchConfig` by name; they override `config`.
 
     Raises:
         ConfigError: An option cannot work.
-        CallOrderError: Made inside a rank.
+        CallOrderError: The session was created inside a rank.
     """
 
     def __init__(self, num_processes: int | None = None, *, config: LaunchConfig | None = None, **options: Any) -> None:
         checks.check_not_in_rank("Session")
         self._ranks = Ranks.planned(num_processes, config, options, many_calls=True)
+        """The processes of all runs."""
         self._lock = threading.Lock()
+        """Held while a run is started, so that two threads cannot start one each."""
         self._run: Run | None = None
+        """The latest run."""
         self._closed = False
+        """True once no run may be started any more."""
         self._in_haste = False
+        """True after an interrupt of `close`: ranks get no time for their exit handlers."""
         self._claim = threading.Lock()
+        """Held by the one thread that ends the session."""
         self._ended: Latch[None] = Latch()
-        # A session that is forgotten ends its ranks.
+        """Set once every process of the session is gone."""
+        # A session that is garbage-collected ends its ranks.
         weakref.finalize(self, Ranks.close, self._ranks)
 
     @property
     def num_processes(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self._ranks.plan.num_processes
 
     @property
@@ -72,7 +80,7 @@ class Session:
     def __enter__(self) -> Session:
         self._check_open()
         if self.config.start_method != "fork":
-            # Ranks forked from the kernel are better born with the first call, which they inherit.
+            # Ranks that are forked from the kernel start with the first call instead, so that they inherit it.
             self._ranks.start()
         return self
 
@@ -83,18 +91,18 @@ class Session:
     def run(
         self, fn: Callable[..., Any], *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Results:
-        """Run a function on every rank and wait; raises as `notebook_launch` does."""
+        """Run a function on every rank and return the results; raises the same exceptions as `notebook_launch`."""
         return self._start(fn, args, kwargs, in_cell=True).wait_in_cell()
 
     @checks.arguments_by_name
     def launch(
         self, fn: Callable[..., Any], *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Run:
-        """Run a function on every rank without waiting; one run at a time."""
+        """Run a function on every rank without waiting, and return the run's handle; one run at a time."""
         return self._start(fn, args, kwargs, in_cell=False)
 
     def close(self) -> None:
-        """Stop what runs and end the ranks, at once after an interrupt; idempotent."""
+        """Stop a run that goes on and end the ranks, without delay after an interrupt; idempotent."""
         with self._lock:
             self._closed = True
         try:
@@ -108,7 +116,7 @@ class Session:
             raise
 
     def _await_end(self) -> None:
-        # In a thread of its own, which no interrupt can reach: cut short anywhere, it would leave something behind.
+        # In a thread, because an interrupt reaches only the main thread: `_end` cut short would leave processes behind.
         if not self._ended.is_set:
             thread = threading.Thread(target=self._end, name="notebook-launcher session's end", daemon=True)
             try:
@@ -121,7 +129,7 @@ class Session:
 
     def _end(self) -> None:
         if not self._claim.acquire(blocking=False):
-            return  # Begun already, by a `close` that was interrupted.
+            return  # A `close` that was interrupted has already begun this.
         try:
             if self._run is not None:
                 self._run.stop()

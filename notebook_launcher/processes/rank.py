@@ -1,7 +1,7 @@
-"""A rank: receives calls, runs them, and says what came of them.
+"""A rank: receives calls, runs them, and reports their outcomes.
 
-A rank is a plain process in a session of its own, so that its data-loader workers go with it. It runs
-user code in its main thread and has no thread of its own beside it. It dies with its supervisor.
+A rank is a plain process in a session of its own, so that a signal to the session reaches its data-loader
+workers too. It runs user code in its main thread, starts no other thread, and dies with its supervisor.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ FIRST_OWN_FD = 3
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
-    """All that a rank is born with."""
+    """Everything that a rank gets when it is started."""
 
     rank: int
     setup: messages.Setup
+    """The settings that all ranks of the tree share."""
     channel_fd: int
     stdout_fd: int
     stderr_fd: int
@@ -49,20 +50,20 @@ class RankStart:
 
 
 def main(fd: int) -> None:
-    """Serve as a fresh interpreter."""
+    """Run a rank in a fresh interpreter; `fd` is the descriptor of the file with its `RankStart`."""
     start = boot.read_rank_start(fd)
     boot.enter_kernel_surroundings(start.setup)
     os._exit(run_rank(start))
 
 
 def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None) -> int:
-    """Serve the kernel until it says to finish; return the exit status."""
+    """Serve the kernel until it sends `Finish` or is gone; return the exit status."""
     os.setsid()
     _die_with_parent()
     _reset_signals()
     _redirect_output(start)
     if start.setup.start_method == "spawn":
-        rendezvous.install()  # Forked ranks have it, and torch, from their parent.
+        rendezvous.install()  # Forked ranks inherit torch and this change to torch from their parent.
     else:
         inherited.forget(start.setup.start_method)
     rank = _Rank(start, inherited_call)
@@ -78,13 +79,19 @@ class _Rank:
         self._number = start.rank
         self._setup = start.setup
         self._inherited_call = inherited_call
+        """The first call, if the rank is a fork of the kernel."""
         self._channel = Channel(socket.socket(fileno=start.channel_fd))
         self._rendezvous = Rendezvous(start.rank, start.setup)
         self._answering = threading.Lock()
+        """Held while a thread waits for the user's input, so that questions are asked one after another."""
         self._modules = LocalModules(start.setup.cwd) if start.setup.many_calls else None
+        """The user's modules, which a rank of a session imports again after they were edited."""
         self._can_ask = True
+        """True if a cell waits for the run, so that the user can answer."""
         self._num_asked = 0
+        """Number of the last question."""
         self._in_call = False
+        """True while an interrupt may raise `KeyboardInterrupt`."""
         if start.setup.start_method != "fork":
             sys.modules["__main__"] = types.ModuleType("__main__")
         os.environ.update(torchrun_environment(start.setup, start.rank))
@@ -121,7 +128,7 @@ class _Rank:
                 case messages.Finish(), _:
                     return
                 case messages.InputReply(), _:
-                    pass  # The request was interrupted before its answer came.
+                    pass  # The request was interrupted before the answer came.
                 case unknown, _:
                     msg = f"rank {self._number} got an unknown message: {unknown!r}"
                     raise TypeError(msg)
@@ -132,17 +139,17 @@ class _Rank:
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
         stage = _Stage()
         context.forget_call()
-        # Anew for each call: an earlier one may have ignored the signal.
+        # Set for each call, because the user's code may have set another handler in an earlier call.
         signal.signal(signal.SIGINT, self._on_interrupt)
-        self._look_for_edits()
+        self._forget_edited_modules()
         try:
-            # No context manager: those of contextlib assign to the exception, which may be frozen.
+            # Not a context manager of contextlib: those assign to the exception, which may be frozen.
             self._in_call = True
             try:
                 record, fd = self._perform(call, fds, stage)
             finally:
                 self._in_call = False
-        except BaseException as error:  # noqa: BLE001 - whatever user code raises is a result
+        except BaseException as error:  # noqa: BLE001 - any exception of user code is an outcome
             record, fd = self._raised(call, stage, error)
         if self._modules is not None:
             self._modules.remember()
@@ -152,13 +159,13 @@ class _Rank:
         if fd is not None:
             os.close(fd)
 
-    def _look_for_edits(self) -> None:
+    def _forget_edited_modules(self) -> None:
         edited = self._modules.forget_edited() if self._modules is not None else []
         if edited and self._number == 0:
             text = f"{', '.join(edited)} changed: the ranks import this folder's modules again"
             self._channel.send(messages.Notice(text=text))
 
-    def _tell_overwritten(self, names: list[str]) -> None:
+    def _report_overwritten(self, names: list[str]) -> None:
         if names and self._number == 0:
             text = (
                 f"{', '.join(names)}: the notebook's value replaced the value that an earlier run left on the ranks. "
@@ -170,7 +177,7 @@ class _Rank:
         if fds:
             self._inherited_call = None
             function, args, kwargs, overwritten = travel.unpack_call(fds[0])
-            self._tell_overwritten(overwritten)
+            self._report_overwritten(overwritten)
         else:
             assert self._inherited_call is not None
             function, args, kwargs = self._inherited_call
@@ -229,7 +236,7 @@ class _Rank:
             self._num_asked += 1
             self._channel.send(dataclasses.replace(request, number=self._num_asked))
             while (received := self._channel.receive()) is not None:
-                # The answer to a question whose rank was interrupted may still come.
+                # The answer to an earlier question, whose wait was interrupted, may still come.
                 if isinstance(received[0], messages.InputReply) and received[0].number == self._num_asked:
                     return received[0]
         return messages.InputReply(text=None, reason="the kernel went away")
@@ -253,9 +260,9 @@ def _call(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:
-    """End a process that the function forked and that has left the function, as one ends that leaves its script.
+    """End a process that the function forked and that has now left the function, as a script ends after its last line.
 
-    It must not go on as a second rank. Exit handlers do not run: those that it knows are the rank's.
+    The process must not go on as a second rank. Its exit handlers do not run, because they are the rank's.
     """
     code = 1
     try:
@@ -270,9 +277,10 @@ def _end_fork(error: BaseException | None) -> NoReturn:
 
 
 class _Stage:
-    """How far a call has come."""
+    """The present stage of a call."""
 
     name: Any = "arrive"
+    """As in `messages.Raised.stage`."""
 
 
 def _die_with_parent() -> None:
@@ -284,7 +292,7 @@ def _die_with_parent() -> None:
 
 
 def _reset_signals() -> None:
-    # A fork of the kernel brings along its handlers, its blocked signals and asyncio's wake-up pipe.
+    # A fork of the kernel inherits its handlers, its blocked signals and asyncio's wake-up pipe.
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
@@ -297,7 +305,7 @@ def _redirect_output(start: RankStart) -> None:
     for source, target in ((null, 0), (start.stdout_fd, 1), (start.stderr_fd, 2)):
         os.dup2(source, target, inheritable=True)
         os.close(source)
-    # Lines reach the pipe as they end, so that the last words before a crash are kept.
+    # Line buffering, so that the last lines before a crash reach the pipe.
     form: dict[str, Any] = {"buffering": 1, "encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
     streams = [open(fd, "w", **form) for fd in (1, 2)]  # noqa: SIM115 - they stay open for the rank's life
     for name, stream in zip(("stdout", "stderr"), streams, strict=True):
@@ -320,12 +328,12 @@ def _flush() -> None:
 
 
 def _mend_output() -> None:
-    """Flush, and put /dev/null where user code closed a standard descriptor.
+    """Flush the standard streams, and open /dev/null in place of a standard descriptor that user code closed.
 
-    The next file that is opened would get its number, and whatever prints would write into that file.
+    Otherwise the next file that is opened would get the descriptor's number, and `print` would write into that file.
     """
     _flush()
-    while (null := os.open(os.devnull, os.O_RDWR)) < FIRST_OWN_FD:  # It gets the lowest number that is free.
+    while (null := os.open(os.devnull, os.O_RDWR)) < FIRST_OWN_FD:  # `open` returns the lowest free number.
         os.set_inheritable(null, True)
     os.close(null)
 
@@ -339,12 +347,12 @@ def _exit_code(error: BaseException) -> int | None:
         return None
     if isinstance(error.code, str):
         with contextlib.suppress(Exception):
-            sys.stderr.write(f"{error.code}\n")  # As the interpreter does at its end.
+            sys.stderr.write(f"{error.code}\n")  # As the interpreter does when it exits.
     return int(error.code) if isinstance(error.code, int) else 1
 
 
 def _leave() -> int:
-    """End as an interpreter ends: wait for threads, run exit handlers."""
+    """Exit as the interpreter does: wait for threads, then run exit handlers."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     inherited.finish_multiprocessing()

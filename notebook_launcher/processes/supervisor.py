@@ -2,11 +2,10 @@
 
     kernel ──channel──▶ supervisor ──forks──▶ rank 0 … rank N-1   (each in a session of its own)
 
-It starts ranks, reaps them and reports how they ended, sends them the signals that the kernel asks
-for, and hosts the rendezvous store on a loopback socket that the kernel bound. It decides nothing,
-with one exception: when the kernel is gone it kills every rank and exits. It blocks on descriptors
-only (its channel, a pidfd of the kernel, a pidfd of each rank, a pipe that SIGCHLD writes to); nothing
-is polled.
+The supervisor starts ranks, reaps them, reports their exit statuses, sends them the signals that the kernel
+asks for, and hosts the rendezvous store on a loopback socket that the kernel bound. It decides nothing, with
+one exception: when the kernel is gone, the supervisor kills every rank and exits. It waits on descriptors
+only (its channel, a pidfd of the kernel, a pidfd of each rank, a pipe that SIGCHLD writes to) and polls nothing.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = No
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
-        # Orphans of ranks (a data-loader worker whose rank was killed) become our children, so that
-        # closing finds them.
+        # Orphans of ranks (a data-loader worker whose rank was killed) become children of this process, so that
+        # `kill_all` finds them.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisor = _Supervisor(Channel(sock))
     start = None
     try:
         start = supervisor.serve()
-    except BaseException:  # noqa: BLE001 - the process ends here; its last words go to its stderr
+    except BaseException:  # noqa: BLE001 - the process ends here; the kernel reads the traceback from its stderr
         traceback.print_exc()
-        supervisor.fall_silent()
+        supervisor.close_channel()
     if start is None:
         supervisor.kill_all()
         os._exit(0)
@@ -69,27 +68,38 @@ def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = No
 class _Supervisor:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        """The supervisor's end of the channel to the kernel."""
         self._selector = selectors.DefaultSelector()
+        """Everything that the supervisor waits for; the data of each key is the function to call."""
         self._pids: dict[int, int] = {}
+        """By rank: the process number of each rank that has not been reaped."""
         self._pidfds: dict[int, int] = {}
+        """By rank: a descriptor that becomes readable when the process exits."""
         self._oom_kills = math.inf  # Until it is known, a death is not blamed on memory.
+        """The out-of-memory killer's count when the ranks were started."""
         self._killed: set[int] = set()
+        """Processes whose sessions were killed and whose shared files are still to be removed."""
         self._semaphores: set[Path] = set()
+        """Files of named semaphores that killed processes leave behind."""
         self._setup: messages.Setup
         self._board_fd = -1
         self._listen_fd = -1
+        """The socket at which the store listens."""
         self._kernel_pidfd = -1
         self._sigchld_pipe: tuple[int, ...] = ()
+        """Python writes to this pipe at each SIGCHLD: a child has exited."""
         self._store: Any = None
+        """The server of the rendezvous store; None until all ranks have been forked."""
         self._is_done = False
         """True once the kernel has closed or died, and in a forked child."""
         self._start: RankStart | None = None
         """In a forked child: the rank that it is to become."""
 
     def serve(self) -> RankStart | None:
-        """Serve until the kernel closes or dies; in a process that was forked, return how it was born.
+        """Serve until the kernel closes or dies, and return None.
 
-        By returning, a rank sheds the supervisor's frames, which would stand in its every traceback.
+        In a forked child, return the start of the rank that the child is to become: by returning, the child sheds
+        the supervisor's frames, which would otherwise appear in its every traceback.
         """
         first = self._channel.receive()
         if first is None:
@@ -107,7 +117,7 @@ class _Supervisor:
         return self._start
 
     def _watch_kernel(self, kernel_pid: int) -> None:
-        # The channel's end of file would do, but a process that the user's code forked from the kernel
+        # The end of file on the channel is not enough, because a process that the user's code forked from the kernel
         # may hold a copy of the kernel's end.
         with contextlib.suppress(OSError, AttributeError):
             self._kernel_pidfd = os.pidfd_open(kernel_pid)
@@ -125,7 +135,7 @@ class _Supervisor:
         self._is_done = True
 
     def _reap_orphans(self) -> None:
-        # One by one and by number, never any child: ranks are reaped where their end is reported.
+        # Each orphan by its number, and never just any child: `_on_gone` reaps the ranks and reports their exit.
         with contextlib.suppress(BlockingIOError):
             os.read(self._sigchld_pipe[0], 4096)
         for pid in set(_children()) - set(self._pids.values()):
@@ -154,7 +164,7 @@ class _Supervisor:
             pid = _spawn(start) if self._setup.start_method == "spawn" else os.fork()
         except OSError as error:
             pid = None
-            self._tell(messages.RankNotStarted(rank=rank, errno=error.errno or 0, message=error.strerror or str(error)))
+            self._send(messages.RankNotStarted(rank=rank, errno=error.errno or 0, message=error.strerror or str(error)))
         if pid == 0:
             self._close_inherited()
             self._start = start
@@ -167,10 +177,10 @@ class _Supervisor:
         self._pids[rank] = pid
         self._pidfds[rank] = os.pidfd_open(pid)
         self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: self._on_gone(rank))
-        self._tell(messages.RankStarted(rank=rank, pid=pid))
+        self._send(messages.RankStarted(rank=rank, pid=pid))
         if self._store is None and len(self._pids) == self._setup.num_processes:
-            # After the ranks, so that they are forked from a process with one thread: the store's
-            # server is a thread. Until it runs, connections wait in the listening socket's backlog.
+            # After the ranks, because the store's server is a thread and ranks are to be forked from a process
+            # with one thread. Until the server runs, connections wait in the listening socket's backlog.
             self._store = _host_store(self._setup, self._listen_fd)
             self._oom_kills = leftovers.oom_kills()
 
@@ -195,7 +205,7 @@ class _Supervisor:
     def _kill_session(self, pid: int) -> None:
         members = leftovers.session_members(pid)
         self._killed |= members
-        # Not those that this process has inherited: a fork of the kernel has the kernel's.
+        # Without the semaphores that this process has inherited: a fork of the kernel has mapped the kernel's.
         self._semaphores |= leftovers.named_semaphores(members) - leftovers.named_semaphores([os.getpid()])
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -205,7 +215,7 @@ class _Supervisor:
         if (pidfd := self._pidfds.pop(rank, None)) is not None:  # None: there was no descriptor left for one.
             self._selector.unregister(pidfd)
             os.close(pidfd)
-        # Before it is reaped, so that its number cannot belong to anybody else yet.
+        # Before the rank is reaped, so that its number cannot belong to another process yet.
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         if ended is not None and ended.si_status == 0:
             with contextlib.suppress(ProcessLookupError):
@@ -217,22 +227,22 @@ class _Supervisor:
         leftovers.remove_shared_files(self._killed)
         self._killed.clear()
         while self._semaphores:
-            with contextlib.suppress(OSError):  # Somebody else has removed it.
+            with contextlib.suppress(OSError):  # Another process has removed it.
                 self._semaphores.pop().unlink()
         exitcode = os.waitstatus_to_exitcode(status)
         oom = exitcode == -signal.SIGKILL and leftovers.oom_kills() > self._oom_kills
-        self._tell(
+        self._send(
             messages.RankExited(
                 rank=rank, pid=pid, exitcode=exitcode, time=now, peak_rss=usage.ru_maxrss * 1024, oom=oom
             )
         )
 
-    def _tell(self, record: object) -> None:
+    def _send(self, record: object) -> None:
         with contextlib.suppress(OSError):
             self._channel.send(record)
 
-    def fall_silent(self) -> None:
-        """Close the channel: the kernel must see that the supervisor failed, not that the ranks were killed for it."""
+    def close_channel(self) -> None:
+        """Close the channel, so that the kernel reports a failed supervisor, not ranks that were killed."""
         self._channel.close()
 
     def kill_all(self) -> None:
@@ -280,5 +290,5 @@ def _host_store(setup: messages.Setup, listen_fd: int) -> Any:
 
 
 def main(fd: int) -> None:
-    """Serve as a fresh interpreter."""
+    """Run a supervisor in a fresh interpreter; `fd` is its end of the channel."""
     run_supervisor(socket.socket(fileno=fd))
