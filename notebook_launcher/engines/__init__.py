@@ -1,1 +1,1 @@
-"""Where ranks are born."""
+"""The kernel's end of the process tree."""

@@ -1,4 +1,4 @@
-"""What the process tree reports to the run's thread."""
+"""The events that the process tree reports to the run's thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Stream = Literal["stdout", "stderr"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Output:
-    """Bytes that a rank wrote."""
+    """Bytes that a rank wrote to its standard output or error."""
 
     rank: int
     stream: Stream
@@ -23,7 +23,7 @@ class Output:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FromRank:
-    """A record from a rank; whoever takes the event owns the descriptors."""
+    """A record from a rank; the receiver of the event owns the descriptors."""
 
     rank: int
     record: Any
@@ -32,14 +32,14 @@ class FromRank:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankLost:
-    """A rank's process has ended and all that it wrote has been read."""
+    """A rank's process has exited, and all its output has been read."""
 
     exited: messages.RankExited
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SupervisorLost:
-    """The supervisor is gone; `reason` says why if it never came up."""
+    """The supervisor is gone; `reason` is what it wrote to its standard error, empty if nothing."""
 
     reason: str
 

@@ -5,8 +5,8 @@
         │  ╲                              │ starts, reaps, signals
         │   ╲──channel, stdout, stderr─▶ rank 0 … rank N-1
 
-`ProcessTree` is mechanism only: it starts ranks, carries records both ways and turns whatever arrives
-into events. What they mean is decided in `kernel/attempt.py`.
+`ProcessTree` is mechanism only: it starts ranks, carries records in both directions and turns everything that arrives
+into events. `kernel/attempt.py` decides what the events mean.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ __all__ = ["ProcessTree"]
 READ_SIZE = 1 << 20
 STACKS_QUIET = 0.02
 STACKS_BUDGET = 0.5
+"""Seconds that the ranks get to write their stacks."""
 
 
 class ProcessTree:
@@ -45,10 +46,15 @@ class ProcessTree:
 
     def __init__(self, setup: messages.Setup, start_supervisor: Starter) -> None:
         self.setup = setup
+        """The settings of all ranks, with the port of the store once the tree has started."""
         self._pipes: dict[int, RankPipes] = {}
+        """By rank."""
         self._supervisor_gone = False
+        """True once the supervisor's end of the channel is closed."""
         self._supervisor: Supervisor | None = None
+        """None before the start and after `close`."""
         self._closing = contextlib.ExitStack()
+        """Closes the descriptors that belong to no rank."""
         try:
             self._open()
             self._start(start_supervisor)
@@ -90,7 +96,8 @@ class ProcessTree:
             listener.bind(("127.0.0.1", 0))
             listener.listen(max(128, self.setup.num_processes))
             self.setup = dataclasses.replace(self.setup, master_port=listener.getsockname()[1])
-            # A fork of the kernel must not keep the kernel's ends: nobody would see the kernel close them.
+            # A fork of the kernel must close its copies of the kernel's descriptors: otherwise the other side would
+            # not see that the kernel closes them.
             kernel_fds = [fd for pipes in self._pipes.values() for fd in pipes.all_fds()]
             kernel_fds += [self._channel.fileno(), self._wake_r.fileno(), self._wake_w.fileno(), listener.fileno()]
             self._supervisor = start_supervisor(self._their_channel, kernel_fds)
@@ -117,25 +124,23 @@ class ProcessTree:
         # A copy, since views read this while the run's thread adds and removes ranks.
         return {rank: pipes.pid for rank, pipes in list(self._pipes.items()) if pipes.pid is not None}
 
-    # What the kernel says.
-
     def send(self, rank: int, record: object, fds: list[int] | None = None) -> None:
-        """Send a record to a rank; a rank that is gone is not an error: its end is an event."""
+        """Send a record to a rank. No error is raised for a rank that is gone, because its exit is an event."""
         with contextlib.suppress(OSError):
             self._pipes[rank].channel.send(record, fds or [])
 
     def signal(self, ranks: tuple[int, ...], signum: int) -> None:
-        """Have the supervisor send a signal; SIGKILL goes to the ranks' data-loader workers too."""
+        """Have the supervisor send a signal; SIGKILL also goes to the ranks' data-loader workers."""
         with contextlib.suppress(OSError):
             self._channel.send(messages.SignalRanks(ranks=ranks, signum=signum))
 
     def kill_supervisor(self) -> None:
-        """End a supervisor that does not answer: its ranks die with it."""
+        """Kill a supervisor that does not answer; its ranks die with it."""
         if self._supervisor is not None:
             self._supervisor.kill()
 
     def replace(self, rank: int) -> None:
-        """Start a rank again whose process has ended; raises `ResourceError` if there is no room."""
+        """Start a rank again after its process has exited; raises `ResourceError` if the machine cannot hold it."""
         self._drop(rank)
         try:
             self._pipes[rank] = RankPipes()
@@ -149,13 +154,11 @@ class ProcessTree:
         with contextlib.suppress(OSError):
             self._wake_w.send(b"\0")
 
-    # What the kernel hears.
-
     def events(self, timeout: float | None) -> list[Event]:
-        """Wait up to `timeout` seconds for something to happen and return it.
+        """Wait up to `timeout` seconds for events and return them.
 
-        What a rank wrote before it sent a record comes before the record; what it writes after
-        `Channel.send_and_wait` comes after it.
+        Output that a rank wrote before it sent a record comes before the record; output that it writes after
+        `Channel.send_and_wait` comes after the record.
         """
         happened: list[Event] = []
         for key, _ in self._selector.select(timeout):
@@ -164,11 +167,11 @@ class ProcessTree:
 
     @property
     def is_dying(self) -> bool:
-        """Whether a rank has gone whose end the supervisor has not told yet."""
+        """True if a rank has closed its channel and the supervisor has not reported its exit yet."""
         return any(pipes.has_hung_up and pipes.pid is not None for pipes in self._pipes.values())
 
     def drain(self, rank: int) -> list[Event]:
-        """Return what the rank has written and has not been read yet."""
+        """Return the rank's output that has not been read yet."""
         happened: list[Event] = []
         pipes = self._pipes[rank]
         for fd, stream in list(pipes.streams.items()):
@@ -183,7 +186,7 @@ class ProcessTree:
 
     def _on_output(self, rank: int, stream: Stream, fd: int) -> list[Event]:
         if fd not in self._pipes[rank].streams:
-            return []  # Drained to its end by an event of the same batch.
+            return []  # An earlier event of the same batch has read the pipe to its end.
         try:
             data = os.read(fd, READ_SIZE)
         except BlockingIOError:
@@ -197,12 +200,12 @@ class ProcessTree:
 
     def _on_record(self, rank: int) -> list[Event]:
         pipes = self._pipes[rank]
-        # Before the record is taken: a rank that shows something rich writes on once it is.
+        # Before the record is received: a rank that shows rich output continues to write once the record is received.
         happened = self.drain(rank)
         try:
             received = pipes.channel.receive(wait=False)
         except BlockingIOError:
-            return happened  # Taken already, by an event of the same batch.
+            return happened  # An earlier event of the same batch has received the record.
         if received is None:
             self._selector.unregister(pipes.channel)
             pipes.has_hung_up = True
@@ -245,9 +248,9 @@ class ProcessTree:
         return happened
 
     def dump_stacks(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
-        """Return what the threads of these ranks, or of every live rank, are doing, as `faulthandler` writes it.
+        """Return the stacks of all threads of these ranks, or of every live rank, as `faulthandler` writes them.
 
-        Nothing says when a dump is complete, so it is read once it has not grown for STACKS_QUIET seconds.
+        There is no sign that a dump is complete, so it is read once it has not grown for STACKS_QUIET seconds.
         """
         wanted = self._pipes.keys() if ranks is None else set(ranks)
         fds = {rank: pipes.stacks_fd for rank, pipes in self._pipes.items() if pipes.pid is not None and rank in wanted}
@@ -273,14 +276,13 @@ class ProcessTree:
         fd = self._pipes[rank].stacks_fd
         return 0 if fd is None else os.fstat(fd).st_size
 
-    # The end.
-
     def close(self) -> None:
-        """Kill what is left, wait until it is reaped, and let go of every descriptor; idempotent."""
+        """Kill the remaining processes, wait until they are reaped, and close every descriptor; idempotent."""
         if self._supervisor is not None:
             with contextlib.suppress(OSError):
                 self._channel.send(messages.Close())
-            # Until its end of the channel is closed: even if the fork server, which would reap it, is dead.
+            # Waits for the end of the channel, which comes even if the fork server, which would reap the
+            # supervisor, is dead.
             while not self._supervisor_gone:
                 for event in self._on_supervisor():
                     if isinstance(event, FromRank):
@@ -289,7 +291,7 @@ class ProcessTree:
             self._supervisor.wait_reaped()
             self._supervisor = None
         for pid in self.pids.values():
-            # Only if the supervisor was killed: the rank died with it, what the rank had started did not.
+            # Needed only if the supervisor was killed: its ranks die with it, but processes that a rank started do not.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         for rank in list(self._pipes):

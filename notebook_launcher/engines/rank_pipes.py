@@ -15,20 +15,26 @@ if TYPE_CHECKING:
 __all__ = ["RankPipes"]
 
 PIPE_SIZE = 1 << 20
-"""The most an unprivileged process may ask for: a rank that prints in bursts need not wait for the kernel."""
+"""The largest size that an unprivileged process may ask for, so that a rank can print in bursts without waiting."""
 F_SETPIPE_SZ = 1031
 
 
 class RankPipes:
-    """The kernel's end of one rank."""
+    """The kernel's end of one rank: its channel, its output and its process number."""
 
     def __init__(self) -> None:
         self.pid: int | None = None
+        """Process number; None before the rank has started and after it has exited."""
         self.stacks_fd: int | None = None
+        """Descriptor of the file to which the rank writes its stacks; None until the rank is ready."""
         self.has_hung_up = False
+        """True once the rank's end of the channel is closed."""
         self.channel, self.their_channel = channel_pair()
+        """The kernel's end, and the rank's until it is handed over."""
         self.streams: dict[int, Stream] = {}
+        """By descriptor: the pipes from which the kernel reads the rank's output."""
         self.their_streams: list[int] = []
+        """Descriptors to which the rank writes, until they are handed over."""
         try:
             self._open_streams()
         except OSError:

@@ -1,7 +1,7 @@
-"""The three ways a supervisor is born; everything after its birth is the same.
+"""The three ways to start a supervisor; everything after the start is the same.
 
 * `forkserver`: forked from a clean helper that has imported torch. Works whatever the kernel did.
-* `fork`: forked from the kernel. Captured data is shared and nothing needs to pickle.
+* `fork`: forked from the kernel. Captured data is shared and nothing is pickled.
 * `spawn`: a fresh interpreter.
 """
 
@@ -35,32 +35,33 @@ __all__ = ["ForkServer", "Starter", "Supervisor", "fork_server", "fork_starter",
 
 
 LAST_WORDS = 4000
+"""Bytes at the end of a supervisor's standard error that are shown if it fails."""
 _FORKING = threading.Lock()
-"""One fork at a time: the child gets a copy of the locks that other threads hold, and of the warnings' filters."""
+"""Held during a fork: the child gets a copy of the locks that other threads hold, and of the warnings' filters."""
 READ_AT_IMPORT = ("TORCH_", "PYTORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_")
 """Variables that torch or its compiler read when they are imported: ranks that have others need another fork server."""
 READ_LATER = ("TORCHINDUCTOR_CACHE_DIR",)
-"""An exception to these: torch itself sets it in the kernel, at the first optimizer, and reads it at each use."""
+"""Exceptions to READ_AT_IMPORT: torch sets this variable in the kernel at the first optimizer, and reads it at use."""
 
 
 class Starter(Protocol):
-    """Starts a supervisor that serves the socket it is given."""
+    """A function that starts a supervisor which serves a socket."""
 
     def __call__(self, sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
-        """Start it; `kernel_ends` are descriptors that must not live on in it."""
+        """Start the supervisor; `kernel_fds` are the kernel's descriptors, which a forked child has to close."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Supervisor:
-    """A supervisor that was started."""
+    """The kernel's handle on a supervisor that was started."""
 
     wait_reaped: Callable[[], None]
-    """Waits until nothing is left of it, and lets go of it; idempotent."""
+    """Waits until the process is reaped, and closes the handle's descriptors; idempotent."""
     last_words: Callable[[], str]
-    """What it wrote before it died."""
+    """Returns the end of its standard error."""
     kill: Callable[[], None]
-    """Ends it, even if it has not come up yet."""
+    """Kills the process, even if it has not come up yet."""
 
 
 class ForkServer:
@@ -68,13 +69,17 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        """Held while the server is started, stopped or asked: launches may come from several threads."""
         self._process: subprocess.Popen[bytes] | None = None
+        """None before the first start and after `stop`."""
         self._channel: Channel | None = None
         self._errors = -1
+        """Descriptor of the file with the server's standard error."""
         self._settings: dict[str, str] = {}
+        """The variables with which the server has imported torch."""
 
     def start(self, environ: Mapping[str, str]) -> None:
-        """Start the server if none lives that suits; returns before it is ready."""
+        """Start the server, unless a suitable one is alive; returns before the server is ready."""
         with self._lock:
             self._start(environ)
 
@@ -91,10 +96,10 @@ class ForkServer:
             self._process = _popen("forkserver", theirs.fileno(), self._errors, {**others, **settings})
 
     def starter(self, environ: Mapping[str, str]) -> Starter:
-        """Return a birth of ranks in this environment."""
+        """Return a starter of supervisors with this environment."""
 
         def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
-            del kernel_fds  # A process that was not forked from the kernel has none.
+            del kernel_fds  # A fork of the fork server does not have the kernel's descriptors.
             return self._start_supervisor(sock, environ)
 
         return starter
@@ -115,7 +120,7 @@ class ForkServer:
         return Supervisor(wait_reaped, lambda: _read_tail(errors), self.stop)
 
     def _send(self, sock: socket.socket, reaped_w: int, environ: Mapping[str, str]) -> None:
-        # A server may have been killed since it was last asked; one more try finds a new one.
+        # The server may have been killed since the last launch; a second try starts a new one.
         for last_try in (False, True):
             self._start(environ)
             assert self._channel is not None
@@ -130,7 +135,7 @@ class ForkServer:
                 return
 
     def descriptors(self) -> list[int]:
-        """Return what this process holds of the server."""
+        """Return this process's descriptors of the server, for a forked child to close."""
         return [] if self._channel is None else [self._channel.fileno()]
 
     def stop(self) -> None:
@@ -156,7 +161,7 @@ def _is_read_at_import(name: str) -> bool:
 
 def _reaper(wait: Callable[[], object], fds: list[int]) -> Callable[[], None]:
     def wait_reaped() -> None:
-        # An interrupt may end it anywhere; it is called again then.
+        # An interrupt may end this call anywhere; the caller then calls it again.
         if fds:
             wait()
         while fds:
@@ -166,19 +171,19 @@ def _reaper(wait: Callable[[], object], fds: list[int]) -> Callable[[], None]:
 
 
 def fork_server() -> ForkServer:
-    """Return this process's fork server: there is one for each kernel."""
+    """Return this process's fork server; there is one for each kernel."""
     return fork_server_of(os.getpid())
 
 
 @functools.lru_cache(maxsize=1)
 def fork_server_of(_pid: int) -> ForkServer:
-    # Keyed by the process, so that one that the user's code forked from the kernel gets its own.
+    # By process number, so that a process that the user's code forked from the kernel gets a server of its own.
     return ForkServer()
 
 
 def start_by_spawn(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
     """Start a supervisor in a fresh interpreter."""
-    del kernel_fds  # A fresh interpreter inherits none.
+    del kernel_fds  # A fresh interpreter does not inherit the kernel's descriptors.
     errors = anonymous_file("errors")
     process = _popen("supervisor", sock.fileno(), errors, dict(os.environ))
 
@@ -186,15 +191,15 @@ def start_by_spawn(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor
 
 
 def fork_starter(call: FunctionCall) -> Starter:
-    """Return a birth that forks the supervisor from this very process; the ranks inherit `call`."""
+    """Return a starter that forks the supervisor from this process, so that the ranks inherit `call`."""
 
     def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
         errors = anonymous_file("errors")
         if "torch" in sys.modules:
             _import_for_children()
         with _FORKING, warnings.catch_warnings():
-            # Python 3.12 warns that a fork of a process with threads may deadlock. The user asked for
-            # it, and the probe has looked for what is known to (`kernel/fork_check.py`).
+            # Python 3.12 warns that a fork of a process with threads may deadlock. The user asked for the fork, and
+            # `kernel/fork_check.py` has tested for the known causes.
             warnings.simplefilter("ignore", DeprecationWarning)
             forking.settle_before_a_fork()
             pid = os.fork()
@@ -211,10 +216,10 @@ def fork_starter(call: FunctionCall) -> Starter:
 
 
 def _import_for_children() -> None:
-    """Import once, in the kernel, what each child would import for itself, 40 ms at every launch."""
+    """Import in the kernel, once, the modules that each child would import at every launch, which takes 40 ms."""
     importlib.import_module("notebook_launcher.processes.supervisor")
     if "numpy" in sys.modules:
-        importlib.import_module("numpy.random")  # To be seeded; NumPy 2 brings it at first use.
+        importlib.import_module("numpy.random")  # Ranks seed it; NumPy 2 imports it only at first use.
 
 
 def _become_supervisor(sock: socket.socket, call: FunctionCall, errors: int, kernel_fds: Sequence[int]) -> None:
@@ -224,7 +229,7 @@ def _become_supervisor(sock: socket.socket, call: FunctionCall, errors: int, ker
                 os.close(fd)
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
-        # Imported here: only the child may bring torch into the process.
+        # Imported here, because these modules import torch, which only the child may do.
         from notebook_launcher.processes import rendezvous
         from notebook_launcher.processes.supervisor import run_supervisor
 
@@ -238,7 +243,7 @@ def _become_supervisor(sock: socket.socket, call: FunctionCall, errors: int, ker
 
 
 def _popen(role: Any, fd: int, errors: int, environ: dict[str, str]) -> subprocess.Popen[bytes]:
-    # A session of its own: the kernel's interrupt goes to the kernel's whole process group.
+    # In a session of its own, because the kernel's interrupt goes to the kernel's whole process group.
     return subprocess.Popen(
         boot.command(role, fd),
         pass_fds=[fd],

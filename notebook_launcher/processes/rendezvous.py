@@ -1,9 +1,9 @@
-"""The process group of a rank: up before the function starts, and no hindrance to one that makes its own.
+"""The process group of a rank, initialized before the function starts; the function may still make its own.
 
-A torchrun script calls `init_process_group(...)` and `destroy_process_group()` itself. Here the group
-is up already, so a call that asks for the group that is up is accepted, and one that asks for another
-(backend, timeout, options) replaces it. Every group of a run gets its own prefix in the store that the
-supervisor hosts, since keys of a destroyed group would otherwise send ranks to sockets that are gone.
+A torchrun script calls `init_process_group(...)` and `destroy_process_group()` itself. In a rank the group is
+already initialized. A call that asks for the same group is therefore accepted, and a call that asks for another
+one (backend, timeout, options) replaces the group. Every group of a run gets a prefix of its own in the store that
+the supervisor hosts, because keys of a destroyed group would send ranks to sockets that are closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Rendezvous", "install", "torchrun_environment"]
 
 
 def torchrun_environment(setup: Setup, rank: int) -> dict[str, str]:
-    """Return the variables torchrun would set, so that anyone's code finds its place."""
+    """Return the environment variables that torchrun would set."""
     world_size = str(setup.num_processes)
     return {
         "RANK": str(rank),
@@ -44,7 +44,7 @@ def torchrun_environment(setup: Setup, rank: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # All ranks are on this machine: nothing listens beyond loopback.
+        # All ranks are on this machine, so the groups' sockets listen on the loopback interface only.
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }
@@ -57,17 +57,25 @@ class Rendezvous:
         self._rank = rank
         self._world_size = setup.num_processes
         self._backend = setup.backend
+        """The backend of the group that `join` makes; None: `join` makes no group."""
         self._port = setup.master_port
         self._generation = -1
+        """Number of the present group among those that `join` has made."""
         self._num_groups = 0
+        """Number of groups that were made in this generation, the function's own included."""
         self._store: Any = None
+        """The client of the supervisor's store; None before the first group."""
         self._ours: Any = None
+        """The group that `join` made; None once the function has called `init_process_group`, or the rank has left."""
         self._made: list[Any] = []
+        """Groups that must live until the function has returned; see `_make`."""
         self._asked_backend: str | None = None
+        """The backend that the present group was asked for with."""
         self._sockets: set[str] = set()
+        """The connections of the present group."""
 
     def join(self, generation: int) -> None:
-        """Have the group of this generation up, making it anew if the one that is up is another."""
+        """Make the group of this generation, unless the rank has it already."""
         from torch.distributed import distributed_c10d as c10d
 
         self.drop_destroyed()
@@ -79,24 +87,24 @@ class Rendezvous:
             self._ours = c10d.GroupMember.WORLD
 
     def drop_destroyed(self) -> None:
-        """Let go of the groups that the function has destroyed, so that peers that wait in them get an error."""
+        """Release the groups that the function has destroyed, so that peers that wait in them get an error."""
         from torch.distributed import distributed_c10d as c10d
 
         self._made = [group for group in self._made if group is c10d.GroupMember.WORLD]
 
     def state(self) -> GroupState:
-        """Return whether the group is the one that `join` left up, and how far each group has come."""
+        """Return whether the group is still the one that `join` made, and the number of collectives of each group."""
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         if c10d is None:
             return GroupState(is_kept=True, num_calls={})
         num_calls = {"": c10d._world.group_count}
         for group, name in c10d._world.pg_names.items():
-            with contextlib.suppress(AttributeError, RuntimeError):  # A backend that does not count.
+            with contextlib.suppress(AttributeError, RuntimeError):  # This backend does not count collectives.
                 num_calls[name] = group._get_sequence_number_for_group()
         return GroupState(is_kept=c10d.GroupMember.WORLD is self._ours, num_calls=num_calls)
 
     def leave(self) -> None:
-        """Tear the default group down, if one is up; peers that wait in it get an error."""
+        """Shut the default group down, if there is one; peers that wait in it get an error."""
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         self._ours = None
         self._made.clear()
@@ -109,18 +117,18 @@ class Rendezvous:
             abort()
         else:
             c10d.destroy_process_group()
-            # A DDP model that the function kept keeps the group's connections too, and its peers waiting.
+            # A DDP model that the function kept would keep the group's connections open, and peers would wait on.
             hang_up(sockets)
 
     def init_process_group(self, original: Callable[..., None], asked: dict[str, Any]) -> None:
-        """Answer the function's own call of `init_process_group`."""
+        """Carry out the function's own call of `init_process_group`."""
         from torch.distributed import distributed_c10d as c10d
 
         _check_for_gpus(asked.get("backend"), self._backend)
         if self._ours is not None and c10d.GroupMember.WORLD is self._ours:
             ours, self._ours = self._ours, None
             if self._asks_for_what_is_up(asked):
-                # Accepted once: a second call is the mistake that torch says it is.
+                # Accepted once: a second call is a mistake, and torch raises its own error.
                 return
             del ours
             self.leave()
@@ -139,9 +147,9 @@ class Rendezvous:
         )
 
     def _meets_here(self, asked: dict[str, Any]) -> bool:
-        """Return whether all ranks of this run, and nobody else, are to meet: then the supervisor's store will do.
+        """Return True if the group is to have all ranks of this run and no others, so that our store can be used.
 
-        That of a `tcp://` address would have no host: torchrun's variables make every rank a client.
+        A store at a `tcp://` address would have no host, because torchrun's variables make every rank a client.
         """
         return (
             asked.get("store") is None
@@ -161,9 +169,9 @@ class Rendezvous:
         before = open_sockets()
         init(**asked)
         self._sockets |= open_sockets().keys() - before.keys()
-        # Kept until the function has returned: a DDP model may outlive the group that the function destroys.
-        # Were its reference the last one, it would wait, with the GIL, for the group's threads to end, and one
-        # of them may be waiting for the GIL (torch 2.13). Letting go of this one releases the GIL.
+        # A reference is kept until the function has returned, because a DDP model may outlive the group that the
+        # function destroys. If the model's reference were the last one, dropping it would wait, holding the GIL, for
+        # the group's threads, one of which may wait for the GIL (torch 2.13). Dropping this reference releases the GIL.
         self._made.append(c10d.GroupMember.WORLD)
 
     def _next_store(self, timeout: Any) -> Any:
@@ -188,13 +196,14 @@ def _check_for_gpus(asked: Any, ours: str | None) -> None:
         )
 
 
-# The one place where torch itself is changed, in ranks and in the fork server, never in the kernel.
+# The only place that changes torch itself: in ranks and in the fork server, never in the kernel.
 
 
 def install() -> None:
-    """Replace `torch.distributed.init_process_group`, wherever torch refers to it, by one that asks the rank."""
-    # Its functions keep the group that is up when it is imported, as defaults. DDP imports it by way of the
-    # compiler; a group that lives on there keeps its connections, and peers wait for a rank that has left.
+    """Replace `torch.distributed.init_process_group`, wherever torch refers to it, by a function that asks the rank."""
+    # Imported now, before there is a group: as defaults, the module's functions keep the group of the time of the
+    # import. DDP imports the module through the compiler. A group that is kept there keeps its connections open, and
+    # peers would wait for a rank that has left.
     import torch.distributed.nn.functional  # noqa: F401
 
     original = _original_init_process_group()
@@ -205,7 +214,7 @@ def install() -> None:
 
 
 def redirect_globals(function: Any) -> None:
-    """Do the same in the globals of a function that a fork of the kernel brought along."""
+    """Replace `init_process_group` in the globals of a function that this process inherited from the kernel."""
     from torch.distributed import init_process_group
 
     namespace = getattr(inspect.unwrap(function), "__globals__", None) if callable(function) else None
@@ -232,7 +241,7 @@ def _replacement(original: Callable[..., None]) -> Callable[..., None]:
         from notebook_launcher import context
 
         rank = context.current()
-        # A data-loader worker or another child of a rank is not that rank.
+        # A data-loader worker or another child process of a rank is not the rank.
         if rank is None or rank.pid != os.getpid():
             original(*args, **kwargs)
         else:
