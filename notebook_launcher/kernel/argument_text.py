@@ -1,4 +1,4 @@
-"""What a function is called with, in a few words: for people who compare runs, not for calling it again."""
+"""A function's arguments in a few words each, for people who compare runs; the function cannot be called from them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MAX_ARGUMENTS = 64
 MAX_TEXT = 80
 MAX_ITEMS = 6
 PLAIN_MODULES = ("torch", "datetime")
-"""Where types come from whose values are one word each (`torch.bfloat16`), and have no `shape`."""
+"""Modules with types whose values are one word each (`torch.bfloat16`) and have no `shape`."""
 
 
 def describe_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Return each argument in a few words, by name: also the defaults, and what `functools.partial` holds.
+    """Return each argument in a few words, by name, including defaults and the arguments of a `functools.partial`.
 
-    What is called like a secret (`api_key`) is left out.
+    Arguments with names of secrets (`api_key`) are left out.
     """
     while isinstance(function, functools.partial):
         args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
@@ -43,7 +43,7 @@ def describe_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, 
 def describe_value(value: Any) -> str:
     """Return `0.1`, `[1, 2, 3]`, `Tensor(3, 4)` or `Linear`.
 
-    No foreign `repr` is called: it may take long, fail, or fetch what lies on a GPU.
+    The value's own `repr` is not called: it may take long, fail, or copy data from a GPU.
     """
     try:
         return one_line(_Words().repr(value), MAX_TEXT)
@@ -72,14 +72,14 @@ def _without_secrets(items: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, An
 
 
 class _Words(reprlib.Repr):
-    """The standard library's short forms of strings, numbers and lists; of other things, what they are."""
+    """The standard library's short forms of strings, numbers and lists; for other objects the type and shape."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxstring = self.maxother = MAX_TEXT
 
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
-        # Not sorted, as the standard library does: there may be millions of keys.
+        # Unlike in the standard library, keys are not sorted: there may be millions of them.
         items = itertools.islice(_without_secrets(x.items()), MAX_ITEMS)
         shown = [f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in items]
         return f"{{{', '.join([*shown, *['...'] * (len(x) > len(shown))])}}}" if level > 0 or not x else "{...}"

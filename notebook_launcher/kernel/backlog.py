@@ -1,7 +1,7 @@
 """The lines that wait for the next tick: bounded, and thinned in the middle when there are too many.
 
-A flood's start says what began and its end where it stands, so these are kept. Whole blocks are thrown
-away unread: a million lines must not cost a million steps.
+The start and the end of a flood of lines are kept, because they show what began and how far it is. Whole blocks are
+dropped unread, because a million lines must not cost a million steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Backlog", "left_out_note", "num_bytes", "split"]
 
 HALF = 500_000
-"""Characters kept from the start, and from the end, of what one tick brings."""
+"""Characters of one tick that are kept at the start, and as many at the end."""
 
 
 def num_bytes(text: str) -> int:
@@ -28,11 +28,11 @@ def num_bytes(text: str) -> int:
 
 
 def left_out_note(left_out: collections.Counter[int], where: str, stream: Stream = "stdout") -> TextBlock:
-    """Return the line that stands for lines that are left out.
+    """Return the line that replaces lines that are left out.
 
     Args:
-        left_out: How many of each rank.
-        where: What has all lines, such as `run.logs(rank)`.
+        left_out: Number of lines by rank.
+        where: An expression for all lines, such as `run.logs(rank)`.
         stream: The stream of the note.
     """
     total = left_out.total()
@@ -71,13 +71,13 @@ class Backlog:
             self._leave_out(oldest)
 
     def drain_parts(self) -> tuple[list[TextBlock], collections.Counter[int], list[TextBlock]]:
-        """Return the first lines, how many of each rank are left out after them, and the last lines; forget them."""
+        """Return and forget the first lines, the number of lines left out after them by rank, and the last lines."""
         parts = self._start, self._left_out, [*self._end]
         self.__init__(label_size=self._label_size)  # type: ignore[misc]
         return parts
 
     def drain(self, allowance: float) -> list[TextBlock]:
-        """Return the lines, thinned to about `allowance` bytes, and forget them."""
+        """Return and forget the lines, thinned to about `allowance` bytes."""
         blocks = [*self._start, *self._end]
         start, end = blocks, list[TextBlock]()
         if self._left_out or sum(map(self._cost, blocks)) > allowance:
@@ -97,7 +97,7 @@ class Backlog:
         return num_bytes(block.text) + self._label_size * block.text.count("\n")
 
     def _fit(self, blocks: list[TextBlock], allowance: float, *, from_end: bool) -> list[TextBlock]:
-        """Move blocks from one end of the list, and a part of the next one, into the result."""
+        """Move blocks from one end of the list into the result, and a part of the block that no longer fits."""
         taken: list[TextBlock] = []
         side = -1 if from_end else 0
         while blocks and allowance > 0:
@@ -119,7 +119,7 @@ class Backlog:
 
 
 def split(block: TextBlock, size: int, *, from_end: bool) -> tuple[TextBlock, TextBlock]:
-    """Cut at the end of a line: at most `size` characters from one end, and the rest."""
+    """Cut a block at the end of a line: return at most `size` characters from one end, and the rest."""
     place = block.text.find("\n", len(block.text) - size - 1) + 1 if from_end else block.text.rfind("\n", 0, size) + 1
     first = TextBlock(block.rank, block.stream, block.text[:place])
     second = TextBlock(block.rank, block.stream, block.text[place:])

@@ -1,4 +1,4 @@
-"""What can be found wrong with a function and its arguments before any process starts."""
+"""Checks of a function and its arguments before any process is started."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 RANK_NAMES = ("rank", "local_rank", "gpu", "proc_id", "process_index", "index")
-"""What the first parameter of a function for `torch.multiprocessing.spawn` is called, which passes the rank."""
+"""Usual names of the first parameter of functions for `torch.multiprocessing.spawn`, which passes the rank."""
 
 
 def arguments_by_name(launcher: Callable[P, T]) -> Callable[P, T]:
-    """Let a launcher explain a call in which arguments of the function stand where it takes none.
+    """Wrap a launcher so that it explains a call in which the function's arguments are given by position.
 
-    Python's own `TypeError` about it speaks of the launcher; a `ConfigError` says what to write.
+    Python's own `TypeError` names the launcher; the `ConfigError` that is raised instead shows what to write.
     """
     names = [
         name for name, one in inspect.signature(launcher).parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD
@@ -50,7 +50,7 @@ def arguments_by_name(launcher: Callable[P, T]) -> Callable[P, T]:
 
 
 def name_of(function: Any) -> str:
-    """Return what the user would call the function."""
+    """Return the function's name as the user knows it."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__qualname__", None) or type(function).__name__
@@ -83,7 +83,7 @@ def _check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Some functions written in C have no signature, and neither has a partial whose own arguments do not fit.
+        # Some functions written in C have no signature, nor has a partial whose own arguments do not fit.
         if isinstance(function, functools.partial):
             _check_arguments(function.func, (*function.args, *args), {**function.keywords, **kwargs})
         return
@@ -99,7 +99,7 @@ def _check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _expects_its_rank(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return what to do where a function written for `torch.multiprocessing.spawn` lacks just the rank, or nothing."""
+    """Return advice for a function written for `torch.multiprocessing.spawn` that lacks only the rank; else nothing."""
     first = next(iter(signature.parameters), "")
     try:
         signature.bind(0, *args, **kwargs)

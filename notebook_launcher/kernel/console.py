@@ -1,10 +1,9 @@
-"""What the ranks print, turned into few notebook messages.
+"""Turns the output of all ranks into few notebook messages.
 
-Bytes of the ranks' pipes go in with `feed`; what the cell should show comes out of `take`, at most one
-batch a tick. Lines stay whole and carry their rank, the same line of several ranks is shown once, and a
-progress bar takes one line of the live area instead of a line per redraw. A cell keeps a part of a flood
-(`room.py`); elsewhere a flood is thinned to what a terminal or a file takes. Nothing here reads a clock, a
-pipe or a kernel.
+`feed` takes bytes from the ranks' pipes; `take` returns what the cell should show, at most one batch a tick. Lines
+stay whole and are labelled with their rank, the same line of several ranks is shown once, and a progress bar takes
+one line of the live area instead of a line per redraw. Of a flood of lines, a cell keeps a part (`room.py`), and
+other outputs get as much as a terminal or a file can take. This module reads no clock, no pipe and no kernel.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ __all__ = ["Console", "Message", "RankLog", "Status", "Text"]
 TICK = 0.25
 """Seconds between two batches."""
 GATHER = 0.1
-"""Seconds for which the first line of one rank waits for the same line of the others."""
+"""Seconds for which the first line of one rank waits for the same line of other ranks."""
 BURST = 1_000_000
 RATE = 600_000
 """Bytes per second; with BURST at most 2.8 MB in the 3 s over which Jupyter measures."""
 MAX_TEXTS = 8
-"""Changes between standard output and error in one batch; after them both share one message."""
+"""The most changes between standard output and error in one batch; further text is sent as standard output."""
 MAX_WAITING = 64
 STATUS_ROWS = 24
 STATUS_WIDTH = 200
@@ -50,7 +49,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Status:
-    """The live area as it should now be: progress bars and unfinished lines; empty if there are none."""
+    """The new content of the live area: progress bars and unfinished lines; empty if there are none."""
 
     text: str
 
@@ -63,7 +62,7 @@ class _Source:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.screen = Screen()
         self.waiting: list[Lines] = []
-        """Lines that come after a bar that another stream of the rank has just ended."""
+        """Lines that must come after a bar that the rank's other stream has just ended."""
 
 
 class Console:
@@ -71,8 +70,9 @@ class Console:
 
     Args:
         num_processes: How many ranks there are.
-        output: Whose lines are shown.
-        kept_in: For a cell: what has the lines that do not stay in it, such as `run.logs(rank)`; None: all stay.
+        output: The ranks whose lines are shown.
+        kept_in: For a cell: an expression for the lines that do not stay in the cell, such as `run.logs(rank)`;
+            None: all lines stay.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Console:
         self._tokens_at = float("-inf")
 
     def feed(self, rank: int, stream: Stream, data: bytes) -> None:
-        """Take in what a rank wrote."""
+        """Add bytes that a rank wrote."""
         source = self._sources.get((rank, stream)) or self._sources.setdefault((rank, stream), _Source())
         self._take_in(rank, stream, source, source.decoder.decode(data))
 
@@ -111,12 +111,12 @@ class Console:
             self._is_pending = True
 
     def clear(self) -> None:
-        """Begin again with all the room that a cell has: it is empty."""
+        """Start again with all the room of a cell, because the cell was cleared."""
         if self._room is not None:
             self._room.reset()
 
     def finish(self, rank: int | None = None) -> None:
-        """End the unfinished lines of one rank, or of all; of all makes the next `take` due at once."""
+        """End the unfinished lines of one rank, or of all ranks; for all ranks the next `take` is due at once."""
         for (owner, stream), source in self._sources.items():
             if rank in (None, owner):
                 self._take_in(owner, stream, source, source.decoder.decode(b"", final=True))
@@ -140,7 +140,7 @@ class Console:
             source.waiting += lines
 
     def next_due(self, now: float) -> float | None:
-        """Return the seconds until `take` has something to give; None until more is fed."""
+        """Return the seconds until `take` has something to return; None until more is fed."""
         if not self._is_pending:
             return None
         if self._pending_since is None:
@@ -191,7 +191,7 @@ class Console:
             self._push(rank, stream, lines)
 
     def _beside(self, rank: int, stream: Stream) -> Screen:
-        """Return what the other stream of a rank shows."""
+        """Return the screen of a rank's other stream."""
         other = self._sources.get((rank, "stdout" if stream == "stderr" else "stderr"))
         return Screen() if other is None else other.screen
 
@@ -220,7 +220,7 @@ class Console:
         return texts
 
     def _in_room(self, room: Room) -> list[TextBlock]:
-        """Return the new lines that the cell has room for; at the end, those that were held back as well."""
+        """Return the new lines that the cell has room for; at the end also the lines that were held back."""
         blocks = room.admit(*self._backlog.drain_parts())
         if self._is_at_end:
             self._is_at_end = False
@@ -228,7 +228,7 @@ class Console:
         return blocks
 
     def _newest(self) -> list[str]:
-        """Return the newest of the lines that are held back, below a heading."""
+        """Return the newest lines that are held back, below a heading."""
         if self._room is None:
             return []
         heading, blocks = self._room.live()

@@ -1,4 +1,4 @@
-"""The lines of several ranks as one text: each with its rank, the same line of several ranks once."""
+"""Merges the lines of several ranks into one text: each line with its rank, equal lines of several ranks once."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ __all__ = ["TextBlock", "fold", "label"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TextBlock:
-    """Whole lines that one rank wrote in one go."""
+    """Whole lines that one rank wrote at once."""
 
     rank: int | None
-    """None: the launcher itself."""
+    """The rank; None for the launcher's own lines."""
     stream: Stream
     text: str
-    """Ends with a newline."""
+    """The lines; each ends with a newline."""
 
 
 def label(ranks: Iterable[int]) -> str:
-    """Return what stands before a line of these ranks: `[ranks 0,2] `."""
+    """Return the label of a line that these ranks wrote: `[ranks 0,2] `."""
     return f"[{rank_list(ranks).replace(', ', ',')}] "
 
 
 def fold(blocks: Iterable[TextBlock], *, labelled: bool) -> Iterator[tuple[Stream, str]]:
-    """Yield the text with its labels, in the order of arrival as far as folding leaves it.
+    """Yield the text with its labels, in the order of arrival as far as merging equal lines allows.
 
-    The order of each rank's own lines never changes. With lines of a single rank, or without labels,
-    nothing is looked at line by line.
+    The order of each rank's own lines never changes. Lines of a single rank, and text without labels, are not split
+    into lines.
     """
     blocks = list(blocks)
     if labelled and len({block.rank for block in blocks} - {None}) > 1:
@@ -75,7 +75,7 @@ def _fold_lines(blocks: Iterable[TextBlock]) -> Iterator[tuple[Stream, str]]:
 
 
 def _merge(merged: list[_Line], lines: list[_Line]) -> list[_Line]:
-    """Add the lines of one more rank: to the line that is already there, or else between its neighbours."""
+    """Add the lines of one more rank: each to an equal line that is there already, otherwise between its neighbours."""
     places: dict[tuple[Stream, str], list[int]] = collections.defaultdict(list)
     for place, line in enumerate(merged):
         if line.ranks:
@@ -86,7 +86,7 @@ def _merge(merged: list[_Line], lines: list[_Line]) -> list[_Line]:
     for line in lines:
         candidates = places.get((line.stream, line.text), ()) if line.ranks else ()
         found = bisect.bisect_left(candidates, start)
-        # An empty line matches everywhere: taken far ahead, it would part lines that belong together.
+        # An empty line equals every other empty line: matching one far ahead would separate lines that belong together.
         if found == len(candidates) or not (line.text or candidates[found] == start):
             unmatched.append(line)
             continue

@@ -1,9 +1,9 @@
-"""Whether a fork of this very kernel can work: a throw-away child tries it.
+"""A test of `start_method="fork"`: a throw-away child tries what the ranks will need.
 
-A forked child has the kernel's memory but none of its threads. If the kernel has run a parallel
-operation, GNU OpenMP's pool is gone in the child, which hangs at its first parallel operation; if the
-kernel has touched CUDA, the child cannot. Neither can be known reliably from the kernel itself
-(`torch.cuda.is_initialized()` does not see what other libraries did), so a child is asked.
+A forked child has the kernel's memory but none of its threads. If the kernel has run a parallel operation, the
+threads of GNU OpenMP's pool are missing in the child, which hangs at its first parallel operation. If the kernel has
+touched CUDA, the child cannot use CUDA. The kernel itself cannot detect either case reliably
+(`torch.cuda.is_initialized()` does not see what other libraries did), so a child is forked to test both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["adapt"]
 
 BUDGET = 1.0
-"""Seconds a healthy child needs far less than; the parallel operation takes under a millisecond."""
+"""Seconds that the child gets; a healthy child needs far less, as the parallel operation takes under a millisecond."""
 CUDA_POISONED = b"c"
 CUDA_CLEAN = b"-"
 PARALLEL_WORKS = b"p"

@@ -1,4 +1,4 @@
-"""How full and how busy the GPUs of a run's ranks are."""
+"""Memory and utilization of the GPUs of a run's ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["GpuMeter", "GpuReading"]
 
 INTERVAL = 1.0
-"""Seconds for which a reading is good: NVML renews a GPU's utilisation no more often."""
+"""Seconds for which a reading is used: NVML does not update a GPU's utilisation more often."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class GpuReading:
 
 
 class GpuMeter:
-    """The GPUs of one run, looked at when somebody asks, at most once a second; from any thread.
+    """Reads the GPUs of one run when asked, at most once a second; from any thread.
 
-    NVML stays open from the first look to `close`: opening it may take longer than all looks together.
+    NVML stays open from the first reading to `close`, because opening it may take longer than all readings together.
 
     Args:
-        gpus: Their NVML indices, in the order in which the ranks take them; none: there is nothing to read.
+        gpus: NVML indices of the GPUs, in the order in which the ranks take them; empty: there is nothing to read.
     """
 
     def __init__(self, gpus: Sequence[int]) -> None:
@@ -48,7 +48,7 @@ class GpuMeter:
         self._peaks: dict[int, int] = {}
 
     def read(self, rank: int) -> GpuReading:
-        """Return what is known of a rank's GPU; once closed, the most memory that was seen."""
+        """Return the latest reading of a rank's GPU; once the meter is closed, the peak memory."""
         if not self._gpus:
             return GpuReading()
         with self._lock:
@@ -59,7 +59,7 @@ class GpuMeter:
             return self._readings.get(self._gpus[rank % len(self._gpus)], GpuReading())
 
     def close(self) -> None:
-        """Let go of NVML; idempotent."""
+        """Close NVML; idempotent."""
         with self._lock:
             self._is_closed = True
             library, self._library = self._library, None
@@ -77,4 +77,4 @@ class GpuMeter:
                 self._readings[gpu] = GpuReading(used, self._library.utilization(gpu))
                 self._peaks[gpu] = max(used or 0, self._peaks.get(gpu, 0))
         except OSError:
-            self._is_closed = True  # It was there when the run was planned; it is not worth failing for.
+            self._is_closed = True  # NVML worked when the run was planned. A run must not fail without it.

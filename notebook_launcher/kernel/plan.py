@@ -1,4 +1,4 @@
-"""What a launch will be: the options, settled against what the machine has."""
+"""The plan of a launch: its options, resolved against the machine."""
 
 from __future__ import annotations
 
@@ -26,30 +26,32 @@ __all__ = ["Plan", "make_plan"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A launch with nothing left open."""
+    """A launch with every option resolved."""
 
     config: LaunchConfig
+    """The options as given."""
     num_processes: int
     backend: str | None
+    """The backend of the process group; None: no group."""
     gpus: tuple[int, ...]
-    """The NVML indices of the GPUs that the ranks take, in turn; none: they use the CPU."""
+    """NVML indices of the GPUs that the ranks take, in turn; empty: the ranks use the CPU."""
     threads_per_process: int
     seed: int
     environ: dict[str, str]
-    """What is added to the kernel's environment, or replaces it."""
+    """Environment variables that are set in addition to the kernel's, or instead of them."""
     found: str
-    """One clause: the GPUs, or why there is none."""
+    """A clause for the summary: the GPUs, or the reason why there is none."""
     note: str = ""
-    """One more clause, where something unusual was decided."""
+    """A clause for the summary about an unusual decision."""
 
     @property
     def use_gpu(self) -> bool:
-        """Whether the ranks have GPUs."""
+        """True if the ranks use GPUs."""
         return bool(self.gpus)
 
     @property
     def summary(self) -> str:
-        """One line: what was found and chosen."""
+        """One line that names the hardware and the chosen options."""
         num, threads = self.num_processes, self.threads_per_process
         parts = [
             plural(num, "GPU rank" if self.use_gpu else "CPU rank"),
@@ -63,7 +65,7 @@ class Plan:
         return ", ".join(parts)
 
     def setup(self, *, many_calls: bool) -> messages.Setup:
-        """Return what the ranks need to know, with the kernel's present surroundings; raises `ConfigError`."""
+        """Return the settings of all ranks, with the kernel's present environment; raises `ConfigError`."""
         cwd = _working_directory()
         return messages.Setup(
             run_id=uuid.uuid4().hex,
@@ -85,13 +87,13 @@ class Plan:
 
 
 def _argv() -> list[str]:
-    """Return the command line that the ranks see: without the options of the kernel's own, unless somebody set it."""
+    """Return the `sys.argv` of the ranks: the kernel's, without its own options unless the user has changed it."""
     options = sys.argv[1:]
     return sys.argv[:1] if _in_kernel() and options == sys.orig_argv[-len(options) :] else list(sys.argv)
 
 
 def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
-    """Settle the options; raises `ConfigError` if they ask for more than the machine (by default this one) has."""
+    """Resolve the options against a machine (default: this one). Raise `ConfigError` if it has too few resources."""
     machine = machine or devices.look()
     taken = allocate(machine, num_processes=config.num_processes, devices=config.devices, backend=config.backend)
     threads = config.threads_per_process or _share_of_cores(machine, taken.num_processes)
@@ -115,7 +117,7 @@ def _share_of_cores(machine: Machine, num_processes: int) -> int:
 
 
 def _environment(config: LaunchConfig, machine: Machine, gpus: tuple[int, ...], threads: int) -> dict[str, str]:
-    # HF's Accelerator lets these variables win over its own arguments, so only what was given is set.
+    # In HF's Accelerator these variables override its arguments, so only those that the user gave are set.
     environ: dict[str, str] = {}
     if config.mixed_precision is not None:
         environ[PRECISION_VARIABLE] = config.mixed_precision
@@ -124,7 +126,7 @@ def _environment(config: LaunchConfig, machine: Machine, gpus: tuple[int, ...], 
     if gpus:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(machine.gpus[at].index) for at in gpus)
     else:
-        # Without it, HF's Accelerator on a machine with no GPU takes every rank for a run of its own.
+        # Without this variable, HF's Accelerator on a machine with no GPU takes every rank for a run of its own.
         environ["ACCELERATE_USE_CPU"] = "true"
         if machine.gpus:
             environ["CUDA_VISIBLE_DEVICES"] = ""

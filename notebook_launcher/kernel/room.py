@@ -1,7 +1,7 @@
-"""How much of a run's output its cell keeps: the beginning, the end, and of what lies between some of standard error.
+"""The part of a run's output that its cell keeps: the beginning, the end, and between them some of standard error.
 
-A browser slows down with tens of thousands of lines, and the notebook's file carries them for ever. Text that a cell
-shows cannot be taken back, so the end is held back until the run is over; meanwhile its newest lines are shown live.
+A browser slows down with tens of thousands of lines, and the notebook's file keeps them forever. Text that a cell
+shows cannot be removed again, so the end is held back until the run is over, while its newest lines are shown live.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Budget:
     bytes: int
 
     def take(self, block: TextBlock, label_size: int, *, from_end: bool = False) -> tuple[TextBlock, TextBlock]:
-        """Return what there is room for, from one end of a block, and the rest."""
+        """Return the lines from one end of a block that fit, and the rest."""
         part, rest = _cut(block, self.lines, from_end=from_end)
         if (cost := _cost(part, label_size)) > self.bytes:
             size = len(part.text) * max(self.bytes, 0) // cost
@@ -47,7 +47,7 @@ class Room:
 
     Args:
         label_size: Characters that a label adds to a line.
-        where: What has all lines, such as `run.logs(rank)`.
+        where: An expression for all lines, such as `run.logs(rank)`.
     """
 
     def __init__(self, *, label_size: int, where: str) -> None:
@@ -56,7 +56,7 @@ class Room:
         self.reset()
 
     def reset(self) -> None:
-        """Begin again with all the room: the cell was cleared."""
+        """Start again with all the room, because the cell was cleared."""
         self._head, self._spare = _Budget(*HEAD), _Budget(*SPARE)
         self._is_full = False
         self._held: collections.deque[TextBlock] = collections.deque()
@@ -66,11 +66,11 @@ class Room:
     def admit(
         self, start: list[TextBlock], left_out: collections.Counter[int], end: list[TextBlock]
     ) -> list[TextBlock]:
-        """Return those of the new lines that are to be shown now.
+        """Return the new lines that are to be shown now.
 
         Args:
             start: New lines.
-            left_out: How many lines of each rank were lost after them.
+            left_out: Number of lines by rank that were dropped after `start`.
             end: The lines that followed.
         """
         shown = self._admit(start)
@@ -82,12 +82,12 @@ class Room:
         return shown + self._admit(end)
 
     def refund(self, blocks: list[TextBlock], shown: list[str]) -> None:
-        """Take back the cost of lines that are shown once for several ranks."""
+        """Refund the cost of lines that are shown once for several ranks."""
         self._head.lines += sum(block.text.count("\n") for block in blocks) - sum(text.count("\n") for text in shown)
         self._head.bytes += sum(_cost(block, self._label_size) for block in blocks) - sum(map(num_bytes, shown))
 
     def live(self) -> tuple[str, list[TextBlock]]:
-        """Return a heading and more than enough of the newest lines that are held back; without any, an empty text."""
+        """Return a heading and more than enough of the newest lines held back; the heading is empty without any."""
         blocks: list[TextBlock] = []
         num_lines = 0
         for block in reversed(self._held):
@@ -100,7 +100,7 @@ class Room:
         return (f"... {total:,} more lines; the newest:" if blocks else ""), blocks[::-1]
 
     def drain(self) -> list[TextBlock]:
-        """Return the end, after a line that tells what is left out before it."""
+        """Return the end of the output, after a line about the lines that are left out before it."""
         budget, end = _Budget(*TAIL), list[TextBlock]()
         while self._held:
             block = self._held.pop()

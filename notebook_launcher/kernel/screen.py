@@ -1,4 +1,4 @@
-"""What a terminal would show of one stream: whole lines, and the line that is still being written.
+"""One stream as a terminal would show it: whole lines, and the line that is still being written.
 
 Progress bars redraw themselves with carriage returns, nested ones also with "cursor up" (`ESC [ A`).
 A line is final once the cursor has left it for good; until then it is live. Text without either is
@@ -28,7 +28,7 @@ class Lines(NamedTuple):
 
     text: str
     is_bar: bool = False
-    """Whether they are the last states of progress bars."""
+    """True for the last states of progress bars."""
 
 
 class Screen:
@@ -46,7 +46,7 @@ class Screen:
         self._age = 0  # ticks for which the live rows have been there
 
     def write(self, text: str) -> list[Lines]:
-        """Take text in; return the lines that are final."""
+        """Add text; return the lines that are final."""
         simple = len(self._rows) == 1 and not (self._overwrite or self._is_bar or "\r" in text)
         if not simple or ("\x1b" in text and (CURSOR_UP.search(text) or UNSEEN.search(text))):
             return self._draw(text)
@@ -65,10 +65,10 @@ class Screen:
         return [Lines(lines)]
 
     def settle(self) -> list[Lines]:
-        """End a tick; return the lines above the cursor: nothing has come back to them."""
+        """End a tick; return the lines above the cursor, which are final: the cursor has not come back to them."""
         keep = self._cursor
-        # A nested bar goes down, draws and comes up again in separate writes, so a bar that the cursor
-        # has just left below is final only if it is still so one tick later.
+        # A nested bar moves down, draws and moves up again in separate writes, so a bar that the cursor has just
+        # left downwards is final only if the cursor is still below it one tick later.
         if self._left_bar and (self._is_bar or self._overwrite or not self._rows[self._cursor]):
             keep -= 1
         self._left_bar = False
@@ -84,7 +84,7 @@ class Screen:
         return lines
 
     def close(self) -> list[Lines]:
-        """Return what is left as final lines, and begin again."""
+        """Return the remaining text as final lines, and start again."""
         self._rows[self._cursor] = self._close_row()
         rest = self._take_rows(self._cursor)
         for at in reversed(range(len(self._rows))):
@@ -96,21 +96,21 @@ class Screen:
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether another tick is needed to know what to show, though nothing more may arrive."""
+        """True if another tick is needed to decide what to show, even if no text arrives."""
         return self._age == 1
 
     @property
     def has_bar(self) -> bool:
-        """Whether a bar is drawn here, or has just ended."""
+        """True if a bar is drawn here, or has just ended."""
         return self._is_bar or any(self._were_bars)
 
     @property
     def has_ended_bar(self) -> bool:
-        """Whether a bar has ended whose last state is not among the final lines yet."""
+        """True if a bar has ended and its last state is not among the final lines yet."""
         return any(self._were_bars[: self._cursor])
 
     def live(self) -> list[str]:
-        """Return the unfinished rows: bars at once, plain text once it has been there for two ticks."""
+        """Return the unfinished rows: bars immediately, plain text once it has been there for two ticks."""
         if self._is_bar or len(self._rows) > 1 or self._age > 1:
             return [row.rstrip() for row in self._rows if row.strip()]
         return []
@@ -194,12 +194,12 @@ class Screen:
 
 
 def cut_note(num_cut: int) -> str:
-    """Return what stands for the rest of a line that is too long."""
+    """Return the note that replaces the rest of a line that is too long."""
     return f" ... [{num_cut:,} more characters in this line]"
 
 
 def bound_lines(lines: str) -> str:
-    """Cut what is too long in a text of whole lines."""
+    """Cut lines that are too long in a text of whole lines."""
     start = 0
     while len(lines) - start > LINE_LIMIT:
         end = lines.rfind("\n", start, start + LINE_LIMIT + 1)

@@ -1,7 +1,7 @@
-"""What this machine has: cores and GPUs, seen without touching CUDA.
+"""This machine's cores and GPUs, found without touching CUDA.
 
-A kernel in which CUDA was initialised cannot be forked for GPU work any more, so GPUs are counted with
-NVML, NVIDIA's management library, which initialises nothing.
+A kernel in which CUDA was initialised can no longer be forked for GPU work. GPUs are therefore counted with NVML,
+NVIDIA's management library, which does not initialise CUDA.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ class GPU:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Machine:
-    """What ranks can use."""
+    """The hardware that ranks can use."""
 
     num_cores: int
+    """CPU cores, within the limits of the process and its control group."""
     gpus: tuple[GPU, ...]
-    """Those that `CUDA_VISIBLE_DEVICES` leaves visible, in its order."""
+    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves visible, in its order."""
     torch_has_cuda: bool
     why_no_gpu: str
-    """One clause for the user; empty if GPUs can be used."""
+    """The reason why no GPU can be used, as a clause for the user; empty if GPUs can be used."""
 
 
 def look() -> Machine:
-    """Look at the machine."""
+    """Return the hardware of this machine."""
     gpus = _visible(_nvml_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     has_cuda = _torch_has_cuda()
     why = ""
@@ -77,7 +78,7 @@ def _cgroup_quota() -> float:
 
 
 def _torch_has_cuda() -> bool:
-    # Read, not imported: the kernel may not have imported torch, and need not.
+    # Read from torch's file, because the kernel may not have imported torch and need not.
     with contextlib.suppress(ImportError, ValueError, OSError):
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.origin is not None:

@@ -1,4 +1,4 @@
-"""NVML, NVIDIA's management library: which GPUs there are, how full and how busy, without initialising CUDA.
+"""NVML, NVIDIA's management library: the GPUs, their memory and utilisation, without initialising CUDA.
 
 The functions are those of the NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
 """
@@ -33,20 +33,20 @@ class Library:
             raise OSError(msg)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Shut NVML down."""
         self._call("nvmlShutdown")
 
     def count(self) -> int:
-        """Return how many GPUs there are, visible to CUDA or not."""
+        """Return the number of GPUs, visible to CUDA or not."""
         count = ctypes.c_uint()
         return count.value if self._call("nvmlDeviceGetCount_v2", ctypes.byref(count)) == 0 else 0
 
     def name(self, index: int) -> str:
-        """Return what the GPU is called."""
+        """Return the GPU's name."""
         return self._text("nvmlDeviceGetName", index)
 
     def uuid(self, index: int) -> str:
-        """Return what `CUDA_VISIBLE_DEVICES` may call it."""
+        """Return the GPU's UUID, which `CUDA_VISIBLE_DEVICES` may name."""
         return self._text("nvmlDeviceGetUUID", index)
 
     def capability(self, index: int) -> tuple[int, int] | None:
@@ -57,13 +57,13 @@ class Library:
         return (major.value, minor.value) if known else None
 
     def memory(self, index: int) -> tuple[int, int, int] | None:
-        """Return the bytes that it has, that are free, and that all processes together use; None: unknown."""
+        """Return the GPU's total, free and used memory in bytes, over all processes; None: unknown."""
         memory = _Memory()
         known = self._call("nvmlDeviceGetMemoryInfo", self._handle(index), ctypes.byref(memory)) == 0
         return (memory.total, memory.free, memory.used) if known else None
 
     def utilization(self, index: int) -> float | None:
-        """Return the part of the last moments (1/6 s to 1 s) in which a kernel ran on it, 0 to 1; None: unknown."""
+        """Return the share of the last 1/6 s to 1 s in which a CUDA kernel ran on the GPU, 0 to 1; None: unknown."""
         rates = _Utilization()
         known = self._call("nvmlDeviceGetUtilizationRates", self._handle(index), ctypes.byref(rates)) == 0
         return rates.gpu / 100 if known else None
