@@ -297,7 +297,8 @@ def test_a_rank_may_stop_sooner_than_whoever_asked_it_goes_on(presses):
 
     run = launch(loop, 1, output="none")
     until(functools.partial(has_reported, run), run)
-    tree: Any = run._data.attempt.tree
+    attempt: Any = run._data.attempt
+    tree = attempt.tree
     tree.board = SlowBoard(tree.board)
     for _ in range(presses):
         run.stop(after_step=True, wait=False)
