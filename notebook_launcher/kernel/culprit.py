@@ -1,9 +1,9 @@
-"""Who is to blame: the first real failure, not the first one that was noticed.
+"""Finds the culprit: the rank with the first real failure, which need not be the first failure that was noticed.
 
-A rank that fails takes its sockets down, and a peer that waits for it in a collective fails too, often
-sooner than the first one is noticed. So failures are sorted by the time at which they happened (one
-monotonic clock for all processes), those that look like consequences come last, and the cell gets the
-first: an exception as its original type, anything else as `RankFailedError`.
+The sockets of a rank that fails are closed, and a peer that waits for the rank in a collective fails too, often before
+the first failure is noticed. Failures are therefore sorted by the time at which they happened (all processes share one
+monotonic clock), and failures that look like consequences come last. The cell gets the first one: an exception in its
+original type, anything else as `RankFailedError`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLLECTIVE_ERRORS = re.compile(r"DistBackendError|DistNetworkError|DistStoreErro
 
 
 def is_victim_like(report: ExceptionReport) -> bool:
-    """Return whether the exception looks like the consequence of another rank's end."""
+    """Return True if the exception looks like the consequence of another rank's end."""
     if not COLLECTIVE_ERRORS.search(report.type_name) or not CONSEQUENCES.search(report.message):
         return False
     if "CUDA error" in report.message:
@@ -49,7 +49,7 @@ def is_victim_like(report: ExceptionReport) -> bool:
 
 
 KINDS: dict[str, Literal["arrival", "return"]] = {"arrive": "arrival", "return": "return"}
-"""By the stage at which an exception was raised, where it is not the function's own."""
+"""Kind of a failure by the stage of the call that raised it, for stages other than the function itself."""
 STOPPED = "stopped"
 """The summary of a rank that ended because the run was stopped."""
 INTERRUPTS = ("KeyboardInterrupt", "notebook_launcher.context.RunStopped")
@@ -58,17 +58,17 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 """The signals at which faulthandler writes the stacks of all threads, as a process's last words."""
 DUMP = "Fatal Python error: "
 DUMP_LINES = 100 * 102
-"""What faulthandler writes at the most: 100 threads of 100 frames, each with a header and an empty line."""
+"""The most lines that faulthandler writes: 100 threads of 100 frames, each with a header and an empty line."""
 
 
 def failures_of(failed: list[RankOutcome], last_lines: Callable[[int, int], tuple[str, ...]]) -> tuple[Failure, ...]:
-    """Return what is known of every rank that failed, the culprit first; `last_lines` takes a rank and a number."""
+    """Return a record of each rank that failed, the culprit first; `last_lines` takes a rank and a number of lines."""
     failures = [_failure(outcome, last_lines) for outcome in failed]
     return tuple(sorted(failures, key=lambda failure: (failure.victim, failure.time)))
 
 
 def consequences(failures: tuple[Failure, ...]) -> dict[int, int]:
-    """Return the ranks that failed because of another one, each with the rank that is to blame."""
+    """Return the victims, each with the culprit."""
     if not failures or failures[0].victim:
         return {}
     return {failure.rank: failures[0].rank for failure in failures if failure.victim}
@@ -108,15 +108,15 @@ def _failure(outcome: RankOutcome, last_lines: Callable[[int, int], tuple[str, .
 
 
 def _is_pickling(report: ExceptionReport) -> bool:
-    """Return whether an exception and those before it were raised by pickling alone, with no line of the user's."""
+    """Return True if an exception and its causes were raised by pickling alone, without a line of the user's code."""
     earlier = report.earlier is None or _is_pickling(report.earlier)
     return earlier and all(PICKLING.search(frame.filename) for frame in report.frames)
 
 
 def _last_words(rank: int, last_lines: Callable[[int, int], tuple[str, ...]]) -> tuple[tuple[str, ...], str]:
-    """Return what a rank wrote before it crashed, and the place that its dump tells."""
+    """Return the last lines that a rank wrote before it crashed, and the place of the crash according to its dump."""
     text = "\n".join(last_lines(rank, LAST_LINES + DUMP_LINES))
-    before, mark, dump = text.rpartition(DUMP)  # The line before it may have no end.
+    before, mark, dump = text.rpartition(DUMP)  # Not by lines: the line before the dump may have no newline.
     if not mark:
         return tuple(dump.splitlines()[-LAST_LINES:]), ""
     site = crash_site(rank, dump)
@@ -124,7 +124,7 @@ def _last_words(rank: int, last_lines: Callable[[int, int], tuple[str, ...]]) ->
 
 
 def _comes_of_a_stop(report: ExceptionReport) -> bool:
-    """Return whether a rank was stopped, or lost a peer that was while it waited for it."""
+    """Return True if a rank was stopped, or waited for a peer that was stopped."""
     return report.type_name in INTERRUPTS or is_victim_like(report)
 
 

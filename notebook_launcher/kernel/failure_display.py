@@ -1,4 +1,4 @@
-"""How a failure is told: in full where the exception is raised, and in one line everywhere else."""
+"""The text of a failure: in full where the exception is raised, in one line everywhere else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["attach", "brief", "end_line", "raise_in_cell", "show_as"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Rendering:
-    """How IPython shows the exception; a class, so that the exception can be pickled."""
+    """An exception's `_render_traceback_` for IPython; a class, so that the exception can be pickled."""
 
     lines: tuple[str, ...]
 
@@ -33,16 +33,16 @@ class _Rendering:
 
 
 def attach(error: BaseException, failures: tuple[Failure, ...], results: Results) -> None:
-    """Give the exception its rank, what is known of the others, and the way notebooks show it."""
-    # Nobody is to blame for being too slow, or for being stopped.
+    """Add to the exception its rank, the failures, the results, and the text that notebooks show."""
+    # No rank is to blame for a time-out or a stop.
     own = failures[0] if failures and not isinstance(error, (RunTimeoutError, RunStoppedError)) else None
     for name, value in (("rank", own.rank if own else None), ("failures", failures), ("results", results)):
-        # An exception of the user's may have a meaning of its own for the name, or refuse attributes.
+        # A user's exception may have an attribute of that name, or refuse attributes.
         if getattr(error, name, None) in (None, ()):
             with contextlib.suppress(Exception):
                 setattr(error, name, value)
     if isinstance(error, RunStoppedError):
-        show_as(error, str(error))  # Its class says nothing more, and reads like a failure.
+        show_as(error, str(error))  # Without the name of the class, which reads like a failure.
         return
     text = _story(failures, results) if own is not None else ""
     if own is not None and own.traceback and error.__cause__ is None:
@@ -52,20 +52,20 @@ def attach(error: BaseException, failures: tuple[Failure, ...], results: Results
 
 
 def show_as(error: BaseException, text: str) -> None:
-    """Have notebooks show a text in the place of an exception's traceback, unless that is settled already."""
+    """Have notebooks show a text instead of an exception's traceback, unless the exception has such a text already."""
     with contextlib.suppress(Exception):
         if "_render_traceback_" not in vars(error):
             error._render_traceback_ = _Rendering(tuple(text.splitlines()))  # type: ignore[attr-defined]
 
 
 def raise_in_cell(error: BaseException) -> NoReturn:
-    """Raise the exception of a run, which the cell shows as `attach` has laid down."""
+    """Raise the exception of a run; the cell shows the text that `attach` has added."""
     _obey_rendering(error)
     raise error
 
 
 def _obey_rendering(error: BaseException) -> None:
-    """Have IPython call `_render_traceback_` of a syntax error or a group, too, which it shows in its own way.
+    """Have IPython call `_render_traceback_` of syntax errors and exception groups, which it otherwise ignores.
 
     The handler stays until the cell has ended. A handler of the user's is not replaced.
     """
@@ -104,7 +104,7 @@ def _text(error: BaseException) -> str:
 
 
 def _adds_something(error: BaseException, story: str) -> bool:
-    """Return whether the story does not end with the exception itself, as the traceback of a rank does."""
+    """Return True if the text does not contain the exception's own message already, as a rank's traceback does."""
     return not story or _text(error).strip() not in story or type(error).__name__ not in story
 
 
@@ -121,7 +121,7 @@ def _story(failures: tuple[Failure, ...], results: Results) -> str:
 
 
 def _sequel(first: Failure, others: tuple[Failure, ...]) -> str:
-    """Return what the first failure led to, and who failed in the same way."""
+    """Return a clause about the ranks that failed in the same way, and those that ended because of the first."""
     same = [other.rank for other in others if (other.victim, other.summary) == (first.victim, first.summary)]
     victims = [other.rank for other in others if other.victim and not first.victim]
     words = [f"{rank_list(same)} failed in the same way"] if same else []
@@ -145,7 +145,7 @@ def _returned_before(rank: int, results: Results) -> list[int]:
 
 
 def mishaps(failures: tuple[Failure, ...]) -> str:
-    """Return what ranks raised of their own while a stop on request ended them, such as a clean-up that failed."""
+    """Return a clause about exceptions of ranks during a stop that the user asked for, such as a failed clean-up."""
     ranks: dict[str, list[int]] = collections.defaultdict(list)
     for failure in failures:
         if failure.kind == "exception" and failure.summary != STOPPED:
@@ -165,7 +165,7 @@ def end_line(outcome: RunOutcome, *, asked_to_stop: bool, is_raised: bool) -> st
 
 
 def brief(error: BaseException | None, seconds: float, *, is_raised: bool = False) -> str:
-    """Return the end of the run's last line: who failed and when, and how, unless the exception follows."""
+    """Return the end of a failed run's last line: the time and the rank, and the failure unless the cell raises it."""
     failures = getattr(error, "failures", None) or ()
     if isinstance(error, RunTimeoutError):
         return f"timed out after {format_seconds(seconds)}"

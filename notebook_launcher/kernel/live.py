@@ -1,4 +1,4 @@
-"""What ranks tell while they run: metrics, progress, and what they spend their time on."""
+"""Live values of a run: the metrics, progress and phases of training that its ranks report."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RankPhases
 __all__ = ["LiveRecords"]
 
 MAX_METRICS = 1_000_000
-"""Points of `report(...)` that are kept; beyond, the oldest go."""
+"""Points of `report(...)` that are kept; beyond this number the oldest are dropped."""
 MAX_SPANS = 1024
-"""Spans that are kept of each rank, the newest: at least the last 3 s."""
+"""Newest spans that are kept of each rank: at least the last 3 s."""
 RATE_SECONDS = 5.0
-"""A rate is that of the last seconds."""
+"""Seconds over which a rate is measured."""
 
 
 class _Pace:
-    """How fast a count grows."""
+    """Rate at which a count grows."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, float]] = deque()
 
     def note(self, time: float, count: float) -> None:
         if self._marks and count < self._marks[-1][1]:
-            self._marks.clear()  # Another loop began.
+            self._marks.clear()  # The count fell, so another loop has begun.
         self._marks.append((time, count))
         while len(self._marks) > 2 and time - self._marks[1][0] > RATE_SECONDS:
             self._marks.popleft()
@@ -37,22 +37,29 @@ class _Pace:
 
 
 class LiveRecords:
-    """The records of one run, folded in by its thread and read by any."""
+    """The values that the ranks of one run have reported. The run's thread writes them, any thread may read them."""
 
     def __init__(self, launched: float) -> None:
         self.progress: dict[int, messages.Progress] = {}
+        """By rank: the latest progress of a loop."""
         self.phases: dict[int, RankPhases] = {}
+        """By rank: time spent on each phase of training, since the launch."""
         self.last_values: dict[int, dict[str, float]] = {}
+        """By rank: the latest value of each metric."""
         self.last_steps: dict[int, int] = {}
-        # The metrics that are kept, and how many came before them: one value, so that readers see both as they fit.
+        """By rank: the step of the latest metrics."""
         self._kept: tuple[list[MetricPoint], int] = ([], 0)
+        """The metrics that are kept, and the number of dropped ones; a tuple, so that readers see both of one moment."""
         self._launched = launched
         self._num_reported: Counter[int] = Counter()
+        """By rank: the number of `report(...)` calls, which stands in for a missing step."""
         self._items: defaultdict[int, _Pace] = defaultdict(_Pace)
+        """By rank: the rate of its loop."""
         self._samples: defaultdict[int, _Pace] = defaultdict(_Pace)
+        """By rank: the rate of samples, as its Accelerator counts them."""
 
     def fold(self, rank: int, record: messages.Metrics | messages.Progress | messages.Phases) -> None:
-        """Take in what a rank tells."""
+        """Add a record of a rank."""
         match record:
             case messages.Metrics():
                 self._keep(rank, record)
@@ -65,7 +72,7 @@ class LiveRecords:
 
     @property
     def metrics(self) -> list[MetricPoint]:
-        """All that are kept."""
+        """The metrics that are kept."""
         return self._kept[0]
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
@@ -76,11 +83,11 @@ class LiveRecords:
         return new, num_dropped + start + len(new)
 
     def items_per_second(self, rank: int) -> float | None:
-        """Return how fast the rank's loop goes."""
+        """Return the rate of the rank's loop, in items per second."""
         return self._items[rank].rate() if rank in self._items else None
 
     def samples_per_second(self, rank: int) -> float | None:
-        """Return how many samples of all ranks the rank's Accelerator counts each second."""
+        """Return the samples of all ranks that the rank's Accelerator counts per second."""
         return self._samples[rank].rate() if rank in self._samples else None
 
     def _keep(self, rank: int, record: messages.Metrics) -> None:

@@ -1,4 +1,4 @@
-"""What a run shows: from the console, which orders what the ranks write, to the cell or the terminal."""
+"""The output of a run, from the console, which orders the ranks' lines, to the cell or the terminal."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["RunOutput"]
 
 
 class RunOutput:
-    """The output of one run; made in the thread that launches, whose cell it belongs to.
+    """The output of one run. Create it in the thread that launches, because the output belongs to that thread's cell.
 
     Args:
         config: The run's options.
-        num_processes: How many ranks there are.
-        kept_in: What has the lines that do not stay in a cell.
+        num_processes: Number of ranks.
+        kept_in: An expression for the lines that do not stay in a cell, such as `run.logs(rank)`.
     """
 
     def __init__(self, config: LaunchConfig, num_processes: int, *, kept_in: str = "run.logs(rank)") -> None:
@@ -35,35 +35,35 @@ class RunOutput:
         self._display = config.display
         self._has_headlines = config.output != "none"
         self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
-        """Whether a line of progress is wanted: where no view can be expected to show it."""
+        """True if a line of progress is wanted, because no view is expected to show the progress."""
         self.record_from = math.inf
-        """The moment, by the monotonic clock, from which on a record tells how the run ended, rather than a line."""
+        """Time, by `time.monotonic()`, from which on the end of the run is shown by a record instead of a line."""
         self.last_line = ""
-        """The line that the record of a run that is over takes over."""
+        """The run's last line, if the record is to show it."""
 
     @property
     def sink(self) -> cell.Sink:
-        """Where the output goes."""
+        """The cell or terminal that gets the output."""
         return self._sink
 
     def text_of(self, rank: int) -> str:
-        """Return all that a rank has written."""
+        """Return the whole output of a rank."""
         return self._console.logs[rank].text()
 
     def text_since(self, rank: int, position: int) -> tuple[str, int]:
-        """Return what a rank has written after a position, and the next position."""
+        """Return the output of a rank after a position, and the next position."""
         return self._console.logs[rank].since(position)
 
     def last_lines(self, rank: int, num_lines: int) -> tuple[str, ...]:
-        """Return the end of what a rank has written."""
+        """Return the last lines of a rank's output."""
         return self._console.logs[rank].tail(num_lines)
 
     def feed(self, output: Output) -> None:
-        """Take in what a rank wrote."""
+        """Add bytes that a rank wrote."""
         self._console.feed(output.rank, output.stream, output.data)
 
     def notice(self, text: str, stream: Stream = "stdout") -> None:
-        """Say one line of the launcher's own."""
+        """Add one line of the launcher's own."""
         self._console.notice(text, stream)
 
     def warn(self, text: str) -> None:
@@ -72,12 +72,12 @@ class RunOutput:
         self.publish(force=True)
 
     def headline(self, text: str) -> None:
-        """Say how the run begins, unless nothing at all is to be shown."""
+        """Add one of the run's first lines, unless output is off."""
         if self._has_headlines:
             self._console.notice(text)
 
     def end(self, text: str) -> None:
-        """Show all that the ranks wrote, lines without an end too, and after it how the run ended."""
+        """Show the rest of the ranks' output, including unfinished lines, and then the run's last line."""
         self._console.finish()
         if time.monotonic() < self.record_from:
             self.headline(text)
@@ -86,11 +86,11 @@ class RunOutput:
         self.close()
 
     def progress(self, text: str) -> None:
-        """Show how far the run is, in one line that is updated in place."""
+        """Show the progress of the run in one line that is updated in place."""
         self._console.progress(text if self.shows_progress else "")
 
     def show(self, rank: int, record: messages.Display | messages.ClearOutput) -> None:
-        """Show rich output, if it is that of a rank whose is shown."""
+        """Show rich output, if the rank's rich output is shown at all."""
         if self._display == "none" or (self._display == "rank0" and rank != 0):
             return
         self.publish(force=True)
@@ -102,13 +102,13 @@ class RunOutput:
                 self._sink.display(record.data, record.metadata, record.transient, update=record.update)
 
     def next_due(self, now: float) -> float | None:
-        """Return in how many seconds there is something to publish; None: nothing waits."""
+        """Return the seconds until there is something to publish; None: nothing waits."""
         return self._console.next_due(now)
 
     def publish(self, *, force: bool = False) -> None:
-        """Send on what is due, or everything."""
+        """Publish the text that is due; with `force` all text."""
         for message in self._console.take(time.monotonic(), force=force):
-            # A closed pipe or file must not fail the run; the logs have it all.
+            # A closed pipe or file must not fail the run; the logs have the whole output.
             with contextlib.suppress(Exception):
                 match message:
                     case Text(stream, text):
@@ -117,14 +117,14 @@ class RunOutput:
                         self._sink.status(text)
 
     def show_late_output(self, events: list[Event]) -> None:
-        """Show what the ranks write after the run is over, while a session ends."""
+        """Show text that the ranks write after the run is over, while their session ends."""
         for event in events:
             if isinstance(event, Output):
                 self.feed(event)
         self.close()
 
     def close(self) -> None:
-        """Publish everything and remove the live area; later output is still taken."""
+        """Publish all text and remove the live area; later output is still accepted."""
         self._console.finish()
         self.publish(force=True)
         self._sink.close()

@@ -1,4 +1,4 @@
-"""What ranks ask (`input()`, `breakpoint()`), and the main thread, which alone may answer, while it waits in a cell."""
+"""Questions of ranks (`input()`, `breakpoint()`), answered by the main thread alone, while it waits in a cell."""
 
 from __future__ import annotations
 
@@ -21,39 +21,44 @@ __all__ = ["Answer", "Question", "Questions"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """What a rank asks during a call."""
+    """A question of a rank to the user."""
 
     rank: int
     request: messages.InputRequest
     call_id: int
+    """Number of the call during which the rank asked."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """What it is answered."""
+    """The answer to a question."""
 
     rank: int
     reply: messages.InputReply
     call_id: int
+    """Number of the call during which the rank asked."""
 
 
 class Questions:
-    """The questions of one run, from its thread to the one that waits in the cell."""
+    """The questions of one run, on their way from the run's thread to the thread that waits in the cell."""
 
     def __init__(self, is_over: Callable[[], bool]) -> None:
         self._is_over = is_over
+        """Returns True once the run is over."""
         self._queue: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+        """The questions that wait; None marks the end of the run."""
         self._thread_in_input: int | None = None
+        """The thread that waits for the user to type; None if no thread does."""
 
     def put(self, question: Question) -> None:
-        """Pass a question on."""
+        """Add a question."""
         self._queue.put(question)
 
     def close(self) -> None:
         """End `answer_all`, once the run is over."""
         thread = self._thread_in_input
         if thread is not None and thread == threading.main_thread().ident:
-            # Out of an `input()` whose answer nobody needs any more.
+            # Interrupts an `input()` whose answer is no longer needed.
             signal.pthread_kill(thread, signal.SIGINT)
         self._queue.put(None)
 
@@ -64,16 +69,16 @@ class Questions:
         stop: Callable[[bool], object],
         idle: Callable[[], float | None] = lambda: None,
     ) -> bool:
-        """Answer until the run is over.
+        """Answer questions until the run is over.
 
         Args:
-            begin: Begins the run; called again after an interrupt, which may have come in the middle of it.
-            reply: Takes the answers.
-            stop: Called at each interrupt, with whether there was one before.
-            idle: Called at once, and again after as many seconds as it returned, or sooner.
+            begin: Begins the run; called again after an interrupt, which may have cut the first call short.
+            reply: Receives the answers.
+            stop: Called at each interrupt; its argument is True if there was an interrupt before.
+            idle: Called immediately, and again after the number of seconds that it returned, or sooner.
 
         Returns:
-            Whether there was an interrupt.
+            True if there was an interrupt.
         """
         interrupted = False
         while True:
@@ -85,7 +90,7 @@ class Questions:
                 self._answer(question, reply)
             except KeyboardInterrupt:
                 if self._is_over():
-                    continue  # Our own, from `close`.
+                    continue  # `close` has sent this interrupt.
                 stop(interrupted)
                 interrupted = True
         return interrupted
@@ -96,7 +101,7 @@ class Questions:
             with contextlib.suppress(queue.Empty):
                 return self._queue.get(timeout=AWAKE_EVERY if pause is None else min(pause, AWAKE_EVERY))
             if self._is_over():
-                return None  # An interrupt may have come between taking what `close` put and giving it back.
+                return None  # An interrupt may have lost the end mark that `get` had already removed from the queue.
 
     def _answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
         request = question.request
