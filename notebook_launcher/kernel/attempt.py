@@ -90,6 +90,11 @@ class Attempt:
         for rank in range(self._num_processes):
             self.tree.send(rank, self._call, [] if self._parcel_fd is None else [self._parcel_fd])
 
+    def discard_outcomes(self) -> None:
+        """Close the parcels of an attempt whose outcomes nobody will read; idempotent."""
+        for outcome in self.outcomes.values():
+            outcome.close()
+
     def forget_outcomes(self, generation: int) -> None:
         """Forget ranks that ended before the call began and have been replaced since."""
         self.outcomes.clear()

@@ -49,7 +49,7 @@ class LiveRecords:
         self.last_steps: dict[int, int] = {}
         """By rank: the step of the latest metrics."""
         self._kept: tuple[list[MetricPoint], int] = ([], 0)
-        """The metrics that are kept, and the number of dropped ones; a tuple, so that readers see both of one moment."""
+        """The metrics that are kept, and the number of dropped ones; one tuple, so that readers see both alike."""
         self._launched = launched
         self._num_reported: Counter[int] = Counter()
         """By rank: the number of `report(...)` calls, which stands in for a missing step."""

@@ -81,6 +81,7 @@ class RunLoop:
             if attempt.supervisor_lost is not None and not (attempt.started or was_stopped) and may_start_silently:
                 # The fork server, or an idle session's supervisor, died before anybody noticed.
                 may_start_silently = False
+                attempt.discard_outcomes()
                 if self._ranks.many_calls:
                     data.output.notice("the session's ranks were gone; all were started anew")
                 self._start_again()
