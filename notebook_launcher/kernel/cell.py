@@ -1,9 +1,9 @@
-"""Where the output of a run goes: into the cell that launched it, or to a terminal.
+"""The sinks for a run's output: the cell that launched the run, or a terminal.
 
-What a kernel's thread prints goes to whichever cell its version of ipykernel thinks of (the latest, or
-the one that started the thread). A `CellSink` therefore remembers the message that started its cell and
-sends every message as an answer to that one, from any thread, also after the cell has ended. The sockets
-behind `kernel.iopub_socket` belong to ipykernel's own thread, so no lock is needed to send.
+Text that a thread of the kernel prints goes to a cell that depends on the version of ipykernel: the latest cell, or
+the one that started the thread. A `CellSink` therefore remembers the message that started its cell and sends every
+message as a reply to it, from any thread, even after the cell has ended. The sockets behind `kernel.iopub_socket`
+belong to ipykernel's own thread, so sending needs no lock.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _ANSWERED: contextvars.ContextVar[Any] = contextvars.ContextVar("answered", defa
 
 
 def current_message() -> Any:
-    """Return the message that the calling thread answers, of the running cell for instance; None without a kernel."""
+    """Return the message to which the calling thread replies, such as the running cell's; None without a kernel."""
     shell = _shell()
     return None if shell is None else shell.kernel.get_parent("shell")
 
 
 @contextlib.contextmanager
 def answering(message: Any) -> Iterator[None]:
-    """Let what is launched inside write into the cell of `message`, wherever this is called from."""
+    """Inside this block, launches write into the cell of `message`, whichever thread calls them."""
     token = _ANSWERED.set(message)
     try:
         yield
@@ -53,15 +53,15 @@ def answering(message: Any) -> Iterator[None]:
 
 
 class Sink(Protocol):
-    """Takes output, from any thread."""
+    """Destination of output; used from any thread."""
 
     @property
     def is_cell(self) -> bool:
-        """Whether it is a cell that keeps what it shows, rather than a terminal, a file or a variable."""
+        """True for a cell, which keeps its output; False for a terminal, a file or a variable."""
 
     @property
     def has_audience(self) -> bool:
-        """Whether it is a cell in a front end that may draw widgets, with somebody who looks at it."""
+        """True for a cell that a person may look at, in a front end that may draw widgets."""
 
     def text(self, stream: Stream, text: str) -> None:
         """Append text."""
@@ -86,7 +86,7 @@ class Sink(Protocol):
         """Clear what is there, at once or when the next output comes."""
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a function that publishes, in the thread that does so, after all that was given before."""
+        """Call a function that publishes, in the thread that publishes, after all earlier output."""
 
     def flush(self) -> None:
         """Wait until all is sent."""
@@ -96,7 +96,7 @@ class Sink(Protocol):
 
 
 def make_sink() -> Sink:
-    """Return the place where output of the calling code belongs; call it in the thread that launches."""
+    """Return the sink for the output of the calling code; call it in the thread that launches."""
     shell = _shell()
     return StreamSink() if shell is None else CellSink(shell)
 
@@ -125,19 +125,19 @@ class CellSink:
         self._status_id = ""
         self._status_text = ""
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # What the cell has printed so far comes first.
+            stream.flush()  # So that the cell's earlier output comes first.
 
     @property
     def is_cell(self) -> bool:
-        """Whether the cell's output is not redirected."""
+        """True unless the cell's output is redirected."""
         return bool(self._parent) and self._publisher is None and not any(self._streams.values())
 
     @property
     def has_audience(self) -> bool:
-        """Whether somebody may look.
+        """True if a person may look at the cell.
 
-        Programs that run notebooks (nbclient, papermill, nbconvert) say with each cell that nobody can be asked
-        for input; front ends say the opposite.
+        Programs that run notebooks (nbclient, papermill, nbconvert) state in each request that input is not
+        possible; front ends state that it is.
         """
         return self.is_cell and bool(self._parent.get("content", {}).get("allow_stdin", True))
 
@@ -234,7 +234,7 @@ class StreamSink:
             self._draw_status(status)
 
     def status(self, text: str) -> None:
-        """Redraw one line if this is a terminal; elsewhere none is written: it could not be taken back."""
+        """Redraw one line in a terminal; elsewhere nothing is written, because it could not be removed again."""
         with self._lock:
             self._draw_status(" | ".join(text.split("\n")))
 
@@ -254,14 +254,14 @@ class StreamSink:
         self.text("stdout", f"{text}\n")
 
     def clear_output(self, *, wait: bool = False) -> None:
-        """Do nothing: what is written stays."""
+        """Do nothing, because written text stays."""
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
         """Call a function, here."""
         function(*args)
 
     def flush(self) -> None:
-        """Do nothing: every text is flushed when it is written."""
+        """Do nothing, because every text is flushed when it is written."""
 
     def close(self) -> None:
         """Remove the live line."""

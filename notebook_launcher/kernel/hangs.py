@@ -1,10 +1,10 @@
 """Finds ranks that wait in a collective which other ranks have not entered, by looking at them from outside.
 
 Ranks do nothing for this: no thread, no record, no cost at any step. Linux counts how often the main thread of a
-process has gone to sleep of its own accord. While the thread waits in one collective, this number stays as it is;
-a rank that trains raises it many times a second. So the run's thread reads two small files of each rank about once
-a second. Only where the number has not moved for `hang_notice` seconds is a rank asked for its stack, and only if
-the stack ends in a collective are the other ranks asked as well.
+process has gone to sleep voluntarily. While the thread waits in one collective, the count does not change; a rank
+that trains raises it many times a second. The run's thread therefore reads two small files of each rank about once a
+second. A rank is asked for its stack only if its count has not changed for `hang_notice` seconds, and the other ranks
+are asked only if that stack ends in a collective.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Pulse:
 
 @dataclasses.dataclass(slots=True)
 class _Stretch:
-    """Time in which a rank's main thread has not moved."""
+    """Period in which a rank's main thread has not moved."""
 
     since: float
     sample_after: float
@@ -171,7 +171,7 @@ class Hang:
 
 
 class HangWatch:
-    """Looks at the ranks of one call now and then; driven by the run's thread.
+    """Looks at the ranks of one attempt at intervals; used in the run's thread.
 
     Args:
         notice_after: `LaunchConfig.hang_notice`: seconds of waiting after which a wait counts; None: never.
@@ -179,14 +179,18 @@ class HangWatch:
 
     def __init__(self, notice_after: float | None) -> None:
         self.hang: Hang | None = None
+        """The present wait; None if no rank waits for others."""
         self._notice_after = math.inf if notice_after is None else notice_after
         self._interval = min(max(self._notice_after / 4, SHORTEST_INTERVAL), LONGEST_INTERVAL)
         self._is_on = notice_after is not None
         self._look_at = -math.inf
+        """Time of the next look, by `time.monotonic()`."""
         self._stretches: dict[int, _Stretch] = {}
-        self._is_told = False
-        self._told: dict[str, float] = {}
-        """By `Hang.key`: how long a wait lasted that was told and ended by itself."""
+        """By rank: the period since its main thread last moved."""
+        self._is_announced = False
+        """True once the cell has a line about the present wait."""
+        self._announced: dict[str, float] = {}
+        """By `Hang.key`: the seconds that an announced wait lasted before it ended by itself."""
 
     def next_due(self, now: float) -> float | None:
         """Return the seconds until the next look; None: never."""
@@ -195,11 +199,11 @@ class HangWatch:
     def rest(self) -> None:
         """Forget what is known, because ranks are being stopped or wait for the user."""
         self.hang = None
-        self._is_told = False
+        self._is_announced = False
         self._stretches.clear()
 
     def forgive(self) -> None:
-        """Take no notice of the moves that a request for all stacks causes."""
+        """Ignore the moves of ranks that a request for all stacks causes."""
         for stretch in self._stretches.values():
             stretch.num_forgiven = FORGIVEN
 
@@ -239,7 +243,7 @@ class HangWatch:
             self._stretches[rank] = stretch
 
     def _release(self, now: float) -> str:
-        """Drop the ranks that no longer wait; return the line that says so once none does."""
+        """Drop the ranks that no longer wait; return a line for the cell once none waits."""
         if self.hang is None:
             return ""
         kept = {rank: since for rank, since in self.hang.since.items() if self._since(rank) == since}
@@ -248,19 +252,19 @@ class HangWatch:
             return ""
         hang, self.hang = self.hang, None
         lasted = now - min(hang.since.values())
-        is_told, self._is_told = self._is_told, False
-        if not is_told:
+        is_announced, self._is_announced = self._is_announced, False
+        if not is_announced:
             return ""
-        self._told[hang.key] = lasted
+        self._announced[hang.key] = lasted
         return hang.farewell(now) if lasted >= 2 * self._notice_after else ""
 
     def _announce(self, now: float) -> str:
-        """Return the line for a wait that has not been told; one that was told before must last twice as long."""
-        if self.hang is None or self._is_told:
+        """Return a line for a wait without one; a wait that was announced before must last twice as long."""
+        if self.hang is None or self._is_announced:
             return ""
-        if now - min(self.hang.since.values()) < 2 * self._told.get(self.hang.key, 0.0):
+        if now - min(self.hang.since.values()) < 2 * self._announced.get(self.hang.key, 0.0):
             return ""
-        self._is_told = True
+        self._is_announced = True
         return self.hang.text(now)
 
     def _since(self, rank: int) -> float | None:
@@ -286,13 +290,13 @@ class HangWatch:
         others = self._stretches.keys() - set(due)
         stacks |= {stack.rank: stack for stack in Stacks.parse(dump(others))} if others else {}
         for rank in others:
-            del self._stretches[rank]  # Asking has moved it; what is known of it begins again.
+            del self._stretches[rank]  # The request has moved the rank, so its period starts again.
         hang = Hang(since=waiting, stacks=Stacks(stacks[rank] for rank in sorted(stacks)), absent=absent)
         calls = {stacks[rank].waiting_in for rank in waiting}
         somebody_is_missing = bool(absent) or any(
             stack.waiting_in not in calls for rank, stack in stacks.items() if rank not in waiting
         )
-        # Where every rank has entered one, they may be moving data. If none does anything, nothing will ever come.
+        # If every rank has entered a collective, they may be moving data. If all are idle, no data will ever come.
         is_dead = waiting.keys() == stacks.keys() and all(self._stretches[rank].is_idle(now) for rank in waiting)
         return hang if somebody_is_missing or is_dead else None
 

@@ -1,4 +1,4 @@
-"""What a run leaves in the notebook: outputs that need neither a kernel nor a widget to be seen."""
+"""The outputs that a run leaves in the notebook; they need neither a kernel nor a widget to be seen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORT = 10.0
 
 
 def has_picture(snapshot: RunSnapshot, curves: Curves) -> bool:
-    """Return whether there is more to show than that the run took place."""
+    """Return True if the run has curves or phases to draw."""
     return bool(len(curves) or snapshot.phases)
 
 

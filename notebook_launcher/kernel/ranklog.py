@@ -1,8 +1,8 @@
-"""Everything one rank printed, kept so that a long run does not fill the kernel's memory.
+"""The whole output of one rank, stored so that a long run does not fill the kernel's memory.
 
-The text is gathered in memory and moved to an unnamed temporary file a megabyte at a time: few system
-calls, and nothing to remove afterwards. A machine without a writable temporary folder, or whose disk is
-full, keeps the rest in memory instead: a run must not fail because of its log.
+The text is collected in memory and moved to an unnamed temporary file a megabyte at a time, which takes few system
+calls and leaves nothing to remove. If there is no writable temporary folder, or the disk is full, the rest stays in
+memory, because a run must not fail because of its log.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What every rank is doing: the dumps that `faulthandler` writes, read and summed up.
+"""The stacks of all ranks: reads and sums up the dumps that `faulthandler` writes.
 
-The question behind a stuck run is always the same: who waits in which collective, and who is not there?
+A stuck run always raises the same question: which ranks wait in which collective, and which ranks are missing?
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["RankStack", "StackFrame", "Stacks", "ThreadStack", "crash_site", "pa
 
 PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 ENTRY = (str(PACKAGE_FOLDER / "processes" / "rank.py"), "run_rank")
-"""What lies outside of this frame belongs to the process that the rank was forked from."""
+"""File and function of a rank's outermost frame; frames outside belong to the process that the rank was forked from."""
 LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)(?: \[(?P<name>.*)\])? ")
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
@@ -74,7 +74,7 @@ class StackFrame:
 
     @property
     def is_library(self) -> bool:
-        """Whether it belongs to Python or to an installed package."""
+        """True if the frame belongs to Python or to an installed package."""
         return LIBRARIES.search(self.file) is not None
 
     def __str__(self) -> str:
@@ -97,8 +97,8 @@ class ThreadStack:
 
     @property
     def waiting_in(self) -> str | None:
-        """What of torch.distributed the thread is inside, if it is."""
-        # The outermost: all_gather_object calls all_gather, and the user called the former.
+        """The function of torch.distributed that the thread is inside; None if it is in none."""
+        # The outermost one: the user calls all_gather_object, which calls all_gather.
         for frame in reversed(self.frames):
             if frame.file.endswith(C10D) and frame.function in GROUP_CALLS:
                 return frame.function
@@ -106,7 +106,7 @@ class ThreadStack:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether `torch.compile` is at work; a function that it has compiled has no such frame."""
+        """True while `torch.compile` compiles; a compiled function has no frame of the compiler."""
         return any(frame.file.endswith(COMPILER) for frame in self.frames)
 
 
@@ -167,13 +167,13 @@ def parse_stacks(rank: int, dump: str) -> RankStack:
 
 
 def crash_site(rank: int, dump: str) -> StackFrame | None:
-    """Return where the thread that crashed, or if it is none of Python's the main thread, had left Python."""
+    """Return the frame in which the crashed thread left Python; of the main thread if Python does not know the other."""
     _, header, rest = dump.partition("\nCurrent thread ")
     return parse_stacks(rank, header + rest.partition("\n\n")[0]).here or parse_stacks(rank, dump).here
 
 
 class Stacks(tuple[RankStack, ...]):
-    """The stacks of all ranks; printed, they begin with who waits for whom."""
+    """The stacks of all ranks; printed, they begin with the ranks that wait and those that they wait for."""
 
     __slots__ = ()
 
@@ -223,7 +223,7 @@ class Stacks(tuple[RankStack, ...]):
 
 
 def _describe(stack: RankStack, tense: _Tense, *, is_absent: bool) -> tuple[str, str]:
-    """Return what a rank does, as said of one rank and of several."""
+    """Return a clause about a rank's position, with its verb in the singular and in the plural."""
     here = stack.here
     if stack.main is None:
         return ("did not answer",) * 2
@@ -250,7 +250,7 @@ def _report(stack: RankStack, tense: _Tense) -> str:
 
 
 def _implied_wait(frames: tuple[StackFrame, ...]) -> str | None:
-    """Name the wait of a thread that is in C++ code below one of these."""
+    """Return the name of the wait of a thread that is in C++ code below these frames; None if there is none."""
     top = frames[0]
     if "/torch/autograd/" in top.file:
         return "backward (gradient all-reduce)"

@@ -1,4 +1,4 @@
-"""Do something to a module as soon as it has been imported, without importing it for that."""
+"""Calls functions on modules as soon as these have been imported, without importing them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["after_import"]
 
 
 def after_import(callbacks: Mapping[str, Callable[[types.ModuleType], None]]) -> None:
-    """Call each callback with its module: now if it is imported already, else right after its import."""
+    """Call each callback with its module: now if the module is imported already, otherwise right after its import."""
     waiting = dict(callbacks)
     for name in callbacks:
         if (module := sys.modules.get(name)) is not None:
@@ -37,7 +37,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         callback = self._waiting.pop(fullname, None)
         if callback is None:
             return None
-        spec = importlib.util.find_spec(fullname)  # Comes back here, where nothing waits any more.
+        spec = importlib.util.find_spec(fullname)  # Calls this method again, which then finds no callback.
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, callback)
         return spec
@@ -55,7 +55,7 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        # From now on the module is as it would be without us: `inspect` and `pickle` look at its loader.
+        # From now on the module looks as usual, because `inspect` and `pickle` read its loader.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -1,4 +1,4 @@
-"""How a process outside the kernel comes up: its command line, and the surroundings it shares with the kernel."""
+"""The start of a process outside the kernel: its command line, and the kernel's environment that it takes over."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ __all__ = ["command", "enter_kernel_surroundings", "rank_command", "read_rank_st
 
 Role = Literal["forkserver", "supervisor", "rank"]
 
-# `-c` rather than `-m`: the package must be found even where only the kernel's `sys.path` leads to it, and
-# the folder of the notebook must not come first, where a file named like a module of the standard library
-# would be imported instead.
+# `-c` and not `-m`: the package must be found even if only the kernel's `sys.path` contains it, and the notebook's
+# folder must not come first, because a file there with the name of a standard module would be imported instead.
 BOOTSTRAP = (
     "import sys; sys.path[:] = [p for p in sys.path if p] + [{root!r}]; "
     "from notebook_launcher.processes.{role} import main; main({fd})"
@@ -29,14 +28,14 @@ BOOTSTRAP = (
 
 
 def command(role: Role, fd: int) -> list[str]:
-    """Return the command line of a fresh interpreter in this role; `fd` is what it inherits."""
+    """Return the command line of a fresh interpreter in this role; `fd` is the descriptor that it inherits."""
     root = str(Path(__file__).resolve().parents[2])
-    # The last word is for people who look at a process list; nothing reads it.
+    # The last argument is for people who look at a list of processes; no code reads it.
     return [sys.executable, "-c", BOOTSTRAP.format(root=root, role=role, fd=fd), f"notebook_launcher.processes.{role}"]
 
 
 def rank_command(start: RankStart) -> tuple[list[str], list[int]]:
-    """Return the command line of a spawned rank and the descriptors it needs, its birth record last."""
+    """Return the command line of a spawned rank and the descriptors that it needs, that of its `RankStart` last."""
     fd = anonymous_file("rank-start")
     with open(fd, "wb", closefd=False) as file:
         pickle.dump(start, file)
@@ -44,7 +43,7 @@ def rank_command(start: RankStart) -> tuple[list[str], list[int]]:
 
 
 def read_rank_start(fd: int) -> RankStart:
-    """Return what `rank_command` wrote."""
+    """Return the `RankStart` that `rank_command` wrote."""
     with open(fd, "rb") as file:
         file.seek(0)
         start: RankStart = pickle.load(file)
@@ -52,7 +51,7 @@ def read_rank_start(fd: int) -> RankStart:
 
 
 def enter_kernel_surroundings(setup: messages.Setup) -> None:
-    """Take over the kernel's present environment, import path, arguments and working directory."""
+    """Set environment, import path, arguments and working directory to those that the kernel had at the launch."""
     os.environ.clear()
     os.environ.update(setup.environ)
     sys.path[:] = setup.sys_path

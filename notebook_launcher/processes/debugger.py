@@ -20,10 +20,10 @@ __all__ = ["RankPdb"]
 
 
 class RankPdb(PlainPdb):
-    """A debugger whose prompt travels inside the request, so that both stand on one line."""
+    """A debugger whose prompt is part of the request for input, so that both are on one line."""
 
     def __init__(self, rank: int, ask: Callable[[str], str], stdout: Any) -> None:
-        # Without nosigint, `continue` would take over the handler of SIGINT, by which a run is stopped.
+        # Without nosigint, `continue` would replace the handler of SIGINT, with which a run is stopped.
         super().__init__(
             stdin=cast("IO[str]", _Prompt(self, f"(rank {rank} pdb) ", ask)),
             stdout=stdout,
@@ -33,7 +33,7 @@ class RankPdb(PlainPdb):
         self.prompt = ""
 
     def format_stack_entry(self, frame_lineno: tuple[FrameType, int], lprefix: str = ": ") -> str:
-        """Return `Cell In[3](4)train()-> loss.backward()`: a cell's file name says nothing to anybody."""
+        """Return `Cell In[3](4)train()-> loss.backward()`, with the cell's name in place of its file name."""
         entry = super().format_stack_entry(frame_lineno, lprefix)
         filename = self.canonic(frame_lineno[0].f_code.co_filename)
         return entry.replace(filename, cells.place_of(filename), 1)

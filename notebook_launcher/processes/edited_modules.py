@@ -1,4 +1,4 @@
-"""The user's modules in ranks that stay alive: a file that was edited is imported anew, never stale."""
+"""The user's modules in the ranks of a session: after a file was edited, its module is imported again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LocalModules"]
 
 
 class LocalModules:
-    """The modules under the notebook's folder, and what their files were like when a call last ended."""
+    """The modules under the notebook's folder, with the state of their files at the end of the last call."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -21,14 +21,14 @@ class LocalModules:
         ours = str(Path(__file__).parents[1])
         installed = {*site.getsitepackages(), sys.prefix, sys.base_prefix, ours}
         self._installed = tuple(os.path.join(folder, "") for folder in installed)
-        # What was there before the first call is nobody's to edit, or was inherited from the kernel.
+        # Modules that were there before the first call are the launcher's own, or were inherited from the kernel.
         self._known = set(sys.modules)
         self._seen: dict[str, tuple[int, int]] = {}
 
     def forget_edited(self) -> list[str]:
-        """Forget all of them if one was edited, so that they are imported anew; return the edited files.
+        """Forget all local modules if one was edited, so that they are imported again; return the edited files.
 
-        All, since a module that was not edited may hold names of one that was.
+        All of them, because a module that was not edited may hold names of an edited one.
         """
         edited = [file for file, stamp in self._seen.items() if _stamp(file) != stamp]
         if edited:
@@ -40,9 +40,9 @@ class LocalModules:
         return [os.path.relpath(file, self._folder) for file in edited]
 
     def remember(self) -> None:
-        """Note what the files of newly imported ones are like.
+        """Record the state of the files of newly imported modules.
 
-        Before the call's end is told: the user may edit a file the moment that the cell returns.
+        Call it before the end of the call is reported, because the user may edit a file as soon as the cell returns.
         """
         for name in sys.modules.keys() - self._known:
             self._known.add(name)

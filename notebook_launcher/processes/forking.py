@@ -1,8 +1,8 @@
-"""Makes a rank's own forks, of data-loader workers above all, safe from its threads on older Pythons.
+"""Makes a rank's own forks, above all of data-loader workers, safe from its threads on older Pythons.
 
-Before Python 3.10.15 and 3.11.10 a forked child took the lock over the list of threads as its parent held it
-(https://github.com/python/cpython/issues/112275). A thread of gloo that drops the last tensor of a collective
-holds that lock for a moment, so workers forked right after a collective waited for ever, about once in 20
+Before Python 3.10.15 and 3.11.10 a forked child copied the lock on the list of threads in its parent's state
+(https://github.com/python/cpython/issues/112275). A thread of gloo that drops the last tensor of a collective holds
+that lock for a moment, so workers that were forked right after a collective could wait forever: about once in 20
 epochs of three workers on two ranks.
 """
 
@@ -17,32 +17,32 @@ from pathlib import Path
 
 __all__ = ["has_the_defect", "let_threads_settle", "settle_before_a_fork", "settle_before_forks"]
 
-# Two looks in 0.2 ms are the rule; a thread that computes for longer than this is not worth waiting for.
+# Usually two looks in 0.2 ms suffice; a thread that computes for longer than 50 ms is not waited for.
 PATIENCE_S = 0.05
 BETWEEN_LOOKS_S = 0.0001
 
 
 def settle_before_a_fork() -> None:
-    """Let threads come to rest, once, if this Python needs it."""
+    """Wait once until other threads rest, if this Python needs it."""
     if has_the_defect(sys.version_info[:3]):
         let_threads_settle()
 
 
 def settle_before_forks() -> None:
-    """Let threads come to rest before each fork of this process, if this Python needs it."""
+    """Wait until other threads rest before each fork of this process, if this Python needs it."""
     if has_the_defect(sys.version_info[:3]):
         os.register_at_fork(before=let_threads_settle)
 
 
 def has_the_defect(version: tuple[int, int, int]) -> bool:
-    """Whether a fork of this Python, given as (major, minor, micro), may copy a lock that is held."""
+    """Return True if a fork of this Python version, given as (major, minor, micro), may copy a lock that is held."""
     return version < (3, 10, 15) or (3, 11) <= version < (3, 11, 10)
 
 
 def let_threads_settle() -> None:
     """Wait until no other thread of this process runs, for 50 ms at most.
 
-    Sleeping gives the interpreter's lock away, so that threads which wait for it get on and come to rest too.
+    Sleeping releases the interpreter's lock, so that threads that wait for the lock continue and come to rest too.
     """
     tasks = Path("/proc/self/task")
     this_one = str(threading.get_native_id())

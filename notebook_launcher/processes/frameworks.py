@@ -1,9 +1,10 @@
-"""What other libraries do to start processes and their group, in a rank, where both are up already.
+"""Changes to other libraries that start processes or process groups; a rank has both already.
 
-`torch.multiprocessing.spawn`, by which programs start their own ranks, is refused.
+`torch.multiprocessing.spawn`, with which programs start their own ranks, is refused.
 
-Hugging Face Accelerate and Lightning Fabric hand `timeout=` to `init_process_group`, and leave that out where they
-find a group. Here the group that is up gets it. Nothing happens with a version that lacks what is replaced here.
+Hugging Face Accelerate and Lightning Fabric pass `timeout=` to `init_process_group`, and skip that call if there is a
+group already. In a rank, the existing group gets the timeout. A version of these libraries without the functions that
+are replaced here is left as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Let the timeouts count in this process, which is a rank, once the libraries are imported."""
+    """Make the changes in this process, which is a rank, once the libraries are imported."""
     fabric = {f"{package}.utilities.distributed": _patch_fabric for package in ("lightning_fabric", "lightning.fabric")}
     after_import({"accelerate.state": _patch_accelerate, "torch.multiprocessing": _patch_spawn, **fabric})
 
@@ -41,7 +42,7 @@ def _patch_spawn(module: types.ModuleType) -> None:
 
 
 def _refusal(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, which this process, a rank, must not call."""
+    """Return a replacement that raises `CallOrderError` in a rank, and calls the function in other processes."""
 
     @functools.wraps(function)
     def start(fn: Any, *args: Any, **kwargs: Any) -> Any:

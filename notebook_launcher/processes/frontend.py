@@ -1,8 +1,8 @@
-"""What connects a rank with the cell: `display()`, figures, `input()`, `breakpoint()`, progress bars.
+"""The rank's connection to the cell: `display()`, figures, `input()`, `breakpoint()`, progress bars.
 
-A rank has neither a front end nor a terminal. Rich output goes to the kernel as records, and whatever
-reads from the user asks the kernel and waits. In a rank forked from the fork server all heavy imports
-are there already; in a fresh interpreter IPython's shell is made when IPython is first imported.
+A rank has neither a front end nor a terminal. Rich output goes to the kernel as records; code that reads from the user
+asks the kernel and waits. A rank that is forked from the fork server has all heavy imports already; in a fresh
+interpreter IPython's shell is made when IPython is first imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_WIDGETS = "shown as text, because widgets live in the kernel and a rank is a 
 
 
 def warm() -> None:
-    """Import and build, in a process that ranks are forked from, what `install` needs."""
+    """Import and build everything that `install` needs, in a process from which ranks are forked."""
     import getpass  # noqa: F401
 
     with contextlib.suppress(ImportError):
@@ -41,12 +41,12 @@ def install(
     send: Callable[[object], None],
     request: Callable[[messages.InputRequest], messages.InputReply],
 ) -> None:
-    """Connect this process, which is that rank.
+    """Connect this process, a rank, with the cell.
 
     Args:
         rank: The number that prompts show.
-        send: Sends a record to the kernel, and returns when it was taken; may be called from any thread and from
-            forked children.
+        send: Sends a record to the kernel and returns when the kernel has received it; may be called from any thread
+            and from forked children.
         request: Sends a request and waits for its reply.
     """
     keyboard = _Keyboard(rank, request)
@@ -64,7 +64,7 @@ def install(
 
 
 def flush_figures() -> None:
-    """Show the figures that were made and not shown, as the end of a cell does."""
+    """Show the figures that were made and not shown yet, as IPython does at the end of a cell."""
     backend: Any = sys.modules.get("matplotlib_inline.backend_inline")
     if backend is not None:
         backend.flush_figures()
@@ -91,7 +91,7 @@ def _shell_module() -> Any:
 
 
 def _display(*objects: Any, **options: Any) -> Any:
-    """Stand for IPython's `display`, which notebooks use without an import, until it is first called."""
+    """Replace IPython's `display`, which notebooks use without an import, until its first call imports it."""
     try:
         from IPython.display import display
     except ImportError:
@@ -102,7 +102,7 @@ def _display(*objects: Any, **options: Any) -> Any:
 
 
 def _make_bars_plain(module: types.ModuleType) -> None:
-    # Without what it overrides, tqdm.notebook's bar is tqdm's text bar.
+    # Without the methods that it overrides, tqdm.notebook's bar is tqdm's text bar.
     bar = module.tqdm_notebook
     for name in [*vars(bar)]:
         if name in ("__init__", "__iter__") or not name.startswith("__"):
@@ -120,7 +120,7 @@ def _make_bars_plain(module: types.ModuleType) -> None:
 
 
 class _Keyboard:
-    """The user, who is asked through the kernel."""
+    """Asks the user through the kernel."""
 
     def __init__(self, rank: int, request: Callable[[messages.InputRequest], messages.InputReply]) -> None:
         self._rank = rank
@@ -128,7 +128,7 @@ class _Keyboard:
         self._pid = os.getpid()
 
     def ask(self, prompt: str, *, password: bool = False) -> str:
-        """Return what the user typed; raises EOFError, with the reason, if nobody can be asked."""
+        """Return the text that the user typed; raises EOFError, with the reason, if nobody can answer."""
         if os.getpid() != self._pid:
             raise EOFError(
                 f"a process that rank {self._rank} started (a data-loader worker?) asked for input: "
@@ -143,29 +143,29 @@ class _Keyboard:
         return reply.text
 
     def input(self, prompt: object = "", /) -> str:
-        """Stand for the builtin."""
+        """Replace the builtin `input`."""
         return self.ask(f"[rank {self._rank}] {prompt}")
 
     def getpass(self, prompt: str = "Password: ", stream: Any = None, **_options: Any) -> str:  # noqa: ARG002
-        """Stand for `getpass.getpass`."""
+        """Replace `getpass.getpass`."""
         return self.ask(f"[rank {self._rank}] {prompt}", password=True)
 
     def breakpoint(self, *args: Any, **options: Any) -> Any:
-        """Stand for `sys.breakpointhook`."""
+        """Replace `sys.breakpointhook`."""
         if os.environ.get("PYTHONBREAKPOINT", "") not in ("", "pdb.set_trace"):
             return sys.__breakpointhook__(*args, **options)  # noqa: T100
         return self._debug(sys._getframe(1), options.get("header"))
 
     def set_trace(self, *, header: str | None = None, **_options: Any) -> None:
-        """Stand for `pdb.set_trace`."""
+        """Replace `pdb.set_trace`."""
         self._debug(sys._getframe(1), header)
 
     def patch_getpass(self, module: types.ModuleType) -> None:
-        """Answer `getpass.getpass`."""
+        """Replace `getpass.getpass` in its module."""
         module.getpass = self.getpass  # type: ignore[attr-defined]
 
     def patch_pdb(self, module: types.ModuleType) -> None:
-        """Answer `pdb.set_trace`."""
+        """Replace `pdb.set_trace` in its module."""
         module.set_trace = self.set_trace  # type: ignore[attr-defined]
 
     def _debug(self, frame: types.FrameType, header: str | None) -> None:
@@ -178,7 +178,7 @@ class _Keyboard:
 
 
 class _Stdin(io.TextIOBase):
-    """Standard input: every line is asked for."""
+    """Standard input whose lines are asked of the user."""
 
     encoding = "utf-8"
 

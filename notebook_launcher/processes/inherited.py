@@ -1,4 +1,4 @@
-"""What a forked process inherits from its parent and must let go of."""
+"""Removes things that a forked process inherits from its parent and must not use."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def forget(start_method: str) -> None:
 
 
 def _forget_exit_handlers() -> None:
-    # The user's are for the kernel to run. torch's, of the fork server, take 45 ms: one imports a module to
-    # describe what was compiled, 170 others take operators apart that end with the process. The standard
-    # library registers its own once per process, at an import or a first use that is past.
+    # The kernel runs the user's handlers. torch's handlers, inherited from the fork server, take 45 ms: one imports
+    # a module to describe what was compiled, 170 others release operators that end with the process anyway. The
+    # standard library registers its handlers once per process, at an import or first use that is past.
     atexit._clear()
     atexit.register(logging.shutdown)
-    # A copy of the kernel's TemporaryDirectory must not remove its folder. The entries are kept: what
-    # they hold may do something when it is freed.
+    # A copy of the kernel's TemporaryDirectory must not remove the folder. The entries are kept alive, because the
+    # objects that they hold may do something when they are freed.
     finalize: Any = weakref.finalize
     _Kept.finalizers = dict(finalize._registry)
     finalize._registry.clear()
@@ -46,8 +46,8 @@ def _forget_children() -> None:
 
 
 def _forget_process_groups() -> None:
-    # Destroying them would wait for threads that the fork did not bring along. They are kept alive
-    # for the same reason, and torch is told to start anew.
+    # Destroying the groups would wait for threads that do not exist in the fork. The groups are kept alive for the
+    # same reason, and torch's registry is emptied.
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not c10d.is_initialized():
         return
@@ -60,12 +60,12 @@ def _forget_process_groups() -> None:
 
 
 def _forget_being_alone() -> None:
-    # What Hugging Face's Accelerator found in the kernel it keeps in these classes: one process. A rank
-    # that believed it would train for itself, and nothing would say so.
+    # Hugging Face's Accelerator stores in these classes that the kernel is a single process. A rank that found this
+    # would train by itself, without any notice.
     if (state := sys.modules.get("accelerate.state")) is not None:
         for name in ("AcceleratorState", "GradientState", "PartialState"):
             getattr(state, name)._shared_state.clear()
-    # Lightning noted at its import that the kernel is interactive, where it refuses to use ranks.
+    # At its import Lightning noted that the kernel is interactive, and would refuse to use ranks.
     for name, module in list(sys.modules.items()):
         if name.startswith("lightning") and "_IS_INTERACTIVE" in vars(module):
             module._IS_INTERACTIVE = False  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What outlives a process: the out-of-memory killer's count, and what a killed one left in /dev/shm."""
+"""Traces that a killed process leaves: the out-of-memory killer's count, and files in /dev/shm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INODE_FIELD = 4
 
 
 def oom_kills() -> int:
-    """Return how often the out-of-memory killer has struck in this control group or on this machine."""
+    """Return the number of processes that the out-of-memory killer has killed in this control group or machine."""
     names = {1: "memory.oom_control", 2: "memory.events"}
     files = [group.folder / names[group.version] for group in cgroups.memory_groups()]
     return _count([*files, Path("/proc/vmstat")], "oom_kill")
@@ -41,8 +41,8 @@ def session_members(session: int) -> set[int]:
 def named_semaphores(pids: Iterable[int]) -> set[Path]:
     """Return the files of the semaphores that these processes have mapped and that still have a name.
 
-    `multiprocessing` shares semaphores with a fresh interpreter by name. A process of its own removes them when
-    those that use them have ended without doing so, but it is killed with their session.
+    `multiprocessing` shares semaphores with a fresh interpreter by name. Its resource tracker, a process of its own,
+    removes the names that are left when their users have ended, but the tracker is killed with their session.
     """
     named: dict[int, Path] = {}
     for file in SHARED_FOLDER.glob("sem.mp-*"):
@@ -52,7 +52,7 @@ def named_semaphores(pids: Iterable[int]) -> set[Path]:
     for pid in pids if named else ():
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-                # Not by name: whoever made a semaphore has mapped it under one that it had before.
+                # By inode and not by name: the maker of a semaphore has mapped it under an earlier name.
                 if f" {SHARED_FOLDER}/sem." in line:
                     inode = int(line.split()[INODE_FIELD])
                     found |= {named[inode]} if inode in named else set()

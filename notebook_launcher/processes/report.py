@@ -1,4 +1,4 @@
-"""An exception as plain data that always travels, whatever the exception object holds or does when asked."""
+"""Describes an exception as plain data that always travels, whatever the exception object holds or does."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Link = Literal["cause", "context", ""]
 
 OURS = str(Path(__file__).resolve().parents[1])
 INTERRUPT_HANDLER = "_on_interrupt"
-"""What Python calls in a rank when the run is stopped: it stands below the line that was interrupted."""
+"""The function that Python calls in a rank when the run is stopped, as the innermost frame of the traceback."""
 MAX_FRAMES = 200
-"""Of a recursion, its beginning and its end are kept."""
+"""Frames of a traceback that are kept: the first and the last ones of a recursion."""
 MAX_LINKS = 20
-"""Of a chain, its beginning and its end are kept."""
+"""Exceptions of a chain of causes that are kept: the first and the last ones."""
 MAX_EXCEPTIONS = 100
-"""In all, with those inside exception groups."""
+"""Exceptions that are kept in all, including those inside exception groups."""
 MAX_TEXT = 20_000
 """Characters of a message or a note."""
 
@@ -35,7 +35,7 @@ MAX_TEXT = 20_000
 def describe(error: BaseException) -> ExceptionReport:
     """Return the exception's type, message, chain and frames, without the frames of this package.
 
-    Never fails: what cannot be found out is left out.
+    Never fails: parts that cannot be read are left out.
     """
     bare = ExceptionReport(type_name=type(error).__name__, message=_text(error), frames=())
     return _attempt(lambda: _Reporter().describe(error), bare)

@@ -20,7 +20,7 @@ def seed(number: int, *, use_gpu: bool) -> None:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(number)
     if (torch := sys.modules.get("torch")) is not None:
-        # `torch.manual_seed` notes for each device who asked, with a stack that it formats: 4 ms.
+        # `torch.manual_seed` records a formatted stack for each device, which takes 4 ms.
         (torch.manual_seed if use_gpu else torch.default_generator.manual_seed)(number)
 
 
@@ -34,8 +34,8 @@ def set_threads(num_threads: int) -> None:
 
 
 def _set_openblas_threads(numpy: Any, num_threads: int) -> None:
-    # In a fork it is loaded already, and has read its parent's environment: eight ranks on eight cores
-    # would multiply matrices with 64 threads.
+    # In a fork OpenBLAS is loaded already and has read its parent's environment: eight ranks on eight cores would
+    # multiply matrices with 64 threads.
     core = numpy._core if hasattr(numpy, "_core") else numpy.core  # numpy._core since NumPy 2
     library = ctypes.CDLL(core._multiarray_umath.__file__)
     for name in OPENBLAS_SETTERS:

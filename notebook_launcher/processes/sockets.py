@@ -1,4 +1,4 @@
-"""The sockets that a piece of code opens, and how to hang up on all of them."""
+"""Lists the sockets that a piece of code opens, and shuts their connections down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def open_sockets() -> dict[str, int]:
     """Return this process's sockets: `socket:[inode]`, which no other socket has, and a descriptor."""
     found: dict[str, int] = {}
     for descriptor in DESCRIPTORS.iterdir():
-        with contextlib.suppress(OSError):  # The one that lists them is closed by now.
+        with contextlib.suppress(OSError):  # The descriptor that listed the folder is closed by now.
             target = str(descriptor.readlink())
             if target.startswith("socket:"):
                 found[target] = int(descriptor.name)
@@ -24,7 +24,7 @@ def open_sockets() -> dict[str, int]:
 
 
 def hang_up(sockets: set[str]) -> None:
-    """Shut those of these connections down that are still open, so that whoever reads from them sees their end."""
+    """Shut down the connections that are still open, so that their readers see the end of file."""
     for target, fd in open_sockets().items():
         if target in sockets:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as end:

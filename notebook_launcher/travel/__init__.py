@@ -1,9 +1,9 @@
-"""What travels between the kernel and the ranks: calls, values and exceptions, by descriptor.
+"""Packs and unpacks calls, values and exceptions that travel between the kernel and the ranks, by descriptor.
 
-One direction: `pack_call` in the kernel, `unpack_call` in every rank. The other: `pack_value` or
-`pack_exception` in the rank, `unpack_value` or `unpack_exception` in the kernel. A descriptor names an
-anonymous file in memory (`parcel.py`); packing gives one away, unpacking closes it. Only descriptors
-that came over our own sockets may be unpacked: a parcel runs code, as every pickle does.
+In one direction, the kernel calls `pack_call` and every rank `unpack_call`. In the other, a rank calls `pack_value` or
+`pack_exception`, and the kernel `unpack_value` or `unpack_exception`. A descriptor refers to a parcel, an anonymous
+file in memory (`parcel.py`); packing returns a descriptor, unpacking closes it. Only descriptors that came over the
+package's own sockets may be unpacked, because a parcel runs code, as every pickle does.
 
 Tensors and contiguous NumPy arrays arrive without a copy, writable, and private to the process that
 unpacked them; a parcel's memory is freed once all of them, in all processes, are gone.
@@ -46,12 +46,12 @@ __all__ = [
 def pack_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, start: Callable[[], object] = lambda: None
 ) -> AnonymousFile:
-    """Pack a function with its closure and arguments; return a file, whose descriptor any number may unpack.
+    """Pack a function with its closure and arguments; return a file, whose descriptor any number of ranks may unpack.
 
-    `start` is called once it is known that all can travel, and before large data are copied: what it starts
-    comes up meanwhile.
+    `start` is called once everything is known to be picklable, and before large data are copied, so that processes
+    start up during the copy.
 
-    Raises CaptureError, by name, if something cannot travel, and ResourceError if memory is short.
+    Raises CaptureError, with the object's name, if an object cannot travel, and ResourceError if memory is short.
     """
     roots = [
         Part(fn, root=getattr(fn, "__name__", "fn")),
@@ -71,7 +71,7 @@ def pack_call(
 
 
 def _pickle_call(parcel: ParcelWriter, roots: list[Part], call: FunctionCall) -> bytes:
-    """Pickle all but the buffers; return the notes for the parcel's end."""
+    """Pickle everything but the buffers; return the notes for the end of the parcel."""
     try:
         pickler = CallPickler(parcel, parcel.add_buffer)
         pickler.dump(tuple(call))
@@ -110,9 +110,9 @@ def unpack_call(fd: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str,
 
 
 def pack_value(value: object, what: str = "return value") -> int:
-    """Pack what the function returned; `what` names it in errors.
+    """Pack the value that the function returned; `what` names it in errors.
 
-    Raises ReturnValueError, with the path inside the value, if something cannot travel, and
+    Raises ReturnValueError, with the path inside the value, if a part of the value cannot travel, and
     ResourceError if memory is short.
     """
     try:
@@ -141,7 +141,7 @@ def pack_exception(exc: BaseException) -> int | None:
     """
     try:
         return _pack(exc, ExceptionPickler, "exception")
-    except Exception:  # noqa: BLE001  # the report of it, which is plain data, travels all the same
+    except Exception:  # noqa: BLE001  # the exception's report, which is plain data, travels in any case
         return None
 
 
@@ -149,7 +149,7 @@ def unpack_exception(fd: int) -> BaseException | None:
     """Unpack an exception in the kernel; None if it cannot be rebuilt there."""
     try:
         exc = _unpack(fd)
-    except Exception:  # noqa: BLE001  # whatever its class raises, the report is enough
+    except Exception:  # noqa: BLE001  # its class may raise anything; the report is enough
         return None
     return exc if isinstance(exc, BaseException) else None
 

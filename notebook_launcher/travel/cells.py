@@ -1,4 +1,4 @@
-"""The notebook's cells as source files: their lines, which go with a call, and what a reader calls them."""
+"""The notebook's cells as source files: their lines, which travel with a call, and their names for readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pack(filenames: Iterable[str]) -> Cells:
 
 
 def install(cells: Cells) -> None:
-    """Let this process find the lines of cells that were packed in another one."""
+    """Install lines of cells that were packed in another process, so that tracebacks in this one show them."""
     for filename, (place, lines) in cells.items():
         # Without a modification time, so that linecache.checkcache() does not look for the file.
         linecache.cache[filename] = (sum(map(len, lines)), None, lines, place)
@@ -31,7 +31,7 @@ def place_of(filename: str) -> str:
     """Return `Cell In[3]` for the file name that IPython gives a cell's code, and other names as they are."""
     entry = linecache.cache.get(filename, ())
     if len(entry) == 4 and entry[1] is None and entry[3] != filename:
-        return str(entry[3])  # It came with a call.
+        return str(entry[3])  # The entry came with a call.
     ipython: Any = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython is not None else None
     try:
@@ -42,7 +42,7 @@ def place_of(filename: str) -> str:
 
 
 def _lines_in_memory(filename: str) -> list[str]:
-    """Return the lines of a cell: those that linecache holds without a file behind them."""
+    """Return the lines of a cell, which linecache holds without a file on disk."""
     entry = linecache.cache.get(filename)
     if entry is None or (len(entry) > 1 and entry[1] is not None):
         return []

@@ -24,9 +24,9 @@ HEAP_TYPE = 1 << 9
 
 
 def reduce_exception(exc: BaseException) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
-    """Return how an exception is rebuilt, or None where its class says that itself.
+    """Return the reduction of an exception; None if its class defines its own.
 
-    The traceback, the cause and the context stay behind, as they do with pickle.
+    The traceback, the cause and the context do not travel, as with pickle.
     """
     cls = type(exc)
     if isinstance(cls.__reduce__, types.FunctionType) or cls.__reduce_ex__ is not object.__reduce_ex__:
@@ -45,7 +45,7 @@ def _slot_names(cls: type) -> list[str]:
 
 
 def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Make an exception without the `__init__` that its class may define."""
+    """Create an exception without calling an `__init__` that its class may define."""
     base: Any = next(c for c in cls.__mro__ if not c.__flags__ & HEAP_TYPE)
     exc: BaseException = base.__new__(cls, *args)
     base.__init__(exc, *args)
@@ -53,6 +53,6 @@ def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...]) -> BaseEx
 
 
 def restore_attributes(exc: BaseException, attributes: dict[str, Any]) -> None:
-    """Set what `reduce_exception` returned, past a `__setattr__` that refuses, as frozen data classes have."""
+    """Set the attributes that `reduce_exception` returned, bypassing a `__setattr__` that refuses."""
     for name, value in attributes.items():
         BaseException.__setattr__(exc, name, value)

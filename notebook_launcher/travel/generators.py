@@ -1,4 +1,4 @@
-"""Random number generators that a function takes along: every rank gets a copy that draws the same numbers."""
+"""Random number generators that travel with a call: every rank gets a copy that draws the same numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = {
     ("numpy.random", "RandomState"): "numpy.random.RandomState(torch.initial_seed() % 2**32)",
     ("random", "Random"): "random.Random(torch.initial_seed())",
 }
-"""Each class, and how a rank makes one of its own: ranks are given different seeds."""
+"""By class: the expression for a generator of the rank's own; ranks have different seeds."""
 
 
 def describe_generators(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -37,9 +37,9 @@ def describe_generators(function: Any, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def find_generators(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return generators by the names that the function knows them by, also from lists, tuples and dicts.
+    """Return the generators that a call brings along, by name, including those in lists, tuples and dicts.
 
-    Not those in other objects: the generator of a data loader must be equal on all ranks.
+    Generators in other objects are left out, because the generator of a data loader must be equal on all ranks.
     """
     while isinstance(function, functools.partial):
         function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}

@@ -1,8 +1,8 @@
-"""Kinds of objects that stay in their process, and what to do instead.
+"""Kinds of objects that stay in their process, with the advice for each.
 
-Some of these pickle can copy, and the copy would be wrong: an open file would arrive as a copy of its
-content, a widget as one that no page shows, a wrapped model as one whose process group is gone. They
-are refused by their type, found by name so that nothing is imported to look for it.
+Pickle can copy some of these objects, but the copy would be wrong: an open file would arrive as a copy of its content,
+a widget as one that no page shows, a wrapped model as one whose process group is gone. Objects are refused by their
+type, which is found by name, so that no module is imported for the check.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ __all__ = ["Kind", "describe", "kind_of_type", "type_name"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """Why a type stays where it is."""
+    """A class of objects that stay in their process."""
 
     in_call: str
-    """What to do when a function captured one."""
+    """Advice if a function captured such an object."""
     in_value: str
-    """What to do when a function returned one."""
+    """Advice if a function returned such an object."""
 
 
 _CREATE = "Create it inside the function."

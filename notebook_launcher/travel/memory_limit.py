@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's, or less where a control group says so."""
+"""The memory that this process may still take: the machine's, or less within a control group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
-"""By the version of control groups: where the limit and the use stand, and what counts as use but can be had back."""
+"""By version of control groups: the files with the limit and the use, and the part of the use that can be reclaimed."""
 
 
 def available_memory() -> int:
@@ -27,7 +27,7 @@ def available_memory() -> int:
 
 
 def _room_in(group: MemoryGroup) -> int:
-    """Return the smallest room among a group and its ancestors; the folders that do not exist here are passed over."""
+    """Return the smallest room among a group and its ancestors; folders that do not exist here are skipped."""
     limit_name, usage_name, reclaimable_name = FILES[group.version]
     room = 1 << 62
     for folder in (group.folder, *group.folder.parents):

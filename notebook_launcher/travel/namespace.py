@@ -51,7 +51,7 @@ def main_globals() -> dict[str, Any]:
 
 
 class _MainGlobals:
-    """Stands for the kernel's namespace in a pickle; arrives as the rank's."""
+    """Stands in for the kernel's namespace in a pickle; arrives as the rank's namespace."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return main_globals, ()
@@ -62,7 +62,7 @@ MAIN_GLOBALS = _MainGlobals()
 
 @dataclasses.dataclass(slots=True)
 class _Book:
-    """What a rank received from the kernel: the names in `__main__`, the classes by cloudpickle's id."""
+    """Record of the definitions that a rank received from the kernel."""
 
     names: set[str] = dataclasses.field(default_factory=set)
     class_ids: weakref.WeakKeyDictionary[type, str] = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
@@ -72,19 +72,19 @@ class _Book:
 
 
 class Luggage:
-    """What goes along with a call: names for the rank's `__main__`, ids of classes, source lines."""
+    """Definitions that travel with a call: names for the rank's `__main__`, ids of classes, source lines."""
 
     def __init__(self) -> None:
         self._definitions: dict[int, Any] = {}
 
     def add(self, definition: Any) -> None:
-        """Note a function or class that travels by value."""
+        """Add a function or class that travels by value."""
         self._definitions[id(definition)] = definition
 
     def pack(self, can_travel: Callable[[Any], bool]) -> tuple[Any, ...]:
-        """Return plain data and the definitions; pickle it with the pickler that met them.
+        """Return plain data and the definitions, for the pickler that added them to pickle.
 
-        A class inside another is found by way of that one, which goes along if `can_travel`.
+        A nested class is found through the outer class, which is included if `can_travel` is true of it.
         """
         definitions = list(self._definitions.values())
         namespace = main_globals()
@@ -104,13 +104,13 @@ class Luggage:
 
 
 class Overwritten:
-    """Finds the names to which the rank had given values of its own, and which a call's arrival has changed."""
+    """Finds the names whose values in the rank were its own and were overwritten by a call."""
 
     def __init__(self) -> None:
         self._before = dict(main_globals())
 
     def names(self) -> list[str]:
-        """Return those that were not returned before; call it when everything has arrived."""
+        """Return the names that were not returned before; call it after the whole call is unpacked."""
         namespace, book = main_globals(), _book()
         arrived = {
             name: value
@@ -128,12 +128,12 @@ class Overwritten:
 
 
 def _is_the_modules_own(name: str) -> bool:
-    # A function that mentions `__name__` brings it along. The book has such a name too.
+    # A function that uses `__name__` brings that name along. The book has such a name too.
     return name.startswith("__") and name.endswith("__")
 
 
 def note_inherited() -> None:
-    """Take everything in `__main__` for what came from the kernel: this process was forked from it."""
+    """Record everything in `__main__` as received from the kernel, because this process was forked from the kernel."""
     names = {name: id(value) for name, value in main_globals().items()}
     book = _book()
     book.names.update(names)
@@ -146,7 +146,7 @@ def _book() -> _Book:
 
 
 def unpack_luggage(luggage: tuple[Any, ...]) -> None:
-    """Install what came with a call into this process."""
+    """Install the definitions that came with a call in this process."""
     names, class_ids, sources = luggage
     cells.install(sources)
     main_globals().update(names)
@@ -156,7 +156,7 @@ def unpack_luggage(luggage: tuple[Any, ...]) -> None:
 
 
 def reference_to(definition: Any) -> tuple[Any, ...] | None:
-    """Return how to find a function or class in the kernel, or None if it did not come from there."""
+    """Return a reduction that finds a function or class in the kernel; None if it did not come from the kernel."""
     book: _Book | None = main_globals().get(BOOK_NAME)
     if isinstance(definition, type) and book and definition in book.class_ids:
         return _home_class, (book.class_ids[definition], definition.__qualname__)

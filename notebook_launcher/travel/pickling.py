@@ -50,7 +50,7 @@ class Refused(pickle.PicklingError):
 
 
 class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no annotations
-    """What both directions share."""
+    """Pickler with the rules for both directions."""
 
     def __init__(self, file: Any, buffer_callback: BufferCallback) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
@@ -60,7 +60,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        """Say how one object is pickled; called by the pickler for all but the plainest types."""
+        """Return the reduction of one object; the pickler calls this for all but the plainest types."""
         cls = type(obj)
         if cls not in self._kinds:
             self._kinds[cls] = kind_of_type(cls)
@@ -84,9 +84,9 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         return super().reducer_override(obj)
 
     def reduce_definition(self, obj: Any) -> Any:
-        """Say how a function or a class is pickled."""
+        """Return the reduction of a function or class."""
         if isinstance(obj, _lru_cache_wrapper) and _is_local(obj):
-            # Pickled by name otherwise, and the other side has no such name.
+            # Otherwise it would be pickled by name, and the other side has no such name.
             parameters = obj.cache_parameters()
             return _rebuild_cached, (parameters["maxsize"], parameters["typed"], obj.__wrapped__)
         if obj.__module__ == "torch._utils" and obj.__name__ == "_rebuild_tensor_v3":
@@ -101,7 +101,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         return reduced
 
     def reduce_exception(self, exc: BaseException) -> Any:
-        """Say how an exception is pickled."""
+        """Return the reduction of an exception."""
         reduced = reduce_exception(exc)
         return NotImplemented if reduced is None else (*reduced, None, None, restore_attributes)
 
@@ -126,7 +126,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 
 
 class CallPickler(TravelPickler):
-    """Kernel to rank: what `__main__` holds arrives in the rank's `__main__`."""
+    """Pickler of calls, from the kernel to ranks: definitions in `__main__` arrive in the rank's `__main__`."""
 
     def __init__(self, file: Any, buffer_callback: BufferCallback) -> None:
         super().__init__(file, buffer_callback)
@@ -135,7 +135,7 @@ class CallPickler(TravelPickler):
         self.globals_ref[id(namespace.main_globals())] = namespace.MAIN_GLOBALS
 
     def reduce_definition(self, obj: Any) -> Any:
-        """By value for definitions of the notebook, which are noted; by name for those of modules."""
+        """Return a reduction by value for the notebook's definitions, which are noted; by name for those of modules."""
         reduced = super().reduce_definition(obj)
         if reduced is not NotImplemented:
             self.luggage.add(obj)
@@ -143,18 +143,18 @@ class CallPickler(TravelPickler):
 
 
 class ValuePickler(TravelPickler):
-    """Rank to kernel: what came from the kernel is pickled by reference, so that it comes home."""
+    """Pickler of values, from a rank to the kernel: definitions of the kernel are pickled by reference."""
 
     def reduce_definition(self, obj: Any) -> Any:
-        """By reference for the kernel's own, as `CallPickler` for the rest."""
+        """Return a reduction by reference for the kernel's definitions, otherwise the usual one."""
         return namespace.reference_to(obj) or super().reduce_definition(obj)
 
 
 class ExceptionPickler(ValuePickler):
-    """Rank to kernel: an exception without those of its attributes that cannot travel."""
+    """Pickler of exceptions, from a rank to the kernel: leaves out attributes that cannot travel."""
 
     def reduce_exception(self, exc: BaseException) -> Any:
-        """Leave out what cannot travel, and say so in the notes of the exception."""
+        """Return a reduction without the attributes that cannot travel; notes of the exception name them."""
         reduced = super().reduce_exception(exc)
         if reduced is NotImplemented:
             return reduced
@@ -177,7 +177,7 @@ MakePickler = Callable[[Any, BufferCallback], TravelPickler]
 
 
 class _ByteCounter(io.RawIOBase):
-    """Counts what is written to it, and forgets it."""
+    """A file that counts the bytes written to it and drops them."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -191,7 +191,7 @@ class _ByteCounter(io.RawIOBase):
 
 
 def pickling_error(value: object, make_pickler: MakePickler) -> Exception | None:
-    """Pickle into the void; return what went wrong, or None."""
+    """Return the error that pickling a value raises; None if the value can be pickled."""
     counter = _ByteCounter()
     try:
         make_pickler(counter, counter.add_buffer).dump(value)
@@ -211,7 +211,7 @@ def size_of(value: object, make_pickler: MakePickler) -> int:
 
 
 def _id_of(storage: torch.UntypedStorage) -> int:
-    # The memory itself: several Python objects may stand for one storage.
+    # Identifies the memory, because several Python objects may refer to one storage.
     number: int = storage._cdata  # noqa: SLF001
     return number
 
@@ -252,9 +252,9 @@ def _rebuild_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.T
 
 
 def _tensor_v3_rebuilder() -> Callable[..., Any]:
-    """Stand for the function that rebuilds float8 and unsigned tensors.
+    """Return a replacement for torch's function that rebuilds float8 and unsigned tensors.
 
-    torch pickles their storage untyped, and yet expects a typed one here, whose dtype it ignores.
+    torch pickles their storage untyped, but torch's function expects a typed storage, whose dtype it ignores.
     """
     import torch
 

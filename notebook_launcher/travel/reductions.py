@@ -1,4 +1,4 @@
-"""What notebooks define and cloudpickle 3.1 refuses, or changes on the way: how it is pickled instead."""
+"""Reductions for objects that notebooks define and that cloudpickle 3.1 refuses or changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["mend_class", "reduce_compiled", "reduce_special"]
 
 
 def reduce_special(obj: Any) -> tuple[Any, ...] | None:
-    """Say how an object of one of a few types is pickled; None for all others."""
+    """Return the reduction of an object of one of a few types; None for all other types."""
     if (reduce := _REDUCTIONS.get(type(obj))) is not None:
         return reduce(obj)
     # IPython's `exit` and `quit`, which hold the shell; it need not be installed.
@@ -27,10 +27,10 @@ def reduce_special(obj: Any) -> tuple[Any, ...] | None:
 
 
 def reduce_compiled(function: types.FunctionType) -> tuple[Any, ...] | None:
-    """Say how a function that `torch.compile` returned is pickled; None for all others.
+    """Return the reduction of a function that `torch.compile` returned; None for all other functions.
 
-    It is a closure of torch's, whose globals cannot travel. The settings and the user's function can, as those of
-    a compiled module do.
+    Such a function is a closure of torch's, whose globals cannot travel. Its settings and the user's function can, as
+    they do for a compiled module.
     """
     original = getattr(function, "_torchdynamo_orig_callable", None)
     if original is None or "self" not in function.__code__.co_freevars:
@@ -40,10 +40,11 @@ def reduce_compiled(function: types.FunctionType) -> tuple[Any, ...] | None:
 
 
 def mend_class(cls: type, reduced: Any) -> None:
-    """Put right what cloudpickle made of a class that travels by value.
+    """Correct cloudpickle's reduction of a class that travels by value.
 
-    A nested class would arrive without its path, and plain pickle, which finds classes by it, would fail in the ranks
-    and in their data-loader workers. Of `__slots__` with private names the descriptors would be left in the state.
+    A nested class would arrive without its qualified name, and plain pickle, which finds classes by that name, would
+    fail in the ranks and in their data-loader workers. Descriptors of `__slots__` with private names would be left in
+    the state.
     """
     attributes = reduced[2][0]
     attributes["__qualname__"] = cls.__qualname__
@@ -63,7 +64,7 @@ def _reduce_weak_dict(obj: Any) -> tuple[Any, ...]:
 
 
 def _reduce_method(method: types.MethodType) -> tuple[Any, ...] | None:
-    # In a kernel both are methods of it; a rank has its own, which ask the cell.
+    # In a kernel `input` and `getpass` are methods of the kernel; a rank has its own versions, which ask the cell.
     if method == builtins.input:
         return _builtin, ("input",)
     if "getpass" in sys.modules and method == sys.modules["getpass"].getpass:
@@ -92,7 +93,7 @@ if sys.version_info >= (3, 11):
 
 
 def _is_found(obj: Any) -> bool:
-    """Return whether the other side finds an object by its name, as pickle supposes."""
+    """Return True if the other side finds the object by its name, as pickle assumes."""
     module = sys.modules.get(obj.__module__)
     return obj.__module__ != "__main__" and getattr(module, obj.__name__, None) is obj
 

@@ -1,8 +1,8 @@
-"""Finding, by name, what a function captured that cannot travel.
+"""Finds the object that a function captured and that cannot travel, and names it.
 
-Runs only after a pickle failed. Every part of what failed is pickled alone; those that fail are taken
-apart in turn, breadth first, until one fails though all its parts would travel: that is the culprit,
-and the way to it is its name. The search is bounded in time and in depth.
+The search runs only after pickling has failed. Every part of the failed object is pickled alone. Parts that fail are
+taken apart in turn, breadth first, until one fails although all its parts can travel: this is the unpicklable part,
+and the expression that leads to it is its name. The search is bounded in time and in depth.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODULE_TABLE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """Something inside what failed, and the way to it."""
+    """An object inside the call or value that failed, with the expression that leads to it."""
 
     value: Any
     functions: tuple[str, ...] = ()
@@ -46,22 +46,22 @@ class Part:
     root: str = ""
     """The captured name within the last function, or `args[0]`, `result`."""
     path: str = ""
-    """What follows the root: `.logger.file`, `['lock']`."""
+    """The rest of the expression, after the root: `.logger.file`, `['lock']`."""
     is_default: bool = False
 
     @property
     def expression(self) -> str:
-        """The way as one would type it: `trainer.logger.file`."""
+        """The expression as a user would type it: `trainer.logger.file`."""
         return MODULE_TABLE.sub(r".\1", self.root + self.path)
 
     def inside(self, step: str, value: Any) -> Part:
-        """Return a part of this one."""
+        """Return a part of this object, one step further: `.logger`, `['lock']`."""
         return dataclasses.replace(self, value=value, path=self.path + step)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unpicklable:
-    """What cannot travel, and what pickling it says."""
+    """The part that cannot travel, and the error that pickling it raises."""
 
     part: Part
     error: Exception
