@@ -167,7 +167,7 @@ def parse_stacks(rank: int, dump: str) -> RankStack:
 
 
 def crash_site(rank: int, dump: str) -> StackFrame | None:
-    """Return the frame in which the crashed thread left Python; of the main thread if Python does not know the other."""
+    """Return the frame in which the crashed thread left Python; or of the main thread if that is not known."""
     _, header, rest = dump.partition("\nCurrent thread ")
     return parse_stacks(rank, header + rest.partition("\n\n")[0]).here or parse_stacks(rank, dump).here
 
