@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anywidget
+
+from notebook_launcher.widgets.assets import STATIC, join_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Attributes"]
-
-SCRIPT = Path(__file__).parent / "static" / "panel.js"
 
 
 class Attributes(anywidget.AnyWidget):
@@ -22,7 +21,7 @@ class Attributes(anywidget.AnyWidget):
         looked_at: Called when the user turns to the panel with the pointer or the keyboard.
     """
 
-    _esm = SCRIPT.read_text(encoding="utf-8")
+    _esm = join_modules(STATIC / "panel.js")
 
     def __init__(self, looked_at: Callable[[], object], **traits: Any) -> None:
         super().__init__(**traits)

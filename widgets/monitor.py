@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 import uuid
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -16,6 +14,7 @@ import traitlets
 
 from notebook_launcher.kernel import cell
 from notebook_launcher.kernel.picture import NOTHING, folded_picture, has_picture, picture_of
+from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.feed import Feed
 from notebook_launcher.widgets.place import open_widgets
 from notebook_launcher.widgets.tap import open_tap
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor"]
 
-STATIC = Path(__file__).parent / "static"
 INTERVAL = 0.25
 """Seconds between two messages, for all ranks together; Jupyter's server drops what comes above 1000 messages/s."""
 KEEP_AFTER, KEEP_EVERY = 2.0, 30.0
@@ -41,16 +39,6 @@ MAX_EXPLORABLE = 8
 """Number of monitors that stay open after their runs, the newest: each holds its run with metrics and logs."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 DEAF_HINT = "These buttons work once the cell has ended. The kernel's interrupt button (the square) stops the run now."
-
-
-def _source(name: str) -> str | Path:
-    """Return the contents of a file of the page; its path if ANYWIDGET_HMR=1 asks for reloading on changes.
-
-    With a path, anywidget keeps every monitor alive together with its run, because each monitor listens to changes of
-    the file for ever. Only a developer who edits the file wants that.
-    """
-    path = STATIC / name
-    return path if os.environ.get("ANYWIDGET_HMR") else path.read_text(encoding="utf-8")
 
 
 class Monitor(anywidget.AnyWidget):
@@ -71,8 +59,9 @@ class Monitor(anywidget.AnyWidget):
         TypeError: `run` is not a run.
     """
 
-    _esm = _source("monitor.js")
-    _css = _source("monitor.css")
+    # As text: anywidget would listen to a file's changes for ever, and so keep every monitor alive, with its run.
+    _esm = join_modules(STATIC / "monitor/main.js")
+    _css = join_modules(STATIC / "monitor/main.css")
     title = traitlets.Unicode().tag(sync=True)
     key = traitlets.Unicode().tag(sync=True)
     """Name by which the page finds the pictures of the run that the monitor may cover."""

@@ -10,7 +10,7 @@ import pytest
 
 from notebook_launcher import units
 from tests.support.lab import browser, needs_browser
-from tests.support.monitor_page import STATIC
+from tests.support.monitor_page import SCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,8 +167,7 @@ def test_page_writes_numbers_as_python_does(window):
     values = [*halves, *spread, *(source.uniform(0, 1) for _ in range(1000))]
     names = list(TEXTS)
     tables = {name: [*(value for value, _ in TEXTS[name]), *values] for name in names}
-    module = (STATIC / "monitor.js").read_text(encoding="utf-8")
-    module += f"\nexport {{ {', '.join(map(in_javascript, names))} }};"
+    module = f"{SCRIPT}\nexport {{ {', '.join(map(in_javascript, names))} }};"
     written = window.evaluate(
         """async ([module, tables]) => {
             const url = URL.createObjectURL(new Blob([module], { type: "text/javascript" }));

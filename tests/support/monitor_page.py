@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.widgets.assets import STATIC, join_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from playwright.sync_api import Locator, Page
 
-__all__ = ["ACTIONS", "LANES", "Tab", "curve", "log", "open_tab", "rank", "reset", "run"]
+__all__ = ["ACTIONS", "LANES", "SCRIPT", "Tab", "curve", "log", "open_tab", "rank", "reset", "run"]
 
-STATIC = Path(__file__).resolve().parents[2] / "widgets/static"
+SCRIPT, STYLE = (join_modules(STATIC / "monitor" / name) for name in ("main.js", "main.css"))
 ACTIONS = ("stop", "interrupt", "stacks", "save")
 
 # What a front end gives a widget, and a count of all that the module, which comes from a blob, starts and has to end.
@@ -150,8 +151,8 @@ def open_tab(page: Page) -> Iterator[Tab]:
     page.emulate_media(color_scheme="light", reduced_motion="no-preference")
     for name, listener in listeners.items():
         page.on(name, listener)
-    module = json.dumps((STATIC / "monitor.js").read_text(encoding="utf-8")).replace("</", "<\\/")
-    page.set_content(HARNESS % {"css": (STATIC / "monitor.css").read_text(encoding="utf-8"), "module": module})
+    module = json.dumps(SCRIPT).replace("</", "<\\/")
+    page.set_content(HARNESS % {"css": STYLE, "module": module})
     page.wait_for_function("window.model?.sent.length")
     yield Tab(page)
     page.evaluate("cleanups.forEach((cleanup) => cleanup())")

@@ -1,0 +1,74 @@
+"""Scripts and style sheets joined from modules: order, names, exports."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from notebook_launcher.widgets.assets import STATIC, join_modules
+from notebook_launcher.widgets.attributes import Attributes
+from notebook_launcher.widgets.monitor import Monitor
+
+MONITOR = STATIC / "monitor"
+
+
+def write(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.js").write_text(text, encoding="utf-8")
+    return join_modules(folder / "main.js")
+
+
+def test_imported_module_is_joined_once_and_before_its_importers(tmp_path):
+    joined = write(
+        tmp_path,
+        main='import { a } from "./a.js";\nimport { b } from "./b.js";\n\nexport default { a, b };\n',
+        a='import { b } from "./b.js";\n\nexport const a = b;\n',
+        b="export const b = 1;\n",
+    )
+    assert [line for line in joined.splitlines() if line] == [
+        "const b = 1;",
+        "const a = b;",
+        "export default { a, b };",
+    ]
+
+
+def test_import_of_several_lines_is_left_out_of_the_joined_script(tmp_path):
+    joined = write(
+        tmp_path,
+        main='import {\n  a,\n  b,\n} from "./a.js";\nexport { a, b };\n',
+        a="export function a() {}\nexport class b {}\n",
+    )
+    assert " ".join(joined.split()) == "function a() {} class b {} export { a, b };"
+
+
+def test_joined_script_of_the_monitor_exports_only_the_widget():
+    exports = re.findall(r"^(?:import|export)\b.*", join_modules(MONITOR / "main.js"), re.MULTILINE)
+    assert exports == ["export default { initialize, render };"]
+
+
+def test_top_level_names_of_the_monitor_differ_between_its_modules():
+    script = join_modules(MONITOR / "main.js")
+    names = Counter(re.findall(r"^(?:class|const|function) (\w+)", script, re.MULTILINE))
+    assert [name for name, count in names.items() if count > 1] == []
+    assert len(names) > 100
+
+
+@pytest.mark.parametrize("kind", ["js", "css"])
+def test_every_module_of_the_monitor_is_joined(kind):
+    joined = join_modules(MONITOR / f"main.{kind}")
+    for path in MONITOR.glob(f"*.{kind}"):
+        assert path.read_text(encoding="utf-8").splitlines()[-2] in joined, path.name
+
+
+def test_rules_of_the_style_sheet_keep_the_order_of_their_imports():
+    style = join_modules(MONITOR / "main.css")
+    assert "@import" not in style
+    assert style.index(".nbl-monitor {") < style.index(".nbl-button {") < style.index(".nbl-log {")
+
+
+@pytest.mark.parametrize("widget", [Attributes, Monitor])
+def test_widget_hands_its_script_to_anywidget_as_text(widget):
+    assert isinstance(widget._esm, str)
+    assert widget._esm.endswith("render };\n")
