@@ -1,12 +1,14 @@
 """Durations, sizes, shares, rates, numbers and counts as people read them.
 
-The page has the functions of a single number under the same names, so that a run reads alike in the cell, in its
-picture and on its page; tests/foundations/test_units.py runs both on one table. Half is rounded up, as JavaScript does.
-Between a number and its unit stands an ordinary space: what is shown can be copied, searched for and printed anywhere.
+The page has the functions of a single number under the same names and receives `FORMATS`, so that a run reads alike in
+the cell, in its picture and on its page; tests/foundations/test_units.py runs both on one table. Half is rounded up, as
+JavaScript does. Between a number and its unit stands an ordinary space: what is shown can be copied, searched for and
+printed anywhere.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = [
+    "FORMATS",
+    "Formats",
     "format_bytes",
     "format_count",
     "format_metrics",
@@ -34,6 +38,29 @@ NAME_LENGTH = 40
 """Characters of a metric's name in a line of metrics."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """Units, digits and words of the functions in this module."""
+
+    durations: tuple[tuple[float, str, int], ...] = ((1e6, "µs", 1000), (1e3, "ms", 1000), (1, "s", MINUTE))
+    """Each the number of its units in a second, its name, and the number of them from which the next unit is used."""
+    sizes: tuple[tuple[float, str], ...] = ((1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"))
+    """Each the number of bytes in its unit, and the unit's name."""
+    unit_digits: int = 3
+    """Significant digits of a number with a unit."""
+    digits: int = 4
+    """Significant digits of a number without a unit."""
+    plain_range: tuple[float, float] = (1e-3, 1e6)
+    """Sizes of a number from which and up to which it is written without an exponent."""
+    not_a_number: str = "NaN"
+    infinity: str = "∞"
+    not_finite: str = "not finite"
+    """On the page, where the three kinds cannot be told apart: JSON has none of them."""
+
+
+FORMATS = Formats()
+
+
 def format_seconds(seconds: float | None) -> str:
     """Return `490 µs`, `35 ms`, `4.2 s`, `3 min 20 s` or `1 h 02 min`; empty if unknown."""
     if seconds is None or not math.isfinite(seconds):
@@ -42,8 +69,8 @@ def format_seconds(seconds: float | None) -> str:
         return f"-{format_seconds(-seconds)}"
     if 0 < seconds < 1e-6:
         return "<1 µs"
-    for factor, unit, limit in ((1e6, "µs", 1000), (1e3, "ms", 1000), (1, "s", MINUTE)):
-        rounded = _round(seconds * factor, 3)
+    for factor, unit, limit in FORMATS.durations:
+        rounded = _round(seconds * factor, FORMATS.unit_digits)
         if rounded < limit and (seconds or unit == "s"):
             return f"{rounded:g} {unit}"
     whole = math.floor(seconds + 0.5)
@@ -62,11 +89,12 @@ def format_bytes(number: float | None) -> str:
     whole = math.floor(number + 0.5)
     if whole < 1000:
         return plural(whole, "byte")
-    for size, unit in ((1e3, "kB"), (1e6, "MB"), (1e9, "GB")):
-        rounded = _round(number / size, 3)
+    *smaller, (largest, name) = FORMATS.sizes
+    for size, unit in smaller:
+        rounded = _round(number / size, FORMATS.unit_digits)
         if rounded < 1000:
             return f"{rounded:g} {unit}"
-    return f"{format_number(number / 1e12, 3)} TB"
+    return f"{format_number(number / largest, FORMATS.unit_digits)} {name}"
 
 
 def format_share(share: float | None) -> str:
@@ -85,7 +113,9 @@ def format_rate(per_second: float | None) -> str:
     """Return `12.5 it/s`, or `1.6 s/it` where one iteration takes longer than a second; empty if unknown."""
     if per_second is None or not math.isfinite(per_second) or per_second <= 0:
         return ""
-    return f"{format_number(per_second, 3)} it/s" if per_second >= 1 else f"{format_seconds(1 / per_second)}/it"
+    if per_second >= 1:
+        return f"{format_number(per_second, FORMATS.unit_digits)} it/s"
+    return f"{format_seconds(1 / per_second)}/it"
 
 
 def format_count(number: float | None) -> str:
@@ -93,7 +123,7 @@ def format_count(number: float | None) -> str:
     return "" if number is None or not math.isfinite(number) else f"{math.floor(number + 0.5):,}"
 
 
-def format_number(value: float | None, digits: int = 4) -> str:
+def format_number(value: float | None, digits: int = FORMATS.digits) -> str:
     """Return `0.1234`, `12.35`, `1,235`, `1.235e-5`, `NaN` or `∞`; empty if unknown.
 
     Args:
@@ -103,11 +133,12 @@ def format_number(value: float | None, digits: int = 4) -> str:
     if value is None:
         return ""
     if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
+        return FORMATS.not_a_number if math.isnan(value) else f"{'-' * (value < 0)}{FORMATS.infinity}"
     if value == 0:
         return "0"
     size = abs(value)
-    if not 1e-3 <= size < 1e6:
+    smallest, largest = FORMATS.plain_range
+    if not smallest <= size < largest:
         mantissa, _, exponent = f"{_decimal(value, digits):e}".partition("e")
         return f"{_without_zeros(mantissa)}e{int(exponent)}"
     if size >= 10 ** (digits - 1):

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.drawing import sections, tables
 from notebook_launcher.drawing.colours import BAD
+from notebook_launcher.drawing.legend import PHASES
 from notebook_launcher.drawing.metric_plots import curves_picture
 from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.drawing.svg import SIZE, Picture, document, stack, text
-from notebook_launcher.drawing.timeline import PHASES, mean_shares, sync_text, timeline_picture
+from notebook_launcher.drawing.timeline import mean_shares, sync_text, timeline_picture
 from notebook_launcher.text import clean, escape, one_line
 from notebook_launcher.units import format_seconds, format_share, plural
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from notebook_launcher.drawing.colours import BAD, GOOD
+from notebook_launcher.drawing.legend import RANK_STATES, RUN_STATES
 from notebook_launcher.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from notebook_launcher.drawing.legend import StateLook
 
 __all__ = ["FEW_ROWS", "MAX_ROWS", "Column", "folded", "joined", "note_html", "state_html", "table_html", "table_text"]
 
@@ -29,16 +31,6 @@ _KINDS = {
     "state": "text-align:left",
     "curve": "text-align:left;font-family:monospace;font-size:10px;opacity:.65",
 }
-STATES = {
-    "done": ("✓", GOOD),
-    "returned": ("✓", GOOD),
-    "failed": ("✗", BAD),
-    "lost": ("?", BAD),
-    "stopped": ("■", ""),
-    "stopping": ("■", ""),
-    "starting": ("…", ""),
-}
-"""A sign and a colour for each state of a run or rank; "" is the page's own colour."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,9 +86,10 @@ def _rows_html(columns: Sequence[Column], start: int, stop: int) -> str:
 
 def state_html(state: str, words: str = "") -> str:
     """Return a state's word, or other words for it, behind its sign."""
-    sign, colour = STATES.get(state, ("▶", ""))
-    style = f"color:{colour};" if colour else ""
-    return f'<span style="{style}font-weight:600;white-space:nowrap">{sign} {escape(words or state)}</span>'
+    looks: Mapping[str, StateLook] = {**RUN_STATES, **RANK_STATES}
+    look = looks.get(state, RANK_STATES["unknown"])
+    style = f"color:{look.colour};" if look.colour else ""
+    return f'<span style="{style}font-weight:600;white-space:nowrap">{look.sign} {escape(words or state)}</span>'
 
 
 def folded(summary: str, body: str, *, opened: bool = False) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 from typing import TYPE_CHECKING
 
-from notebook_launcher.drawing.colours import SERIES
+from notebook_launcher.drawing.legend import LIMITS, PHASES
 from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
 from notebook_launcher.drawing.svg import SIZE, Picture, document, number, stack, text
 from notebook_launcher.history.synchronization import measure_sync
@@ -19,41 +19,16 @@ from notebook_launcher.units import format_seconds, format_share, plural
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from notebook_launcher.drawing.legend import PhaseLook
     from notebook_launcher.history.schema import PhaseSpan, RankPhases
 
-__all__ = ["PHASES", "mean_shares", "sync_text", "timeline_picture", "timeline_svg"]
+__all__ = ["mean_shares", "sync_text", "timeline_picture", "timeline_svg"]
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """How a phase is drawn."""
-
-    letter: str
-    word: str
-    colour: str
-    pattern: str = ""
-    """What is drawn over it in each 6 x 6 pixels; empty: it is plain."""
-    height: float = 1.0
-    """Part of the lane."""
-    room: float = 46.0
-    """Pixels of its column in the table of shares."""
-
-
-BLUE, ORANGE, GREEN, PINK, _, GREY = SERIES
-PHASES: dict[str, Look] = {
-    "data": Look(letter="D", word="data", colour=ORANGE, pattern="M1.5 1.5h1.5v1.5h-1.5zM4.5 4.5h1.5v1.5h-1.5z"),
-    "forward": Look(letter="F", word="forward", colour=BLUE, room=58.0),
-    "backward": Look(letter="B", word="backward", colour=PINK, pattern="M-1 4L4 -1M2 7L7 2", room=66.0),
-    "sync": Look(letter="S", word="sync", colour=GREY, pattern="M0 3h6", height=0.5),
-    "step": Look(letter="O", word="optimizer", colour=GREEN, pattern="M3 0v6", room=66.0),
-}
-"""In the order of a micro-batch. The monitor's page has the same words, letters and colours."""
 
 MAX_WINDOWS = 6
 """Updates of a rank that are shown, the last ones."""
 MAX_SPANS = 96
 """Spans of a rank that are shown where windows are long."""
-MAX_LANES = 64
 FEW_RANKS = 16
 """With more ranks the lanes get thin and the shares are summed up."""
 LABEL, GAP = 58.0, 16.0
@@ -76,7 +51,7 @@ def timeline_picture(phases: Mapping[int, RankPhases], *, width: float = 720.0) 
     known = {rank: told for rank, told in sorted(phases.items()) if told.spans}
     if not known:
         return Picture(width, 20, text(0, 14, "No phases measured: only loops that use an Accelerator report them."))
-    shown = dict(list(known.items())[:MAX_LANES])
+    shown = dict(list(known.items())[: LIMITS.lanes])
     start, end = _stretch(shown)
     lanes = _Lanes(shown, start, end, width)
     parts = [lanes.draw()]
@@ -143,7 +118,7 @@ class _Lanes:
         return Picture(self._width, self._bottom + 23, body)
 
     def _patterns(self) -> str:
-        def pattern(name: str, look: Look) -> str:
+        def pattern(name: str, look: PhaseLook) -> str:
             ink = look.pattern and f'<path d="{look.pattern}" stroke="#fff" stroke-opacity="0.55" stroke-width="1.2"/>'
             return (
                 f'<pattern id="{self._prefix}{name}" width="6" height="6" patternUnits="userSpaceOnUse">'
@@ -196,7 +171,7 @@ class _Lanes:
             yield f'<path d="{"".join(paths)}" fill="url(#{self._prefix}{name})">{title}</path>'
         yield from letters
 
-    def _letter(self, look: Look, middle: float, base: float) -> str:
+    def _letter(self, look: PhaseLook, middle: float, base: float) -> str:
         # On a plate of its own: a pattern would cut through it.
         place = f'x="{number(middle - 6)}" y="{number(base - 11)}" width="12" height="14" rx="2"'
         return f'<rect {place} fill="{look.colour}"/>' + text(

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from notebook_launcher.drawing.legend import PHASES
 from notebook_launcher.drawing.metric_plots import curves_svg
 from notebook_launcher.drawing.page import picture_html, static_html, static_svg, static_text
 from notebook_launcher.drawing.sections import MAX_LOG
 from notebook_launcher.drawing.tables import Column, table_html, table_text
-from notebook_launcher.drawing.timeline import PHASES, timeline_svg
+from notebook_launcher.drawing.timeline import timeline_svg
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import (
     FailureRecord,

@@ -116,7 +116,7 @@ TEXTS = {
 }
 
 
-OF_PYTHON_ALONE = ("format_metrics", "plural", "rank_list")
+OF_PYTHON_ALONE = ("FORMATS", "Formats", "format_metrics", "plural", "rank_list")
 
 
 @pytest.fixture(scope="module")
