@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.drawing.legend import LIMITS, legend_record
 from notebook_launcher.widgets.feeds import CurveFeed, LaneFeed, LogFeed
 from notebook_launcher.widgets.page_records import error_records, rank_records, run_record
 
@@ -24,7 +25,6 @@ Message = dict[str, Any]
 REFRESH_SECONDS = 1.0
 """Seconds between two messages with values that change all the time: the run's age and memory."""
 VOLATILE = ("memory", "gpu_memory", "gpu_utilization")
-MAX_NOTICES = 20
 
 
 class Feed:
@@ -58,7 +58,7 @@ class Feed:
 
     def notice(self, text: str) -> None:
         """Add a line for the user to the next message."""
-        self._notices = [*self._notices, text][-MAX_NOTICES:]
+        self._notices = [*self._notices, text][-LIMITS.notices :]
         self._num_notices += 1
 
     def reset(self) -> Message:
@@ -72,6 +72,7 @@ class Feed:
         self._num_errors_sent = len(errors)
         return {
             "type": "reset",
+            "legend": legend_record(),
             "run": self._run,
             "ranks": list(self._ranks.values()),
             "curves": self._curves.everything(),

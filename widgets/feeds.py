@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.drawing.legend import LIMITS
 from notebook_launcher.history.curves import Curves, thin
 from notebook_launcher.units import format_bytes
 from notebook_launcher.widgets.page_records import number
@@ -31,14 +32,12 @@ NEW_OF_A_CURVE = 24
 REPLACED = 20
 """Curves that are sent again as a whole in one update."""
 
-MAX_SPANS = 1024
 ALL_SPANS = 16_384
 NEW_SPANS = 2000
 
 BYTES = 400_000
 ALL_BYTES = 2_000_000
 NEW_BYTES = 100_000
-LINES = 5000
 FAR = 1 << 40
 """A position beyond the end of any log."""
 
@@ -107,7 +106,7 @@ class LaneFeed:
     def everything(self, phases: Mapping[int, RankPhases]) -> list[Record]:
         """Return the newest spans of each rank."""
         self._sent_to.clear()
-        return self._lanes(phases, min(MAX_SPANS, ALL_SPANS // max(1, len(phases))))
+        return self._lanes(phases, min(LIMITS.spans, ALL_SPANS // max(1, len(phases))))
 
     def news(self, phases: Mapping[int, RankPhases]) -> list[Record]:
         """Return the spans that began since the last message; of a flood, the newest."""
@@ -147,7 +146,7 @@ class LogFeed:
                 text = text.partition("\n")[2]
             if text:
                 # Not splitlines, which would count each redraw of a progress bar as a line.
-                logs.append({"rank": rank, "text": "\n".join(text.split("\n")[-LINES:])})
+                logs.append({"rank": rank, "text": "\n".join(text.split("\n")[-LIMITS.lines :])})
         return logs
 
     def news(self, num_ranks: int) -> list[Record]:

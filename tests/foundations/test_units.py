@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from typing import TYPE_CHECKING
@@ -167,14 +168,18 @@ def test_page_writes_numbers_as_python_does(window):
     values = [*halves, *spread, *(source.uniform(0, 1) for _ in range(1000))]
     names = list(TEXTS)
     tables = {name: [*(value for value, _ in TEXTS[name]), *values] for name in names}
-    module = f"{SCRIPT}\nexport {{ {', '.join(map(in_javascript, names))} }};"
     written = window.evaluate(
-        """async ([module, tables]) => {
-            const url = URL.createObjectURL(new Blob([module], { type: "text/javascript" }));
-            const functions = await import(url);
-            return tables.map(([name, values]) => values.map((value) => functions[name](value)));
+        """async ([script, formats, tables]) => {
+            const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
+            const { Units } = await import(url);
+            const units = new Units(formats);
+            return tables.map(([name, values]) => values.map((value) => units[name](value)));
         }""",
-        [module, [[in_javascript(name), table] for name, table in tables.items()]],
+        [
+            f"{SCRIPT}\nexport {{ Units }};",
+            dataclasses.asdict(units.FORMATS),
+            [[in_javascript(name), table] for name, table in tables.items()],
+        ],
     )
     for name, texts in zip(names, written, strict=True):
         pairs = zip(tables[name], texts, strict=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher.drawing import timeline
+from notebook_launcher.drawing.legend import PHASES
 from tests.support.lab import browser, needs_browser
 from tests.support.monitor_page import ACTIONS, LANES, Tab, curve, log, open_tab, rank, reset, run
 
@@ -348,24 +348,44 @@ def test_100_000_points_take_bounded_memory_and_little_time(tab):
 
 def test_the_timeline_has_lanes_in_colours_letters_and_words(tab):
     tab.deliver(reset(lanes=LANES))
-    for phase in ("data", "forward", "backward", "sync", "step"):
-        assert len(tab.columns(TIMELINE, tab.variable(f"--nbl-phase-{phase}"))) > 50
+    for look in PHASES.values():
+        assert len(tab.columns(TIMELINE, look.colour)) > 50
     words = ["D\ndata", "F\nforward", "B\nbackward", "S\nsync", "O\noptimizer", "other"]
     assert [text.strip() for text in tab.texts(".nbl-phase")] == words
     assert tab.text(".nbl-sync") == "14 % of a window waits for the network"
 
 
-def test_phases_look_alike_on_the_page_and_in_the_picture(tab):
+def test_page_takes_its_words_limits_and_formats_from_the_legend_of_the_reset(tab):
+    message = reset(lanes=LANES, curves=[curve(f"metric{number}", 0, waves(20)) for number in range(5)])
+    legend = message["legend"]
+    legend["phases"]["sync"] = {"letter": "W", "word": "wait", "colour": "#123456"}
+    legend["rank_states"]["running"]["word"] = "computing"
+    legend["limits"]["plots"] = 3
+    legend["formats"]["digits"] = 2
+    tab.deliver(message)
+    assert tab.texts(".nbl-phase")[3].split() == ["W", "wait"]
+    assert len(tab.columns(TIMELINE, "#123456")) > 50
+    assert tab.texts("td .nbl-state-word") == ["computing"] * 2
+    assert tab.find(".nbl-plot").count() == 3
+    assert tab.text(".nbl-latest") == "2.8"
+
+
+def test_phases_have_the_colours_of_the_static_picture_in_either_theme(tab):
     tab.deliver(reset(lanes=LANES))
-    chips = tab.find(".nbl-phase i").evaluate_all("all => all.map((one) => [one.dataset.phase, one.textContent])")
-    assert dict(chips[:-1]) == {phase: look.letter for phase, look in timeline.PHASES.items()}
-    assert [phase for phase, _ in chips] == [*timeline.PHASES, ""]
-    words = [text.split("\n")[-1] for text in tab.texts(".nbl-phase")]
-    assert words == [*(look.word for look in timeline.PHASES.values()), "other"]
+    read = "all => all.map((one) => [one.dataset.phase, getComputedStyle(one).backgroundColor])"
     for theme in ("light", "dark"):
         tab.page.emulate_media(color_scheme=theme)
-        colours = {phase: tab.variable(f"--nbl-phase-{phase}") for phase in timeline.PHASES}
-        assert colours == {phase: look.colour for phase, look in timeline.PHASES.items()}
+        colours = dict(tab.find(".nbl-phase i").evaluate_all(read))
+        for phase, look in PHASES.items():
+            red, green, blue = bytes.fromhex(look.colour[1:])
+            assert colours[phase] == f"rgb({red}, {green}, {blue})"
+
+
+def test_an_update_before_the_reset_is_left_out(tab):
+    tab.deliver({"type": "update", "ranks": [rank(0)], "curves": [curve("loss", 0, waves(20))]})
+    assert tab.find("tbody tr, .nbl-plot").count() == 0
+    tab.deliver(reset())
+    assert tab.find("tbody tr").count() == 2
 
 
 def test_a_span_of_the_timeline_can_be_read(tab):

@@ -6,6 +6,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.drawing.legend import legend_record
 from notebook_launcher.widgets.assets import STATIC, join_modules
 
 if TYPE_CHECKING:
@@ -218,6 +219,7 @@ def reset(**changes: Any) -> dict[str, Any]:
     """Return a whole run as a message."""
     message = {
         "type": "reset",
+        "legend": legend_record(),
         "run": run(),
         "ranks": [rank(0), rank(1)],
         "curves": [],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import Accelerator, launch
+from notebook_launcher.drawing.legend import LIMITS
 from notebook_launcher.history.merged_progress import merge_progress, progress_line
 from notebook_launcher.history.schema import (
     FailureRecord,
@@ -324,7 +325,7 @@ def test_of_a_long_log_the_page_gets_the_end_in_whole_lines() -> None:
     lines = log["text"].splitlines()
     assert lines[-1] == "line 99999"
     assert lines[0] == f"line {100_000 - len(lines)}"
-    assert 1000 < len(lines) <= feeds.LINES
+    assert 1000 < len(lines) <= LIMITS.lines
     reader.logs[0] += "new\n" * 100_000 + "last\n"
     update = feed.update()
     assert update is not None

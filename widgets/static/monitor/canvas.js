@@ -1,5 +1,4 @@
 import { h, setAttribute, setHidden, setText } from "./elements.js";
-import { PHASES } from "./legend.js";
 
 /** What draws: one animation frame at a time for all views, and only canvases that can be seen. */
 export class Stage {
@@ -132,7 +131,6 @@ export function readTheme(root) {
     ground: style.backgroundColor,
     font: style.fontFamily,
     ranks: Array.from({ length: PALETTE }, (_, at) => color(`--nbl-rank-${at}`)),
-    phases: Object.fromEntries(Object.keys(PHASES).map((phase) => [phase, color(`--nbl-phase-${phase}`)])),
     phaseInk: color("--nbl-phase-ink"),
     bad: color("--nbl-bad"),
   };

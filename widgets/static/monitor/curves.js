@@ -1,11 +1,6 @@
 import { styleOf } from "./canvas.js";
 import { field, h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
 import { Plot } from "./plot.js";
-import { formatCount } from "./units.js";
-
-const PLOTS_AT_ONCE = 12; // more of them on demand
-const MANY_RANKS = 4; // beyond, curves are averaged unless asked otherwise
-const SEARCHED_METRICS = 6; // beyond, there is a field to find one
 
 /** How all plots are drawn. */
 export class CurveOptions {
@@ -15,8 +10,8 @@ export class CurveOptions {
   hidden = new Set();
   pinned = new Set(); // names of metrics, in the order in which they were pinned
 
-  averages(metric) {
-    return metric.ranks.size > 1 && (this.isAveraged ?? metric.ranks.size > MANY_RANKS);
+  averages(numRanks, limits) {
+    return numRanks > 1 && (this.isAveraged ?? numRanks > limits.separate_ranks);
   }
 }
 
@@ -32,7 +27,7 @@ function inOrder(metrics, pinned) {
 
 export class CurveGrid extends Section {
   topics = ["curves"];
-  limit = PLOTS_AT_ONCE;
+  #numExtra = 0;
 
   constructor(stage, options) {
     super("Curves");
@@ -53,7 +48,7 @@ export class CurveGrid extends Section {
       type: "search",
       placeholder: "Find a metric",
       "aria-label": "Find a metric",
-      oninput: () => this.#onFilter(),
+      oninput: () => this.#showFewer(),
     });
     this.averageField = field(this.average, "Average of ranks");
     const smoothingField = h(
@@ -74,7 +69,7 @@ export class CurveGrid extends Section {
     this.body.append(this.legend, this.scroll, this.foot);
     this.plots = new KeyedList(
       this.grid,
-      (metric) => new Plot(metric, stage, this.options, () => this.#refresh()),
+      (metric) => new Plot(metric, stage, this.options, this.data.legend, () => this.#refresh()),
       (plot, metric) => plot.update(metric),
     );
     this.chips = new KeyedList(
@@ -90,18 +85,13 @@ export class CurveGrid extends Section {
     this.#refresh();
   }
 
-  #onFilter() {
-    this.limit = PLOTS_AT_ONCE;
-    this.#refresh();
-  }
-
   #showMore() {
-    this.limit += PLOTS_AT_ONCE;
+    this.#numExtra += this.data.legend.limits.plots;
     this.#refresh();
   }
 
   #showFewer() {
-    this.limit = PLOTS_AT_ONCE;
+    this.#numExtra = 0;
     this.#refresh();
   }
 
@@ -114,9 +104,10 @@ export class CurveGrid extends Section {
     this.data = data;
     const metrics = [...data.metrics.values()];
     const ranks = [...new Set(metrics.flatMap((metric) => [...metric.ranks.keys()]))].sort((a, b) => a - b);
-    const isAveraged = this.options.isAveraged ?? ranks.length > MANY_RANKS;
+    const { limits } = data.legend;
+    const isAveraged = this.options.isAveraged ?? ranks.length > limits.separate_ranks;
     setHidden(this.element, !metrics.length);
-    setHidden(this.filter, metrics.length <= SEARCHED_METRICS);
+    setHidden(this.filter, metrics.length <= limits.unsearched_metrics);
     setHidden(this.averageField, ranks.length < 2);
     if (this.average.checked !== isAveraged) this.average.checked = isAveraged;
     setHidden(this.legend, ranks.length < 2 || isAveraged);
@@ -127,7 +118,7 @@ export class CurveGrid extends Section {
   #paintPlots(metrics) {
     const wanted = this.filter.hidden ? "" : this.filter.value.trim().toLowerCase();
     const found = inOrder(metrics, this.options.pinned).filter(({ name }) => name.toLowerCase().includes(wanted));
-    const shown = found.slice(0, this.limit);
+    const shown = found.slice(0, this.data.legend.limits.plots + this.#numExtra);
     // Rows without an orphan: four plots stand two by two.
     this.grid.style.setProperty("--nbl-columns", shown.length === 4 ? 2 : Math.max(1, Math.min(4, shown.length)));
     this.plots.show(shown.map((metric) => [metric.name, metric]));
@@ -136,7 +127,8 @@ export class CurveGrid extends Section {
 
   /** However many metrics are drawn, they take no more of the page than the first ones: the rest is scrolled to. */
   #paintFoot(shown, found, known) {
-    const isLong = shown > PLOTS_AT_ONCE;
+    const { limits, units } = this.data.legend;
+    const isLong = shown > limits.plots;
     this.scroll.toggleAttribute("data-long", isLong);
     for (const [name, value] of [
       ["role", "region"],
@@ -146,9 +138,9 @@ export class CurveGrid extends Section {
       if (isLong) setAttribute(this.scroll, name, value);
       else this.scroll.removeAttribute(name);
     const left = found - shown;
-    const words = found ? `${formatCount(shown)} of ${formatCount(found)} metrics shown` : "No metric has such a name";
+    const words = found ? `${units.formatCount(shown)} of ${units.formatCount(found)} metrics shown` : "No metric has such a name";
     setText(this.shown, shown === known ? "" : words);
-    setText(this.more, `Show ${Math.min(PLOTS_AT_ONCE, left)} more`);
+    setText(this.more, `Show ${Math.min(limits.plots, left)} more`);
     setHidden(this.more, !left);
     setHidden(this.fewer, !isLong);
     setHidden(this.foot, !this.shown.textContent && !isLong);

@@ -1,5 +1,5 @@
 import { h, KeyedList, progressBar, setAttribute, setHidden, setText, showProgress, StateLight } from "./elements.js";
-import { formatDone, formatRate, formatSeconds, isNumber, plainText } from "./units.js";
+import { isNumber, plainText } from "./units.js";
 
 const ACTIONS = [
   { type: "stop", label: "Stop after this step", title: "Each rank finishes its step, then the run ends" },
@@ -76,7 +76,8 @@ export class Header {
   }
 
   tick(data) {
-    setText(this.clock, data.isKnown ? formatSeconds(data.isLive ? Math.floor(data.seconds) : data.seconds) : "");
+    const seconds = data.isLive ? Math.floor(data.seconds) : data.seconds;
+    setText(this.clock, data.legend?.units.formatSeconds(seconds) ?? "");
   }
 }
 
@@ -97,6 +98,7 @@ export class Progress {
       this.bar,
       this.details,
     );
+    this.element.hidden = true;
     this.list = new KeyedList(this.each, this.#makeRow, this.#updateRow);
     this.details.addEventListener("toggle", () => this.#paintRows());
   }
@@ -110,15 +112,16 @@ export class Progress {
     setHidden(this.what.parentElement, !progress);
     setHidden(this.bar, !progress);
     setHidden(this.details, this.ranks.length < 2);
-    if (progress) this.#paintMerged(run, progress);
+    if (progress) this.#paintMerged(progress);
     this.#paintRows();
   }
 
-  #paintMerged(run, progress) {
-    const text = [progress.description, formatDone(progress)].filter(Boolean).join(" · ");
+  #paintMerged(progress) {
+    const { units } = this.data.legend;
+    const text = [progress.description, units.formatDone(progress)].filter(Boolean).join(" · ");
     const pace = [
-      formatRate(progress.rate),
-      isNumber(progress.seconds_left) ? `${formatSeconds(Math.ceil(progress.seconds_left))} left` : "",
+      units.formatRate(progress.rate),
+      isNumber(progress.seconds_left) ? `${units.formatSeconds(Math.ceil(progress.seconds_left))} left` : "",
     ];
     setText(this.what, text);
     setText(this.pace, this.data.isLive ? pace.filter(Boolean).join(" · ") : "");
@@ -137,8 +140,9 @@ export class Progress {
   };
 
   #updateRow = ({ bar, text }, rank) => {
-    setText(text, formatDone(rank));
+    const done = this.data.legend.units.formatDone(rank);
+    setText(text, done);
     setAttribute(bar, "data-tone", this.data.stateOf(rank).tone);
-    showProgress(bar, rank, formatDone(rank));
+    showProgress(bar, rank, done);
   };
 }

@@ -1,36 +1,29 @@
-export const RUN_STATES = {
-  starting: { word: "starting", tone: "quiet", shape: "ring" },
-  running: { word: "running", tone: "live", shape: "disc" },
-  waiting: { word: "waiting", tone: "warn", shape: "hourglass" },
-  stopping: { word: "stopping", tone: "warn", shape: "square" },
-  done: { word: "done", tone: "good", shape: "check" },
-  failed: { word: "failed", tone: "bad", shape: "cross" },
-  stopped: { word: "stopped", tone: "quiet", shape: "square" },
-  lost: { word: "lost", tone: "warn", shape: "dash" },
-};
+import { Units } from "./units.js";
 
+// States that only the page knows: no message says them.
+
+export const UNANSWERED = { word: "waiting for the kernel", tone: "quiet", shape: "ring" };
 export const NOT_RESPONDING = { word: "not responding", tone: "warn", shape: "dash" };
+export const LOST = { word: "lost", tone: "warn", shape: "dash" };
 
-export const RANK_STATES = {
-  starting: RUN_STATES.starting,
-  running: { word: "training", tone: "live", shape: "disc" },
-  waiting: { word: "waiting in a collective", tone: "warn", shape: "hourglass" },
-  saving: { word: "saving", tone: "live", shape: "arrow" },
-  asking: { word: "waiting for input", tone: "warn", shape: "diamond" },
-  returned: RUN_STATES.done,
-  failed: RUN_STATES.failed,
-  stopped: RUN_STATES.stopped,
-};
+/** Words, letters, colours, limits and number formats, as the record LEGEND of a `reset` message has them. */
+export class Legend {
+  #runStates;
+  #rankStates;
 
-export const ENDED_RANKS = new Set(["returned", "failed", "stopped"]);
+  constructor({ phases, run_states: runStates, rank_states: rankStates, limits, formats }) {
+    this.phases = phases;
+    this.limits = limits;
+    this.units = new Units(formats);
+    this.#runStates = runStates;
+    this.#rankStates = rankStates;
+  }
 
-export const UNKNOWN_STATE = { word: "unknown", tone: "quiet", shape: "dash" };
+  runState(name) {
+    return this.#runStates[name] ?? this.#rankStates.unknown;
+  }
 
-// Words, letters, colours (in monitor.css) and order are those of notebook_launcher/drawing/timeline.py.
-export const PHASES = {
-  data: { letter: "D", word: "data" },
-  forward: { letter: "F", word: "forward" },
-  backward: { letter: "B", word: "backward" },
-  sync: { letter: "S", word: "sync" },
-  step: { letter: "O", word: "optimizer" },
-};
+  rankState(name) {
+    return this.#rankStates[name] ?? this.#rankStates.unknown;
+  }
+}

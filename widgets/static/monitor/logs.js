@@ -1,8 +1,5 @@
 import { styleOf } from "./canvas.js";
 import { field, h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
-import { formatCount } from "./units.js";
-
-const SHOWN_LINES = 500;
 
 const ALL = "all";
 
@@ -69,7 +66,7 @@ export class Logs extends Section {
     const found = kept.filter(
       (line) => !common.has(line.text) && (!this.words || line.text.toLowerCase().includes(this.words)),
     );
-    const shown = found.slice(-SHOWN_LINES);
+    const shown = found.slice(-data.legend.limits.shown_lines);
     const wasAtEnd = this.panel.scrollHeight - this.panel.scrollTop - this.panel.clientHeight < 24;
     this.lineList.show(shown.map((line) => [line, line]));
     if (wasAtEnd) this.panel.scrollTop = this.panel.scrollHeight;
@@ -77,16 +74,17 @@ export class Logs extends Section {
   }
 
   #countText(kept, found, shown) {
+    const { units } = this.data.legend;
     if (!kept) return "Nothing written yet";
     if (!found)
       return this.words
-        ? `No line contains “${this.search.value}” (${formatCount(kept)} searched)`
+        ? `No line contains “${this.search.value}” (${units.formatCount(kept)} searched)`
         : "Every rank wrote the same lines";
     const lines =
       found === kept
-        ? `${formatCount(kept)} ${kept === 1 ? "line" : "lines"}`
-        : `${formatCount(found)} of ${formatCount(kept)} lines`;
-    return shown < found ? `Last ${formatCount(shown)} of ${lines}` : lines;
+        ? `${units.formatCount(kept)} ${kept === 1 ? "line" : "lines"}`
+        : `${units.formatCount(found)} of ${units.formatCount(kept)} lines`;
+    return shown < found ? `Last ${units.formatCount(shown)} of ${lines}` : lines;
   }
 
   #makeTab(key) {

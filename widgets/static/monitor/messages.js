@@ -18,10 +18,11 @@ export class Errors {
       this.culprits,
       this.folded,
     );
+    this.element.hidden = true;
     this.cards = [this.culprits, this.victims].map((parent) => new KeyedList(parent, errorCard));
   }
 
-  paint({ errors, run }) {
+  paint({ errors, run, legend }) {
     const culprits = errors.filter((error) => !error.victim);
     const victims = errors.filter((error) => error.victim);
     const error = run.state === "stopped" ? "" : (run.error ?? ""); // A stop on request is no failure.
@@ -29,7 +30,7 @@ export class Errors {
     setText(this.banner, error);
     setHidden(this.banner, !error || culprits.length > 0);
     [culprits, victims].forEach((some, at) =>
-      this.cards[at].show(some.map((error) => [`${error.rank} ${error.summary}`, error])),
+      this.cards[at].show(some.map((error) => [`${error.rank} ${error.summary}`, { ...error, state: legend.rankState("failed") }])),
     );
     const cause = culprits.length ? ` (caused by rank ${culprits[0].rank})` : "";
     setText(this.victimCount, `${formatRankCount(victims.length)} failed as a consequence${cause}`);
@@ -37,9 +38,9 @@ export class Errors {
   }
 }
 
-function errorCard({ rank, summary, traceback, victim, last_lines: lastLines }) {
+function errorCard({ rank, summary, traceback, victim, last_lines: lastLines, state }) {
   const light = new StateLight();
-  light.show({ ...RUN_STATES.failed, word: `rank ${rank}` });
+  light.show({ ...state, word: `rank ${rank}` });
   const card = h(
     "div",
     { class: "nbl-error" },
@@ -66,6 +67,7 @@ export class Notices {
 
   constructor() {
     this.element = h("section", { class: "nbl-notices", "aria-label": "Notices", "aria-live": "polite" });
+    this.element.hidden = true;
     this.list = new KeyedList(this.element, noticeCard);
   }
 

@@ -1,32 +1,34 @@
-import { ENDED_RANKS, NOT_RESPONDING, RANK_STATES, RUN_STATES, UNKNOWN_STATE } from "./legend.js";
+import { Legend, LOST, NOT_RESPONDING, UNANSWERED } from "./legend.js";
 import { Metric } from "./series.js";
-import { MAX_LINE_LENGTH, plainLine, plainText } from "./units.js";
-
-const MAX_LINES = 5000; // of a rank's log
-const MAX_SPANS = 1024; // of a rank's timeline
-const MAX_NOTICES = 20;
+import { plainLine, plainText } from "./units.js";
 
 /** What a rank wrote: whole lines, and the one that has no end yet. */
 class RankLog {
   lines = [];
   #open = null;
   #raw = "";
+  #limits;
+
+  constructor(limits) {
+    this.#limits = limits;
+  }
 
   /** Take in text; `order` numbers lines by arrival over all ranks. Return the lines that are new. */
   extend(rank, text, order) {
+    const { lines: maxLines, line_characters: maxCharacters } = this.#limits;
     const pieces = text.split("\n");
     const added = [];
     pieces.forEach((piece, at) => {
-      this.#raw = (this.#raw + piece).slice(-2 * MAX_LINE_LENGTH);
+      this.#raw = (this.#raw + piece).slice(-2 * maxCharacters);
       const ends = at < pieces.length - 1;
       if (!this.#open && (ends || this.#raw)) {
         this.#open = { rank, order: order.next++, text: "" };
         added.push(this.#open);
       }
-      if (this.#open) this.#open.text = plainLine(this.#raw);
+      if (this.#open) this.#open.text = plainLine(this.#raw).slice(0, maxCharacters);
       if (ends) [this.#open, this.#raw] = [null, ""];
     });
-    appendBounded(this.lines, added, MAX_LINES);
+    appendBounded(this.lines, added, maxLines);
     return added;
   }
 }
@@ -39,7 +41,7 @@ function appendBounded(list, items, limit) {
 /** Everything that messages have told, and which topics have changed since the last frame. */
 export class RunData {
   changed = new Set();
-  isKnown = false;
+  legend = null; // until the first `reset`
   link = "up"; // "silent": the kernel may answer again; "lost": it has restarted or ended
 
   constructor(title) {
@@ -64,11 +66,12 @@ export class RunData {
   take(message) {
     if (message.type === "reset") {
       this.#forget();
-      this.isKnown = true;
+      this.legend = new Legend(message.legend);
     }
     this.heardAt = performance.now();
     // An update may have been on its way when the kernel went; only the answer to a hello comes from one that lives.
     if (message.type === "reset" || this.link !== "lost") this.setLink("up");
+    if (!this.isKnown) return; // An update for another view, on its way while this one waits for its `reset`.
     for (const [topic, take] of Object.entries(RunData.#takers)) {
       const news = message[topic];
       if (!news || news.length === 0) continue;
@@ -98,33 +101,37 @@ export class RunData {
     },
     curves: (data, curves) => {
       for (const curve of curves) {
-        if (!data.metrics.has(curve.name)) data.metrics.set(curve.name, new Metric(curve.name));
+        if (!data.metrics.has(curve.name)) data.metrics.set(curve.name, new Metric(curve.name, data.legend.limits.points));
         data.metrics.get(curve.name).extend(curve);
       }
     },
     lanes: (data, lanes) => {
       for (const { rank, spans } of lanes) {
         if (!data.lanes.has(rank)) data.lanes.set(rank, []);
-        appendBounded(data.lanes.get(rank), spans, MAX_SPANS);
+        appendBounded(data.lanes.get(rank), spans, data.legend.limits.spans);
       }
     },
     logs: (data, logs) => {
       for (const { rank, text } of logs) {
-        if (!data.logs.has(rank)) data.logs.set(rank, new RankLog());
-        appendBounded(data.lines, data.logs.get(rank).extend(rank, text, data.order), MAX_LINES);
+        if (!data.logs.has(rank)) data.logs.set(rank, new RankLog(data.legend.limits));
+        appendBounded(data.lines, data.logs.get(rank).extend(rank, text, data.order), data.legend.limits.lines);
       }
     },
     errors: (data, errors) => {
-      appendBounded(data.errors, errors, MAX_LINES);
+      appendBounded(data.errors, errors, data.legend.limits.lines);
     },
     notices: (data, notices) => {
       appendBounded(
         data.notices,
         notices.map((text) => ({ text: plainText(text) })),
-        MAX_NOTICES,
+        data.legend.limits.notices,
       );
     },
   };
+
+  get isKnown() {
+    return this.legend !== null;
+  }
 
   get isLive() {
     return this.isKnown && this.link === "up" && !this.run.is_over;
@@ -132,15 +139,15 @@ export class RunData {
 
   /** The state that is known to hold now: without a link to the kernel, that of a live run is not. */
   get state() {
-    if (!this.run.is_over && this.link !== "up") return this.link === "lost" ? RUN_STATES.lost : NOT_RESPONDING;
-    if (this.isKnown || this.run.state) return RUN_STATES[this.run.state] ?? UNKNOWN_STATE;
-    return { ...RUN_STATES.starting, word: "waiting for the kernel" };
+    if (!this.run.is_over && this.link !== "up") return this.link === "lost" ? LOST : NOT_RESPONDING;
+    return this.isKnown ? this.legend.runState(this.run.state) : UNANSWERED;
   }
 
   /** The same of a rank. */
   stateOf(rank) {
-    const isCut = !this.run.is_over && this.link !== "up" && !ENDED_RANKS.has(rank.state);
-    return isCut ? this.state : (RANK_STATES[rank.state] ?? UNKNOWN_STATE);
+    const state = this.legend.rankState(rank.state);
+    const isCut = !this.run.is_over && this.link !== "up" && !state.is_over;
+    return isCut ? this.state : state;
   }
 
   /** Seconds since the launch: the run's own count, carried on by the page's clock. */

@@ -1,10 +1,8 @@
 import { styleOf, Surface, Tooltip } from "./canvas.js";
 import { h, icon, setAttribute, setHidden, setText } from "./elements.js";
-import { fillBand, fillDot, formatStep, linearTicks, pixelLine, strokeRuns, valueScale } from "./plotting.js";
+import { fillBand, fillDot, linearTicks, pixelLine, strokeRuns, valueScale } from "./plotting.js";
 import { extentOf } from "./series.js";
-import { formatCount, formatValue } from "./units.js";
 
-const TOOLTIP_ROWS = 8;
 const PIN = "M3.5 1h5v1.2l-.9.6.3 2.4 1.6 1.5V8H6.6L6 11.4 5.4 8H2.5V6.7l1.6-1.5.3-2.4-.9-.6z";
 const PLOT_EDGE = { top: 6, right: 3, bottom: 20, left: 1 };
 
@@ -15,7 +13,8 @@ export class Plot {
   drag = null; // the x in pixels where a drag began
   seen = -1;
 
-  constructor(metric, stage, options, onPin) {
+  constructor(metric, stage, options, legend, onPin) {
+    this.legend = legend;
     this.options = options;
     this.onPin = onPin;
     this.surface = new Surface(stage, (...all) => this.#draw(...all), {
@@ -81,11 +80,11 @@ export class Plot {
     const broken = curves.filter(([, curve]) => curve.last === null).map(([rank]) => rank);
     if (broken.length)
       return curves.length === 1
-        ? "not finite"
-        : `not finite on rank ${broken.slice(0, 3).join(", ")}${broken.length > 3 ? "…" : ""}`;
+        ? this.legend.units.formatValue(null)
+        : `${this.legend.units.formatValue(null)} on rank ${broken.slice(0, 3).join(", ")}${broken.length > 3 ? "…" : ""}`;
     const mean = curves.reduce((sum, [, curve]) => sum + curve.last, 0) / curves.length;
-    const gaps = curves.some(([, curve]) => curve.hasGaps) ? "some not finite, " : "";
-    return `${gaps}${curves.length === 1 ? "" : "mean "}${formatValue(mean)}`;
+    const gaps = curves.some(([, curve]) => curve.hasGaps) ? `some ${this.legend.units.formatValue(null)}, ` : "";
+    return `${gaps}${curves.length === 1 ? "" : "mean "}${this.legend.units.formatValue(mean)}`;
   }
 
   // -- the pointer and the keys
@@ -166,7 +165,7 @@ export class Plot {
   /** What is drawn: lines with a label, a style, steps, values and, behind a smoothed line, the raw values. */
   #lines(theme) {
     const { smoothing, hidden } = this.options;
-    if (this.options.averages(this.metric)) {
+    if (this.options.averages(this.metric.ranks.size, this.legend.limits)) {
       const { curve, low, high } = this.metric.average();
       const line = {
         label: "mean",
@@ -197,7 +196,7 @@ export class Plot {
     const lines = this.#lines(theme);
     this.extent = extentOf(lines.map((line) => line.steps));
     this.domain = this.zoom ?? this.extent;
-    const scale = this.extent && valueScale(lines, this.domain, this.options.isLog);
+    const scale = this.extent && valueScale(lines, this.domain, this.options.isLog, this.legend.units);
     this.box = null;
     if (!scale) return this.#drawWords(context, width, height, theme);
     const ticks = scale.ticks(6);
@@ -260,7 +259,7 @@ export class Plot {
       this.domain[0] === this.domain[1] ? [this.domain[0]] : linearTicks(...this.domain, (right - left) / 70);
     for (const step of steps) {
       if (!Number.isInteger(step) && this.domain[1] - this.domain[0] >= 2) continue;
-      const text = formatStep(step);
+      const text = this.legend.units.formatStep(step);
       const half = context.measureText(text).width / 2;
       context.textAlign = "center";
       context.fillText(text, Math.min(Math.max(toX(step), half), right + PLOT_EDGE.right - half - 1), bottom + 6);
@@ -312,22 +311,23 @@ export class Plot {
     Object.assign(context, { strokeStyle: theme.ink, globalAlpha: 0.4, lineWidth: 1 });
     context.strokeRect(Math.round(x) + 0.5, this.box.top, 0, this.box.bottom - this.box.top);
     context.globalAlpha = 1;
+    const { limits, units } = this.legend;
     const rows = [];
     for (const { label, ink, steps, values, band } of lines) {
       const at = steps.lastIndexOf(step);
       if (at < 0) continue;
-      rows.push({ color: ink, label, value: formatValue(values[at]) });
+      rows.push({ color: ink, label, value: units.formatValue(values[at]) });
       if (band)
         rows.push(
-          { label: "lowest", value: formatValue(band.low[at]) },
-          { label: "highest", value: formatValue(band.high[at]) },
+          { label: "lowest", value: units.formatValue(band.low[at]) },
+          { label: "highest", value: units.formatValue(band.high[at]) },
         );
       context.fillStyle = ink;
       if (values[at] !== null && Number.isFinite(toY(values[at]))) fillDot(context, x, toY(values[at]), 3);
     }
-    const more = rows.length - TOOLTIP_ROWS;
-    if (more > 0) rows.splice(TOOLTIP_ROWS, more, { label: `and ${more} more`, value: "" });
-    return this.tooltip.show(x, 0, `step ${formatCount(step)}`, rows);
+    const more = rows.length - limits.tooltip_rows;
+    if (more > 0) rows.splice(limits.tooltip_rows, more, { label: `and ${more} more`, value: "" });
+    return this.tooltip.show(x, 0, `step ${units.formatCount(step)}`, rows);
   }
 }
 

@@ -1,5 +1,4 @@
 import { extentOf } from "./series.js";
-import { formatNumber } from "./units.js";
 
 /** Round numbers that divide [low, high] into about `count` parts. */
 export function linearTicks(low, high, count) {
@@ -30,13 +29,6 @@ export function formatTick(value, spacing) {
   const digits = Math.max(0, Math.min(8, -Math.floor(Math.log10(spacing) + 1e-9)));
   return value.toFixed(digits);
 }
-
-export const formatStep = (step) =>
-  Math.abs(step) >= 1e6
-    ? `${formatNumber(step / 1e6)}M`
-    : Math.abs(step) >= 1e4
-      ? `${formatNumber(step / 1e3)}k`
-      : formatNumber(step);
 
 /** A line of pixels: at most four points a column (first, lowest, highest, last), in runs between gaps. */
 class PixelLine {
@@ -115,7 +107,7 @@ export function fillDot(context, x, y, radius) {
 }
 
 /** Map values to 0..1 over what lies in `domain`; null where there is nothing to show. */
-export function valueScale(lines, domain, isLog) {
+export function valueScale(lines, domain, isLog, units) {
   const toScale = isLog ? (value) => (value > 0 ? Math.log10(value) : NaN) : (value) => value;
   const inside = lines.map(({ steps, raw, band }) => {
     const found = [];
@@ -135,7 +127,7 @@ export function valueScale(lines, domain, isLog) {
   const ticks = (count) => {
     const found = isLog ? logTicks(low, high, count) : linearTicks(low, high, count);
     const spacing = found.length > 1 ? found[1] - found[0] : 1;
-    return found.map((at) => ({ part: part(at), text: isLog ? formatNumber(10 ** at) : formatTick(at, spacing) }));
+    return found.map((at) => ({ part: part(at), text: isLog ? units.formatNumber(10 ** at) : formatTick(at, spacing) }));
   };
   return { part: (value) => part(toScale(value)), ticks };
 }

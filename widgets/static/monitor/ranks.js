@@ -1,5 +1,5 @@
 import { h, KeyedList, Section, setAttribute, setHidden, setText, StateLight } from "./elements.js";
-import { formatBytes, formatCount, formatNumber, formatShare, isNumber, plainLine } from "./units.js";
+import { isNumber, plainLine } from "./units.js";
 
 const any = (field) => (ranks) => ranks.some((rank) => isNumber(rank[field]));
 
@@ -7,24 +7,29 @@ const any = (field) => (ranks) => ranks.some((rank) => isNumber(rank[field]));
 const COLUMNS = [
   { title: "Rank", kind: "number", text: (rank) => String(rank.rank) },
   { title: "State", kind: "state" },
-  { title: "Step", kind: "number", text: (rank) => formatCount(rank.step) },
+  { title: "Step", kind: "number", text: (rank, units) => units.formatCount(rank.step) },
   {
     title: "Samples/s",
     kind: "number",
-    text: (rank) => formatNumber(rank.samples_per_second, 3),
+    text: (rank, units) => units.formatQuantity(rank.samples_per_second),
     hint: "All ranks together, over the last few seconds",
   },
   {
     title: "Memory",
     kind: "number",
-    text: (rank) => formatBytes(rank.memory ?? rank.peak_memory),
+    text: (rank, units) => units.formatBytes(rank.memory ?? rank.peak_memory),
     hint: "Resident memory now; for a rank that has ended, its peak",
   },
-  { title: "GPU memory", kind: "number", text: (rank) => formatBytes(rank.gpu_memory), when: any("gpu_memory") },
+  {
+    title: "GPU memory",
+    kind: "number",
+    text: (rank, units) => units.formatBytes(rank.gpu_memory),
+    when: any("gpu_memory"),
+  },
   {
     title: "GPU",
     kind: "number",
-    text: (rank) => formatShare(rank.gpu_utilization),
+    text: (rank, units) => units.formatShare(rank.gpu_utilization),
     when: any("gpu_utilization"),
     hint: "Utilisation",
   },
@@ -87,7 +92,7 @@ export class RankTable extends Section {
     setHidden(slowest, !rank.slowest);
     this.columns.forEach(({ text, kind }, at) => {
       if (!text) return;
-      const value = text(rank);
+      const value = text(rank, this.data.legend.units);
       setText(cells[at], value || (kind === "number" ? "–" : ""));
       if (kind === "line") setAttribute(cells[at], "title", value);
     });

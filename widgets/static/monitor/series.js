@@ -1,14 +1,17 @@
 import { isNumber } from "./units.js";
 
-const MAX_POINTS = 2000; // of a curve: more than a plot has pixels
-
-/** One metric of one rank: at most MAX_POINTS points, thinned so that every peak and every gap stays. */
+/** One metric of one rank: at most `limit` points, thinned so that every peak and every gap stays. */
 class Curve {
   steps = [];
   values = [];
   version = 0;
   hasGaps = false;
+  #limit;
   #smoothed = { weight: 0, version: -1, values: [] };
+
+  constructor(limit) {
+    this.#limit = limit;
+  }
 
   extend({ steps, values, replace }) {
     if (replace) [this.steps, this.values, this.hasGaps] = [[], [], false];
@@ -17,7 +20,7 @@ class Curve {
       this.steps.push(steps[at]);
       this.values.push(value);
       this.hasGaps ||= value === null;
-      if (this.steps.length > MAX_POINTS) this.#thin();
+      if (this.steps.length > this.#limit) this.#thin();
     }
     this.version += 1;
   }
@@ -25,33 +28,20 @@ class Curve {
   /** Keep each stretch's extremes; stretches are equally wide, so that old points fare no worse than new ones. */
   #thin() {
     const [first, last] = extentOf([this.steps]);
-    const width = (last - first) / (MAX_POINTS / 4) || 1;
+    const width = (last - first) / (this.#limit / 4) || 1;
     this.#keepExtremes((at) => Math.floor((this.steps[at] - first) / width));
     // Steps that go to and fro make a stretch of each point.
-    if (this.steps.length > 0.75 * MAX_POINTS) this.#keepExtremes((at) => Math.floor(at / 4));
+    if (this.steps.length > 0.75 * this.#limit) this.#keepExtremes((at) => Math.floor(at / 4));
   }
 
   #keepExtremes(stretchOf) {
     const kept = [];
     for (let start = 0, end = 0; start < this.steps.length; start = end) {
       while (end < this.steps.length && stretchOf(end) === stretchOf(start)) end += 1;
-      kept.push(...this.#extremes(start, end));
+      kept.push(...extremesOf(this.values, start, end));
     }
     this.steps = kept.map((at) => this.steps[at]);
     this.values = kept.map((at) => this.values[at]);
-  }
-
-  #extremes(start, end) {
-    let [low, high, gap] = [-1, -1, -1];
-    for (let at = start; at < end; at += 1) {
-      const value = this.values[at];
-      if (value === null) gap = gap < 0 ? at : gap;
-      else {
-        if (low < 0 || value < this.values[low]) low = at;
-        if (high < 0 || value > this.values[high]) high = at;
-      }
-    }
-    return [...new Set([low, high, gap])].filter((at) => at >= 0).sort((a, b) => a - b);
   }
 
   /** Exponential moving average without the bias of its start; gaps stay. */
@@ -69,6 +59,20 @@ class Curve {
   }
 }
 
+/** The places of the lowest value, the highest and the first gap between `start` and `end`, in their order. */
+function extremesOf(values, start, end) {
+  let [low, high, gap] = [-1, -1, -1];
+  for (let at = start; at < end; at += 1) {
+    const value = values[at];
+    if (value === null) gap = gap < 0 ? at : gap;
+    else {
+      if (low < 0 || value < values[low]) low = at;
+      if (high < 0 || value > values[high]) high = at;
+    }
+  }
+  return [...new Set([low, high, gap])].filter((at) => at >= 0).sort((a, b) => a - b);
+}
+
 function movingAverage(values, weight) {
   let [sum, norm] = [0, 0];
   return values.map((value) => {
@@ -83,15 +87,17 @@ function movingAverage(values, weight) {
 export class Metric {
   ranks = new Map();
   version = 0;
+  #limit;
   #average = { version: -1, curve: null, low: [], high: [] };
 
-  constructor(name) {
+  constructor(name, limit) {
     this.name = name;
+    this.#limit = limit;
   }
 
   extend(message) {
     if (!this.ranks.has(message.rank)) {
-      this.ranks.set(message.rank, new Curve());
+      this.ranks.set(message.rank, new Curve(this.#limit));
       this.ranks = new Map([...this.ranks].sort(([a], [b]) => a - b));
     }
     this.ranks.get(message.rank).extend(message);
@@ -102,7 +108,7 @@ export class Metric {
   average() {
     if (this.#average.version !== this.version) {
       const { steps, mean, low, high } = averageOf([...this.ranks.values()]);
-      const curve = new Curve();
+      const curve = new Curve(this.#limit);
       curve.extend({ steps, values: mean });
       this.#average = { version: this.version, curve, low, high };
     }

@@ -1,10 +1,7 @@
 import { Surface, Tooltip } from "./canvas.js";
-import { h, Section, setAttribute, setHidden, setText } from "./elements.js";
-import { PHASES } from "./legend.js";
+import { h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
 import { formatTick, linearTicks } from "./plotting.js";
-import { formatRankCount, formatSeconds } from "./units.js";
-
-const MAX_LANES = 64;
+import { formatRankCount } from "./units.js";
 
 const WINDOW_CHOICES = [
   ["4", "last 4 steps"],
@@ -31,16 +28,13 @@ export class Timeline extends Section {
     );
     this.controls.append(this.windows);
     this.text = h("p", { class: "nbl-sync" });
-    const entries = [...Object.entries(PHASES), ["", { letter: "", word: "other" }]];
-    const chips = entries.map(([phase, { letter, word }]) =>
-      h("span", { class: "nbl-phase" }, h("i", { "data-phase": phase }, letter), word),
-    );
-    this.legend = h("div", { class: "nbl-legend" }, ...chips);
+    this.chips = h("div", { class: "nbl-legend" });
+    this.chipList = new KeyedList(this.chips, phaseChip);
     this.surface = new Surface(stage, (...all) => this.#draw(...all), { class: "nbl-canvas", role: "img" });
     const frame = h("div", { class: "nbl-frame" }, this.surface.canvas);
     this.body.append(
       this.text,
-      this.legend,
+      this.chips,
       h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Lanes of the ranks" }, frame),
     );
     this.tooltip = new Tooltip(frame);
@@ -48,7 +42,9 @@ export class Timeline extends Section {
     this.surface.canvas.addEventListener("pointerleave", () => this.tooltip.hide());
   }
 
-  paint({ lanes, run }, changed) {
+  paint({ lanes, legend, run }, changed) {
+    this.legend = legend;
+    this.chipList.show([...Object.entries(legend.phases), ["", { letter: "", word: "other", colour: "" }]]);
     setText(this.text, run.sync?.text ?? "");
     setHidden(this.text, !this.text.textContent);
     if (changed.has("lanes")) this.#paintLanes(lanes);
@@ -58,7 +54,7 @@ export class Timeline extends Section {
     this.lanes = [...lanes]
       .filter(([, spans]) => spans.length)
       .sort(([a], [b]) => a - b)
-      .slice(0, MAX_LANES);
+      .slice(0, this.legend.limits.lanes);
     setHidden(this.element, !this.lanes.length);
     this.laneHeight = this.lanes.length > 16 ? 16 : 24;
     this.surface.canvas.style.height = `${AXIS_HEIGHT + this.lanes.length * this.laneHeight + 2}px`;
@@ -129,12 +125,12 @@ export class Timeline extends Section {
       const x = Math.max(left, this.toX(at));
       const width = Math.min(this.surface.width, this.toX(at + seconds)) - x;
       if (width <= 0) continue;
-      context.fillStyle = theme.phases[phase] ?? theme.ink;
+      context.fillStyle = this.legend.phases[phase]?.colour ?? theme.ink;
       // A hair of ground between neighbours, where there is room for it.
       context.fillRect(x, top, width > 3 ? width - 0.75 : width, height);
       if (phase === "sync" && width > 3) hatch(context, x, top, width - 0.75, height, theme.ground);
-      if (width >= LETTER_ROOM && PHASES[phase])
-        this.#drawLetter(context, theme, PHASES[phase].letter, x + width / 2, top + height / 2);
+      if (width >= LETTER_ROOM && this.legend.phases[phase])
+        this.#drawLetter(context, theme, this.legend.phases[phase].letter, x + width / 2, top + height / 2);
     }
   }
 
@@ -148,11 +144,18 @@ export class Timeline extends Section {
     const span = this.toX && lane?.[1].find(([, at, seconds]) => this.toX(at) <= x && x <= this.toX(at + seconds));
     if (!span || x < this.toX(this.domain[0])) return this.tooltip.hide();
     const [phase, at, seconds] = span;
-    return this.tooltip.show(x, y + 12, `rank ${lane[0]}, ${PHASES[phase]?.word ?? phase}`, [
-      { label: "took", value: formatSeconds(seconds) },
-      { label: "at", value: formatSeconds(at) },
+    const { phases, units } = this.legend;
+    return this.tooltip.show(x, y + 12, `rank ${lane[0]}, ${phases[phase]?.word ?? phase}`, [
+      { label: "took", value: units.formatSeconds(seconds) },
+      { label: "at", value: units.formatSeconds(at) },
     ]);
   }
+}
+
+function phaseChip({ letter, word, colour }, phase) {
+  const swatch = h("i", { "data-phase": phase }, letter);
+  swatch.style.backgroundColor = colour;
+  return { element: h("span", { class: "nbl-phase" }, swatch, word) };
 }
 
 /** Slanted lines in the colour of the ground, so that waiting can be told without colours. */

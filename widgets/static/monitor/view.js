@@ -8,7 +8,6 @@ import { RunData } from "./model.js";
 import { RankTable } from "./ranks.js";
 import { Timeline } from "./timeline.js";
 
-const SILENCE = 10; // seconds without a message: a live run sends one a second
 
 const PAGE = Math.random().toString(36).slice(2); // another one after a reload
 
@@ -125,14 +124,16 @@ export class MonitorView {
 
   #tick() {
     this.header.tick(this.data);
-    if (performance.now() - this.data.heardAt > 1000 * SILENCE) this.#setLink("silent");
+    const silence = (performance.now() - this.data.heardAt) / 1000;
+    if (silence > this.data.legend.limits.silent_seconds) this.#setLink("silent");
   }
 
   #paintViews() {
     if (this.data.isKnown) this.onKnown();
     const changed = this.data.changed;
     this.data.changed = new Set();
-    for (const view of this.views) if (view.topics.some((topic) => changed.has(topic))) view.paint(this.data, changed);
+    const views = this.data.isKnown ? this.views : [this.header];
+    for (const view of views) if (view.topics.some((topic) => changed.has(topic))) view.paint(this.data, changed);
   }
 
   close() {
