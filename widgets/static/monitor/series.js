@@ -122,32 +122,30 @@ function averageOf(curves) {
   const steps = [...longest.steps].sort((a, b) => a - b);
   const [mean, low, high] = [[], [], []];
   for (const step of steps) {
-    let [sum, count, lowest, highest] = [0, 0, Infinity, -Infinity];
-    for (const read of readers) {
-      const value = read(step);
-      if (value === null) continue;
-      sum += value;
-      count += 1;
-      lowest = Math.min(lowest, value);
-      highest = Math.max(highest, value);
-    }
-    mean.push(count ? sum / count : null);
-    low.push(count ? lowest : null);
-    high.push(count ? highest : null);
+    const values = readers.map((read) => read(step)).filter((value) => value !== undefined);
+    const finite = values.filter((value) => value !== null);
+    const isWhole = finite.length === values.length;
+    mean.push(isWhole ? finite.reduce((sum, value) => sum + value, 0) / finite.length : null);
+    low.push(finite.length ? Math.min(...finite) : null);
+    high.push(finite.length ? Math.max(...finite) : null);
   }
   return { steps, mean, low, high };
 }
 
-/** Return a function of growing steps: the value there, between two points on their line, null where there is none. */
+/**
+ * Return a function of growing steps: the value there, between two points the value on their line. It is null at and
+ * beside a value that is not finite, and undefined before the first and after the last point.
+ */
 function interpolator({ steps, values }) {
   const order = steps.map((_, at) => at).sort((a, b) => steps[a] - steps[b]);
   let next = 0;
   return (step) => {
     while (next < order.length && steps[order[next]] < step) next += 1;
-    if (next === order.length) return null;
+    if (next === order.length) return undefined;
     const [right, left] = [order[next], order[next - 1]];
     if (steps[right] === step) return values[right];
-    if (left === undefined || values[left] === null || values[right] === null) return null;
+    if (left === undefined) return undefined;
+    if (values[left] === null || values[right] === null) return null;
     const part = (step - steps[left]) / (steps[right] - steps[left]);
     return values[left] + part * (values[right] - values[left]);
   };
