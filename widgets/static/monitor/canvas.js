@@ -1,7 +1,7 @@
 import { h, setAttribute, setHidden, setText } from "./elements.js";
 
 /** What draws: one animation frame at a time for all views, and only canvases that can be seen. */
-export class Stage {
+export class FrameLoop {
   #surfaces = new Map();
   #frame = 0;
   #seen = new IntersectionObserver((entries) => this.#onSeen(entries), { rootMargin: "50px" });
@@ -73,16 +73,16 @@ export class Surface {
   width = 0;
   height = 0;
 
-  constructor(stage, draw, attributes) {
-    this.stage = stage;
+  constructor(frames, draw, attributes) {
+    this.frames = frames;
     this.draw = draw;
     this.canvas = h("canvas", attributes);
-    stage.watch(this);
+    frames.watch(this);
   }
 
   invalidate() {
     this.isStale = true;
-    this.stage.request();
+    this.frames.request();
   }
 
   setSize({ width, height }) {

@@ -29,9 +29,9 @@ export class CurveGrid extends Section {
   topics = ["curves"];
   #numExtra = 0;
 
-  constructor(stage, options) {
+  constructor(frames, options) {
     super("Curves");
-    this.stage = stage;
+    this.frames = frames;
     this.options = options;
     this.average = h("input", { type: "checkbox", onchange: () => this.#choose({ isAveraged: this.average.checked }) });
     this.log = h("input", { type: "checkbox", onchange: () => this.#choose({ isLog: this.log.checked }) });
@@ -69,7 +69,7 @@ export class CurveGrid extends Section {
     this.body.append(this.legend, this.scroll, this.foot);
     this.plots = new KeyedList(
       this.grid,
-      (metric) => new Plot(metric, stage, this.options, this.data.legend, () => this.#refresh()),
+      (metric) => new Plot(metric, frames, this.options, this.data.legend, () => this.#refresh()),
       (plot, metric) => plot.update(metric),
     );
     this.chips = new KeyedList(
@@ -163,7 +163,7 @@ export class CurveGrid extends Section {
 
   #paintSwatch(swatch, rank) {
     const { color, dash } = styleOf(rank);
-    const ink = this.stage.theme.ranks[color];
+    const ink = this.frames.theme.ranks[color];
     if (swatch.dataset.ink === ink) return;
     swatch.dataset.ink = ink;
     const context = swatch.getContext("2d");

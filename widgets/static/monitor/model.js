@@ -13,8 +13,8 @@ class RankLog {
     this.#limits = limits;
   }
 
-  /** Take in text; `order` numbers lines by arrival over all ranks. Return the lines that are new. */
-  extend(rank, text, order) {
+  /** Take in text. Return the lines that are new. */
+  extend(rank, text) {
     const { lines: maxLines, line_characters: maxCharacters } = this.#limits;
     const pieces = text.split("\n");
     const added = [];
@@ -22,7 +22,7 @@ class RankLog {
       this.#raw = (this.#raw + piece).slice(-2 * maxCharacters);
       const ends = at < pieces.length - 1;
       if (!this.#open && (ends || this.#raw)) {
-        this.#open = { rank, order: order.next++, text: "" };
+        this.#open = { rank, text: "" };
         added.push(this.#open);
       }
       if (this.#open) this.#open.text = plainLine(this.#raw).slice(0, maxCharacters);
@@ -57,26 +57,25 @@ export class RunData {
     this.lanes = new Map();
     this.logs = new Map();
     this.lines = [];
-    this.order = { next: 0 };
     this.errors = [];
     this.notices = [];
     this.markAll();
   }
 
-  take(message) {
+  receive(message) {
     if (message.type === "reset") {
       this.#forget();
       this.legend = new Legend(message.legend);
     }
-    this.heardAt = performance.now();
+    this.lastMessageAt = performance.now();
     // An update may have been on its way when the kernel went; only the answer to a hello comes from one that lives.
     if (message.type === "reset" || this.link !== "lost") this.setLink("up");
     if (!this.isKnown) return; // An update for another view, on its way while this one waits for its `reset`.
-    for (const [topic, take] of Object.entries(RunData.#takers)) {
+    for (const [topic, receive] of Object.entries(RunData.#receivers)) {
       const news = message[topic];
       if (!news || news.length === 0) continue;
       this.changed.add(topic);
-      take(this, news);
+      receive(this, news);
     }
   }
 
@@ -91,7 +90,7 @@ export class RunData {
     for (const topic of ["run", "ranks", "curves", "lanes", "logs", "errors", "notices"]) this.changed.add(topic);
   }
 
-  static #takers = {
+  static #receivers = {
     run: (data, run) => {
       data.run = run;
       data.receivedAt = performance.now();
@@ -114,7 +113,7 @@ export class RunData {
     logs: (data, logs) => {
       for (const { rank, text } of logs) {
         if (!data.logs.has(rank)) data.logs.set(rank, new RankLog(data.legend.limits));
-        appendBounded(data.lines, data.logs.get(rank).extend(rank, text, data.order), data.legend.limits.lines);
+        appendBounded(data.lines, data.logs.get(rank).extend(rank, text), data.legend.limits.lines);
       }
     },
     errors: (data, errors) => {

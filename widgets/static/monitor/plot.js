@@ -13,11 +13,11 @@ export class Plot {
   drag = null; // the x in pixels where a drag began
   seen = -1;
 
-  constructor(metric, stage, options, legend, onPin) {
+  constructor(metric, frames, options, legend, onPin) {
     this.legend = legend;
     this.options = options;
     this.onPin = onPin;
-    this.surface = new Surface(stage, (...all) => this.#draw(...all), {
+    this.surface = new Surface(frames, (...all) => this.#draw(...all), {
       class: "nbl-canvas nbl-plot-canvas",
       tabindex: "0",
       role: "img",
@@ -52,7 +52,7 @@ export class Plot {
   }
 
   remove() {
-    this.surface.stage.unwatch(this.surface);
+    this.surface.frames.unwatch(this.surface);
   }
 
   #togglePin() {

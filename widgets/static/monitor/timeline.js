@@ -18,7 +18,7 @@ const endOf = ([, start, seconds]) => start + seconds;
 export class Timeline extends Section {
   topics = ["lanes", "run"];
 
-  constructor(stage) {
+  constructor(frames) {
     super("Timeline");
     const options = WINDOW_CHOICES.map(([value, label]) => h("option", { value }, label));
     this.windows = h(
@@ -30,7 +30,7 @@ export class Timeline extends Section {
     this.text = h("p", { class: "nbl-sync" });
     this.chips = h("div", { class: "nbl-legend" });
     this.chipList = new KeyedList(this.chips, phaseChip);
-    this.surface = new Surface(stage, (...all) => this.#draw(...all), { class: "nbl-canvas", role: "img" });
+    this.surface = new Surface(frames, (...all) => this.#draw(...all), { class: "nbl-canvas", role: "img" });
     const frame = h("div", { class: "nbl-frame" }, this.surface.canvas);
     this.body.append(
       this.text,

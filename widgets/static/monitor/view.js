@@ -1,4 +1,4 @@
-import { readTheme, Stage } from "./canvas.js";
+import { readTheme, FrameLoop } from "./canvas.js";
 import { CurveGrid, CurveOptions } from "./curves.js";
 import { h, setText } from "./elements.js";
 import { Header, Progress } from "./header.js";
@@ -9,12 +9,12 @@ import { RankTable } from "./ranks.js";
 import { Timeline } from "./timeline.js";
 
 
-const PAGE = Math.random().toString(36).slice(2); // another one after a reload
+const PAGE_ID = Math.random().toString(36).slice(2); // another one after a reload
 
-const GONE = new Set(["restarting", "autorestarting", "dead", "terminating"]);
+const DEAD_STATUSES = new Set(["restarting", "autorestarting", "dead", "terminating"]);
 
 /** What the last view of a model knew and how it was set, by the model's key, for the view that takes its place. */
-export const HANDED_ON = new Map();
+export const HANDOVERS = new Map();
 
 /** One view of a monitor; two views of one model know nothing of each other. */
 export class MonitorView {
@@ -26,12 +26,12 @@ export class MonitorView {
     this.kernel = model.widget_manager?.kernel; // JupyterLab's; other front ends do not tell of theirs
     this.onKnown = onKnown;
     this.key = model.get("key");
-    const { data, options } = HANDED_ON.get(this.key) ?? {};
-    HANDED_ON.delete(this.key);
+    const { data, options } = HANDOVERS.get(this.key) ?? {};
+    HANDOVERS.delete(this.key);
     this.data = data ?? new RunData(model.get("title") ?? "");
     this.data.markAll();
     this.options = options ?? new CurveOptions();
-    this.stage = new Stage(
+    this.frames = new FrameLoop(
       () => readTheme(this.root),
       () => this.#paintViews(),
     );
@@ -45,8 +45,8 @@ export class MonitorView {
       new Errors(),
       new Notices(),
       new RankTable(),
-      new CurveGrid(this.stage, this.options),
-      new Timeline(this.stage),
+      new CurveGrid(this.frames, this.options),
+      new Timeline(this.frames),
       new Logs(uid),
     ];
     // JupyterLab's shortcuts (two zeros restart the kernel) must not hear keys that are pressed in here.
@@ -59,8 +59,8 @@ export class MonitorView {
     this.root = h("div", attributes, this.live, ...this.views.map((view) => view.element));
     el.append(this.root);
     this.#listen();
-    this.stage.request();
-    this.#send({ type: "hello", page: PAGE });
+    this.frames.request();
+    this.#send({ type: "hello", page: PAGE_ID });
   }
 
   #listen() {
@@ -76,31 +76,31 @@ export class MonitorView {
 
   #onMessage = (message) => {
     if (message?.type !== "reset" && message?.type !== "update") return;
-    this.data.take(message);
+    this.data.receive(message);
     this.#keepTime();
-    this.stage.request();
+    this.frames.request();
   };
 
   /** The kernel's comm is gone or has come back: a kernel that is only out of reach answers the hello. */
   #onComm = () => {
-    this.#send({ type: "hello", page: PAGE });
-    this.#setLink(GONE.has(this.kernel?.status) ? "lost" : "silent");
+    this.#send({ type: "hello", page: PAGE_ID });
+    this.#setLink(DEAD_STATUSES.has(this.kernel?.status) ? "lost" : "silent");
   };
 
   #onKernel = (_, status) => {
-    if (GONE.has(status)) this.#setLink("lost");
+    if (DEAD_STATUSES.has(status)) this.#setLink("lost");
   };
 
   #setLink(link) {
     if (link === "silent" && this.data.link === "lost") return;
     this.data.setLink(link);
     this.#keepTime();
-    this.stage.request();
+    this.frames.request();
   }
 
   #onTheme = () => {
     this.data.changed.add("curves");
-    this.stage.invalidateAll();
+    this.frames.invalidateAll();
   };
 
   /** Send, and tell whether that went well; a closed comm throws or rejects. */
@@ -124,7 +124,7 @@ export class MonitorView {
 
   #tick() {
     this.header.tick(this.data);
-    const silence = (performance.now() - this.data.heardAt) / 1000;
+    const silence = (performance.now() - this.data.lastMessageAt) / 1000;
     if (silence > this.data.legend.limits.silent_seconds) this.#setLink("silent");
   }
 
@@ -137,10 +137,10 @@ export class MonitorView {
   }
 
   close() {
-    if (this.key && this.data.isKnown) HANDED_ON.set(this.key, { data: this.data, options: this.options });
+    if (this.key && this.data.isKnown) HANDOVERS.set(this.key, { data: this.data, options: this.options });
     this.#life.abort();
     this.themes.disconnect();
-    this.stage.close();
+    this.frames.close();
     clearInterval(this.#clock);
     this.model.off("msg:custom", this.#onMessage);
     this.model.off("comm:close", this.#onComm);
