@@ -1,144 +1,190 @@
 import { h, setAttribute, setHidden, setText } from "./elements.js";
 
-/** What draws: one animation frame at a time for all views, and only canvases that can be seen. */
+/** @typedef {ReturnType<typeof readTheme>} Theme */
+/** @typedef {(context: CanvasRenderingContext2D, width: number, height: number, theme: Theme) => void} Draw */
+
+/** Draws in one animation frame at a time for all views, and only on canvases in sight. */
 export class FrameLoop {
+  /** @type {Map<Element, Surface>} */
   #surfaces = new Map();
   #frame = 0;
-  #seen = new IntersectionObserver((entries) => this.#onSeen(entries), { rootMargin: "50px" });
-  #sized = new ResizeObserver((entries) => this.#onSized(entries));
+  #isClosed = false;
+  #sightObserver = new IntersectionObserver((entries) => this.#onSight(entries), { rootMargin: "50px" });
+  #sizeObserver = new ResizeObserver((entries) => this.#onSize(entries));
+  #readTheme;
+  #beforeSurfaces;
+  /** Theme of the last frame. @type {Theme | undefined} */
+  theme;
 
+  /**
+   * @param {() => Theme} readTheme
+   * @param {() => void} beforeSurfaces called in each frame before canvases are drawn
+   */
   constructor(readTheme, beforeSurfaces) {
-    this.readTheme = readTheme;
-    this.beforeSurfaces = beforeSurfaces;
+    this.#readTheme = readTheme;
+    this.#beforeSurfaces = beforeSurfaces;
   }
 
+  /** Ask for a frame. */
   request() {
-    this.#frame ||= requestAnimationFrame(() => this.#paint());
+    if (!this.#isClosed) this.#frame ||= requestAnimationFrame(() => this.#paint());
   }
 
   #paint() {
     try {
-      // Each time: a view is made before it is put on the page, where no style is known yet.
-      this.theme = this.readTheme();
-      this.beforeSurfaces();
+      // In each frame, because a front end may create a view before it adds it to the page, where the styles apply.
+      this.theme = this.#readTheme();
+      this.#beforeSurfaces();
       for (const surface of this.#surfaces.values()) {
         if (surface.isVisible && surface.isStale) surface.paint(this.theme);
       }
     } finally {
-      this.#frame = 0; // last: what became stale meanwhile has just been painted
+      this.#frame = 0; // At the end: surfaces that became stale in this frame are painted in this frame.
     }
   }
 
+  /** @param {Surface} surface */
   watch(surface) {
     this.#surfaces.set(surface.canvas, surface);
-    this.#seen.observe(surface.canvas);
-    this.#sized.observe(surface.canvas);
+    this.#sightObserver.observe(surface.canvas);
+    this.#sizeObserver.observe(surface.canvas);
   }
 
+  /** @param {Surface} surface */
   unwatch(surface) {
     this.#surfaces.delete(surface.canvas);
-    this.#seen.unobserve(surface.canvas);
-    this.#sized.unobserve(surface.canvas);
+    this.#sightObserver.unobserve(surface.canvas);
+    this.#sizeObserver.unobserve(surface.canvas);
   }
 
+  /** Draw all canvases again, for example in other colours. */
   invalidateAll() {
     for (const surface of this.#surfaces.values()) surface.isStale = true;
     this.request();
   }
 
-  #onSeen(entries) {
+  /** @param {IntersectionObserverEntry[]} entries */
+  #onSight(entries) {
     for (const { target, isIntersecting } of entries) this.#surfaces.get(target)?.setVisible(isIntersecting);
     this.request();
   }
 
-  #onSized(entries) {
+  /** @param {ResizeObserverEntry[]} entries */
+  #onSize(entries) {
     for (const { target, contentRect } of entries) this.#surfaces.get(target)?.setSize(contentRect);
     this.request();
   }
 
   close() {
+    this.#isClosed = true;
     cancelAnimationFrame(this.#frame);
-    this.#seen.disconnect();
-    this.#sized.disconnect();
+    this.#sightObserver.disconnect();
+    this.#sizeObserver.disconnect();
     for (const surface of this.#surfaces.values()) surface.setVisible(false);
     this.#surfaces.clear();
-    this.request = () => {};
   }
 }
 
-/** A canvas with its size in CSS pixels; `draw(context, width, height, theme)` fills it. */
+/** A canvas with its size in CSS pixels. */
 export class Surface {
   isVisible = false;
   isStale = true;
   width = 0;
   height = 0;
+  #frames;
+  #draw;
 
+  /** @param {FrameLoop} frames @param {Draw} draw @param {Record<string, string>} attributes of the canvas */
   constructor(frames, draw, attributes) {
-    this.frames = frames;
-    this.draw = draw;
+    this.#frames = frames;
+    this.#draw = draw;
     this.canvas = h("canvas", attributes);
     frames.watch(this);
   }
 
+  /** Draw the canvas again in the next frame. */
   invalidate() {
     this.isStale = true;
-    this.frames.request();
+    this.#frames.request();
   }
 
+  remove() {
+    this.#frames.unwatch(this);
+  }
+
+  /** @param {{ width: number, height: number }} size */
   setSize({ width, height }) {
     this.isStale ||= width !== this.width || height !== this.height;
-    Object.assign(this, { width, height });
+    [this.width, this.height] = [width, height];
   }
 
-  /** A canvas out of sight gives its pixels back: 200 plots would hold 100 MB. */
+  /**
+   * Note whether the canvas is in sight. Out of sight it keeps no pixels: those of 200 plots take 100 MB.
+   * @param {boolean} isVisible
+   */
   setVisible(isVisible) {
     this.isVisible = isVisible;
     if (!isVisible) [this.canvas.width, this.canvas.height, this.isStale] = [0, 0, true];
   }
 
+  /** @param {Theme} theme */
   paint(theme) {
     const ratio = window.devicePixelRatio || 1;
     const [width, height] = [Math.round(this.width * ratio), Math.round(this.height * ratio)];
     if (!width || !height) return;
     if (this.canvas.width !== width) this.canvas.width = width;
     if (this.canvas.height !== height) this.canvas.height = height;
-    const context = this.canvas.getContext("2d");
+    const context = contextOf(this.canvas);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, this.width, this.height);
     context.font = `11px ${theme.font}`;
-    this.draw(context, this.width, this.height, theme);
+    this.#draw(context, this.width, this.height, theme);
     this.isStale = false;
   }
 }
 
+/** @param {HTMLCanvasElement} canvas */
+export const contextOf = (canvas) => /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+
 const DASHES = [[], [6, 3], [2, 2], [9, 3, 2, 3], [12, 4], [4, 4], [9, 2, 2, 2, 2, 2], [1, 3]];
 const PALETTE = 8;
 
-/** Colour and dash of a rank: neighbours differ in both, and 64 ranks have 64 pairs. */
+/**
+ * Return the colour and the dash of a rank. Neighbours differ in both, and 64 ranks have 64 pairs.
+ * @param {number} rank
+ */
 export const styleOf = (rank) => ({
   color: rank % PALETTE,
   dash: DASHES[(rank + Math.floor(rank / PALETTE)) % DASHES.length],
 });
 
-/** The colours in force, read from the style sheet; whether they are dark is told by the ground itself. */
+/**
+ * Return the colours of the style sheet, after choosing its dark or light ones by the background that the page has.
+ * @param {HTMLElement} root
+ */
 export function readTheme(root) {
   const style = getComputedStyle(root);
   const [red, green, blue] = (style.backgroundColor.match(/[\d.]+/g) ?? [255, 255, 255]).map(Number);
   setAttribute(root, "data-theme", 0.299 * red + 0.587 * green + 0.114 * blue < 110 ? "dark" : "light");
-  const color = (name) => style.getPropertyValue(name).trim();
+  const color = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
   return {
     ink: style.color,
     ground: style.backgroundColor,
     font: style.fontFamily,
     ranks: Array.from({ length: PALETTE }, (_, at) => color(`--nbl-rank-${at}`)),
     phaseInk: color("--nbl-phase-ink"),
-    bad: color("--nbl-bad"),
   };
 }
 
-/** A small table that follows the pointer inside `parent`. */
+/** @typedef {{ label: string, value: string, color?: string }} TooltipRow */
+
+/** A small table that follows the pointer inside its parent. */
 export class Tooltip {
+  #parent;
+
+  /** @param {HTMLElement} parent */
   constructor(parent) {
+    this.#parent = parent;
     this.title = h("div", { class: "nbl-tip-title" });
     this.rows = h("div", {});
     this.element = h("div", { class: "nbl-tip", "aria-live": "off" }, this.title, this.rows);
@@ -146,6 +192,7 @@ export class Tooltip {
     parent.append(this.element);
   }
 
+  /** @param {number} x @param {number} y @param {string} title @param {TooltipRow[]} rows */
   show(x, y, title, rows) {
     setText(this.title, title);
     this.rows.replaceChildren(
@@ -156,9 +203,8 @@ export class Tooltip {
       }),
     );
     this.element.hidden = false;
-    const room = this.element.parentElement.clientWidth;
-    const isLeft = x + 14 + this.element.offsetWidth <= room;
-    this.element.style.left = `${Math.max(0, isLeft ? x + 14 : x - 14 - this.element.offsetWidth)}px`;
+    const fits = x + 14 + this.element.offsetWidth <= this.#parent.clientWidth;
+    this.element.style.left = `${Math.max(0, fits ? x + 14 : x - 14 - this.element.offsetWidth)}px`;
     this.element.style.top = `${y}px`;
   }
 

@@ -1,61 +1,77 @@
 import { h } from "./elements.js";
 import { HANDOVERS, MonitorView } from "./view.js";
 
-// The picture that a run leaves in the notebook is covered with the monitor for as long as the model lives. What is
-// saved is the picture alone, so a notebook without its kernel shows no widget that is missing.
-export class Covering {
-  #views = new Map(); // by the element that is covered
+/** @import { Model } from "./wire" */
 
+/**
+ * Covers the static picture of a run with the monitor for as long as the model lives.
+ *
+ * The picture alone is saved in the notebook, so that a notebook without its kernel shows no missing widget.
+ */
+export class Covering {
+  /** Views by the element that they cover. @type {Map<Element, { view: MonitorView, host: HTMLElement }>} */
+  #covers = new Map();
+  #model;
+  #key;
+  #observer = new MutationObserver((records) => this.#onChange(records));
+
+  /** @param {Model} model */
   constructor(model) {
-    this.model = model;
-    this.key = model.get("key");
-    this.observer = new MutationObserver((records) => this.#onChange(records));
-    this.observer.observe(document.body, { childList: true, subtree: true });
-    this.#find(document.body);
+    this.#model = model;
+    this.#key = CSS.escape(model.get("key"));
+    this.#observer.observe(document.body, { childList: true, subtree: true });
+    this.#coverPictures(document.body);
   }
 
+  /** @param {MutationRecord[]} records */
   #onChange(records) {
-    for (const [element, view] of this.#views) {
+    for (const [element, { view }] of this.#covers) {
       if (element.isConnected) continue;
       view.close();
-      this.#views.delete(element);
+      this.#covers.delete(element);
     }
     for (const { addedNodes } of records)
-      for (const node of addedNodes) if (node instanceof Element) this.#find(node.parentElement ?? node);
+      for (const node of addedNodes) if (node instanceof Element) this.#coverPictures(node.parentElement ?? node);
   }
 
-  #find(root) {
-    for (const element of root.querySelectorAll(`[data-nbl-explore="${CSS.escape(this.key)}"]`))
-      if (!this.#views.has(element)) this.#cover(element);
-    if (this.#views.size) this.#setCovered(true);
+  /** @param {Element} root */
+  #coverPictures(root) {
+    for (const element of root.querySelectorAll(`[data-nbl-explore="${this.#key}"]`))
+      if (!this.#covers.has(element)) this.#cover(element);
+    if (this.#covers.size) this.#updatePictures();
   }
 
+  /** @param {Element} element */
   #cover(element) {
     const host = h("div", { "data-nbl-host": "" });
-    host.hidden = true;
+    host.hidden = true; // until there is a run to show
     element.append(host);
     const onKnown = () => {
       if (!host.hidden) return;
       host.hidden = false;
-      this.#setCovered(true);
+      this.#updatePictures();
     };
-    this.#views.set(element, new MonitorView(this.model, host, onKnown));
+    this.#covers.set(element, { host, view: new MonitorView(this.#model, host, onKnown) });
   }
 
-  /** Hide the pictures, or show them again. */
-  #setCovered(isCovered) {
-    const isShown = [...this.#views.keys()].some((element) => !element.lastElementChild.hidden);
-    const pictures = [...this.#views.keys()].flatMap((element) => [...element.children].slice(0, -1));
-    const others = document.querySelectorAll(`[data-nbl-cover="${CSS.escape(this.key)}"]`);
-    for (const picture of [...pictures, ...others]) picture.style.display = isCovered && isShown ? "none" : "";
+  /** Hide the pictures while a view covers them, and show them otherwise. */
+  #updatePictures() {
+    const covers = [...this.#covers];
+    const isCovered = covers.some(([, { host }]) => !host.hidden);
+    const pictures = covers.flatMap(([element, { host }]) => [...element.children].filter((child) => child !== host));
+    pictures.push(...document.querySelectorAll(`[data-nbl-cover="${this.#key}"]`));
+    for (const picture of pictures) if (picture instanceof HTMLElement) picture.style.display = isCovered ? "none" : "";
   }
 
   close() {
-    this.observer.disconnect();
-    this.#setCovered(false);
-    for (const view of this.#views.values()) view.close();
-    for (const element of this.#views.keys()) element.lastElementChild.remove();
-    this.#views.clear();
-    HANDOVERS.delete(this.key);
+    this.#observer.disconnect();
+    for (const { host, view } of this.#covers.values()) {
+      view.close();
+      host.hidden = true;
+    }
+    this.#updatePictures();
+    for (const { host } of this.#covers.values()) host.remove();
+    this.#covers.clear();
+    HANDOVERS.delete(this.#model.get("key"));
   }
 }

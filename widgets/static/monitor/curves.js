@@ -1,92 +1,117 @@
-import { styleOf } from "./canvas.js";
+import { contextOf, styleOf } from "./canvas.js";
 import { field, h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
 import { Plot } from "./plot.js";
 
-/** How all plots are drawn. */
+/** @import { FrameLoop } from "./canvas.js" */
+/** @import { Legend } from "./legend.js" */
+/** @import { RunData } from "./model.js" */
+/** @import { Metric } from "./series.js" */
+/** @import { Limits, Topic } from "./wire" */
+
+/** Options of all plots. */
 export class CurveOptions {
-  isAveraged = null; // null: until someone chooses, averaged if there are many ranks
+  /** Null until the user chooses; then many ranks are averaged. @type {boolean | null} */
+  isAveraged = null;
   isLog = false;
   smoothing = 0;
+  /** Ranks that are not drawn. @type {Set<number>} */
   hidden = new Set();
-  pinned = new Set(); // names of metrics, in the order in which they were pinned
+  /** Names of metrics in the order in which they were pinned. @type {Set<string>} */
+  pinned = new Set();
 
+  /**
+   * Return true if this number of ranks is drawn as their mean.
+   * @param {number} numRanks
+   * @param {Limits} limits
+   */
   averages(numRanks, limits) {
     return numRanks > 1 && (this.isAveraged ?? numRanks > limits.separate_ranks);
   }
 }
 
-/** 0 for "loss", 1 for names that end in it, such as "train/loss" and "val_loss", 2 for all others. */
+/**
+ * Return 0 for "loss", 1 for names that end in it, such as "train/loss" and "val_loss", and 2 for all others.
+ * @param {string} name
+ */
 const lossOrder = (name) => (name.toLowerCase() === "loss" ? 0 : /(^|[^a-z])loss$/i.test(name) ? 1 : 2);
 
-/** Metrics in the order in which they are drawn: those that are pinned, the losses, the others as they appeared. */
+/**
+ * Sort metrics: pinned ones, losses, then the others in the order in which they appeared.
+ * @param {Metric[]} metrics
+ * @param {Set<string>} pinned
+ */
 function inOrder(metrics, pinned) {
   const places = new Map([...pinned].map((name, at) => [name, at - pinned.size]));
-  const placeOf = ({ name }) => places.get(name) ?? lossOrder(name);
+  const placeOf = (/** @type {Metric} */ { name }) => places.get(name) ?? lossOrder(name);
   return [...metrics].sort((a, b) => placeOf(a) - placeOf(b));
 }
 
+/** Plots of the metrics, their options, and a chip for each rank to hide it. */
 export class CurveGrid extends Section {
+  /** @type {Topic[]} */
   topics = ["curves"];
+  /** Plots that "Show more" added. */
   #numExtra = 0;
+  #frames;
+  #options;
+  /** @type {RunData | undefined} */
+  #data;
+  average = h("input", { type: "checkbox", onchange: () => this.#choose({ isAveraged: this.average.checked }) });
+  averageField = field(this.average, "Average of ranks");
+  filter = h("input", {
+    type: "search",
+    placeholder: "Find a metric",
+    "aria-label": "Find a metric",
+    oninput: () => this.#showFewer(),
+  });
 
+  /** @param {FrameLoop} frames @param {CurveOptions} options */
   constructor(frames, options) {
     super("Curves");
-    this.frames = frames;
-    this.options = options;
-    this.average = h("input", { type: "checkbox", onchange: () => this.#choose({ isAveraged: this.average.checked }) });
-    this.log = h("input", { type: "checkbox", onchange: () => this.#choose({ isLog: this.log.checked }) });
-    this.smoothing = h("input", {
-      type: "range",
-      min: "0",
-      max: "0.99",
-      step: "0.01",
-      value: "0",
-      oninput: () => this.#choose({ smoothing: Number(this.smoothing.value) }),
-    });
-    this.smoothingValue = h("output", {}, "0.00");
-    this.filter = h("input", {
-      type: "search",
-      placeholder: "Find a metric",
-      "aria-label": "Find a metric",
-      oninput: () => this.#showFewer(),
-    });
-    this.averageField = field(this.average, "Average of ranks");
-    const smoothingField = h(
-      "label",
-      { class: "nbl-field" },
-      h("span", {}, "Smoothing"),
-      this.smoothing,
-      this.smoothingValue,
-    );
-    this.controls.append(this.filter, this.averageField, field(this.log, "Log scale"), smoothingField);
-    this.legend = h("div", { class: "nbl-legend", role: "group", "aria-label": "Ranks that are drawn" });
+    this.#frames = frames;
+    this.#options = options;
+    this.#addControls();
+    this.chips = h("div", { class: "nbl-legend", role: "group", "aria-label": "Ranks that are drawn" });
     this.grid = h("div", { class: "nbl-grid" });
     this.scroll = h("div", { class: "nbl-plots" }, this.grid);
     this.more = h("button", { type: "button", class: "nbl-button", onclick: () => this.#showMore() });
     this.fewer = h("button", { type: "button", class: "nbl-button", onclick: () => this.#showFewer() }, "Show fewer");
     this.shown = h("span", { role: "status" });
     this.foot = h("div", { class: "nbl-foot" }, this.shown, this.more, this.fewer);
-    this.body.append(this.legend, this.scroll, this.foot);
+    this.body.append(this.chips, this.scroll, this.foot);
+    const legend = () => /** @type {RunData} */ (this.#data).legend;
     this.plots = new KeyedList(
       this.grid,
-      (metric) => new Plot(metric, frames, this.options, this.data.legend, () => this.#refresh()),
+      (/** @type {Metric} */ metric) => new Plot(metric, frames, options, legend(), () => this.#refresh()),
       (plot, metric) => plot.update(metric),
     );
-    this.chips = new KeyedList(
-      this.legend,
-      (rank) => this.#makeChip(rank),
-      (chip, rank) => chip.update(rank),
+    this.chipList = new KeyedList(
+      this.chips,
+      (/** @type {number} */ rank) => new RankChip(rank, () => this.#toggle(rank)),
+      (chip, rank) => chip.show(!options.hidden.has(rank), this.#frames.theme?.ranks ?? []),
     );
   }
 
+  #addControls() {
+    const log = h("input", { type: "checkbox", onchange: () => this.#choose({ isLog: log.checked }) });
+    const oninput = () => {
+      setText(output, Number(smoothing.value).toFixed(2));
+      this.#choose({ smoothing: Number(smoothing.value) });
+    };
+    const smoothing = h("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", oninput });
+    const output = h("output", {}, "0.00");
+    const smoothingField = h("label", { class: "nbl-field" }, h("span", {}, "Smoothing"), smoothing, output);
+    this.controls.append(this.filter, this.averageField, field(log, "Log scale"), smoothingField);
+  }
+
+  /** @param {Partial<CurveOptions>} change */
   #choose(change) {
-    Object.assign(this.options, change);
-    setText(this.smoothingValue, this.options.smoothing.toFixed(2));
+    Object.assign(this.#options, change);
     this.#refresh();
   }
 
   #showMore() {
-    this.#numExtra += this.data.legend.limits.plots;
+    this.#numExtra += this.#data?.legend.limits.plots ?? 0;
     this.#refresh();
   }
 
@@ -95,90 +120,98 @@ export class CurveGrid extends Section {
     this.#refresh();
   }
 
+  /** @param {number} rank */
+  #toggle(rank) {
+    if (!this.#options.hidden.delete(rank)) this.#options.hidden.add(rank);
+    this.#refresh();
+  }
+
   #refresh() {
-    this.paint(this.data);
+    if (this.#data) this.paint(this.#data);
     for (const plot of this.plots.views.values()) plot.surface.invalidate();
   }
 
+  /** @param {RunData} data */
   paint(data) {
-    this.data = data;
+    this.#data = data;
     const metrics = [...data.metrics.values()];
     const ranks = [...new Set(metrics.flatMap((metric) => [...metric.ranks.keys()]))].sort((a, b) => a - b);
     const { limits } = data.legend;
-    const isAveraged = this.options.isAveraged ?? ranks.length > limits.separate_ranks;
+    const isAveraged = this.#options.isAveraged ?? ranks.length > limits.separate_ranks;
+    const hasChips = ranks.length > 1 && !isAveraged;
     setHidden(this.element, !metrics.length);
     setHidden(this.filter, metrics.length <= limits.unsearched_metrics);
     setHidden(this.averageField, ranks.length < 2);
     if (this.average.checked !== isAveraged) this.average.checked = isAveraged;
-    setHidden(this.legend, ranks.length < 2 || isAveraged);
-    this.chips.show(this.legend.hidden ? [] : ranks.map((rank) => [rank, rank]));
-    this.#paintPlots(metrics);
+    setHidden(this.chips, !hasChips);
+    this.chipList.show(hasChips ? ranks.map((rank) => [rank, rank]) : []);
+    this.#paintPlots(metrics, data.legend);
   }
 
-  #paintPlots(metrics) {
+  /** @param {Metric[]} metrics @param {Legend} legend */
+  #paintPlots(metrics, legend) {
     const wanted = this.filter.hidden ? "" : this.filter.value.trim().toLowerCase();
-    const found = inOrder(metrics, this.options.pinned).filter(({ name }) => name.toLowerCase().includes(wanted));
-    const shown = found.slice(0, this.data.legend.limits.plots + this.#numExtra);
-    // Rows without an orphan: four plots stand two by two.
-    this.grid.style.setProperty("--nbl-columns", shown.length === 4 ? 2 : Math.max(1, Math.min(4, shown.length)));
+    const found = inOrder(metrics, this.#options.pinned).filter(({ name }) => name.toLowerCase().includes(wanted));
+    const shown = found.slice(0, legend.limits.plots + this.#numExtra);
+    // Four plots stand in two rows of two, so that none stands alone in its row.
+    const columns = shown.length === 4 ? 2 : Math.max(1, Math.min(4, shown.length));
+    this.grid.style.setProperty("--nbl-columns", String(columns));
     this.plots.show(shown.map((metric) => [metric.name, metric]));
-    this.#paintFoot(shown.length, found.length, metrics.length);
+    this.#paintFoot(shown.length, found.length, metrics.length, legend);
   }
 
-  /** However many metrics are drawn, they take no more of the page than the first ones: the rest is scrolled to. */
-  #paintFoot(shown, found, known) {
-    const { limits, units } = this.data.legend;
+  /**
+   * Show how many metrics are drawn. More plots than at first are scrolled, so that they take no more of the page.
+   * @param {number} shown
+   * @param {number} found
+   * @param {number} known
+   * @param {Legend} legend
+   */
+  #paintFoot(shown, found, known, { limits, units }) {
     const isLong = shown > limits.plots;
     this.scroll.toggleAttribute("data-long", isLong);
-    for (const [name, value] of [
-      ["role", "region"],
-      ["aria-label", "Plots of the metrics"],
-      ["tabindex", "0"],
-    ])
+    const region = { role: "region", "aria-label": "Plots of the metrics", tabindex: "0" };
+    for (const [name, value] of Object.entries(region)) {
       if (isLong) setAttribute(this.scroll, name, value);
       else this.scroll.removeAttribute(name);
+    }
+    const count = `${units.formatCount(shown)} of ${units.formatCount(found)} metrics shown`;
     const left = found - shown;
-    const words = found ? `${units.formatCount(shown)} of ${units.formatCount(found)} metrics shown` : "No metric has such a name";
-    setText(this.shown, shown === known ? "" : words);
+    setText(this.shown, shown === known ? "" : found ? count : "No metric has such a name");
     setText(this.more, `Show ${Math.min(limits.plots, left)} more`);
     setHidden(this.more, !left);
     setHidden(this.fewer, !isLong);
     setHidden(this.foot, !this.shown.textContent && !isLong);
   }
+}
 
-  #makeChip(rank) {
-    const swatch = h("canvas", { width: "44", height: "12", "aria-hidden": "true" });
-    const element = h(
-      "button",
-      { type: "button", class: "nbl-chip", title: "Show or hide this rank", onclick: () => this.#toggle(rank) },
-      swatch,
-      `rank ${rank}`,
-    );
-    const update = () => {
-      setAttribute(element, "aria-pressed", String(!this.options.hidden.has(rank)));
-      this.#paintSwatch(swatch, rank);
-    };
-    return { element, update };
+/** Button that hides and shows a rank, with a sample of its line. */
+class RankChip {
+  #style;
+  #drawnInk = "";
+
+  /** @param {number} rank @param {() => void} onclick */
+  constructor(rank, onclick) {
+    this.#style = styleOf(rank);
+    this.sample = h("canvas", { width: "44", height: "12", "aria-hidden": "true" });
+    const attributes = { type: "button", class: "nbl-chip", title: "Show or hide this rank", onclick };
+    this.element = h("button", attributes, this.sample, `rank ${rank}`);
   }
 
-  #paintSwatch(swatch, rank) {
-    const { color, dash } = styleOf(rank);
-    const ink = this.frames.theme.ranks[color];
-    if (swatch.dataset.ink === ink) return;
-    swatch.dataset.ink = ink;
-    const context = swatch.getContext("2d");
+  /** @param {boolean} isShown @param {string[]} inks */
+  show(isShown, inks) {
+    setAttribute(this.element, "aria-pressed", String(isShown));
+    const ink = inks[this.#style.color];
+    if (ink === this.#drawnInk) return;
+    this.#drawnInk = ink;
+    const context = contextOf(this.sample);
     context.setTransform(2, 0, 0, 2, 0, 0);
     context.clearRect(0, 0, 22, 6);
     Object.assign(context, { strokeStyle: ink, lineWidth: 2 });
-    context.setLineDash(dash);
+    context.setLineDash(this.#style.dash);
     context.beginPath();
     context.moveTo(0, 3);
     context.lineTo(22, 3);
     context.stroke();
-  }
-
-  #toggle(rank) {
-    if (!this.options.hidden.delete(rank)) this.options.hidden.add(rank);
-    this.#refresh();
   }
 }

@@ -1,4 +1,9 @@
-// Each state has a shape of its own, so that its colour says nothing alone. Paths in a box of 12.
+/** @import { Done, StateLook } from "./wire" */
+
+/**
+ * Paths in a box of 12. Each state has a shape of its own, so that no meaning is in its colour alone.
+ * @type {Record<string, string>}
+ */
 const SHAPES = {
   ring: "M6 1.5a4.5 4.5 0 1 0 0 9a4.5 4.5 0 1 0 0-9zm0 2a2.5 2.5 0 1 1 0 5a2.5 2.5 0 1 1 0-5z",
   disc: "M6 1.5a4.5 4.5 0 1 0 0 9a4.5 4.5 0 1 0 0-9z",
@@ -11,66 +16,99 @@ const SHAPES = {
   dash: "M1.5 5h9v2h-9z",
 };
 
-/** Make an element. Attributes that are undefined are left out; children may be strings, which become text nodes. */
+/**
+ * Create an element. Attributes that are undefined are left out; a string among the children becomes a text node.
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, string | undefined | ((event: any) => void)>} [attributes] listeners are named `onclick` etc.
+ * @param {...(Node | string)} children
+ */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    if (typeof value === "function") element.addEventListener(name.slice(2), value);
     else if (value !== undefined) element.setAttribute(name, value);
   }
   element.append(...children);
   return element;
 }
 
+// Setters that leave an element alone where nothing changes: the browser then has nothing to lay out or to read aloud.
+
+/** @param {Element} element @param {string} text */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** @param {Element} element @param {string} name @param {string} value */
 export function setAttribute(element, name, value) {
   if (element.getAttribute(name) !== value) element.setAttribute(name, value);
 }
 
+/** @param {HTMLElement} element @param {boolean} hidden */
 export function setHidden(element, hidden) {
   if (element.hidden !== hidden) element.hidden = hidden;
 }
 
-/** A shape beside words that say the same, so that a screen reader leaves it out. */
-export function icon(shape = "") {
+/**
+ * Create an icon. Words beside it say the same, so screen readers skip it.
+ * @param {string} [path]
+ */
+export function icon(path = "") {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  const shape = document.createElementNS("http://www.w3.org/2000/svg", "path");
   svg.setAttribute("viewBox", "0 0 12 12");
   svg.setAttribute("aria-hidden", "true");
-  path.setAttribute("d", shape);
-  svg.append(path);
-  return svg;
+  shape.setAttribute("d", path);
+  svg.append(shape);
+  return { svg, shape };
 }
 
-/** A state as a shape in a colour; the word stands beside it. */
+/** A state: a coloured icon and its word. */
 export class StateLight {
   constructor() {
-    const svg = icon();
-    this.path = svg.firstChild;
+    const { svg, shape } = icon();
+    this.shape = shape;
     this.word = h("span", { class: "nbl-state-word" });
     this.element = h("span", { class: "nbl-state" }, svg, this.word);
   }
 
+  /** @param {StateLook} state @param {string} [reason] */
   show({ word, tone, shape }, reason = "") {
     setAttribute(this.element, "data-tone", tone);
-    setAttribute(this.path, "d", SHAPES[shape]);
+    setAttribute(this.shape, "d", SHAPES[shape] ?? "");
     setText(this.word, reason && reason !== word ? `${word}: ${reason}` : word);
     setAttribute(this.element, "title", this.word.textContent);
   }
 }
 
-/** The children of an element, each standing for a key; those whose key stays are kept and updated. */
+/**
+ * The children of an element, one for each key. A child whose key stays is kept and updated.
+ * @template Key, Item
+ * @template {{ element: Element, remove?: () => void }} View
+ */
 export class KeyedList {
+  /** @type {Map<Key, View>} */
   views = new Map();
+  #parent;
+  #make;
+  #update;
 
+  /**
+   * @param {Element} parent
+   * @param {(item: Item, key: Key) => View} make
+   * @param {(view: View, item: Item, key: Key) => void} [update]
+   */
   constructor(parent, make, update = () => {}) {
-    Object.assign(this, { parent, make, update });
+    this.#parent = parent;
+    this.#make = make;
+    this.#update = update;
   }
 
-  /** Show these [key, item] pairs in this order. */
+  /**
+   * Show these items in this order.
+   * @param {[key: Key, item: Item][]} entries
+   */
   show(entries) {
     const wanted = new Set(entries.map(([key]) => key));
     for (const [key, view] of this.views) {
@@ -79,23 +117,25 @@ export class KeyedList {
       view.element.remove();
       this.views.delete(key);
     }
-    let next = this.parent.firstElementChild;
+    let next = this.#parent.firstElementChild;
     for (const [key, item] of entries) {
-      let view = this.views.get(key);
-      if (!view) this.views.set(key, (view = this.make(item, key)));
+      const view = this.views.get(key) ?? this.#make(item, key);
+      this.views.set(key, view);
       if (view.element === next) next = next.nextElementSibling;
-      else this.parent.insertBefore(view.element, next);
-      this.update(view, item, key);
+      else this.#parent.insertBefore(view.element, next);
+      this.#update(view, item, key);
     }
   }
 }
 
+/** @param {HTMLElement} control @param {string} label */
 export const field = (control, label) => h("label", { class: "nbl-field" }, control, h("span", {}, label));
 
-/** A section with a heading, controls at its right, and a body; hidden until it has something to show. */
+/** A part of the page: heading, controls beside the heading, body. Hidden until it has something to show. */
 export class Section {
-  constructor(title, ...controls) {
-    this.controls = h("div", { class: "nbl-controls" }, ...controls);
+  /** @param {string} title */
+  constructor(title) {
+    this.controls = h("div", { class: "nbl-controls" });
     this.body = h("div", { class: "nbl-body" });
     const heading = h(
       "div",
@@ -108,17 +148,26 @@ export class Section {
   }
 }
 
-export const progressBar = (label) =>
-  h("div", { class: "nbl-bar", role: "progressbar", "aria-label": label }, h("div", { class: "nbl-bar-fill" }));
+/** A progress bar. Without a total it shows stripes. */
+export class ProgressBar {
+  #fill = h("div", { class: "nbl-bar-fill" });
 
-export function showProgress(bar, { done, total }, text) {
-  const share = total ? Math.min(1, done / total) : null;
-  bar.toggleAttribute("data-endless", share === null);
-  const width = `${share === null ? 100 : (100 * share).toFixed(2)}%`;
-  if (bar.firstChild.style.width !== width) bar.firstChild.style.width = width;
-  setAttribute(bar, "aria-valuetext", text);
-  if (share === null) return bar.removeAttribute("aria-valuenow");
-  setAttribute(bar, "aria-valuemin", "0");
-  setAttribute(bar, "aria-valuemax", String(total));
-  return setAttribute(bar, "aria-valuenow", String(Math.min(done, total)));
+  /** @param {string} label */
+  constructor(label) {
+    this.element = h("div", { class: "nbl-bar", role: "progressbar", "aria-label": label }, this.#fill);
+  }
+
+  /** @param {Done} progress @param {string} text @param {StateLook} state */
+  show({ done, total }, text, { tone }) {
+    const share = total ? Math.min(1, (done ?? 0) / total) : null;
+    this.element.toggleAttribute("data-endless", share === null);
+    const width = `${share === null ? 100 : (100 * share).toFixed(2)}%`;
+    if (this.#fill.style.width !== width) this.#fill.style.width = width;
+    setAttribute(this.element, "data-tone", tone);
+    setAttribute(this.element, "aria-valuetext", text);
+    if (!total) return this.element.removeAttribute("aria-valuenow");
+    setAttribute(this.element, "aria-valuemin", "0");
+    setAttribute(this.element, "aria-valuemax", String(total));
+    return setAttribute(this.element, "aria-valuenow", String(Math.min(done ?? 0, total)));
+  }
 }

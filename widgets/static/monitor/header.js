@@ -1,6 +1,11 @@
-import { h, KeyedList, progressBar, setAttribute, setHidden, setText, showProgress, StateLight } from "./elements.js";
-import { isNumber, plainText } from "./units.js";
+import { h, KeyedList, ProgressBar, setAttribute, setHidden, setText, StateLight } from "./elements.js";
+import { plainText } from "./text.js";
+import { isNumber } from "./units.js";
 
+/** @import { RunData } from "./model.js" */
+/** @import { Action, PageMessage, ProgressRecord, RankRecord, Topic } from "./wire" */
+
+/** @type {{ type: Action, label: string, title: string }[]} */
 const ACTIONS = [
   { type: "stop", label: "Stop after this step", title: "Each rank finishes its step, then the run ends" },
   { type: "interrupt", label: "Interrupt", title: "Stop every rank now, wherever it is" },
@@ -8,27 +13,36 @@ const ACTIONS = [
   { type: "save", label: "Save now", title: "All ranks save a checkpoint at the same step" },
 ];
 
+/** State, name and age of the run, the buttons that act on it, and hints about them. */
 export class Header {
+  /** @type {Topic[]} */
   topics = ["run"];
+  #send;
+  #announce;
 
+  /**
+   * @param {(message: PageMessage) => boolean} send returns false if the kernel cannot be reached
+   * @param {(text: string) => void} announce reads a text aloud in a screen reader
+   */
   constructor(send, announce) {
-    this.send = send;
-    this.announce = announce;
+    this.#send = send;
+    this.#announce = announce;
     this.light = new StateLight();
     this.name = h("span", { class: "nbl-name" });
     this.clock = h("span", { class: "nbl-clock", role: "timer", "aria-live": "off", title: "Time since the launch" });
     this.summary = h("div", { class: "nbl-summary" });
-    this.waiting = h("div", { class: "nbl-waiting" }); // Its seconds grow: the state's word is what is read out.
+    // Without a live region: the seconds in it grow, and the change of the state is read aloud already.
+    this.waiting = h("div", { class: "nbl-waiting" });
     this.hint = h("div", { class: "nbl-hint", role: "status" });
-    this.buttons = ACTIONS.map(({ type, label, title }) =>
-      h(
-        "button",
-        { type: "button", class: "nbl-button", "data-action": type, title, onclick: () => this.#press(type) },
-        label,
-      ),
-    );
+    this.buttons = ACTIONS.map((action) => {
+      const { type, label, title } = action;
+      const onclick = () => this.#onClick(action);
+      const button = h("button", { type: "button", class: "nbl-button", "data-action": type, title, onclick }, label);
+      return { type, button };
+    });
     const identity = h("div", { class: "nbl-identity" }, this.light.element, this.name, this.clock);
-    this.actions = h("div", { class: "nbl-actions", role: "group", "aria-label": "Control the run" }, ...this.buttons);
+    const buttons = this.buttons.map(({ button }) => button);
+    this.actions = h("div", { class: "nbl-actions", role: "group", "aria-label": "Control the run" }, ...buttons);
     this.element = h(
       "header",
       { class: "nbl-header" },
@@ -39,110 +53,128 @@ export class Header {
     );
   }
 
-  #press(type) {
-    this.asked = ACTIONS.find((action) => action.type === type).label;
-    if (this.send({ type })) setText(this.hint, `Requested: ${this.asked}.`);
+  /** @param {{ type: Action, label: string }} action */
+  #onClick({ type, label }) {
+    if (this.#send({ type })) setText(this.hint, `Requested: ${label}.`);
     setHidden(this.hint, !this.hint.textContent);
   }
 
+  /** @param {RunData} data */
   paint(data) {
     const { run, state } = data;
     this.light.show(state);
     setText(this.name, run.name ?? "");
     setAttribute(this.name, "title", run.id ?? "");
-    const summary = [run.arguments, run.summary, run.effective_batch && `effective batch ${run.effective_batch}`]
-      .filter(Boolean)
-      .join(" · ");
-    setText(this.summary, summary);
-    setHidden(this.summary, !summary);
-    setText(this.waiting, plainText(run.waiting ?? ""));
-    setHidden(this.waiting, !run.waiting);
-    const hint = this.#hint(data);
-    setText(this.hint, hint);
-    setHidden(this.hint, !hint);
-    for (const button of this.buttons)
-      button.disabled = data.link !== "up" || Boolean(run.is_over) || !run.actions?.[button.dataset.action];
+    const batch = run.effective_batch && `effective batch ${run.effective_batch}`;
+    showText(this.summary, [run.arguments, run.summary, batch].filter(Boolean).join(" · "));
+    showText(this.waiting, plainText(run.waiting ?? ""));
+    showText(this.hint, this.#hint(data));
+    for (const { type, button } of this.buttons)
+      button.disabled = data.link !== "up" || Boolean(run.is_over) || !run.actions?.[type];
     setHidden(this.actions, Boolean(run.is_over));
-    this.announce(run.name ? `${run.name}: ${state.word}` : state.word);
+    this.#announce(run.name ? `${run.name}: ${state.word}` : state.word);
     this.tick(data);
   }
 
+  /** @param {RunData} data */
   #hint({ run, link }) {
     if (run.is_over) return run.state === "lost" ? "The kernel ended before the run did." : "";
     if (link === "up") return run.action_hint ?? "";
     if (link === "silent") return "Kernel not responding. Last update shown.";
-    const again = run.id ? ` open_run("${run.id}") shows what its folder holds.` : "";
-    return `The kernel restarted or ended, and the run with it. Last update shown.${again}`;
+    const folder = run.id ? ` open_run("${run.id}") shows what its folder holds.` : "";
+    return `The kernel restarted or ended, and the run with it. Last update shown.${folder}`;
   }
 
+  /**
+   * Bring the clock up to date.
+   * @param {RunData} data
+   */
   tick(data) {
     const seconds = data.isLive ? Math.floor(data.seconds) : data.seconds;
-    setText(this.clock, data.legend?.units.formatSeconds(seconds) ?? "");
+    setText(this.clock, data.isKnown ? data.legend.units.formatSeconds(seconds) : "");
   }
 }
 
+/**
+ * Show a text, or hide its element if the text is empty.
+ * @param {HTMLElement} element
+ * @param {string} text
+ */
+function showText(element, text) {
+  setText(element, text);
+  setHidden(element, !text);
+}
+
+/** Progress of the slowest rank, and of each rank on demand. */
 export class Progress {
+  /** @type {Topic[]} */
   topics = ["run", "ranks"];
+  /** @type {RankRecord[]} */
+  #ranks = [];
+  /** @type {RunData | undefined} */
+  #data;
 
   constructor() {
-    this.what = h("span", {});
+    this.done = h("span", {});
     this.pace = h("span", { class: "nbl-pace" });
-    this.bar = progressBar("Progress of the slowest rank");
-    this.bar.title = "Progress of the slowest rank";
-    this.each = h("div", { class: "nbl-each" });
-    this.details = h("details", { class: "nbl-details" }, h("summary", {}, "Each rank"), this.each);
-    this.element = h(
-      "div",
-      { class: "nbl-progress" },
-      h("div", { class: "nbl-progress-text" }, this.what, this.pace),
-      this.bar,
-      this.details,
-    );
+    this.text = h("div", { class: "nbl-progress-text" }, this.done, this.pace);
+    this.bar = new ProgressBar("Progress of the slowest rank");
+    this.bar.element.title = "Progress of the slowest rank";
+    const rows = h("div", { class: "nbl-each" });
+    const ontoggle = () => this.#paintRows();
+    this.details = h("details", { class: "nbl-details", ontoggle }, h("summary", {}, "Each rank"), rows);
+    this.element = h("div", { class: "nbl-progress" }, this.text, this.bar.element, this.details);
     this.element.hidden = true;
-    this.list = new KeyedList(this.each, this.#makeRow, this.#updateRow);
-    this.details.addEventListener("toggle", () => this.#paintRows());
+    this.rows = new KeyedList(
+      rows,
+      (/** @type {RankRecord} */ { rank }) => new ProgressRow(rank),
+      (row, rank) => row.show(rank, /** @type {RunData} */ (this.#data)),
+    );
   }
 
+  /** @param {RunData} data */
   paint(data) {
-    const { run, ranks } = data;
-    this.data = data;
-    this.ranks = [...ranks.values()].filter((rank) => isNumber(rank.done));
-    const progress = run.progress ?? null;
-    setHidden(this.element, !progress && !this.ranks.length);
-    setHidden(this.what.parentElement, !progress);
-    setHidden(this.bar, !progress);
-    setHidden(this.details, this.ranks.length < 2);
-    if (progress) this.#paintMerged(progress);
+    this.#data = data;
+    this.#ranks = [...data.ranks.values()].filter((rank) => isNumber(rank.done));
+    const progress = data.run.progress ?? null;
+    setHidden(this.element, !progress && !this.#ranks.length);
+    setHidden(this.text, !progress);
+    setHidden(this.bar.element, !progress);
+    setHidden(this.details, this.#ranks.length < 2);
+    if (progress) this.#paintSlowest(progress, data);
     this.#paintRows();
   }
 
-  #paintMerged(progress) {
-    const { units } = this.data.legend;
+  /** @param {ProgressRecord} progress @param {RunData} data */
+  #paintSlowest(progress, data) {
+    const { units } = data.legend;
     const text = [progress.description, units.formatDone(progress)].filter(Boolean).join(" · ");
-    const pace = [
-      units.formatRate(progress.rate),
-      isNumber(progress.seconds_left) ? `${units.formatSeconds(Math.ceil(progress.seconds_left))} left` : "",
-    ];
-    setText(this.what, text);
-    setText(this.pace, this.data.isLive ? pace.filter(Boolean).join(" · ") : "");
-    setAttribute(this.bar, "data-tone", this.data.state.tone);
-    showProgress(this.bar, progress, text);
+    const left = isNumber(progress.seconds_left) ? `${units.formatSeconds(Math.ceil(progress.seconds_left))} left` : "";
+    const pace = [units.formatRate(progress.rate), left].filter(Boolean).join(" · ");
+    setText(this.done, text);
+    setText(this.pace, data.isLive ? pace : "");
+    this.bar.show(progress, text, data.state);
   }
 
   #paintRows() {
-    this.list.show(this.details.open ? this.ranks.map((rank) => [rank.rank, rank]) : []);
+    this.rows.show(this.details.open ? this.#ranks.map((rank) => [rank.rank, rank]) : []);
+  }
+}
+
+/** Progress of one rank. */
+class ProgressRow {
+  /** @param {number} rank */
+  constructor(rank) {
+    this.bar = new ProgressBar(`Progress of rank ${rank}`);
+    this.text = h("span", { class: "nbl-each-text" });
+    const label = h("span", {}, `rank ${rank}`);
+    this.element = h("div", { class: "nbl-each-row" }, label, this.bar.element, this.text);
   }
 
-  #makeRow = (rank) => {
-    const bar = progressBar(`Progress of rank ${rank.rank}`);
-    const text = h("span", { class: "nbl-each-text" });
-    return { bar, text, element: h("div", { class: "nbl-each-row" }, h("span", {}, `rank ${rank.rank}`), bar, text) };
-  };
-
-  #updateRow = ({ bar, text }, rank) => {
-    const done = this.data.legend.units.formatDone(rank);
-    setText(text, done);
-    setAttribute(bar, "data-tone", this.data.stateOf(rank).tone);
-    showProgress(bar, rank, done);
-  };
+  /** @param {RankRecord} rank @param {RunData} data */
+  show(rank, data) {
+    const done = data.legend.units.formatDone(rank);
+    setText(this.text, done);
+    this.bar.show(rank, done, data.stateOf(rank));
+  }
 }

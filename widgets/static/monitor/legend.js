@@ -1,16 +1,21 @@
 import { Units } from "./units.js";
 
-// States that only the page knows: no message says them.
+/** @import { LegendRecord, StateLook } from "./wire" */
 
+// States of the link to the kernel, which no message reports.
+/** @type {StateLook} */
 export const UNANSWERED = { word: "waiting for the kernel", tone: "quiet", shape: "ring" };
+/** @type {StateLook} */
 export const NOT_RESPONDING = { word: "not responding", tone: "warn", shape: "dash" };
+/** @type {StateLook} */
 export const LOST = { word: "lost", tone: "warn", shape: "dash" };
 
-/** Words, letters, colours, limits and number formats, as the record LEGEND of a `reset` message has them. */
+/** Words, letters, colours, limits and number formats: the tables of notebook_launcher/drawing/legend.py. */
 export class Legend {
   #runStates;
   #rankStates;
 
+  /** @param {LegendRecord} record */
   constructor({ phases, run_states: runStates, rank_states: rankStates, limits, formats }) {
     this.phases = phases;
     this.limits = limits;
@@ -19,11 +24,13 @@ export class Legend {
     this.#rankStates = rankStates;
   }
 
-  runState(name) {
+  /** @param {string} [name] */
+  runState(name = "") {
     return this.#runStates[name] ?? this.#rankStates.unknown;
   }
 
-  rankState(name) {
+  /** @param {string} [name] */
+  rankState(name = "") {
     return this.#rankStates[name] ?? this.#rankStates.unknown;
   }
 }

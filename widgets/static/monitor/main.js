@@ -1,22 +1,25 @@
-// The live monitor of a run: an anywidget front end in one module, because anywidget loads one.
+// The live monitor of a run: an anywidget front end.
 //
-// Python -> page: {type: "reset", ...} is the whole run and answers {type: "hello"}; {type: "update", ...}
-// has the same keys, each optional. `run` and the entries of `ranks` replace what was known; entries of
-// `curves`, `lanes`, `logs`, `errors` and `notices` are appended. A number that is not finite is null.
-// Page -> Python: hello, with a name for the page, stop, interrupt, stacks, save.
-//
-// A message changes `RunData` and asks for a frame; the frame brings the views up to date, at most once per
-// screen refresh and not at all while the page is hidden. Text of the user's goes into text nodes only.
+// wire.d.ts describes the messages. A message changes `RunData` and asks for an animation frame. In that frame views
+// whose topics changed are painted: at most once per screen refresh, and never while the page is hidden. Text from the
+// user's program goes into text nodes only.
 
 import { Covering } from "./covering.js";
 import { MonitorView } from "./view.js";
 
+/** @import { Model } from "./wire" */
+
+/**
+ * Cover the pictures of the run. A model without a key has none.
+ * @param {{ model: Model }} context
+ */
 function initialize({ model }) {
   if (!model.get("key")) return undefined;
   const covering = new Covering(model);
   return () => covering.close();
 }
 
+/** @param {{ model: Model, el: HTMLElement }} context */
 function render({ model, el }) {
   const view = new MonitorView(model, el);
   return () => view.close();

@@ -1,68 +1,82 @@
 import { h, KeyedList, setHidden, setText, StateLight } from "./elements.js";
-import { formatRankCount, plainText } from "./units.js";
+import { plainText } from "./text.js";
+import { formatRankCount } from "./units.js";
 
-/** What failed, the culprits first with their tracebacks; ranks that fell with them are folded away. */
+/** @import { RunData } from "./model.js" */
+/** @import { ErrorRecord, StateLook, Topic } from "./wire" */
+
+/** Failures: culprits with their tracebacks; below them, folded, the ranks that failed as a consequence. */
 export class Errors {
+  /** @type {Topic[]} */
   topics = ["errors", "run"];
+  /** @type {RunData | undefined} */
+  #data;
 
   constructor() {
     this.banner = h("div", { class: "nbl-error-line" });
-    this.culprits = h("div", {});
-    this.victims = h("div", {});
+    const [culprits, victims] = [h("div", {}), h("div", {})];
     this.victimCount = h("summary", {});
-    this.folded = h("details", { class: "nbl-details" }, this.victimCount, this.victims);
-    this.element = h(
-      "section",
-      { class: "nbl-errors", "aria-label": "Errors" },
-      this.banner,
-      this.culprits,
-      this.folded,
-    );
+    this.folded = h("details", { class: "nbl-details" }, this.victimCount, victims);
+    this.element = h("section", { class: "nbl-errors", "aria-label": "Errors" }, this.banner, culprits, this.folded);
     this.element.hidden = true;
-    this.cards = [this.culprits, this.victims].map((parent) => new KeyedList(parent, errorCard));
+    this.culprits = this.#cards(culprits);
+    this.victims = this.#cards(victims);
   }
 
-  paint({ errors, run, legend }) {
+  /** @param {HTMLElement} parent */
+  #cards(parent) {
+    const failed = () => /** @type {RunData} */ (this.#data).legend.rankState("failed");
+    return new KeyedList(parent, (/** @type {ErrorRecord} */ error) => errorCard(error, failed()));
+  }
+
+  /** @param {RunData} data */
+  paint(data) {
+    this.#data = data;
+    const { errors, run } = data;
     const culprits = errors.filter((error) => !error.victim);
     const victims = errors.filter((error) => error.victim);
-    const error = run.state === "stopped" ? "" : (run.error ?? ""); // A stop on request is no failure.
-    setHidden(this.element, !errors.length && !error);
-    setText(this.banner, error);
-    setHidden(this.banner, !error || culprits.length > 0);
-    [culprits, victims].forEach((some, at) =>
-      this.cards[at].show(some.map((error) => [`${error.rank} ${error.summary}`, { ...error, state: legend.rankState("failed") }])),
-    );
+    const banner = run.state === "stopped" ? "" : (run.error ?? ""); // A stop on request is not a failure.
+    setHidden(this.element, !errors.length && !banner);
+    setText(this.banner, banner);
+    setHidden(this.banner, !banner || culprits.length > 0);
+    this.culprits.show(culprits.map((error) => [keyOf(error), error]));
+    this.victims.show(victims.map((error) => [keyOf(error), error]));
     const cause = culprits.length ? ` (caused by rank ${culprits[0].rank})` : "";
     setText(this.victimCount, `${formatRankCount(victims.length)} failed as a consequence${cause}`);
     setHidden(this.folded, !victims.length);
   }
 }
 
-function errorCard({ rank, summary, traceback, victim, last_lines: lastLines, state }) {
+/** @param {ErrorRecord} error */
+const keyOf = ({ rank, summary }) => `${rank} ${summary}`;
+
+/** @param {ErrorRecord} error @param {StateLook} failed */
+function errorCard({ rank, summary, traceback, victim, last_lines: lastLines }, failed) {
   const light = new StateLight();
-  light.show({ ...state, word: `rank ${rank}` });
-  const card = h(
-    "div",
-    { class: "nbl-error" },
-    h("div", { class: "nbl-error-head" }, light.element, h("code", {}, plainText(summary))),
-  );
-  const fold = (title, text, open) => {
-    const details = h(
-      "details",
-      { class: "nbl-details" },
-      h("summary", {}, title),
-      h("pre", { tabindex: "0" }, plainText(text)),
-    );
-    details.open = open;
-    card.append(details);
-  };
-  if (traceback) fold("Traceback", traceback.trimEnd(), !victim);
-  if (lastLines?.length) fold("Last lines of its output", lastLines.join("\n"), false);
+  light.show({ ...failed, word: `rank ${rank}` });
+  const head = h("div", { class: "nbl-error-head" }, light.element, h("code", {}, plainText(summary)));
+  const card = h("div", { class: "nbl-error" }, head);
+  if (traceback) card.append(foldedText("Traceback", plainText(traceback.trimEnd()), { isOpen: !victim }));
+  if (lastLines.length) card.append(foldedText("Last lines of its output", plainText(lastLines.join("\n"))));
   return { element: card };
 }
 
-/** What Python has to say, the newest first; a long notice, such as stacks, is folded under its first line. */
+/**
+ * Create a text that is folded under a title.
+ * @param {string} title
+ * @param {string} text
+ * @param {{ isOpen?: boolean, class?: string }} [options]
+ */
+function foldedText(title, text, options = {}) {
+  const attributes = { class: options.class ?? "nbl-details" };
+  const details = h("details", attributes, h("summary", {}, title), h("pre", { tabindex: "0" }, text));
+  details.open = options.isOpen ?? false;
+  return details;
+}
+
+/** Notices for the user, the newest first. Several lines, such as stacks, are folded under the first one. */
 export class Notices {
+  /** @type {Topic[]} */
   topics = ["notices"];
 
   constructor() {
@@ -71,21 +85,16 @@ export class Notices {
     this.list = new KeyedList(this.element, noticeCard);
   }
 
+  /** @param {RunData} data */
   paint({ notices }) {
     setHidden(this.element, !notices.length);
     this.list.show([...notices].reverse().map((notice) => [notice, notice]));
   }
 }
 
+/** @param {{ text: string }} notice */
 function noticeCard({ text }) {
   const [first, ...rest] = text.trimEnd().split("\n");
   if (!rest.length) return { element: h("div", { class: "nbl-notice" }, first) };
-  const details = h(
-    "details",
-    { class: "nbl-notice nbl-details" },
-    h("summary", {}, first),
-    h("pre", { tabindex: "0" }, rest.join("\n")),
-  );
-  details.open = true;
-  return { element: details };
+  return { element: foldedText(first, rest.join("\n"), { isOpen: true, class: "nbl-notice nbl-details" }) };
 }

@@ -1,28 +1,44 @@
 import { Legend, LOST, NOT_RESPONDING, UNANSWERED } from "./legend.js";
 import { Metric } from "./series.js";
-import { plainLine, plainText } from "./units.js";
+import { plainLine, plainText } from "./text.js";
 
-/** What a rank wrote: whole lines, and the one that has no end yet. */
+/** @import { ErrorRecord, Limits, RankRecord, Reset, RunRecord, Span, StateLook, Topic, Update } from "./wire" */
+
+/** @typedef {{ rank: number, text: string }} Line a line of a rank's log; an unfinished line still grows */
+
+/** @type {Topic[]} */
+const TOPICS = ["run", "ranks", "curves", "lanes", "logs", "errors", "notices"];
+
+/** Output of a rank: finished lines, and one that has no end yet. */
 class RankLog {
+  /** @type {Line[]} */
   lines = [];
+  /** @type {Line | null} */
   #open = null;
   #raw = "";
+  #rank;
   #limits;
 
-  constructor(limits) {
+  /** @param {number} rank @param {Limits} limits */
+  constructor(rank, limits) {
+    this.#rank = rank;
     this.#limits = limits;
   }
 
-  /** Take in text. Return the lines that are new. */
-  extend(rank, text) {
+  /**
+   * Append text. Return the lines that it begins.
+   * @param {string} text
+   */
+  extend(text) {
     const { lines: maxLines, line_characters: maxCharacters } = this.#limits;
     const pieces = text.split("\n");
+    /** @type {Line[]} */
     const added = [];
     pieces.forEach((piece, at) => {
       this.#raw = (this.#raw + piece).slice(-2 * maxCharacters);
       const ends = at < pieces.length - 1;
       if (!this.#open && (ends || this.#raw)) {
-        this.#open = { rank, text: "" };
+        this.#open = { rank: this.#rank, text: "" };
         added.push(this.#open);
       }
       if (this.#open) this.#open.text = plainLine(this.#raw).slice(0, maxCharacters);
@@ -33,125 +49,150 @@ class RankLog {
   }
 }
 
+/**
+ * Append items to a list and remove the oldest ones beyond a limit.
+ * @template Item
+ * @param {Item[]} list
+ * @param {Item[]} items
+ * @param {number} limit
+ */
 function appendBounded(list, items, limit) {
   for (const item of items) list.push(item);
   if (list.length > limit) list.splice(0, list.length - limit);
 }
 
-/** Everything that messages have told, and which topics have changed since the last frame. */
+/**
+ * Return the value of a key, created if it is missing.
+ * @template Key, Value
+ * @param {Map<Key, Value>} map
+ * @param {Key} key
+ * @param {() => Value} make
+ * @returns {Value}
+ */
+function getOrCreate(map, key, make) {
+  if (!map.has(key)) map.set(key, make());
+  return /** @type {Value} */ (map.get(key));
+}
+
+/** State of a run as the messages reported it, and the topics that changed since the last frame. */
 export class RunData {
+  /** @type {Set<Topic>} */
   changed = new Set();
-  legend = null; // until the first `reset`
-  link = "up"; // "silent": the kernel may answer again; "lost": it has restarted or ended
+  /** True from the first `reset` on. Before, there is no legend. */
+  isKnown = false;
+  legend = /** @type {Legend} */ (/** @type {unknown} */ (null));
+  /**
+   * State of the link to the kernel. A silent kernel may answer again, a lost one has restarted or ended.
+   * @type {"up" | "silent" | "lost"}
+   */
+  link = "up";
+  /** @type {RunRecord} */
+  run;
+  /** @type {Map<number, RankRecord>} */
+  ranks = new Map();
+  /** @type {Map<string, Metric>} */
+  metrics = new Map();
+  /** Spans by rank, the oldest first. @type {Map<number, Span[]>} */
+  lanes = new Map();
+  /** @type {Map<number, RankLog>} */
+  logs = new Map();
+  /** Lines of all ranks in the order of their arrival. @type {Line[]} */
+  lines = [];
+  /** @type {ErrorRecord[]} */
+  errors = [];
+  /** @type {{ text: string }[]} */
+  notices = [];
+  lastMessageAt = performance.now();
+  /** Time at which `run.seconds` held. */
+  #runReceivedAt = performance.now();
 
-  constructor(title) {
-    this.#forget();
-    this.run = { name: title };
+  /** @param {string} name */
+  constructor(name) {
+    this.run = { name };
+    this.markAllChanged();
   }
 
-  #forget() {
-    this.run = {};
-    this.receivedAt = performance.now();
-    this.ranks = new Map();
-    this.metrics = new Map();
-    this.lanes = new Map();
-    this.logs = new Map();
-    this.lines = [];
-    this.errors = [];
-    this.notices = [];
-    this.markAll();
-  }
-
+  /** @param {Reset | Update} message */
   receive(message) {
-    if (message.type === "reset") {
-      this.#forget();
-      this.legend = new Legend(message.legend);
-    }
     this.lastMessageAt = performance.now();
-    // An update may have been on its way when the kernel went; only the answer to a hello comes from one that lives.
+    // A kernel that ended may have sent an update before. Only the answer to a hello shows that a kernel is alive.
     if (message.type === "reset" || this.link !== "lost") this.setLink("up");
-    if (!this.isKnown) return; // An update for another view, on its way while this one waits for its `reset`.
-    for (const [topic, receive] of Object.entries(RunData.#receivers)) {
-      const news = message[topic];
-      if (!news || news.length === 0) continue;
-      this.changed.add(topic);
-      receive(this, news);
-    }
+    if (message.type === "reset") this.#reset(new Legend(message.legend));
+    // The model's messages go to all of its views. This one may be an update for a view that was there before.
+    if (this.isKnown) this.#add(message);
   }
 
+  /** @param {Legend} legend */
+  #reset(legend) {
+    [this.isKnown, this.legend, this.run] = [true, legend, {}];
+    for (const map of [this.ranks, this.metrics, this.lanes, this.logs]) map.clear();
+    [this.lines, this.errors, this.notices] = [[], [], []];
+    this.markAllChanged();
+  }
+
+  /** @param {Reset | Update} message */
+  #add({ run, ranks = [], curves = [], lanes = [], logs = [], errors = [], notices = [] }) {
+    const { limits } = this.legend;
+    const topics = { run: run ? [run] : [], ranks, curves, lanes, logs, errors, notices };
+    for (const topic of TOPICS) if (topics[topic].length) this.changed.add(topic);
+    if (run) [this.run, this.#runReceivedAt] = [run, performance.now()];
+    for (const rank of ranks) this.ranks.set(rank.rank, rank);
+    for (const curve of curves) {
+      getOrCreate(this.metrics, curve.name, () => new Metric(curve.name, limits.points)).extend(curve);
+    }
+    for (const { rank, spans } of lanes) {
+      appendBounded(
+        getOrCreate(this.lanes, rank, () => []),
+        spans,
+        limits.spans,
+      );
+    }
+    for (const { rank, text } of logs) {
+      const log = getOrCreate(this.logs, rank, () => new RankLog(rank, limits));
+      appendBounded(this.lines, log.extend(text), limits.lines);
+    }
+    appendBounded(this.errors, errors, limits.lines);
+    // An object each, so that two notices of the same text are told apart.
+    const texts = notices.map((text) => ({ text: plainText(text) }));
+    appendBounded(this.notices, texts, limits.notices);
+  }
+
+  /** @param {"up" | "silent" | "lost"} link */
   setLink(link) {
     if (this.link === link) return;
     this.link = link;
-    for (const topic of ["run", "ranks"]) this.changed.add(topic);
+    this.changed.add("run").add("ranks");
   }
 
-  /** Let everything be drawn again, by a view that has drawn nothing of it yet. */
-  markAll() {
-    for (const topic of ["run", "ranks", "curves", "lanes", "logs", "errors", "notices"]) this.changed.add(topic);
-  }
-
-  static #receivers = {
-    run: (data, run) => {
-      data.run = run;
-      data.receivedAt = performance.now();
-    },
-    ranks: (data, ranks) => {
-      for (const rank of ranks) data.ranks.set(rank.rank, rank);
-    },
-    curves: (data, curves) => {
-      for (const curve of curves) {
-        if (!data.metrics.has(curve.name)) data.metrics.set(curve.name, new Metric(curve.name, data.legend.limits.points));
-        data.metrics.get(curve.name).extend(curve);
-      }
-    },
-    lanes: (data, lanes) => {
-      for (const { rank, spans } of lanes) {
-        if (!data.lanes.has(rank)) data.lanes.set(rank, []);
-        appendBounded(data.lanes.get(rank), spans, data.legend.limits.spans);
-      }
-    },
-    logs: (data, logs) => {
-      for (const { rank, text } of logs) {
-        if (!data.logs.has(rank)) data.logs.set(rank, new RankLog(data.legend.limits));
-        appendBounded(data.lines, data.logs.get(rank).extend(rank, text), data.legend.limits.lines);
-      }
-    },
-    errors: (data, errors) => {
-      appendBounded(data.errors, errors, data.legend.limits.lines);
-    },
-    notices: (data, notices) => {
-      appendBounded(
-        data.notices,
-        notices.map((text) => ({ text: plainText(text) })),
-        data.legend.limits.notices,
-      );
-    },
-  };
-
-  get isKnown() {
-    return this.legend !== null;
+  /** Mark all topics as changed, for a view that has drawn nothing yet. */
+  markAllChanged() {
+    for (const topic of TOPICS) this.changed.add(topic);
   }
 
   get isLive() {
     return this.isKnown && this.link === "up" && !this.run.is_over;
   }
 
-  /** The state that is known to hold now: without a link to the kernel, that of a live run is not. */
+  /** Appearance of the run's state. Without a link to the kernel, the state of a live run is that of the link. */
   get state() {
     if (!this.run.is_over && this.link !== "up") return this.link === "lost" ? LOST : NOT_RESPONDING;
     return this.isKnown ? this.legend.runState(this.run.state) : UNANSWERED;
   }
 
-  /** The same of a rank. */
+  /**
+   * Return the appearance of a rank's state. Without a link, the state of a live rank is that of the link.
+   * @param {RankRecord} rank
+   * @returns {StateLook}
+   */
   stateOf(rank) {
     const state = this.legend.rankState(rank.state);
     const isCut = !this.run.is_over && this.link !== "up" && !state.is_over;
     return isCut ? this.state : state;
   }
 
-  /** Seconds since the launch: the run's own count, carried on by the page's clock. */
+  /** Seconds since the launch: the last reported number, continued by the page's clock while the run is live. */
   get seconds() {
-    const since = this.isLive ? (performance.now() - this.receivedAt) / 1000 : 0;
+    const since = this.isLive ? (performance.now() - this.#runReceivedAt) / 1000 : 0;
     return (this.run.seconds ?? 0) + since;
   }
 
@@ -159,16 +200,15 @@ export class RunData {
     return [...new Set([...this.ranks.keys(), ...this.logs.keys()])].sort((a, b) => a - b);
   }
 
-  /** The texts that every rank has written. A text that all have is one of those of the shortest log. */
+  /** Return the texts of lines that every rank wrote. */
   commonTexts() {
     const logs = this.rankNumbers.map((rank) => this.logs.get(rank)?.lines ?? []);
     if (logs.length < 2) return new Set();
+    // A text that all ranks wrote is in the shortest log.
     const [shortest, ...others] = logs.sort((a, b) => a.length - b.length);
     let common = new Set(shortest.map((line) => line.text));
     for (const lines of others) {
-      const both = new Set();
-      for (const { text } of lines) if (common.has(text)) both.add(text);
-      common = both;
+      common = new Set(lines.map((line) => line.text).filter((text) => common.has(text)));
     }
     return common;
   }

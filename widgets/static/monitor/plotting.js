@@ -1,6 +1,30 @@
 import { extentOf } from "./series.js";
 
-/** Round numbers that divide [low, high] into about `count` parts. */
+/** @import { Units } from "./units.js" */
+/** @import { Value } from "./wire" */
+
+/**
+ * Line of a plot. `raw` is drawn behind a smoothed line, `band` around a mean.
+ * @typedef {{
+ *   label: string,
+ *   ink: string,
+ *   dash: number[],
+ *   steps: number[],
+ *   raw: Value[],
+ *   values: Value[],
+ *   band?: { low: Value[], high: Value[] },
+ * }} PlotLine
+ */
+/** @typedef {(value: number) => number} ToPixel */
+/** @typedef {CanvasRenderingContext2D} Context */
+/** @typedef {[low: number, high: number]} Extent */
+
+/**
+ * Return round numbers that divide an interval into about `count` parts.
+ * @param {number} low
+ * @param {number} high
+ * @param {number} count
+ */
 export function linearTicks(low, high, count) {
   const rough = high / Math.max(1, count) - low / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -11,7 +35,12 @@ export function linearTicks(low, high, count) {
   return ticks;
 }
 
-/** Powers of ten between two exponents; where that is fewer than two, 1, 2 and 5 times them. */
+/**
+ * Return powers of ten between two exponents, as exponents. Where there are fewer than two: 1, 2 and 5 times them.
+ * @param {number} low
+ * @param {number} high
+ * @param {number} count
+ */
 function logTicks(low, high, count) {
   const powers = linearTicks(low, high, count).filter((at) => Math.abs(at - Math.round(at)) < 1e-9);
   if (powers.length >= 2) return powers;
@@ -22,6 +51,11 @@ function logTicks(low, high, count) {
   return inside.length >= 2 ? inside : linearTicks(low, high, count);
 }
 
+/**
+ * Return the label of a tick.
+ * @param {number} value
+ * @param {number} spacing between two ticks
+ */
 export function formatTick(value, spacing) {
   if (value === 0) return "0";
   const size = Math.abs(value);
@@ -30,9 +64,11 @@ export function formatTick(value, spacing) {
   return value.toFixed(digits);
 }
 
-/** A line of pixels: at most four points a column (first, lowest, highest, last), in runs between gaps. */
+/** Builds a line of at most four points for each pixel column: first, lowest, highest, last. Gaps separate its runs. */
 class PixelLine {
+  /** Coordinates x, y, x, y, ... of each run. @type {number[][]} */
   runs = [];
+  /** @type {number[] | null} */
   #run = null;
   #column = NaN;
   #x = 0;
@@ -41,6 +77,7 @@ class PixelLine {
   #high = 0;
   #last = 0;
 
+  /** @param {number} x @param {number} y */
   add(x, y) {
     if (Math.round(x) === this.#column) {
       this.#low = Math.min(this.#low, y);
@@ -53,6 +90,7 @@ class PixelLine {
     this.#first = this.#low = this.#high = this.#last = y;
   }
 
+  /** End the run. */
   lift() {
     this.#flush();
     [this.#run, this.#column] = [null, NaN];
@@ -66,11 +104,22 @@ class PixelLine {
   }
 }
 
-/** A gap, and a step that lies before its forerunner (a restart), lift the pen; so do the gaps of a dash along x. */
+/**
+ * Return the runs of a line in pixels.
+ *
+ * A run ends at a gap, and where steps go back because the run was resumed. With `dash` it also ends at each gap of the
+ * dash along x.
+ * @param {number[]} steps
+ * @param {Value[]} values
+ * @param {ToPixel} toX
+ * @param {ToPixel} toY
+ * @param {number[]} [dash]
+ */
 export function pixelLine(steps, values, toX, toY, dash = []) {
   const line = new PixelLine();
   steps.forEach((step, at) => {
-    const y = values[at] === null ? NaN : toY(values[at]);
+    const value = values[at];
+    const y = value === null ? NaN : toY(value);
     const x = toX(step);
     const isDrawn = Number.isFinite(y) && !isInGap(dash, x);
     if (!isDrawn || (at > 0 && step < steps[at - 1])) line.lift();
@@ -80,6 +129,7 @@ export function pixelLine(steps, values, toX, toY, dash = []) {
   return line.runs;
 }
 
+/** @param {number[]} dash @param {number} x */
 function isInGap(dash, x) {
   let rest = Math.round(x) % dash.reduce((sum, length) => sum + length, 0);
   for (let at = 0; at < dash.length; at += 1) {
@@ -89,7 +139,12 @@ function isInGap(dash, x) {
   return false;
 }
 
-/** Stroke runs of pixels; a run of one point becomes a dot. */
+/**
+ * Stroke runs of pixels. A run of one point becomes a dot.
+ * @param {Context} context
+ * @param {number[][]} runs
+ * @param {number} [radius] of the dots
+ */
 export function strokeRuns(context, runs, radius = 2) {
   context.beginPath();
   for (const run of runs) {
@@ -100,47 +155,79 @@ export function strokeRuns(context, runs, radius = 2) {
   for (const run of runs) if (run.length === 2) fillDot(context, run[0], run[1], radius);
 }
 
+/** @param {Context} context @param {number} x @param {number} y @param {number} radius */
 export function fillDot(context, x, y, radius) {
   context.beginPath();
   context.arc(x, y, radius, 0, 2 * Math.PI);
   context.fill();
 }
 
-/** Map values to 0..1 over what lies in `domain`; null where there is nothing to show. */
+/**
+ * Return the vertical axis of the values inside `domain`, or null if there is no value to draw.
+ *
+ * `part` maps a value to its part of the axis, 0 to 1; it is NaN for a value that a logarithmic axis does not have.
+ * @param {PlotLine[]} lines
+ * @param {Extent} domain of the steps
+ * @param {boolean} isLog
+ * @param {Units} units
+ */
 export function valueScale(lines, domain, isLog, units) {
-  const toScale = isLog ? (value) => (value > 0 ? Math.log10(value) : NaN) : (value) => value;
-  const inside = lines.map(({ steps, raw, band }) => {
-    const found = [];
-    steps.forEach((step, at) => {
-      if (step < domain[0] || step > domain[1] || raw[at] === null) return;
-      for (const value of band ? [band.low[at], band.high[at]] : [raw[at]])
-        if (!Number.isNaN(toScale(value))) found.push(toScale(value));
-    });
-    return found;
-  });
-  const extent = extentOf(inside);
+  const toScale = (/** @type {number} */ value) => (!isLog ? value : value > 0 ? Math.log10(value) : NaN);
+  const extent = extentOf(
+    lines.map((line) =>
+      valuesInside(line, domain)
+        .map(toScale)
+        .filter((at) => !Number.isNaN(at)),
+    ),
+  );
   if (!extent) return null;
   const pad = 0.06 * extent[1] - 0.06 * extent[0] || (isLog ? 0.5 : Math.abs(extent[0]) * 0.1 || 1);
   const [low, high] = [Math.max(extent[0] - pad, -Number.MAX_VALUE), Math.min(extent[1] + pad, Number.MAX_VALUE)];
-  // By halves: from -1e308 to 1e308 is further than a number can say.
-  const part = (scaled) => (scaled / 2 - low / 2) / (high / 2 - low / 2);
-  const ticks = (count) => {
+  // Halves, because the distance from -1e308 to 1e308 is more than the largest number.
+  const part = (/** @type {number} */ scaled) => (scaled / 2 - low / 2) / (high / 2 - low / 2);
+  const ticks = (/** @type {number} */ count) => {
     const found = isLog ? logTicks(low, high, count) : linearTicks(low, high, count);
     const spacing = found.length > 1 ? found[1] - found[0] : 1;
-    return found.map((at) => ({ part: part(at), text: isLog ? units.formatNumber(10 ** at) : formatTick(at, spacing) }));
+    return found.map((at) => ({
+      part: part(at),
+      text: isLog ? units.formatNumber(10 ** at) : formatTick(at, spacing),
+    }));
   };
-  return { part: (value) => part(toScale(value)), ticks };
+  return { part: (/** @type {number} */ value) => part(toScale(value)), ticks };
 }
 
-/** Shade what lies between the lowest and the highest rank. */
+/**
+ * Return the values of a line, or of its band, at the steps inside `domain`.
+ * @param {PlotLine} line
+ * @param {Extent} domain
+ */
+function valuesInside({ steps, raw, band }, domain) {
+  /** @type {Value[]} */
+  const found = [];
+  steps.forEach((step, at) => {
+    if (step < domain[0] || step > domain[1]) return;
+    if (band) found.push(band.low[at], band.high[at]);
+    else found.push(raw[at]);
+  });
+  return found.filter((value) => value !== null);
+}
+
+/**
+ * Shade the range from the lowest to the highest rank.
+ * @param {Context} context
+ * @param {number[]} steps
+ * @param {{ low: Value[], high: Value[] }} band
+ * @param {ToPixel} toX
+ * @param {ToPixel} toY
+ */
 export function fillBand(context, steps, { low, high }, toX, toY) {
+  const isDrawn = steps.map((_, at) => Number.isFinite(toY(low[at] ?? NaN)) && Number.isFinite(toY(high[at] ?? NaN)));
+  const edge = (/** @type {Value[]} */ values) =>
+    steps.map((step, at) => [toX(step), toY(values[at] ?? NaN)]).filter((_, at) => isDrawn[at]);
   context.globalAlpha = 0.16;
-  const there = steps
-    .map((_, at) => at)
-    .filter((at) => low[at] !== null && Number.isFinite(toY(low[at])) && Number.isFinite(toY(high[at])));
   context.beginPath();
-  for (const at of there) context.lineTo(toX(steps[at]), toY(high[at]));
-  for (const at of there.reverse()) context.lineTo(toX(steps[at]), toY(low[at]));
+  for (const [x, y] of edge(high)) context.lineTo(x, y);
+  for (const [x, y] of edge(low).reverse()) context.lineTo(x, y);
   context.fill();
   context.globalAlpha = 1;
 }

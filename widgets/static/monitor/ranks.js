@@ -1,9 +1,23 @@
 import { h, KeyedList, Section, setAttribute, setHidden, setText, StateLight } from "./elements.js";
-import { isNumber, plainLine } from "./units.js";
+import { plainLine } from "./text.js";
+import { isNumber } from "./units.js";
 
-const any = (field) => (ranks) => ranks.some((rank) => isNumber(rank[field]));
+/** @import { RunData } from "./model.js" */
+/** @import { Units } from "./units.js" */
+/** @import { RankRecord, Topic } from "./wire" */
 
-/** Columns of the table; one with `when` is there only if that holds for the ranks. */
+/**
+ * Column of the table. Without `text` it holds the state; with `needs` it is shown if a rank has a number there.
+ * @typedef {{
+ *   title: string,
+ *   kind: "number" | "state" | "line",
+ *   hint?: string,
+ *   needs?: "gpu_memory" | "gpu_utilization",
+ *   text?: (rank: RankRecord, units: Units) => string,
+ * }} Column
+ */
+
+/** @type {Column[]} */
 const COLUMNS = [
   { title: "Rank", kind: "number", text: (rank) => String(rank.rank) },
   { title: "State", kind: "state" },
@@ -24,77 +38,92 @@ const COLUMNS = [
     title: "GPU memory",
     kind: "number",
     text: (rank, units) => units.formatBytes(rank.gpu_memory),
-    when: any("gpu_memory"),
+    needs: "gpu_memory",
   },
   {
     title: "GPU",
     kind: "number",
     text: (rank, units) => units.formatShare(rank.gpu_utilization),
-    when: any("gpu_utilization"),
+    needs: "gpu_utilization",
     hint: "Utilisation",
   },
   {
     title: "Last line",
     kind: "line",
-    text: (rank) => (rank.returned ? `returned ${rank.returned}` : plainLine(rank.last_line ?? "")),
+    text: (rank) => (rank.returned ? `returned ${rank.returned}` : plainLine(rank.last_line)),
   },
 ];
 
+/** Table of the ranks: state, step, throughput, memory, last line of output. */
 export class RankTable extends Section {
+  /** @type {Topic[]} */
   topics = ["ranks"];
+  /** @type {Column[]} */
+  #columns = [];
+  /** @type {RunData | undefined} */
+  #data;
 
   constructor() {
     super("Ranks");
     this.head = h("tr", {});
-    this.rows = h("tbody", {});
-    const table = h("table", { class: "nbl-table" }, h("thead", {}, this.head), this.rows);
+    const rows = h("tbody", {});
+    const table = h("table", { class: "nbl-table" }, h("thead", {}, this.head), rows);
     this.body.append(
       h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Table of ranks" }, table),
     );
-    this.list = new KeyedList(
-      this.rows,
-      () => this.#makeRow(),
-      (row, rank) => this.#updateRow(row, rank),
+    this.rows = new KeyedList(
+      rows,
+      (/** @type {RankRecord} */ _) => new Row(this.#columns),
+      (row, rank) => row.show(rank, /** @type {RunData} */ (this.#data)),
     );
   }
 
+  /** @param {RunData} data */
   paint(data) {
-    this.data = data;
+    this.#data = data;
     const ranks = [...data.ranks.values()].sort((a, b) => a.rank - b.rank);
     setHidden(this.element, !ranks.length);
-    const columns = COLUMNS.filter(({ when }) => !when || when(ranks));
-    if (columns.length !== this.columns?.length) this.#setColumns(columns);
-    this.list.show(ranks.map((rank) => [rank.rank, rank]));
+    const columns = COLUMNS.filter(({ needs }) => !needs || ranks.some((rank) => isNumber(rank[needs])));
+    if (columns.length !== this.#columns.length) this.#setColumns(columns);
+    this.rows.show(ranks.map((rank) => [rank.rank, rank]));
   }
 
+  /** @param {Column[]} columns */
   #setColumns(columns) {
-    this.columns = columns;
-    this.list.show([]);
+    this.#columns = columns;
+    this.rows.show([]);
     this.head.replaceChildren(
       ...columns.map(({ title, kind, hint }) => h("th", { scope: "col", "data-kind": kind, title: hint }, title)),
     );
   }
+}
 
-  #makeRow() {
-    const light = new StateLight();
-    const slowest = h("span", { class: "nbl-tag", title: "The other ranks wait for this one" }, "slowest");
-    const cells = this.columns.map(({ kind }) =>
-      kind === "state" ? h("td", { "data-kind": kind }, light.element, slowest) : h("td", { "data-kind": kind }),
-    );
-    return { light, slowest, cells, element: h("tr", {}, ...cells) };
+/** Row of one rank. */
+class Row {
+  #columns;
+
+  /** @param {Column[]} columns */
+  constructor(columns) {
+    this.#columns = columns;
+    this.light = new StateLight();
+    this.slowest = h("span", { class: "nbl-tag", title: "The other ranks wait for this one" }, "slowest");
+    this.cells = columns.map(({ kind }) => h("td", { "data-kind": kind }));
+    const state = columns.findIndex(({ kind }) => kind === "state");
+    this.cells[state].append(this.light.element, this.slowest);
+    this.element = h("tr", {}, ...this.cells);
   }
 
-  #updateRow({ light, slowest, cells }, rank) {
-    const reason = rank.reason ?? "";
-    // A rank that was stopped on request has no reason worth a word; one that ended because of another rank has.
-    const isOfNoInterest = rank.state === "stopped" && !reason.startsWith("caused by ");
-    light.show(this.data.stateOf(rank), isOfNoInterest ? "" : plainLine(reason));
-    setHidden(slowest, !rank.slowest);
-    this.columns.forEach(({ text, kind }, at) => {
+  /** @param {RankRecord} rank @param {RunData} data */
+  show(rank, data) {
+    // "stopped" needs no reason if the user asked for it, but if another rank was the cause.
+    const isOnRequest = rank.state === "stopped" && !rank.reason.startsWith("caused by ");
+    this.light.show(data.stateOf(rank), isOnRequest ? "" : plainLine(rank.reason));
+    setHidden(this.slowest, !rank.slowest);
+    this.#columns.forEach(({ text, kind }, at) => {
       if (!text) return;
-      const value = text(rank, this.data.legend.units);
-      setText(cells[at], value || (kind === "number" ? "–" : ""));
-      if (kind === "line") setAttribute(cells[at], "title", value);
+      const value = text(rank, data.legend.units);
+      setText(this.cells[at], value || (kind === "number" ? "–" : ""));
+      if (kind === "line") setAttribute(this.cells[at], "title", value);
     });
   }
 }

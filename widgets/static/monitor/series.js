@@ -1,18 +1,24 @@
 import { isNumber } from "./units.js";
 
-/** One metric of one rank: at most `limit` points, thinned so that every peak and every gap stays. */
-class Curve {
+/** @import { CurveRecord, Value } from "./wire" */
+
+/** Metric of one rank: at most `limit` points. Thinning keeps every peak and every gap. */
+export class Curve {
+  /** @type {number[]} */
   steps = [];
+  /** Null is a gap: a value that is not finite. @type {Value[]} */
   values = [];
   version = 0;
   hasGaps = false;
   #limit;
-  #smoothed = { weight: 0, version: -1, values: [] };
+  #smoothed = { weight: 0, version: -1, values: /** @type {Value[]} */ ([]) };
 
+  /** @param {number} limit */
   constructor(limit) {
     this.#limit = limit;
   }
 
+  /** @param {Pick<CurveRecord, "steps" | "values" | "replace">} points */
   extend({ steps, values, replace }) {
     if (replace) [this.steps, this.values, this.hasGaps] = [[], [], false];
     for (let at = 0; at < steps.length; at += 1) {
@@ -25,15 +31,19 @@ class Curve {
     this.version += 1;
   }
 
-  /** Keep each stretch's extremes; stretches are equally wide, so that old points fare no worse than new ones. */
+  /**
+   * Keep the extremes of each stretch. Stretches span equally many steps, so that old points are not thinned more than
+   * new ones.
+   */
   #thin() {
-    const [first, last] = extentOf([this.steps]);
+    const [first, last] = /** @type {[number, number]} */ (extentOf([this.steps]));
     const width = (last - first) / (this.#limit / 4) || 1;
     this.#keepExtremes((at) => Math.floor((this.steps[at] - first) / width));
-    // Steps that go to and fro make a stretch of each point.
+    // Where steps go back and forth, each point is a stretch of its own, and nothing was dropped.
     if (this.steps.length > 0.75 * this.#limit) this.#keepExtremes((at) => Math.floor(at / 4));
   }
 
+  /** @param {(at: number) => number} stretchOf number of the stretch that a point belongs to */
   #keepExtremes(stretchOf) {
     const kept = [];
     for (let start = 0, end = 0; start < this.steps.length; start = end) {
@@ -44,7 +54,10 @@ class Curve {
     this.values = kept.map((at) => this.values[at]);
   }
 
-  /** Exponential moving average without the bias of its start; gaps stay. */
+  /**
+   * Return the values as an exponential moving average.
+   * @param {number} weight
+   */
   smoothed(weight) {
     const cache = this.#smoothed;
     if (weight === 0) return this.values;
@@ -59,20 +72,31 @@ class Curve {
   }
 }
 
-/** The places of the lowest value, the highest and the first gap between `start` and `end`, in their order. */
+/**
+ * Return the positions of the lowest value, the highest value and the first gap from `start` to before `end`, in order.
+ * @param {Value[]} values
+ * @param {number} start
+ * @param {number} end
+ */
 function extremesOf(values, start, end) {
   let [low, high, gap] = [-1, -1, -1];
   for (let at = start; at < end; at += 1) {
     const value = values[at];
     if (value === null) gap = gap < 0 ? at : gap;
     else {
-      if (low < 0 || value < values[low]) low = at;
-      if (high < 0 || value > values[high]) high = at;
+      if (low < 0 || value < /** @type {number} */ (values[low])) low = at;
+      if (high < 0 || value > /** @type {number} */ (values[high])) high = at;
     }
   }
   return [...new Set([low, high, gap])].filter((at) => at >= 0).sort((a, b) => a - b);
 }
 
+/**
+ * Return the exponential moving average, corrected for the bias of its start. Gaps stay gaps.
+ * @param {Value[]} values
+ * @param {number} weight of the past, 0 to less than 1
+ * @returns {Value[]}
+ */
 function movingAverage(values, weight) {
   let [sum, norm] = [0, 0];
   return values.map((value) => {
@@ -83,28 +107,32 @@ function movingAverage(values, weight) {
   });
 }
 
-/** All ranks' curves of one metric. */
+/** One metric of all ranks. */
 export class Metric {
+  /** Curves by rank, in the order of the ranks. @type {Map<number, Curve>} */
   ranks = new Map();
   version = 0;
   #limit;
-  #average = { version: -1, curve: null, low: [], high: [] };
+  #average = { version: -1, curve: new Curve(0), low: /** @type {Value[]} */ ([]), high: /** @type {Value[]} */ ([]) };
 
+  /** @param {string} name @param {number} limit points of a curve */
   constructor(name, limit) {
     this.name = name;
     this.#limit = limit;
   }
 
-  extend(message) {
-    if (!this.ranks.has(message.rank)) {
-      this.ranks.set(message.rank, new Curve(this.#limit));
-      this.ranks = new Map([...this.ranks].sort(([a], [b]) => a - b));
+  /** @param {CurveRecord} record */
+  extend(record) {
+    let curve = this.ranks.get(record.rank);
+    if (!curve) {
+      curve = new Curve(this.#limit);
+      this.ranks = new Map([...this.ranks, /** @type {const} */ ([record.rank, curve])].sort(([a], [b]) => a - b));
     }
-    this.ranks.get(message.rank).extend(message);
+    curve.extend(record);
     this.version += 1;
   }
 
-  /** The mean over ranks as a curve, and the lowest and highest of them, at the steps of the longest curve. */
+  /** Return the mean over ranks as a curve, and the lowest and highest value at each of its steps. */
   average() {
     if (this.#average.version !== this.version) {
       const { steps, mean, low, high } = averageOf([...this.ranks.values()]);
@@ -116,10 +144,17 @@ export class Metric {
   }
 }
 
+/**
+ * Return the mean, the lowest and the highest value of several curves at the steps of the longest one.
+ *
+ * As in the static picture, the mean is a gap where a value is not finite.
+ * @param {{ steps: number[], values: Value[] }[]} curves
+ */
 function averageOf(curves) {
   const readers = curves.map(interpolator);
   const longest = curves.reduce((a, b) => (b.steps.length > a.steps.length ? b : a));
   const steps = [...longest.steps].sort((a, b) => a - b);
+  /** @type {[Value[], Value[], Value[]]} */
   const [mean, low, high] = [[], [], []];
   for (const step of steps) {
     const values = readers.map((read) => read(step)).filter((value) => value !== undefined);
@@ -133,25 +168,31 @@ function averageOf(curves) {
 }
 
 /**
- * Return a function of growing steps: the value there, between two points the value on their line. It is null at and
- * beside a value that is not finite, and undefined before the first and after the last point.
+ * Return a function that reads a curve at growing steps, interpolated between its points.
+ *
+ * The function returns null at and beside a gap, and undefined before the first and after the last point.
+ * @param {{ steps: number[], values: Value[] }} curve
  */
 function interpolator({ steps, values }) {
   const order = steps.map((_, at) => at).sort((a, b) => steps[a] - steps[b]);
   let next = 0;
-  return (step) => {
+  return (/** @type {number} */ step) => {
     while (next < order.length && steps[order[next]] < step) next += 1;
     if (next === order.length) return undefined;
     const [right, left] = [order[next], order[next - 1]];
     if (steps[right] === step) return values[right];
     if (left === undefined) return undefined;
-    if (values[left] === null || values[right] === null) return null;
-    const part = (step - steps[left]) / (steps[right] - steps[left]);
-    return values[left] + part * (values[right] - values[left]);
+    const [before, after] = [values[left], values[right]];
+    if (before === null || after === null) return null;
+    return before + ((step - steps[left]) / (steps[right] - steps[left])) * (after - before);
   };
 }
 
-/** The lowest and the highest of lists of numbers, without those that are null; null if there is none. */
+/**
+ * Return the lowest and the highest of several lists of numbers without their gaps; null if there is no number.
+ * @param {Value[][]} lists
+ * @returns {[number, number] | null}
+ */
 export function extentOf(lists) {
   let [low, high] = [Infinity, -Infinity];
   for (const list of lists) {

@@ -3,6 +3,12 @@ import { h, KeyedList, Section, setAttribute, setHidden, setText } from "./eleme
 import { formatTick, linearTicks } from "./plotting.js";
 import { formatRankCount } from "./units.js";
 
+/** @import { FrameLoop, Theme } from "./canvas.js" */
+/** @import { Legend } from "./legend.js" */
+/** @import { RunData } from "./model.js" */
+/** @import { PhaseLook, Span, Topic } from "./wire" */
+/** @typedef {CanvasRenderingContext2D} Context */
+
 const WINDOW_CHOICES = [
   ["4", "last 4 steps"],
   ["16", "last 16 steps"],
@@ -10,155 +16,176 @@ const WINDOW_CHOICES = [
 ];
 const AXIS_HEIGHT = 20;
 const LETTER_ROOM = 11;
-const MAX_LAG = 2; // seconds that one rank's report may come after another's; one that is silent for longer is stuck
+const MAX_LAG = 2; // seconds between the reports of two ranks; a rank that reports later than that is stuck
 
+/** @param {Span} span */
 const endOf = ([, start, seconds]) => start + seconds;
 
-/** What each rank did when: a lane for each, in colours, letters and hatches. */
+/** Timeline of the phases: a lane for each rank. Colours, letters and a hatch tell the phases apart. */
 export class Timeline extends Section {
+  /** @type {Topic[]} */
   topics = ["lanes", "run"];
+  /** Ranks and their spans. @type {[rank: number, spans: Span[]][]} */
+  #lanes = [];
+  #laneHeight = 24;
+  /** Seconds in sight. */
+  #domain = { start: 0, end: 1 };
+  /** Pixels at the left that the names of the ranks take. */
+  #left = 0;
+  /** @type {Legend | undefined} */
+  #legend;
 
+  /** @param {FrameLoop} frames */
   constructor(frames) {
     super("Timeline");
     const options = WINDOW_CHOICES.map(([value, label]) => h("option", { value }, label));
-    this.windows = h(
-      "select",
-      { "aria-label": "How much of the timeline", onchange: () => this.surface.invalidate() },
-      ...options,
-    );
+    const onchange = () => this.surface.invalidate();
+    this.windows = h("select", { "aria-label": "How much of the timeline", onchange }, ...options);
     this.controls.append(this.windows);
     this.text = h("p", { class: "nbl-sync" });
-    this.chips = h("div", { class: "nbl-legend" });
-    this.chipList = new KeyedList(this.chips, phaseChip);
+    const chips = h("div", { class: "nbl-legend" });
+    this.chips = new KeyedList(chips, phaseChip);
     this.surface = new Surface(frames, (...all) => this.#draw(...all), { class: "nbl-canvas", role: "img" });
     const frame = h("div", { class: "nbl-frame" }, this.surface.canvas);
-    this.body.append(
-      this.text,
-      this.chips,
-      h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Lanes of the ranks" }, frame),
-    );
+    const region = { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Lanes of the ranks" };
+    this.body.append(this.text, chips, h("div", region, frame));
     this.tooltip = new Tooltip(frame);
-    this.surface.canvas.addEventListener("pointermove", (event) => this.#read(event.offsetX, event.offsetY));
+    this.surface.canvas.addEventListener("pointermove", (event) => this.#showSpan(event.offsetX, event.offsetY));
     this.surface.canvas.addEventListener("pointerleave", () => this.tooltip.hide());
   }
 
+  /** @param {RunData} data @param {Set<Topic>} changed */
   paint({ lanes, legend, run }, changed) {
-    this.legend = legend;
-    this.chipList.show([...Object.entries(legend.phases), ["", { letter: "", word: "other", colour: "" }]]);
+    this.#legend = legend;
+    this.chips.show([...Object.entries(legend.phases), ["", { letter: "", word: "other", colour: "" }]]);
     setText(this.text, run.sync?.text ?? "");
     setHidden(this.text, !this.text.textContent);
-    if (changed.has("lanes")) this.#paintLanes(lanes);
+    if (changed.has("lanes")) this.#paintLanes(lanes, legend.limits.lanes);
   }
 
-  #paintLanes(lanes) {
-    this.lanes = [...lanes]
+  /** @param {Map<number, Span[]>} lanes @param {number} limit */
+  #paintLanes(lanes, limit) {
+    this.#lanes = [...lanes]
       .filter(([, spans]) => spans.length)
       .sort(([a], [b]) => a - b)
-      .slice(0, this.legend.limits.lanes);
-    setHidden(this.element, !this.lanes.length);
-    this.laneHeight = this.lanes.length > 16 ? 16 : 24;
-    this.surface.canvas.style.height = `${AXIS_HEIGHT + this.lanes.length * this.laneHeight + 2}px`;
-    setAttribute(
-      this.surface.canvas,
-      "aria-label",
-      `Timeline of ${formatRankCount(this.lanes.length)}. ${this.text.textContent}`,
-    );
+      .slice(0, limit);
+    const numLanes = this.#lanes.length;
+    this.#laneHeight = numLanes > 16 ? 16 : 24;
+    setHidden(this.element, !numLanes);
+    this.surface.canvas.style.height = `${AXIS_HEIGHT + numLanes * this.#laneHeight + 2}px`;
+    const label = `Timeline of ${formatRankCount(numLanes)}. ${this.text.textContent}`;
+    setAttribute(this.surface.canvas, "aria-label", label);
     this.surface.invalidate();
   }
 
-  /** The last steps of the rank that has taken longest for them, up to where all lanes are known. */
-  #domain() {
+  /**
+   * Return the seconds to show. They end where the spans of all ranks are known, and begin where the rank that took
+   * longest for the chosen number of steps began them.
+   */
+  #secondsInSight() {
     const count = Number(this.windows.value);
-    const ends = this.lanes.map(([, spans]) => endOf(spans[spans.length - 1]));
+    const ends = this.#lanes.map(([, spans]) => endOf(spans[spans.length - 1]));
     const [earliest, latest] = [Math.min(...ends), Math.max(...ends)];
     const end = latest - earliest > MAX_LAG ? latest : earliest;
-    const starts = this.lanes.map(([, spans]) => {
+    const starts = this.#lanes.map(([, spans]) => {
       const steps = spans.filter((span) => span[0] === "step" && endOf(span) <= end);
       return steps.length > count ? endOf(steps[steps.length - 1 - count]) : spans[0][1];
     });
     const start = Math.min(...starts);
-    return [start, Math.max(end, start + 1e-6)];
+    return { start, end: Math.max(end, start + 1e-6) };
   }
 
+  /** @param {number} seconds */
+  #toX(seconds) {
+    const { start, end } = this.#domain;
+    return this.#left + ((seconds - start) / (end - start)) * (this.surface.width - this.#left);
+  }
+
+  /** @param {Context} context @param {number} width @param {number} height @param {Theme} theme */
   #draw(context, width, height, theme) {
-    const [start, end] = (this.domain = this.#domain());
-    const left = 8 + Math.max(...this.lanes.map(([rank]) => context.measureText(`rank ${rank}`).width));
-    this.toX = (seconds) => left + ((seconds - start) / (end - start)) * (width - left);
-    this.#drawAxis(context, theme, left, width, height);
-    this.lanes.forEach(([rank, spans], at) => {
-      const top = AXIS_HEIGHT + at * this.laneHeight + 2;
+    this.#domain = this.#secondsInSight();
+    this.#left = 8 + Math.max(...this.#lanes.map(([rank]) => context.measureText(`rank ${rank}`).width));
+    this.#drawAxis(context, width, height, theme);
+    this.#lanes.forEach(([rank, spans], at) => {
+      const top = AXIS_HEIGHT + at * this.#laneHeight + 2;
       Object.assign(context, { fillStyle: theme.ink, globalAlpha: 0.7, textAlign: "right", textBaseline: "middle" });
-      context.fillText(`rank ${rank}`, left - 8, top + this.laneHeight / 2 - 2);
+      context.fillText(`rank ${rank}`, this.#left - 8, top + this.#laneHeight / 2 - 2);
       context.globalAlpha = 0.06;
-      context.fillRect(left, top, width - left, this.laneHeight - 4);
+      context.fillRect(this.#left, top, width - this.#left, this.#laneHeight - 4);
       context.globalAlpha = 1;
-      this.#drawSpans(context, theme, spans, left, top);
+      for (const span of spans) this.#drawSpan(context, theme, span, top);
     });
   }
 
-  #drawAxis(context, theme, left, right, height) {
-    const [start, end] = this.domain;
-    Object.assign(context, {
-      fillStyle: theme.ink,
-      strokeStyle: theme.ink,
-      lineWidth: 1,
-      textAlign: "center",
-      textBaseline: "top",
-    });
-    const ticks = linearTicks(start, end, (right - left) / 90);
+  /** @param {Context} context @param {number} width @param {number} height @param {Theme} theme */
+  #drawAxis(context, width, height, theme) {
+    Object.assign(context, { fillStyle: theme.ink, strokeStyle: theme.ink, lineWidth: 1 });
+    Object.assign(context, { textAlign: "center", textBaseline: "top" });
+    const { start, end } = this.#domain;
+    const ticks = linearTicks(start, end, (width - this.#left) / 90);
     const spacing = ticks.length > 1 ? ticks[1] - ticks[0] : 1;
     for (const tick of ticks) {
-      const x = Math.round(this.toX(tick)) + 0.5;
+      const x = Math.round(this.#toX(tick)) + 0.5;
       const text = `${formatTick(tick, spacing)} s`;
       const half = context.measureText(text).width / 2;
       context.globalAlpha = 0.07;
       context.strokeRect(x, AXIS_HEIGHT - 2, 0, height - AXIS_HEIGHT + 2);
       context.globalAlpha = 0.62;
-      context.fillText(text, Math.min(x, right - half), 2);
+      context.fillText(text, Math.min(x, width - half), 2);
     }
     context.globalAlpha = 1;
   }
 
-  #drawSpans(context, theme, spans, left, top) {
-    const height = this.laneHeight - 4;
-    for (const [phase, at, seconds] of spans) {
-      const x = Math.max(left, this.toX(at));
-      const width = Math.min(this.surface.width, this.toX(at + seconds)) - x;
-      if (width <= 0) continue;
-      context.fillStyle = this.legend.phases[phase]?.colour ?? theme.ink;
-      // A hair of ground between neighbours, where there is room for it.
-      context.fillRect(x, top, width > 3 ? width - 0.75 : width, height);
-      if (phase === "sync" && width > 3) hatch(context, x, top, width - 0.75, height, theme.ground);
-      if (width >= LETTER_ROOM && this.legend.phases[phase])
-        this.#drawLetter(context, theme, this.legend.phases[phase].letter, x + width / 2, top + height / 2);
-    }
-  }
-
-  #drawLetter(context, theme, letter, x, y) {
+  /** @param {Context} context @param {Theme} theme @param {Span} span @param {number} top */
+  #drawSpan(context, theme, [phase, start, seconds], top) {
+    const look = this.#legend?.phases[phase];
+    const height = this.#laneHeight - 4;
+    const x = Math.max(this.#left, this.#toX(start));
+    const width = Math.min(this.surface.width, this.#toX(start + seconds)) - x;
+    if (width <= 0) return;
+    context.fillStyle = look?.colour ?? theme.ink;
+    // A hairline of background separates neighbours that are wide enough for it.
+    context.fillRect(x, top, width > 3 ? width - 0.75 : width, height);
+    if (phase === "sync" && width > 3) hatch(context, x, top, width - 0.75, height, theme.ground);
+    if (!look || width < LETTER_ROOM) return;
     Object.assign(context, { fillStyle: theme.phaseInk, textAlign: "center", textBaseline: "middle" });
-    context.fillText(letter, x, y + 0.5);
+    context.fillText(look.letter, x + width / 2, top + height / 2 + 0.5);
   }
 
-  #read(x, y) {
-    const lane = this.lanes[Math.floor((y - AXIS_HEIGHT) / this.laneHeight)];
-    const span = this.toX && lane?.[1].find(([, at, seconds]) => this.toX(at) <= x && x <= this.toX(at + seconds));
-    if (!span || x < this.toX(this.domain[0])) return this.tooltip.hide();
-    const [phase, at, seconds] = span;
-    const { phases, units } = this.legend;
+  /**
+   * Show the span at a position, if there is one.
+   * @param {number} x
+   * @param {number} y
+   */
+  #showSpan(x, y) {
+    const lane = this.#lanes[Math.floor((y - AXIS_HEIGHT) / this.#laneHeight)];
+    const span = lane?.[1].find((span) => this.#toX(span[1]) <= x && x <= this.#toX(endOf(span)));
+    if (!span || !this.#legend || x < this.#left) return this.tooltip.hide();
+    const { phases, units } = this.#legend;
+    const [phase, start, seconds] = span;
     return this.tooltip.show(x, y + 12, `rank ${lane[0]}, ${phases[phase]?.word ?? phase}`, [
       { label: "took", value: units.formatSeconds(seconds) },
-      { label: "at", value: units.formatSeconds(at) },
+      { label: "at", value: units.formatSeconds(start) },
     ]);
   }
 }
 
+/** @param {PhaseLook} look @param {string} phase */
 function phaseChip({ letter, word, colour }, phase) {
   const swatch = h("i", { "data-phase": phase }, letter);
   swatch.style.backgroundColor = colour;
   return { element: h("span", { class: "nbl-phase" }, swatch, word) };
 }
 
-/** Slanted lines in the colour of the ground, so that waiting can be told without colours. */
+/**
+ * Draw slanted lines in the colour of the background, which mark waiting without a colour.
+ * @param {Context} context
+ * @param {number} x
+ * @param {number} y
+ * @param {number} width
+ * @param {number} height
+ * @param {string} ink
+ */
 function hatch(context, x, y, width, height, ink) {
   context.save();
   context.beginPath();

@@ -1,18 +1,35 @@
+/** @import { Done, Formats } from "./wire" */
+
+/**
+ * Return true for a finite number.
+ * @param {unknown} value
+ * @returns {value is number}
+ */
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
+/** @param {number} count */
 export const formatRankCount = (count) => `${count} ${count === 1 ? "rank" : "ranks"}`;
 
 const [MINUTE, HOUR] = [60, 3600];
 
-/** The functions of notebook_launcher/units.py, with its `FORMATS`; tests/foundations/test_units.py compares them. */
+/**
+ * The functions of notebook_launcher/units.py, with its `FORMATS`; tests/foundations/test_units.py compares them.
+ *
+ * Each returns an empty string for a value that is unknown.
+ */
 export class Units {
   #formats;
 
+  /** @param {Formats} formats */
   constructor(formats) {
     this.#formats = formats;
   }
 
-  /** 490 µs, 35 ms, 4.2 s, 3 min 20 s or 1 h 02 min; empty if unknown. */
+  /**
+   * Return 490 µs, 35 ms, 4.2 s, 3 min 20 s or 1 h 02 min.
+   * @param {number | null | undefined} seconds
+   * @returns {string}
+   */
   formatSeconds(seconds) {
     if (!isNumber(seconds)) return "";
     if (seconds < 0) return `-${this.formatSeconds(-seconds)}`;
@@ -21,14 +38,18 @@ export class Units {
       const rounded = roundTo(seconds * factor, this.#formats.unit_digits);
       if (rounded < limit && (seconds || unit === "s")) return `${rounded} ${unit}`;
     }
-    const two = (value) => String(value).padStart(2, "0");
+    const two = (/** @type {number} */ value) => String(value).padStart(2, "0");
     const whole = Math.floor(seconds + 0.5);
     if (whole < HOUR) return `${Math.floor(whole / MINUTE)} min ${two(whole % MINUTE)} s`;
     const minutes = Math.floor(seconds / MINUTE + 0.5);
     return `${this.formatCount(Math.floor(minutes / MINUTE))} h ${two(minutes % MINUTE)} min`;
   }
 
-  /** 12 bytes, 1.5 kB or 3.12 GB: in powers of 1000; empty if unknown. */
+  /**
+   * Return 12 bytes, 1.5 kB or 3.12 GB: in powers of 1000.
+   * @param {number | null | undefined} number
+   * @returns {string}
+   */
   formatBytes(number) {
     if (!isNumber(number)) return "";
     if (number < 0) return `-${this.formatBytes(-number)}`;
@@ -43,7 +64,10 @@ export class Units {
     return `${this.formatNumber(number / largest, digits)} ${name}`;
   }
 
-  /** A part of 1 as 52.8 %, to one decimal; only nothing is 0 %, and only all of it 100 %. */
+  /**
+   * Return a part of 1 as 52.8 %, to one decimal; only nothing is 0 %, and only all of it 100 %.
+   * @param {number | null | undefined} share
+   */
   formatShare(share) {
     if (!isNumber(share)) return "";
     if (share > 0 && share < 0.0005) return "<0.1 %";
@@ -51,19 +75,29 @@ export class Units {
     return `${Math.floor(share * 1000 + 0.5) / 10} %`;
   }
 
-  /** 12.5 it/s, or 1.6 s/it where one iteration takes longer than a second; empty if unknown. */
+  /**
+   * Return 12.5 it/s, or 1.6 s/it where one iteration takes longer than a second.
+   * @param {number | null | undefined} perSecond
+   */
   formatRate(perSecond) {
     if (!isNumber(perSecond) || perSecond <= 0) return "";
-    if (perSecond >= 1) return `${this.formatNumber(perSecond, this.#formats.unit_digits)} it/s`;
+    if (perSecond >= 1) return `${this.formatQuantity(perSecond)} it/s`;
     return `${this.formatSeconds(1 / perSecond)}/it`;
   }
 
-  /** A whole number in full: 1,234,567; empty if unknown. */
+  /**
+   * Return a whole number in full: 1,234,567.
+   * @param {number | null | undefined} number
+   */
   formatCount(number) {
     return isNumber(number) ? Math.floor(number + 0.5).toLocaleString("en-US") : "";
   }
 
-  /** 0.1234, 12.35, 1,235 or 1.235e-5, with so many digits; the whole part is in full below a million. */
+  /**
+   * Return 0.1234, 12.35, 1,235 or 1.235e-5; the whole part is in full below a million.
+   * @param {number | null | undefined} value
+   * @param {number} digits significant digits
+   */
   formatNumber(value, digits = this.#formats.digits) {
     if (value === undefined || value === null) return "";
     if (!isNumber(value)) return this.#formatNonFinite(value);
@@ -78,50 +112,47 @@ export class Units {
     return `${roundTo(value, digits)}`;
   }
 
+  /** @param {number} value */
   #formatNonFinite(value) {
     const { not_a_number: notANumber, infinity } = this.#formats;
     return Number.isNaN(value) ? notANumber : `${value < 0 ? "-" : ""}${infinity}`;
   }
 
-  /** A metric's value; JSON has no number that is not finite, so Python sends null for it. */
-  formatValue(value) {
-    return isNumber(value) ? this.formatNumber(value) : this.#formats.not_finite;
-  }
-
-  /** A number of samples per second, or another quantity whose unit stands elsewhere. */
+  /**
+   * Return a number with fewer digits, for a quantity whose unit stands beside it.
+   * @param {number | null | undefined} value
+   */
   formatQuantity(value) {
     return this.formatNumber(value, this.#formats.unit_digits);
   }
 
+  /**
+   * Return a metric's value. JSON has null for a value that is not finite.
+   * @param {number | null | undefined} value
+   */
+  formatValue(value) {
+    return isNumber(value) ? this.formatNumber(value) : this.#formats.not_finite;
+  }
+
+  /**
+   * Return 25 of 100 (25 %), or 25 done where the total is unknown.
+   * @param {Done} progress
+   */
   formatDone({ done, total }) {
     const count = this.formatCount(done ?? 0);
     if (!total) return `${count} done`;
     return `${count} of ${this.formatCount(total)} (${this.formatShare(Math.min(1, (done ?? 0) / total))})`;
   }
 
+  /**
+   * Return the number of a step at an axis: 500, 20k or 1.5M.
+   * @param {number} step
+   */
   formatStep(step) {
     if (Math.abs(step) >= 1e6) return `${this.formatNumber(step / 1e6)}M`;
     return Math.abs(step) >= 1e4 ? `${this.formatNumber(step / 1e3)}k` : this.formatNumber(step);
   }
 }
 
+/** @param {number} value @param {number} digits */
 const roundTo = (value, digits) => Number(value.toPrecision(digits));
-
-// Escape sequences (colours, cursor, titles), then every other control character but the tab.
-const ESCAPES = /\u001b\[[0-9;?]*[ -/]*[@-~]|\u001b\][^\u0007\u001b]*(?:\u0007|\u001b\\)|\u001b[@-_]/g;
-const CONTROLS = /[\u0000-\u0008\u000a-\u001f\u007f-\u009f]/g;
-
-/** What a terminal would show of a line: what stands after the last carriage return, without colours. */
-export function plainLine(raw) {
-  const written = raw.replace(/\r+$/, "");
-  return written
-    .slice(written.lastIndexOf("\r") + 1)
-    .replace(ESCAPES, "")
-    .replace(CONTROLS, "");
-}
-
-export const plainText = (raw) =>
-  String(raw ?? "")
-    .split("\n")
-    .map(plainLine)
-    .join("\n");

@@ -1,4 +1,4 @@
-import { readTheme, FrameLoop } from "./canvas.js";
+import { FrameLoop, readTheme } from "./canvas.js";
 import { CurveGrid, CurveOptions } from "./curves.js";
 import { h, setText } from "./elements.js";
 import { Header, Progress } from "./header.js";
@@ -8,37 +8,52 @@ import { RunData } from "./model.js";
 import { RankTable } from "./ranks.js";
 import { Timeline } from "./timeline.js";
 
+/** @import { KernelListener, Model, PageMessage, Reset, Topic, Update } from "./wire" */
 
-const PAGE_ID = Math.random().toString(36).slice(2); // another one after a reload
+/**
+ * Part of the page. It is painted in the first frame after one of its topics changed.
+ * @typedef {{ topics: Topic[], element: HTMLElement, paint(data: RunData, changed: Set<Topic>): void }} View
+ */
 
+const PAGE_ID = Math.random().toString(36).slice(2); // differs after a reload
 const DEAD_STATUSES = new Set(["restarting", "autorestarting", "dead", "terminating"]);
 
-/** What the last view of a model knew and how it was set, by the model's key, for the view that takes its place. */
+/**
+ * Data and options of the last closed view of each model, by the model's key. The next view of the model takes them.
+ * @type {Map<string, { data: RunData, options: CurveOptions }>}
+ */
 export const HANDOVERS = new Map();
 
-/** One view of a monitor; two views of one model know nothing of each other. */
+/** View of a monitor. Two views of one model share nothing. */
 export class MonitorView {
   #life = new AbortController();
   #clock = 0;
+  #model;
+  #kernel;
+  #onKnown;
+  #key;
 
-  constructor(model, el, onKnown = () => {}) {
-    this.model = model;
-    this.kernel = model.widget_manager?.kernel; // JupyterLab's; other front ends do not tell of theirs
-    this.onKnown = onKnown;
-    this.key = model.get("key");
-    const { data, options } = HANDOVERS.get(this.key) ?? {};
-    HANDOVERS.delete(this.key);
+  /** @param {Model} model @param {HTMLElement} parent @param {() => void} onKnown called when there is a run to show */
+  constructor(model, parent, onKnown = () => {}) {
+    this.#model = model;
+    this.#kernel = model.widget_manager?.kernel;
+    this.#onKnown = onKnown;
+    this.#key = model.get("key");
+    const { data, options } = HANDOVERS.get(this.#key) ?? {};
+    HANDOVERS.delete(this.#key);
     this.data = data ?? new RunData(model.get("title") ?? "");
-    this.data.markAll();
+    this.data.markAllChanged();
     this.options = options ?? new CurveOptions();
     this.frames = new FrameLoop(
       () => readTheme(this.root),
       () => this.#paintViews(),
     );
-    this.live = h("div", { class: "nbl-unseen", role: "status", "aria-live": "polite" });
-    const uid = `nbl-${Math.random().toString(36).slice(2)}`;
-    const announce = (text) => setText(this.live, text);
-    this.header = new Header((message) => this.#send(message), announce);
+    const announcement = h("div", { class: "nbl-unseen", role: "status", "aria-live": "polite" });
+    this.header = new Header(
+      (message) => this.#send(message),
+      (text) => setText(announcement, text),
+    );
+    /** @type {View[]} */
     this.views = [
       this.header,
       new Progress(),
@@ -47,33 +62,35 @@ export class MonitorView {
       new RankTable(),
       new CurveGrid(this.frames, this.options),
       new Timeline(this.frames),
-      new Logs(uid),
+      new Logs(`nbl-${Math.random().toString(36).slice(2)}`),
     ];
-    // JupyterLab's shortcuts (two zeros restart the kernel) must not hear keys that are pressed in here.
     const attributes = {
       class: "nbl-monitor",
       role: "group",
       "aria-label": "Monitor of a run",
+      // Keys pressed in here are not JupyterLab's shortcuts: two zeros would restart the kernel.
       "data-lm-suppress-shortcuts": "true",
     };
-    this.root = h("div", attributes, this.live, ...this.views.map((view) => view.element));
-    el.append(this.root);
+    this.root = h("div", attributes, announcement, ...this.views.map((view) => view.element));
+    parent.append(this.root);
     this.#listen();
     this.frames.request();
-    this.#send({ type: "hello", page: PAGE_ID });
+    this.#greet();
   }
 
   #listen() {
-    this.model.on("msg:custom", this.#onMessage);
-    this.model.on("comm:close", this.#onComm);
-    this.model.on("comm_live_update", this.#onComm);
-    this.kernel?.statusChanged?.connect(this.#onKernel);
+    this.#model.on("msg:custom", this.#onMessage);
+    this.#model.on("comm:close", this.#onComm);
+    this.#model.on("comm_live_update", this.#onComm);
+    this.#kernel?.statusChanged?.connect(this.#onKernel);
     const { signal } = this.#life;
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", this.#onTheme, { signal });
-    this.themes = new MutationObserver(this.#onTheme);
-    for (const target of [document.documentElement, document.body]) this.themes.observe(target, { attributes: true });
+    const themes = new MutationObserver(this.#onTheme);
+    for (const target of [document.documentElement, document.body]) themes.observe(target, { attributes: true });
+    signal.addEventListener("abort", () => themes.disconnect());
   }
 
+  /** @param {Reset | Update | null | undefined} message */
   #onMessage = (message) => {
     if (message?.type !== "reset" && message?.type !== "update") return;
     this.data.receive(message);
@@ -81,16 +98,23 @@ export class MonitorView {
     this.frames.request();
   };
 
-  /** The kernel's comm is gone or has come back: a kernel that is only out of reach answers the hello. */
+  /** The comm was closed or opened again. A kernel that is only out of reach answers the hello. */
   #onComm = () => {
-    this.#send({ type: "hello", page: PAGE_ID });
-    this.#setLink(DEAD_STATUSES.has(this.kernel?.status) ? "lost" : "silent");
+    this.#greet();
+    this.#setLink(DEAD_STATUSES.has(this.#kernel?.status ?? "") ? "lost" : "silent");
   };
 
+  /** @type {KernelListener} */
   #onKernel = (_, status) => {
     if (DEAD_STATUSES.has(status)) this.#setLink("lost");
   };
 
+  #onTheme = () => {
+    this.data.changed.add("curves");
+    this.frames.invalidateAll();
+  };
+
+  /** @param {"silent" | "lost"} link */
   #setLink(link) {
     if (link === "silent" && this.data.link === "lost") return;
     this.data.setLink(link);
@@ -98,15 +122,18 @@ export class MonitorView {
     this.frames.request();
   }
 
-  #onTheme = () => {
-    this.data.changed.add("curves");
-    this.frames.invalidateAll();
-  };
+  /** Ask Python for the whole run. */
+  #greet() {
+    this.#send({ type: "hello", page: PAGE_ID });
+  }
 
-  /** Send, and tell whether that went well; a closed comm throws or rejects. */
+  /**
+   * Send a message. Return false if the comm is known to be closed: sending then throws, or rejects later.
+   * @param {PageMessage} message
+   */
   #send(message) {
     try {
-      Promise.resolve(this.model.send(message)).catch(() => this.#setLink("silent"));
+      Promise.resolve(this.#model.send(message)).catch(() => this.#setLink("silent"));
       return true;
     } catch {
       this.#setLink("silent");
@@ -114,7 +141,7 @@ export class MonitorView {
     }
   }
 
-  /** Let the clock tick while there is something to count, and at no other time. */
+  /** Run the clock while the run is live, and only then. */
   #keepTime() {
     if (this.data.isLive && !this.#clock) this.#clock = setInterval(() => this.#tick(), 1000);
     if (this.data.isLive || !this.#clock) return;
@@ -129,23 +156,23 @@ export class MonitorView {
   }
 
   #paintViews() {
-    if (this.data.isKnown) this.onKnown();
-    const changed = this.data.changed;
+    const { changed, isKnown } = this.data;
     this.data.changed = new Set();
-    const views = this.data.isKnown ? this.views : [this.header];
-    for (const view of views) if (view.topics.some((topic) => changed.has(topic))) view.paint(this.data, changed);
+    if (isKnown) this.#onKnown();
+    // The other views have nothing to show before the first `reset`, and no legend to show it with.
+    for (const view of isKnown ? this.views : [this.header])
+      if (view.topics.some((topic) => changed.has(topic))) view.paint(this.data, changed);
   }
 
   close() {
-    if (this.key && this.data.isKnown) HANDOVERS.set(this.key, { data: this.data, options: this.options });
+    if (this.#key && this.data.isKnown) HANDOVERS.set(this.#key, { data: this.data, options: this.options });
     this.#life.abort();
-    this.themes.disconnect();
     this.frames.close();
     clearInterval(this.#clock);
-    this.model.off("msg:custom", this.#onMessage);
-    this.model.off("comm:close", this.#onComm);
-    this.model.off("comm_live_update", this.#onComm);
-    this.kernel?.statusChanged?.disconnect(this.#onKernel);
+    this.#model.off("msg:custom", this.#onMessage);
+    this.#model.off("comm:close", this.#onComm);
+    this.#model.off("comm_live_update", this.#onComm);
+    this.#kernel?.statusChanged?.disconnect(this.#onKernel);
     this.root.remove();
   }
 }

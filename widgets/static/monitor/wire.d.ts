@@ -1,0 +1,193 @@
+/**
+ * Messages between Python and the page, as JSON, and what a front end gives a widget.
+ *
+ * `widgets/feed.py` makes the messages of Python, `widgets/records.py` and `widgets/feeds.py` their records. A number
+ * that is not finite is null. This file is for the type checker alone; the browser does not load it.
+ */
+
+/** A value that JSON has as a finite number or null. */
+export type Value = number | null;
+
+/** The whole run; the answer to `Hello`. */
+export interface Reset extends Required<Omit<News, "type">> {
+  type: "reset";
+  legend: LegendRecord;
+}
+
+/** News since the last message. `run` and each entry of `ranks` replace their predecessors; the rest is appended. */
+export interface Update extends News {
+  type: "update";
+}
+
+export interface News {
+  run?: RunRecord;
+  ranks?: RankRecord[];
+  curves?: CurveRecord[];
+  lanes?: LaneRecord[];
+  logs?: LogRecord[];
+  errors?: ErrorRecord[];
+  notices?: string[];
+}
+
+export type Topic = keyof News;
+
+/** Messages of the page. `page` differs after a reload. */
+export type PageMessage = { type: "hello"; page: string } | { type: Action };
+
+export type Action = "stop" | "interrupt" | "stacks" | "save";
+
+export interface RunRecord {
+  /** Missing before the first message, when only the name is known. */
+  id?: string;
+  name?: string;
+  state?: string;
+  summary?: string;
+  arguments?: string;
+  /** Seconds since the launch. */
+  seconds?: number;
+  num_processes?: number;
+  is_over?: boolean;
+  error?: string;
+  /** The collective that ranks wait in, and the ranks that do not come; empty if none waits for long. */
+  waiting?: string;
+  effective_batch?: string;
+  progress?: ProgressRecord | null;
+  /** The buttons that can be used now. */
+  actions?: Record<Action, boolean>;
+  action_hint?: string;
+  sync?: { share: Value; saved_seconds: Value; text: string };
+}
+
+export interface Done {
+  done: number | null;
+  total: number | null;
+}
+
+/** Progress of the slowest rank. */
+export interface ProgressRecord extends Done {
+  rate: Value;
+  seconds_left: Value;
+  description: string;
+}
+
+export interface RankRecord extends Done {
+  rank: number;
+  state: string;
+  reason: string;
+  step: number | null;
+  rate: Value;
+  samples_per_second: Value;
+  memory: number | null;
+  peak_memory: number | null;
+  gpu_memory: number | null;
+  gpu_utilization: Value;
+  last_line: string;
+  slowest: boolean;
+  returned: string;
+  metrics: Record<string, Value>;
+  shares: Record<string, number>;
+}
+
+/** Points of one metric of one rank. */
+export interface CurveRecord {
+  name: string;
+  rank: number;
+  steps: number[];
+  values: Value[];
+  /** True if these points take the place of all earlier ones. */
+  replace?: boolean;
+}
+
+/** A phase, its start and its length, in seconds since the launch. */
+export type Span = [phase: string, start: number, seconds: number];
+
+export interface LaneRecord {
+  rank: number;
+  spans: Span[];
+}
+
+export interface LogRecord {
+  rank: number;
+  text: string;
+}
+
+export interface ErrorRecord {
+  rank: number;
+  summary: string;
+  traceback: string;
+  /** True if the rank failed as a consequence of another rank's failure. */
+  victim: boolean;
+  last_lines: string[];
+}
+
+/** The tables of `drawing/legend.py`. */
+export interface LegendRecord {
+  phases: Record<string, PhaseLook>;
+  run_states: Record<string, StateLook>;
+  rank_states: Record<string, StateLook>;
+  limits: Limits;
+  formats: Formats;
+}
+
+export interface PhaseLook {
+  letter: string;
+  word: string;
+  colour: string;
+}
+
+export interface StateLook {
+  word: string;
+  tone: string;
+  shape: string;
+  /** True if a rank in this state has ended. */
+  is_over?: boolean;
+}
+
+export interface Limits {
+  points: number;
+  plots: number;
+  separate_ranks: number;
+  unsearched_metrics: number;
+  tooltip_rows: number;
+  spans: number;
+  lanes: number;
+  lines: number;
+  line_characters: number;
+  shown_lines: number;
+  notices: number;
+  silent_seconds: number;
+}
+
+export interface Formats {
+  durations: [factor: number, unit: string, limit: number][];
+  sizes: [size: number, unit: string][];
+  unit_digits: number;
+  digits: number;
+  plain_range: [number, number];
+  not_a_number: string;
+  infinity: string;
+  not_finite: string;
+}
+
+/** A widget's model, as far as the page uses it. */
+export interface Model {
+  get(name: string): string;
+  on(event: string, listener: (message: any) => void): void;
+  off(event: string, listener: (message: any) => void): void;
+  /** Throws or rejects when the comm is closed. */
+  send(message: PageMessage | { type: "look" }): unknown;
+  /** In JupyterLab only. */
+  widget_manager?: { kernel?: Kernel };
+}
+
+export interface Kernel {
+  status: string;
+  statusChanged?: KernelSignal;
+}
+
+export type KernelListener = (kernel: unknown, status: string) => void;
+
+export interface KernelSignal {
+  connect(listener: KernelListener): void;
+  disconnect(listener: KernelListener): void;
+}
