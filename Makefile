@@ -12,6 +12,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3 python3.13 python3.12 pyth
 	then echo "$$candidate"; break; fi; done)
 VENV := .venv
 BIN := $(VENV)/bin
+TSC := $(VENV)/node_modules/.bin/tsc
 SIDE_BY_SIDE := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile -m
 MATRIX ?= build/matrix
 RELEASE := build/release
@@ -25,16 +26,16 @@ help:  ## show this list
 demo: $(VENV)/installed-notebooks  ## run the first tutorial in a real Jupyter kernel (under a minute)
 	@$(BIN)/python notebooks/demo.py
 
-test: lint  ## check and test everything
+test: lint $(TSC)  ## check and test everything
 	@echo "==> tests that may run side by side"
 	@$(SIDE_BY_SIDE) "not alone" && side_by_side=0 || side_by_side=$$?; \
 	echo "==> tests that need the machine alone"; \
 	$(BIN)/python -m pytest -m alone && exit $$side_by_side
 
-check: lint  ## check everything and run the tests of what changed since main (under two minutes)
+check: lint $(TSC)  ## check everything and run the tests of what changed since main (under two minutes)
 	@$(BIN)/python tests/changed.py
 
-quick: lint  ## check everything and run the tests that start no kernel and are not slow (a few minutes)
+quick: lint $(TSC)  ## check everything and run the tests that start no kernel and are not slow (a few minutes)
 	@$(SIDE_BY_SIDE) "not alone and not slow"
 
 matrix:  ## run the core of the tests on the oldest and newest Python and torch (MATRIX=folder ONLY=names)
@@ -94,3 +95,8 @@ $(VENV)/installed-%: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@echo "==> packages for '$*' (torch is large: the first time takes minutes)"
 	@$(BIN)/python -m pip install -c constraints.txt -e '.[$*]'
 	@touch $@
+
+# TypeScript's checker reads the types of the widgets' scripts. Without npm, the test that calls it skips and says so.
+$(TSC): | $(VENV)/pyvenv.cfg
+	@if command -v npm >/dev/null; then npm install --no-audit --no-fund --prefix $(VENV) typescript@7.0.2 || \
+	echo "TypeScript could not be installed: the types of the widgets' scripts will not be checked." >&2; fi
