@@ -202,7 +202,7 @@ def watch_a_busy_cell(lab: Lab) -> tuple[Page, int]:
 
 
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_a_panel_is_filled_in_and_its_run_watched(lab):
+def test_panel_launches_a_run_and_shows_its_monitor(lab):
     page = lab.open("panel.ipynb", height=1900)
     lab.run(page, 0)
     lab.run(page, 1)
@@ -228,7 +228,7 @@ def test_a_panel_is_filled_in_and_its_run_watched(lab):
 
 
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_stop_is_heard_while_the_cell_is_busy(lab):
+def test_stop_button_ends_the_run_while_the_cell_is_busy(lab):
     page, _ = watch_a_busy_cell(lab)
     assert "[*]" in lab.cell(page, 1).locator(".jp-InputPrompt").first.inner_text()
     page.get_by_role("button", name="Stop after this step").last.click()
@@ -242,7 +242,7 @@ def test_stop_is_heard_while_the_cell_is_busy(lab):
 
 
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_curves_of_a_run_that_is_over_can_be_explored_while_the_kernel_lives(lab):
+def test_curves_of_a_finished_run_can_be_explored_while_the_kernel_lives(lab):
     page = lab.open("explored.ipynb", height=1600)
     lab.run(page, 0)
     lab.run(page, 1)
@@ -267,7 +267,7 @@ def test_curves_of_a_run_that_is_over_can_be_explored_while_the_kernel_lives(lab
 
 @lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_a_page_that_is_reloaded_while_the_cell_is_busy_shows_the_whole_run(lab):
+def test_page_reloaded_while_the_cell_is_busy_shows_the_whole_run(lab):
     page, before = watch_a_busy_cell(lab)
     lab.save(page, "busy.ipynb")
     page.reload()
@@ -281,7 +281,7 @@ def test_a_page_that_is_reloaded_while_the_cell_is_busy_shows_the_whole_run(lab)
 
 
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_the_error_of_a_rank_is_shown(lab):
+def test_error_of_a_rank_is_shown_in_the_panel(lab):
     page = lab.open("failing.ipynb", height=1600)
     lab.run(page, 0)
     lab.run(page, 1)
@@ -294,7 +294,7 @@ def test_the_error_of_a_rank_is_shown(lab):
 
 @lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_a_panel_is_filled_in_by_keys_and_what_is_wrong_stands_beside_its_field(lab):
+def test_panel_is_operated_by_keys_and_shows_errors_beside_their_fields(lab):
     page = lab.open("typed.ipynb", width=600, height=1200)
     lab.run(page, 0)
     lab.run(page, 1)
@@ -346,7 +346,7 @@ def test_a_panel_is_filled_in_by_keys_and_what_is_wrong_stands_beside_its_field(
 
 @lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_the_monitor_of_a_dead_kernel(lab):
+def test_monitor_of_a_dead_kernel_leaves_its_picture(lab):
     page = lab.open("dying.ipynb", height=1600)
     lab.run(page, 0)
     lab.run(page, 1)
@@ -368,7 +368,7 @@ def test_the_monitor_of_a_dead_kernel(lab):
 
 @lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_monitor_says_lost_when_the_kernel_is_restarted(lab):
+def test_monitor_shows_lost_when_the_kernel_is_restarted(lab):
     page = lab.open("restarted.ipynb", height=1600)
     lab.run(page, 0)
     lab.start(page, 1)
@@ -380,7 +380,7 @@ def test_monitor_says_lost_when_the_kernel_is_restarted(lab):
 
 @lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_a_panel_that_was_copied_to_another_notebook_runs_there(lab):
+def test_panel_copied_to_another_notebook_runs_there(lab):
     page = lab.open("failing.ipynb", height=1600)
     lab.run(page, 0)
     lab.run(page, 1)

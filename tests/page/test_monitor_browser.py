@@ -46,7 +46,7 @@ def waves(count: int, shift: float = 0.0) -> list[float | None]:
 # What is shown.
 
 
-def test_a_view_says_hello_and_shows_what_is_answered(tab):
+def test_view_sends_hello_and_shows_the_run_of_the_reset(tab):
     assert tab.sent() == ["hello"]
     assert "waiting for the kernel" in tab.text(".nbl-header")
     tab.deliver(reset())
@@ -56,7 +56,7 @@ def test_a_view_says_hello_and_shows_what_is_answered(tab):
     assert tab.text(".nbl-unseen") == "train: running"
 
 
-def test_wait_is_named_under_the_header_until_the_run_goes_on(tab):
+def test_wait_in_a_collective_is_shown_below_the_header_until_it_ends(tab):
     tab.deliver(reset())
     line = tab.find(".nbl-waiting")
     assert line.is_hidden()
@@ -71,7 +71,7 @@ def test_wait_is_named_under_the_header_until_the_run_goes_on(tab):
     assert tab.text(".nbl-identity").split()[0] == "running"
 
 
-def test_progress_is_that_of_the_slowest_rank_and_that_of_each_on_demand(tab):
+def test_progress_shows_the_slowest_rank_and_each_rank_on_demand(tab):
     tab.deliver(reset())
     assert tab.texts(".nbl-progress-text span") == ["epoch 1 · 25 of 100 (25 %)", "12.5 it/s · 6 s left"]
     bar = tab.find(".nbl-progress > [role=progressbar]")
@@ -82,13 +82,13 @@ def test_progress_is_that_of_the_slowest_rank_and_that_of_each_on_demand(tab):
     assert tab.texts(".nbl-each-text") == ["25 of 100 (25 %)", "24 of 100 (24 %)"]
 
 
-def test_progress_without_an_end_claims_none(tab):
+def test_progress_without_a_total_shows_no_percentage(tab):
     tab.deliver(reset(run=run(progress={"done": 25, "total": None, "rate": 0.25, "seconds_left": None})))
     assert tab.texts(".nbl-progress-text span") == ["25 done", "4 s/it"]
     assert tab.find(".nbl-progress > [role=progressbar]").get_attribute("aria-valuenow") is None
 
 
-def test_each_state_of_a_rank_has_words_and_a_shape_of_its_own(tab):
+def test_each_state_of_a_rank_has_its_own_words_and_icon(tab):
     words = {
         "starting": "starting",
         "running": "training",
@@ -107,7 +107,7 @@ def test_each_state_of_a_rank_has_words_and_a_shape_of_its_own(tab):
     assert len(set(shapes)) == len(words)
 
 
-def test_the_table_has_numbers_with_units_and_marks_the_slowest_by_a_word(tab):
+def test_rank_table_shows_units_and_marks_the_slowest_rank_by_a_word(tab):
     tab.deliver(reset(ranks=[rank(0, slowest=True), rank(1, step=None, memory=None, returned="0.97")]))
     assert tab.texts("th") == ["Rank", "State", "Step", "Samples/s", "Memory", "Last line"]
     assert tab.texts("tbody tr:nth-child(1) td") == [
@@ -121,7 +121,7 @@ def test_the_table_has_numbers_with_units_and_marks_the_slowest_by_a_word(tab):
     assert tab.texts("tbody tr:nth-child(2) td") == ["1", "training", UNKNOWN, "800", UNKNOWN, "returned 0.97"]
 
 
-def test_gpu_columns_are_there_once_a_rank_has_one(tab):
+def test_gpu_columns_appear_once_a_rank_reports_a_gpu(tab):
     tab.deliver(reset())
     tab.deliver({"type": "update", "ranks": [rank(1, gpu_memory=11_400_000_000, gpu_utilization=0.93)]})
     assert tab.texts("th")[5:7] == ["GPU memory", "GPU"]
@@ -131,7 +131,7 @@ def test_gpu_columns_are_there_once_a_rank_has_one(tab):
     ]
 
 
-def test_only_cells_that_change_are_written_for_64_ranks(tab):
+def test_update_of_one_rank_out_of_64_writes_one_cell(tab):
     tab.deliver(reset(ranks=[rank(number) for number in range(64)]))
     assert tab.find("tbody tr").count() == 64
     watch = """() => {
@@ -151,7 +151,7 @@ def test_only_cells_that_change_are_written_for_64_ranks(tab):
 # Curves.
 
 
-def test_curves_have_ink_and_grow(tab):
+def test_curves_are_drawn_and_grow_with_each_update(tab):
     tab.deliver(reset(curves=[curve("loss", number, waves(300, number)) for number in range(2)]))
     assert tab.texts(".nbl-plot-name") == ["loss"]
     inks = [tab.variable(f"--nbl-rank-{number}") for number in range(2)]
@@ -164,13 +164,13 @@ def test_curves_have_ink_and_grow(tab):
     assert max(tab.columns(PLOT, inks[1])) < 0.6 * max(drawn[1])
 
 
-def test_a_curve_with_replace_takes_the_place_of_its_points(tab):
+def test_curve_with_replace_drops_its_earlier_points(tab):
     tab.deliver(reset(curves=[curve("loss", 0, waves(100))]))
     tab.deliver({"type": "update", "curves": [curve("loss", 0, [5.0, 7.0], replace=True)]})
     assert tab.text(".nbl-latest") == "7"
 
 
-def test_a_value_that_is_not_finite_leaves_a_gap_with_a_tick_and_a_word(tab):
+def test_value_that_is_not_finite_leaves_a_gap_a_tick_and_a_word(tab):
     values = waves(300)
     values[100:200] = [None] * 100
     tab.deliver(reset(curves=[curve("loss", 0, values)]))
@@ -187,7 +187,7 @@ def test_a_value_that_is_not_finite_leaves_a_gap_with_a_tick_and_a_word(tab):
 
 
 @pytest.mark.parametrize("values", [[None], [None, None], [], [0.0], [3.0, 3.0], [1e308, -1e308], [1e-300, 5e-324]])
-def test_a_curve_of_any_values_can_be_drawn_on_either_scale(tab, values):
+def test_curve_of_extreme_values_is_drawn_on_linear_and_log_scale(tab, values):
     tab.deliver(reset(curves=[curve("loss", 0, values)]))
     ink = tab.variable("--nbl-rank-0")
     assert bool(tab.columns(PLOT, ink)) == any(value is not None for value in values)
@@ -196,7 +196,7 @@ def test_a_curve_of_any_values_can_be_drawn_on_either_scale(tab, values):
     assert bool(tab.columns(PLOT, ink)) == any(value is not None and value > 0 for value in values)
 
 
-def test_log_scale_and_smoothing_change_the_picture(tab):
+def test_log_scale_and_smoothing_change_the_plot(tab):
     tab.deliver(reset(curves=[curve("loss", 0, [10 ** (3 * math.sin(step)) for step in range(200)])]))
     pictures = {tab.picture(PLOT)}
     tab.find("text=Log scale").click()
@@ -208,7 +208,7 @@ def test_log_scale_and_smoothing_change_the_picture(tab):
     assert (len(pictures), tab.text("output")) == (3, "0.90")
 
 
-def test_ranks_are_averaged_on_demand_and_if_there_are_many(tab):
+def test_ranks_are_averaged_on_demand_and_by_default_if_there_are_many(tab):
     tab.deliver(reset(curves=[curve("loss", number, [1.0 + number] * 50) for number in range(2)]))
     average = tab.page.get_by_label("Average of ranks")
     assert (average.is_checked(), tab.texts(".nbl-chip")) == (False, ["rank 0", "rank 1"])
@@ -226,7 +226,7 @@ def test_ranks_are_averaged_on_demand_and_if_there_are_many(tab):
     assert tab.texts(".nbl-tip-row")[-1].startswith("and 8 more")
 
 
-def test_a_rank_can_be_hidden(tab):
+def test_click_on_a_rank_chip_hides_its_line(tab):
     tab.deliver(reset(curves=[curve("loss", number, waves(200, number)) for number in range(2)]))
     ink = tab.variable("--nbl-rank-1")
     tab.find(".nbl-chip").nth(1).click()
@@ -235,7 +235,7 @@ def test_a_rank_can_be_hidden(tab):
     assert tab.find(".nbl-chip").nth(1).get_attribute("aria-pressed") == "false"
 
 
-def test_a_drag_zooms_and_a_double_click_shows_all(tab):
+def test_drag_zooms_a_plot_and_double_click_resets_it(tab):
     tab.deliver(reset(curves=[curve("loss", 0, [float(step) for step in range(1001)])]))
     box = tab.find(PLOT).bounding_box()
     reset_zoom = tab.page.get_by_role("button", name="Reset zoom")
@@ -255,7 +255,7 @@ def test_a_drag_zooms_and_a_double_click_shows_all(tab):
     assert (reset_zoom.is_visible(), tab.text(".nbl-tip-title")) == (False, "step 1,000")
 
 
-def test_a_plot_can_be_read_and_zoomed_with_keys(tab):
+def test_arrow_keys_read_values_and_plus_and_escape_zoom(tab):
     tab.deliver(reset(curves=[curve("loss", 0, [float(step) for step in range(1001)])]))
     tab.find(PLOT).focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
@@ -269,13 +269,13 @@ def test_a_plot_can_be_read_and_zoomed_with_keys(tab):
     assert not tab.page.get_by_role("button", name="Reset zoom").is_visible()
 
 
-def test_a_metric_that_comes_late_gets_a_plot(tab):
+def test_metric_first_seen_in_an_update_gets_a_plot(tab):
     tab.deliver(reset(curves=[curve("loss", 0, waves(100))]))
     tab.deliver({"type": "update", "curves": [{"name": "accuracy", "rank": 0, "steps": [99], "values": [0.5]}]})
     assert tab.texts(".nbl-plot-name") == ["loss", "accuracy"]
 
 
-def test_200_metrics_are_drawn_a_dozen_at_a_time_and_found_by_name(tab):
+def test_200_metrics_are_drawn_12_at_a_time_and_found_by_name(tab):
     tab.deliver(reset(curves=[curve(f"metric_{number}", 0, waves(50)) for number in range(200)]))
     assert tab.find(".nbl-plot").count() == 12
     assert tab.text(".nbl-foot") == "12 of 200 metrics shown\nShow 12 more"
@@ -294,7 +294,7 @@ def test_200_metrics_are_drawn_a_dozen_at_a_time_and_found_by_name(tab):
     assert tab.text(".nbl-foot") == "No metric has such a name"
 
 
-def test_losses_come_first_and_pinned_metrics_before_them(tab):
+def test_pinned_metrics_and_losses_are_drawn_first(tab):
     names = ["lr", "train/loss", "glossary", "loss", "accuracy"]
     tab.deliver(reset(curves=[curve(name, 0, waves(50)) for name in names]))
     assert tab.texts(".nbl-plot-name") == ["loss", "train/loss", "lr", "glossary", "accuracy"]
@@ -311,7 +311,7 @@ def test_losses_come_first_and_pinned_metrics_before_them(tab):
     assert tab.texts(".nbl-plot-name")[:3] == ["lr", "loss", "train/loss"]
 
 
-def test_100_000_points_take_bounded_memory_and_little_time(tab):
+def test_100_000_points_are_drawn_in_bounded_memory_and_time(tab):
     feed = """async (count) => {
         const frame = () => new Promise(requestAnimationFrame);
         const valueAt = (step) => (step === 54321 ? 9 : Math.sin(step));
@@ -346,7 +346,7 @@ def test_100_000_points_take_bounded_memory_and_little_time(tab):
 # Timeline.
 
 
-def test_the_timeline_has_lanes_in_colours_letters_and_words(tab):
+def test_timeline_shows_phases_in_colours_letters_and_words(tab):
     tab.deliver(reset(lanes=LANES))
     for look in PHASES.values():
         assert len(tab.columns(TIMELINE, look.colour)) > 50
@@ -355,7 +355,7 @@ def test_the_timeline_has_lanes_in_colours_letters_and_words(tab):
     assert tab.text(".nbl-sync") == "14 % of a window waits for the network"
 
 
-def test_page_takes_its_words_limits_and_formats_from_the_legend_of_the_reset(tab):
+def test_page_takes_words_limits_and_formats_from_the_legend_of_the_reset(tab):
     message = reset(lanes=LANES, curves=[curve(f"metric{number}", 0, waves(20)) for number in range(5)])
     legend = message["legend"]
     legend["phases"]["sync"] = {"letter": "W", "word": "wait", "colour": "#123456"}
@@ -370,7 +370,7 @@ def test_page_takes_its_words_limits_and_formats_from_the_legend_of_the_reset(ta
     assert tab.text(".nbl-latest") == "2.8"
 
 
-def test_phases_have_the_colours_of_the_static_picture_in_either_theme(tab):
+def test_phases_have_the_colours_of_the_static_picture_in_both_themes(tab):
     tab.deliver(reset(lanes=LANES))
     read = "all => all.map((one) => [one.dataset.phase, getComputedStyle(one).backgroundColor])"
     for theme in ("light", "dark"):
@@ -381,14 +381,14 @@ def test_phases_have_the_colours_of_the_static_picture_in_either_theme(tab):
             assert colours[phase] == f"rgb({red}, {green}, {blue})"
 
 
-def test_an_update_before_the_reset_is_left_out(tab):
+def test_update_before_the_reset_is_ignored(tab):
     tab.deliver({"type": "update", "ranks": [rank(0)], "curves": [curve("loss", 0, waves(20))]})
     assert tab.find("tbody tr, .nbl-plot").count() == 0
     tab.deliver(reset())
     assert tab.find("tbody tr").count() == 2
 
 
-def test_a_span_of_the_timeline_can_be_read(tab):
+def test_hover_over_a_span_shows_its_phase_start_and_length(tab):
     tab.deliver(reset(lanes=LANES))
     canvas = tab.find(TIMELINE)
     box = canvas.bounding_box()
@@ -397,7 +397,7 @@ def test_a_span_of_the_timeline_can_be_read(tab):
     assert tip.split("\n") == ["rank 1, optimizer", "took", "100 ms", "at", "7.5 s"]
 
 
-def test_the_timeline_ends_where_all_ranks_are_known_unless_one_is_stuck(tab):
+def test_timeline_ends_at_the_last_common_report_unless_a_rank_is_stuck(tab):
     late = {"rank": 0, "spans": [["step", 8.0, 0.5]]}
     tab.deliver(reset(lanes=[*LANES, late]))
     before = tab.picture(TIMELINE)
@@ -414,7 +414,7 @@ def lines(tab: Tab) -> list[str]:
     return tab.texts(".nbl-line-text")
 
 
-def test_logs_are_merged_with_rank_labels_and_one_by_one(tab):
+def test_logs_are_shown_merged_with_rank_labels_and_one_by_one(tab):
     tab.deliver(reset(logs=[log(0, "one"), log(1, "two")]))
     tab.deliver({"type": "update", "logs": [log(0, "three")]})
     assert list(zip(tab.texts(".nbl-line-rank"), lines(tab), strict=True)) == [
@@ -426,7 +426,7 @@ def test_logs_are_merged_with_rank_labels_and_one_by_one(tab):
     assert lines(tab) == ["two"]
 
 
-def test_a_line_may_come_in_pieces_and_is_shown_as_a_terminal_would(tab):
+def test_line_that_arrives_in_pieces_is_shown_as_in_a_terminal(tab):
     tab.deliver(reset(logs=[{"rank": 0, "text": "\x1b[31mred\x1b[0"}]))
     tab.deliver({"type": "update", "logs": [{"rank": 0, "text": "m and\r 10 %\r 20 %"}]})
     assert lines(tab) == [" 20 %"]
@@ -434,7 +434,7 @@ def test_a_line_may_come_in_pieces_and_is_shown_as_a_terminal_would(tab):
     assert tab.find(".nbl-line-text").all_text_contents() == [" 30 %", "bold\tend"]
 
 
-def test_search_finds_lines_and_marks_the_words(tab):
+def test_search_shows_matching_lines_and_marks_the_words(tab):
     tab.deliver(reset(logs=[log(0, "a Loss of 1", "nothing", "loss and LOSS")]))
     tab.page.get_by_label("Search the log").fill("loss")
     assert (lines(tab), tab.text(".nbl-count")) == (["a Loss of 1", "loss and LOSS"], "2 of 3 lines")
@@ -443,7 +443,7 @@ def test_search_finds_lines_and_marks_the_words(tab):
     assert tab.text(".nbl-count") == "No line contains “absent” (3 searched)"
 
 
-def test_only_differences_leaves_out_what_every_rank_has_written(tab):
+def test_only_differences_hides_lines_that_every_rank_wrote(tab):
     tab.deliver(reset(logs=[log(0, "same", "mine"), log(1, "same", "yours")]))
     tab.page.get_by_label("Only differences").check()
     assert lines(tab) == ["mine", "yours"]
@@ -451,13 +451,13 @@ def test_only_differences_leaves_out_what_every_rank_has_written(tab):
     assert lines(tab) == ["yours"]
 
 
-def test_a_long_log_is_kept_to_5_000_lines_and_drawn_to_500(tab):
+def test_log_keeps_5_000_lines_and_draws_500(tab):
     tab.deliver(reset(logs=[log(0, *[f"line {number}" for number in range(12_000)])]))
     assert (tab.find(".nbl-line").count(), lines(tab)[-1]) == (500, "line 11999")
     assert tab.text(".nbl-count") == "Last 500 of 5,000 lines"
 
 
-def test_the_log_follows_its_end_only_while_one_looks_at_the_end(tab):
+def test_log_follows_new_lines_only_while_scrolled_to_its_end(tab):
     at_end = "box => box.scrollHeight - box.scrollTop - box.clientHeight < 24"
     tab.deliver(reset(logs=[log(0, *[f"line {number}" for number in range(100)])]))
     panel = tab.find("[role=tabpanel]")
@@ -469,7 +469,7 @@ def test_the_log_follows_its_end_only_while_one_looks_at_the_end(tab):
     assert panel.evaluate("box => box.scrollTop") == 100
 
 
-def test_tabs_are_walked_with_arrows_and_hold_one_stop_of_the_tab_key(tab):
+def test_arrow_keys_move_between_log_tabs_and_tab_key_stops_once(tab):
     tab.deliver(reset(logs=[log(0, "zero"), log(1, "one")]))
     tab.find("[role=tab]").first.focus()
     walked = []
@@ -480,7 +480,7 @@ def test_tabs_are_walked_with_arrows_and_hold_one_stop_of_the_tab_key(tab):
     assert tab.find("[role=tab][tabindex='0']").count() == 1
 
 
-def test_errors_come_with_tracebacks_and_victims_are_folded(tab):
+def test_culprit_is_shown_with_its_traceback_and_victims_are_folded(tab):
     culprit = {"rank": 1, "summary": "ValueError: boom", "traceback": "Traceback:\n  here", "victim": False}
     victim = {"rank": 0, "summary": "RuntimeError: gone", "traceback": "Traceback:\n  there", "victim": True}
     message = reset(
@@ -496,7 +496,7 @@ def test_errors_come_with_tracebacks_and_victims_are_folded(tab):
     assert tab.text(".nbl-unseen") == "train: failed"
 
 
-def test_run_that_was_stopped_on_request_shows_no_error(tab):
+def test_run_stopped_on_request_shows_no_error(tab):
     message = reset(
         run=run(state="stopped", is_over=True, error="RunStoppedError: the run was stopped"),
         ranks=[rank(0, state="stopped", reason="KeyboardInterrupt"), rank(1, state="stopped")],
@@ -507,12 +507,12 @@ def test_run_that_was_stopped_on_request_shows_no_error(tab):
     assert tab.find("[data-tone=bad]").count() == 0
 
 
-def test_an_error_that_no_rank_has_is_shown(tab):
+def test_error_of_the_run_without_a_failed_rank_is_shown(tab):
     tab.deliver(reset(run=run(state="failed", is_over=True, error="TimeoutError: 60 s are over")))
     assert tab.text(".nbl-error-line") == "TimeoutError: 60 s are over"
 
 
-def test_notices_are_shown_the_newest_first_and_the_oldest_go(tab):
+def test_notices_are_shown_newest_first_and_the_oldest_are_dropped(tab):
     tab.deliver(reset(notices=["Stacks of 2 ranks\nrank 0: train"]))
     assert tab.find("text=rank 0: train").is_visible()
     tab.deliver({"type": "update", "notices": [f"notice {number}" for number in range(50)]})
@@ -529,7 +529,7 @@ RECORD = """() => {
 }"""
 
 
-def test_record_is_covered_by_the_monitor_while_its_model_lives(tab):
+def test_saved_picture_is_covered_by_the_monitor_while_its_model_lives(tab):
     tab.page.evaluate(RECORD)
     tab.settle()
     assert tab.find("#record > p").is_visible()  # Until the kernel has answered.
@@ -542,7 +542,7 @@ def test_record_is_covered_by_the_monitor_while_its_model_lives(tab):
     assert tab.text("#place") == "tables\n\ndrawing"
 
 
-def test_record_takes_over_what_the_view_before_it_knew(tab):
+def test_covering_view_takes_over_data_and_options_of_the_closed_view(tab):
     tab.page.evaluate("() => { model.traits.key = 'k1'; cleanups.pop()(); mount(); }")
     tab.deliver(reset(curves=[curve(name, 0, waves(100)) for name in ("loss", "accuracy")], logs=[log(0, "one")]))
     tab.page.get_by_role("button", name="Pin accuracy").click()
@@ -553,7 +553,7 @@ def test_record_takes_over_what_the_view_before_it_knew(tab):
     assert tab.texts("#record .nbl-line-text") == ["one"]
 
 
-def test_record_that_is_removed_takes_its_view_along(tab):
+def test_view_is_closed_when_its_picture_leaves_the_page(tab):
     tab.page.evaluate(RECORD)
     tab.deliver(reset())
     tab.page.evaluate("document.querySelector('#place').remove()")
@@ -574,19 +574,19 @@ def test_each_button_sends_its_message(tab):
     assert tab.text(".nbl-hint") == "Requested: Save now."
 
 
-def test_buttons_are_on_as_the_run_allows(tab):
+def test_only_buttons_that_the_run_allows_are_enabled(tab):
     for allowed in ACTIONS:
         tab.deliver(reset(run=run(actions={name: name == allowed for name in ACTIONS})))
         on = tab.find(".nbl-button[data-action]:enabled").evaluate_all("all => all.map((one) => one.dataset.action)")
         assert on == [allowed]
 
 
-def test_a_hint_stands_beside_buttons_that_cannot_be_heard(tab):
+def test_action_hint_of_the_run_is_shown_beside_the_buttons(tab):
     tab.deliver(reset(run=run(action_hint="Heard when the cell ends")))
     assert tab.text(".nbl-hint") == "Heard when the cell ends"
 
 
-def test_after_the_end_everything_stays_and_the_buttons_are_off(tab):
+def test_finished_run_stays_visible_with_its_buttons_disabled(tab):
     tab.deliver(reset(curves=[curve("loss", 0, waves(100))], logs=[log(0, "one")], lanes=LANES))
     tab.deliver({"type": "update", "run": run(state="done", is_over=True, seconds=75.2)})
     assert tab.find(".nbl-button[data-action]:enabled").count() == 0
@@ -595,14 +595,14 @@ def test_after_the_end_everything_stays_and_the_buttons_are_off(tab):
     assert (lines(tab), tab.texts(".nbl-plot-name")) == (["one"], ["loss"])
 
 
-def test_the_clock_ticks_by_itself(tab):
+def test_clock_ticks_between_updates(tab):
     tab.deliver(reset(run=run(seconds=59.0)))
     tab.page.wait_for_function("document.querySelector('.nbl-clock').textContent === '1 min 01 s'")
     assert tab.page.evaluate("running.interval.size") == 1
 
 
 @pytest.mark.parametrize("way", ["throws", "rejects"])
-def test_a_closed_comm_is_told_and_breaks_nothing(tab, way):
+def test_closed_comm_shows_kernel_not_responding(tab, way):
     tab.deliver(reset())
     send = "model.isDead = true" if way == "throws" else "model.send = () => Promise.reject(new Error('closed'))"
     tab.page.evaluate(f"() => {{ {send}; }}")
@@ -625,7 +625,7 @@ KERNEL = """() => {
 
 
 @pytest.mark.parametrize("status", ["restarting", "autorestarting", "dead"])
-def test_run_of_a_restarted_kernel_is_lost(tab, status):
+def test_live_run_is_lost_when_its_kernel_restarts(tab, status):
     tab.page.evaluate(KERNEL)
     tab.deliver(reset(ranks=[rank(0), rank(1, state="returned")]))
     tab.page.evaluate("status => kernel.tell(status)", status)
@@ -642,7 +642,7 @@ def test_run_of_a_restarted_kernel_is_lost(tab, status):
     assert tab.page.evaluate("kernel.calls.size") == 0
 
 
-def test_run_that_is_over_outlives_its_kernel(tab):
+def test_finished_run_stays_done_when_its_kernel_restarts(tab):
     tab.page.evaluate(KERNEL)
     tab.deliver(reset(run=run(state="done", is_over=True)))
     tab.page.evaluate("kernel.tell('restarting')")
@@ -651,7 +651,7 @@ def test_run_that_is_over_outlives_its_kernel(tab):
     assert not tab.find(".nbl-hint").is_visible()
 
 
-def test_kernel_that_is_silent_for_10_seconds_is_said_not_to_respond(window):
+def test_kernel_silent_for_10_seconds_is_shown_as_not_responding(window):
     window.clock.install()
     with open_tab(window) as tab:
         tab.deliver(reset())
@@ -667,7 +667,7 @@ def test_kernel_that_is_silent_for_10_seconds_is_said_not_to_respond(window):
     window.clock.resume()
 
 
-def test_a_kernel_that_comes_back_is_greeted_and_shown(tab):
+def test_reconnected_kernel_is_asked_for_the_run_again(tab):
     tab.deliver(reset())
     tab.page.evaluate("model.fire('comm_live_update')")
     tab.settle()
@@ -678,7 +678,7 @@ def test_a_kernel_that_comes_back_is_greeted_and_shown(tab):
     assert tab.find(".nbl-button[data-action]:enabled").count() == 4
 
 
-def test_two_views_of_one_model_have_states_of_their_own(tab):
+def test_two_views_of_one_model_have_independent_states(tab):
     tab.page.evaluate("mount()")
     assert tab.sent() == ["hello", "hello"]
     tab.deliver(reset(logs=[log(0, "zero"), log(1, "one")], curves=[curve("loss", 0, waves(50))]))
@@ -689,7 +689,7 @@ def test_two_views_of_one_model_have_states_of_their_own(tab):
     assert lines(tab) == ["one", "more"]
 
 
-def test_a_view_that_has_ended_hears_nothing(tab):
+def test_closed_view_ignores_messages_and_themes(tab):
     tab.deliver(reset())
     root = tab.find(".nbl-monitor").element_handle()
     tab.page.evaluate("cleanups.pop()()")
@@ -700,7 +700,7 @@ def test_a_view_that_has_ended_hears_nothing(tab):
     assert root.evaluate("root => root.outerHTML") == shown
 
 
-def test_a_second_reset_shows_nothing_twice_and_keeps_what_was_chosen(tab):
+def test_second_reset_shows_nothing_twice_and_keeps_the_selected_tab(tab):
     message = reset(logs=[log(0, "zero"), log(1, "one")], curves=[curve("loss", 0, waves(50))], notices=["a notice"])
     tab.deliver(message)
     tab.page.get_by_role("tab", name="rank 1").click()
@@ -708,7 +708,7 @@ def test_a_second_reset_shows_nothing_twice_and_keeps_what_was_chosen(tab):
     assert (lines(tab), tab.texts(".nbl-plot-name"), tab.texts(".nbl-notice")) == (["one"], ["loss"], ["a notice"])
 
 
-def test_a_message_that_says_nothing_changes_nothing(tab):
+def test_unknown_or_empty_messages_are_ignored(tab):
     tab.deliver(reset())
     before = tab.text(".nbl-monitor")
     for message in (None, "text", 3, {}, {"type": "update"}, {"type": "of tomorrow", "ranks": [rank(0, step=99)]}):
@@ -719,7 +719,7 @@ def test_a_message_that_says_nothing_changes_nothing(tab):
 # Hostile text, narrow rooms, themes.
 
 
-def test_text_of_the_users_is_text(tab):
+def test_html_in_text_of_the_user_is_not_interpreted(tab):
     error = {"rank": 0, "summary": EVIL, "traceback": EVIL, "victim": False, "last_lines": [EVIL]}
     message = reset(
         run=run(
@@ -753,7 +753,7 @@ def test_text_of_the_users_is_text(tab):
 
 
 @pytest.mark.parametrize("width", [600, 360])
-def test_a_narrow_page_does_not_scroll_sideways(tab, width):
+def test_narrow_page_does_not_scroll_sideways(tab, width):
     tab.page.set_viewport_size({"width": width, "height": 900})
     long = "x" * 400
     tab.deliver(
@@ -780,7 +780,7 @@ def test_a_narrow_page_does_not_scroll_sideways(tab, width):
         ("light", {"--vscode-editor-background": "#1e1e1e"}, "dark", "rgb(30, 30, 30)"),
     ],
 )
-def test_colours_follow_the_notebook_then_the_system(tab, scheme, variables, theme, ground):
+def test_theme_follows_the_notebook_and_then_the_system(tab, scheme, variables, theme, ground):
     tab.deliver(reset(curves=[curve("loss", 0, waves(200))]))
     tab.page.emulate_media(color_scheme=scheme)
     # As JupyterLab does: the variables, and an attribute of the body.
@@ -803,7 +803,7 @@ def luminance(color: str) -> float:
 
 
 @pytest.mark.parametrize(("scheme", "ground"), [("light", "#ffffff"), ("dark", "#17191d")])
-def test_colours_stand_out_from_the_ground(tab, scheme, ground):
+def test_colours_have_enough_contrast_to_the_background(tab, scheme, ground):
     tab.page.emulate_media(color_scheme=scheme)
     tab.settle()
     names = {f"--nbl-rank-{number}": 3.0 for number in range(8)}
@@ -813,7 +813,7 @@ def test_colours_stand_out_from_the_ground(tab, scheme, ground):
         assert (high + 0.05) / (low + 0.05) >= least, name
 
 
-def test_all_controls_are_reached_by_the_tab_key_and_have_names(tab):
+def test_every_control_has_a_name_and_is_reached_by_the_tab_key(tab):
     curves = [curve("loss", number, waves(50)) for number in range(2)]
     tab.deliver(reset(curves=curves, lanes=LANES, logs=[log(0, "x")]))
     look = """() => {
@@ -835,14 +835,14 @@ def test_all_controls_are_reached_by_the_tab_key_and_have_names(tab):
     assert [name for name in wanted if not any(re.match(name, one) for one in reached)] == []
 
 
-def test_nothing_moves_for_those_who_asked_for_rest(tab):
+def test_nothing_is_animated_with_reduced_motion(tab):
     tab.deliver(reset())
     tab.page.emulate_media(reduced_motion="reduce")
     moving = "all => all.filter((one) => parseFloat(getComputedStyle(one).transitionDuration) > 0).length"
     assert tab.find(".nbl-monitor *").evaluate_all(moving) == 0
 
 
-def test_a_canvas_is_drawn_only_while_it_is_in_sight(tab):
+def test_canvas_out_of_sight_is_not_drawn(tab):
     tab.page.set_viewport_size({"width": 1000, "height": 300})
     tab.deliver(reset(curves=[curve("loss", 0, waves(100))], lanes=LANES))
     canvas = tab.find(TIMELINE)
@@ -852,7 +852,7 @@ def test_a_canvas_is_drawn_only_while_it_is_in_sight(tab):
     assert canvas.evaluate("canvas => canvas.width") > 0
 
 
-def test_a_flood_of_messages_is_drawn_once_a_frame(tab):
+def test_500_messages_in_one_frame_are_drawn_once(tab):
     tab.deliver(reset(curves=[curve("loss", 0, waves(100))]))
     flood = """async (message) => {
         let count = 0;
