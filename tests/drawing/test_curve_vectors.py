@@ -1,4 +1,4 @@
-"""Thinning, smoothing and averaging of curves: Python and the monitor's page give what `curve_vectors.json` says."""
+"""Thinning, smoothing and averaging of curves, in Python and on the monitor's page, against `curve_vectors.json`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def window() -> Iterator[Page]:
 
 
 def on_page(window: Page, body: str, argument: Any) -> Any:
-    """Return what a function with the curve functions of the page in scope makes of an argument."""
+    """Call a JavaScript function with the page's curve functions in scope."""
     call = f"""async ([script, argument]) => {{
         const url = URL.createObjectURL(new Blob([script], {{ type: "text/javascript" }}));
         const {{ Curve, extremesOf, movingAverage, averageOf }} = await import(url);

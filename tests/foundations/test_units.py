@@ -1,4 +1,4 @@
-"""Numbers with their units: what Python and the monitor's page write is the same text."""
+"""Numbers with their units: Python and the monitor's page write the same text."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_metrics_beyond_the_limit_are_counted():
 @needs_browser
 def test_page_writes_numbers_as_python_does(window):
     source = random.Random(0)
-    # What lies halfway between two texts is the hardest to round alike.
+    # Numbers halfway between two texts are the hardest to round alike.
     halves = [number + 0.5 for number in range(1000)] + [number / 8 for number in range(1000)]
     spread = [10 ** source.uniform(-9, 13) * source.choice((1, 1, 1, -1)) for _ in range(4000)]
     values = [*halves, *spread, *(source.uniform(0, 1) for _ in range(1000))]

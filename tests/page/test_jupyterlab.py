@@ -80,7 +80,7 @@ NOTEBOOKS = {
         "import os; os.kill(os.getpid(), 9)",
     ],
 }
-# The contrast of each text that can be seen, by WCAG 2.1, and how far anything stands out of the panel to the right.
+# Contrast of each visible text by WCAG 2.1, and the pixels by which elements overflow the panel at its right.
 LOOK = """() => {
     const panel = document.querySelector(".nbp-panel");
     const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
@@ -171,7 +171,7 @@ NAME = """() => {
 }"""
 
 
-# Whether a control is marked as wrong or not, and described by a text.
+# Return true if a control is marked as invalid (or not) and described by a text.
 DESCRIBED = """([control, invalid, text]) => {
     const by = document.getElementById(control.getAttribute("aria-describedby"));
     return control.getAttribute("aria-invalid") === invalid && Boolean(by?.textContent.includes(text));

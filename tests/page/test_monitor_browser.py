@@ -1,4 +1,4 @@
-"""The monitor's page in a real browser, with a model that is driven from here."""
+"""The monitor's page in a real browser, with a fake model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUM_POINTS = 100_000
 
 @pytest.fixture(scope="module")
 def window() -> Iterator[Page]:
-    """One page for all tests: its processes are there before the first and after the last."""
+    """One page for all tests, so that the browser's processes do not count as leaks of a test."""
     with browser() as opened:
         yield opened.new_page()
 
@@ -41,9 +41,6 @@ def tab(window: Page) -> Iterator[Tab]:
 
 def waves(count: int, shift: float = 0.0) -> list[float | None]:
     return [2 + math.sin(step / 20 + shift) for step in range(count)]
-
-
-# What is shown.
 
 
 def test_view_sends_hello_and_shows_the_run_of_the_reset(tab):
@@ -148,9 +145,6 @@ def test_update_of_one_rank_out_of_64_writes_one_cell(tab):
     assert table.evaluate("box => box.scrollHeight > box.clientHeight && box.clientHeight < 400")
 
 
-# Curves.
-
-
 def test_curves_are_drawn_and_grow_with_each_update(tab):
     tab.deliver(reset(curves=[curve("loss", number, waves(300, number)) for number in range(2)]))
     assert tab.texts(".nbl-plot-name") == ["loss"]
@@ -160,7 +154,7 @@ def test_curves_are_drawn_and_grow_with_each_update(tab):
     later = {"name": "loss", "rank": 0, "steps": list(range(300, 600)), "values": waves(300)}
     tab.deliver({"type": "update", "curves": [later]})
     assert abs(max(tab.columns(PLOT, inks[0])) - max(drawn[0])) <= 2
-    # Rank 1 has come half of the way now.
+    # Rank 1 now ends halfway along the axis.
     assert max(tab.columns(PLOT, inks[1])) < 0.6 * max(drawn[1])
 
 
@@ -335,15 +329,12 @@ def test_100_000_points_are_drawn_in_bounded_memory_and_time(tab):
     milliseconds = tab.page.evaluate(feed, NUM_POINTS)
     assert max(milliseconds) < 250
     assert tab.page.evaluate("document.querySelectorAll('*').length") == nodes
-    # The one peak among them has stayed: it alone is in the upper half.
+    # The only peak is kept: nothing else is in the upper half.
     ink = tab.variable("--nbl-rank-0")
     peak = tab.columns(PLOT, ink, rows=(8, 70))
     width = tab.width(PLOT)
     assert 1 <= len(peak) <= 4
     assert min(peak) / width == pytest.approx(0.54, abs=0.03)
-
-
-# Timeline.
 
 
 def test_timeline_shows_phases_in_colours_letters_and_words(tab):
@@ -405,9 +396,6 @@ def test_timeline_ends_at_the_last_common_report_unless_a_rank_is_stuck(tab):
     assert tab.picture(TIMELINE) == before
     tab.deliver({"type": "update", "lanes": [{"rank": 0, "spans": [["step", 12.0, 0.5]]}]})
     assert tab.picture(TIMELINE) != before
-
-
-# Logs and errors.
 
 
 def lines(tab: Tab) -> list[str]:
@@ -519,8 +507,6 @@ def test_notices_are_shown_newest_first_and_the_oldest_are_dropped(tab):
     assert (tab.find(".nbl-notice").count(), tab.texts(".nbl-notice")[0]) == (20, "notice 49")
 
 
-# The record of a run that is over.
-
 RECORD = """() => {
     model.traits.key = "k1";
     cleanups.push(monitor.initialize({ model }));
@@ -559,9 +545,6 @@ def test_view_is_closed_when_its_picture_leaves_the_page(tab):
     tab.page.evaluate("document.querySelector('#place').remove()")
     tab.settle()
     assert tab.page.evaluate("[...model.calls.values()].flat().length") == 3  # Those of the first view alone.
-
-
-# Buttons, the end, two views.
 
 
 def test_each_button_sends_its_message(tab):
@@ -714,9 +697,6 @@ def test_unknown_or_empty_messages_are_ignored(tab):
     for message in (None, "text", 3, {}, {"type": "update"}, {"type": "of tomorrow", "ranks": [rank(0, step=99)]}):
         tab.deliver(message)
     assert tab.text(".nbl-monitor") == before
-
-
-# Hostile text, narrow rooms, themes.
 
 
 def test_html_in_text_of_the_user_is_not_interpreted(tab):

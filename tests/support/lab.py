@@ -41,7 +41,7 @@ QUIET = [
     "--no-first-run",
 ]
 PATIENCE_MS = 30_000
-"""Milliseconds: a busy machine takes its time to show a page."""
+"""Milliseconds to wait for an element: a busy machine is slow to show a page."""
 
 PROMPT = "document.querySelectorAll('.jp-Notebook .jp-CodeCell')[at]?.querySelector('.jp-InputPrompt')?.innerText"
 
@@ -165,11 +165,11 @@ class Lab:
         return page
 
     def show(self, page: Page, name: str) -> None:
-        """Go to a notebook, as a reload does."""
+        """Load a notebook, as a reload of the page does."""
         where = f"lab/tree/{name}?reset" if self._app == "lab" else f"notebooks/{name}"
         page.goto(self._url + where)
         page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
-        # Before the kernel has said that it is there, a cell that is run loses its [*] again.
+        # A cell that is run before the kernel reports that it is idle loses its [*] again.
         page.wait_for_function(
             "async () => (await (await fetch('/api/kernels')).json())"
             ".some(kernel => kernel.execution_state === 'idle' && kernel.connections > 0)",
@@ -182,7 +182,7 @@ class Lab:
         return page.locator(".jp-Notebook .jp-CodeCell").nth(at)
 
     def output(self, page: Page, at: int) -> Locator:
-        """Return what is below a code cell."""
+        """Return the outputs of a code cell."""
         return self.cell(page, at).locator(".jp-OutputArea-output")
 
     def start(self, page: Page, at: int) -> None:
@@ -190,13 +190,13 @@ class Lab:
         before = self.cell(page, at).locator(".jp-InputPrompt").first.inner_text()
         asked: list[str] = []
         for _ in range(5):
-            # The first key after a page was laid out is lost now and then.
+            # The first key press after the layout of a page is sometimes lost.
             with contextlib.suppress(TimeoutError, self._timeout()):
                 self.cell(page, at).locator(".cm-content").first.click(timeout=10_000)
                 page.keyboard.press("Shift+Enter")
                 page.wait_for_function(f"([at, before]) => {PROMPT} !== before", arg=[at, before], timeout=3000)
                 return
-            # JupyterLab asks things of its own accord on a busy machine, and the page waits for the answer.
+            # On a busy machine JupyterLab opens dialogs of its own, and the page waits for an answer.
             asked += page.locator("dialog").all_inner_texts()
             page.keyboard.press("Escape")
         msg = f"cell {at} does not run; dialogs: {asked}"
@@ -210,7 +210,7 @@ class Lab:
             assert self.wait(page, at), f"cell {at} lost its prompt twice"
 
     def wait(self, page: Page, at: int) -> bool:
-        """Wait until a cell has ended; False if the page forgot that it ran."""
+        """Wait until a cell has ended. Return False if the page lost track of the run."""
         page.wait_for_function(f"([at]) => /\\[(\\d+| )\\]/.test({PROMPT})", arg=[at])
         return "[ ]" not in self.cell(page, at).locator(".jp-InputPrompt").first.inner_text()
 
@@ -221,7 +221,7 @@ class Lab:
         return Timeout
 
     def save(self, page: Page, name: str) -> Any:
-        """Save the notebook and return what is in the file."""
+        """Save the notebook and return the content of its file."""
         file = self._folder / name
         before = file.stat().st_mtime_ns
         page.keyboard.press("Control+s")
@@ -235,5 +235,5 @@ class Lab:
         raise AssertionError(msg)
 
     def copy(self, notebook: Any, name: str) -> None:
-        """Write a notebook, with its outputs, as another one."""
+        """Write a notebook with its outputs under another name."""
         nbformat.write(notebook, self._folder / name)

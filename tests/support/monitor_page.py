@@ -1,4 +1,4 @@
-"""The monitor's page in a browser tab, with a model that tests drive, and messages as Python sends them."""
+"""The monitor's page in a browser tab, with a fake model, and messages as Python sends them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ACTIONS", "LANES", "SCRIPT", "Tab", "curve", "log", "open_tab", "ran
 SCRIPT, STYLE = (join_modules(STATIC / "monitor" / name) for name in ("main.js", "main.css"))
 ACTIONS = ("stop", "interrupt", "stacks", "save")
 
-# What a front end gives a widget, and a count of all that the module, which comes from a blob, starts and has to end.
+# Stands in for a front end, and counts what the script (loaded from a blob) starts and has to end.
 HARNESS = """
 <!doctype html><meta charset="utf-8"><style>%(css)s</style><style>body { margin: 0 }</style>
 <script>
@@ -60,7 +60,7 @@ window.monitor = (await import(url)).default;
 URL.revokeObjectURL(url);
 window.model = makeModel();
 window.cleanups = [];
-window.mount = () => { // as JupyterLab does: first made, then put on the page
+window.mount = () => { // as JupyterLab does: first created, then added to the page
   const el = document.createElement("div");
   cleanups.push(monitor.render({ model, el }));
   document.body.append(el);
@@ -96,12 +96,12 @@ class Tab:
         self.page = page
 
     def deliver(self, message: Any) -> None:
-        """Hand a message to the views, and wait until they are drawn."""
+        """Deliver a message to the views and wait until they are drawn."""
         self.page.evaluate("message => model.fire('msg:custom', message, [])", message)
         self.settle()
 
     def settle(self) -> None:
-        """Wait until what was asked for is drawn, also what came into sight by it."""
+        """Wait until requested frames are drawn, and those requested by elements that came into sight."""
         self.page.evaluate(SETTLE)
 
     def sent(self) -> list[str]:
@@ -112,23 +112,23 @@ class Tab:
         return self.page.locator(selector)
 
     def text(self, selector: str) -> str:
-        """Return the text of the first that matches, as it is seen."""
+        """Return the visible text of the first element that matches."""
         return self.find(selector).first.inner_text()
 
     def texts(self, selector: str) -> list[str]:
         return self.find(selector).all_inner_texts()
 
     def width(self, selector: str) -> int:
-        """Return how many pixels a canvas holds in a row."""
+        """Return the width of a canvas in device pixels."""
         width: int = self.find(selector).first.evaluate("canvas => canvas.width")
         return width
 
     def columns(self, selector: str, color: str, rows: tuple[int, int] = (0, 10_000)) -> set[int]:
-        """Return the pixel columns of a canvas in which `#rrggbb` stands, between two rows."""
+        """Return the pixel columns of a canvas that contain the colour `#rrggbb` between two rows."""
         return set(self.find(selector).first.evaluate(COLUMNS, [color, *rows]))
 
     def picture(self, selector: str) -> str:
-        """Return what a canvas shows, to be compared with itself at another time."""
+        """Return the content of a canvas as a data URL, for comparison with an earlier or later one."""
         picture: str = self.find(selector).first.evaluate("canvas => canvas.toDataURL()")
         return picture
 
@@ -141,7 +141,7 @@ class Tab:
 
 @contextlib.contextmanager
 def open_tab(page: Page) -> Iterator[Tab]:
-    """Show the monitor in a page; nothing may fail in there, and nothing may outlive the views' end."""
+    """Show the monitor in a page. Fail if the page logs an error, or if anything is left when the views are closed."""
     complaints: list[str] = []
     listeners: dict[Any, Any] = {
         "console": lambda message: complaints.append(message.text) if message.type == "error" else None,
