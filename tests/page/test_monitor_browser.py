@@ -285,7 +285,7 @@ def test_200_metrics_are_drawn_12_at_a_time_and_found_by_name(tab):
     assert tab.texts(".nbl-plot-name") == ["metric_199"]
     tab.page.get_by_label("Find a metric").fill("absent")
     tab.settle()
-    assert tab.text(".nbl-foot") == "No metric has such a name"
+    assert tab.text(".nbl-foot") == "No metric matches"
 
 
 def test_pinned_metrics_and_losses_are_drawn_first(tab):
@@ -810,7 +810,7 @@ def test_every_control_has_a_name_and_is_reached_by_the_tab_key(tab):
         reached.append(name)
     wanted = (
         *("Stop after this step", "Interrupt", "Dump stacks", "Save now", "Each rank", "Table of ranks"),
-        *("Average of ranks", "Log scale", "Smoothing", "rank 0", "rank 1", "loss", "How much", "Lanes", "Search"),
+        *("Average of ranks", "Log scale", "Smoothing", "rank 0", "rank 1", "loss", "Steps that", "Lanes", "Search"),
     )
     assert [name for name in wanted if not any(re.match(name, one) for one in reached)] == []
 

@@ -177,7 +177,7 @@ export class CurveGrid extends Section {
     }
     const count = `${units.formatCount(shown)} of ${units.formatCount(found)} metrics shown`;
     const left = found - shown;
-    setText(this.shown, shown === known ? "" : found ? count : "No metric has such a name");
+    setText(this.shown, shown === known ? "" : found ? count : "No metric matches");
     setText(this.more, `Show ${Math.min(limits.plots, left)} more`);
     setHidden(this.more, !left);
     setHidden(this.fewer, !isLong);

@@ -57,7 +57,7 @@ function errorCard({ rank, summary, traceback, victim, last_lines: lastLines }, 
   const head = h("div", { class: "nbl-error-head" }, light.element, h("code", {}, plainText(summary)));
   const card = h("div", { class: "nbl-error" }, head);
   if (traceback) card.append(foldedText("Traceback", plainText(traceback.trimEnd()), { isOpen: !victim }));
-  if (lastLines.length) card.append(foldedText("Last lines of its output", plainText(lastLines.join("\n"))));
+  if (lastLines.length) card.append(foldedText("Last lines of output", plainText(lastLines.join("\n"))));
   return { element: card };
 }
 

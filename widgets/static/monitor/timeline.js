@@ -40,7 +40,7 @@ export class Timeline extends Section {
     super("Timeline");
     const options = WINDOW_CHOICES.map(([value, label]) => h("option", { value }, label));
     const onchange = () => this.surface.invalidate();
-    this.windows = h("select", { "aria-label": "How much of the timeline", onchange }, ...options);
+    this.windows = h("select", { "aria-label": "Steps that the timeline shows", onchange }, ...options);
     this.controls.append(this.windows);
     this.text = h("p", { class: "nbl-sync" });
     const chips = h("div", { class: "nbl-legend" });
