@@ -16,8 +16,6 @@ from notebook_launcher.units import FORMATS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from notebook_launcher.history.schema import RankState, RunState
-
 __all__ = ["LIMITS", "PHASES", "RANK_STATES", "RUN_STATES", "Limits", "PhaseLook", "StateLook", "legend_record"]
 
 
@@ -68,7 +66,7 @@ class StateLook:
     """True if a rank in this state has ended."""
 
 
-RUN_STATES: dict[RunState, StateLook] = {
+RUN_STATES: dict[str, StateLook] = {
     "starting": StateLook(word="starting", tone="quiet", shape="ring", sign="…"),
     "running": StateLook(word="running", tone="live", shape="disc"),
     "waiting": StateLook(word="waiting", tone="warn", shape="hourglass"),
@@ -79,7 +77,7 @@ RUN_STATES: dict[RunState, StateLook] = {
     "lost": StateLook(word="lost", tone="warn", shape="dash", sign="?", colour=BAD, is_over=True),
 }
 
-RANK_STATES: dict[RankState, StateLook] = {
+RANK_STATES: dict[str, StateLook] = {
     "starting": RUN_STATES["starting"],
     "running": StateLook(word="training", tone="live", shape="disc"),
     "waiting": StateLook(word="waiting in a collective", tone="warn", shape="hourglass"),
@@ -133,7 +131,7 @@ def legend_record() -> dict[str, Any]:
     }
 
 
-def _state_records(looks: Mapping[Any, StateLook]) -> dict[str, dict[str, Any]]:
+def _state_records(looks: Mapping[str, StateLook]) -> dict[str, dict[str, Any]]:
     return {
         state: {"word": look.word, "tone": look.tone, "shape": look.shape, "is_over": look.is_over}
         for state, look in looks.items()

@@ -12,9 +12,7 @@ from notebook_launcher.drawing.legend import RANK_STATES, RUN_STATES
 from notebook_launcher.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from notebook_launcher.drawing.legend import StateLook
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["FEW_ROWS", "MAX_ROWS", "Column", "folded", "joined", "note_html", "state_html", "table_html", "table_text"]
 
@@ -86,8 +84,7 @@ def _rows_html(columns: Sequence[Column], start: int, stop: int) -> str:
 
 def state_html(state: str, words: str = "") -> str:
     """Return a state's word, or other words for it, behind its sign."""
-    looks: Mapping[str, StateLook] = {**RUN_STATES, **RANK_STATES}
-    look = looks.get(state, RANK_STATES["unknown"])
+    look = {**RUN_STATES, **RANK_STATES}.get(state, RANK_STATES["unknown"])
     style = f"color:{look.colour};" if look.colour else ""
     return f'<span style="{style}font-weight:600;white-space:nowrap">{look.sign} {escape(words or state)}</span>'
 
