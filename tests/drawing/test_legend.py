@@ -10,7 +10,7 @@ import pytest
 
 from notebook_launcher.drawing.legend import LIMITS, PHASES, RANK_STATES, RUN_STATES, legend_record
 from notebook_launcher.drawing.tables import state_html
-from notebook_launcher.history.records import RankState, RunState
+from notebook_launcher.history.schema import RankState, RunState
 from notebook_launcher.training.recording.phases import Phase
 
 
