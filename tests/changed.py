@@ -5,7 +5,7 @@ are left out, and of the tests that need the machine alone only those in files t
 their name with a changed file:
 
     notebook_launcher/kernel/stacks.py      tests/kernel that run side by side, and tests/kernel/test_stacks.py
-    widgets/static/monitor.js               tests/widgets and tests/page likewise, and their files test_monitor*.py
+    widgets/static/monitor/plot.js          tests/widgets and tests/page likewise, and their files test_monitor*.py
     notebook_launcher/config.py             tests/foundations
     pyproject.toml, README.md, docs/...     tests/project
     tests/kernel/test_stop.py               this file

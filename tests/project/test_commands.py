@@ -27,7 +27,7 @@ def chosen(file: str) -> tuple[set[str], set[str]]:
         ("notebook_launcher/engines/local.py", {"processes"}),
         ("notebook_launcher/training/checkpoints/saving.py", {"training"}),
         ("notebook_launcher/config.py", {"foundations"}),
-        ("widgets/static/monitor.js", {"page", "widgets"}),
+        ("widgets/static/monitor/plot.js", {"page", "widgets"}),
         ("docs/index.md", {"project"}),
         ("pyproject.toml", {"project"}),
         ("tests/support/police.py", {"project"}),
