@@ -121,7 +121,7 @@ def is_namedtuple(data: Any) -> bool:
 
 def is_peft_model(model: Any) -> bool:
     """Return whether the model, without its wrappers, is one of peft's."""
-    from notebook_launcher.training.accumulation.models import extract_model_from_parallel
+    from notebook_launcher.training.unwrapping import extract_model_from_parallel
 
     return any(base.__module__.startswith("peft.") for base in type(extract_model_from_parallel(model)).__mro__)
 

@@ -9,9 +9,6 @@ from notebook_launcher.facade import LazyNames
 if TYPE_CHECKING:
     from notebook_launcher.training.accelerator import Accelerator as Accelerator
     from notebook_launcher.training.accumulation.local_sgd import LocalSGD as LocalSGD
-    from notebook_launcher.training.accumulation.models import (
-        extract_model_from_parallel as extract_model_from_parallel,
-    )
     from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
     from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler as AcceleratedScheduler
     from notebook_launcher.training.accumulation.verify import AccumulationReport as AccumulationReport
@@ -84,6 +81,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.recording.trackers import JSONLinesTracker as JSONLinesTracker
     from notebook_launcher.training.recording.trackers import TensorBoardTracker as TensorBoardTracker
     from notebook_launcher.training.recording.trackers import register_tracker_class as register_tracker_class
+    from notebook_launcher.training.unwrapping import extract_model_from_parallel as extract_model_from_parallel
 
 _NAMES = LazyNames(__name__)
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import difflib
 import gc
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
-from notebook_launcher.training import device_memory, precision, resolving
-from notebook_launcher.training.accumulation import models
+from notebook_launcher.training import device_memory, precision, resolving, unwrapping
+from notebook_launcher.training.accumulation import synchronisation
 from notebook_launcher.training.accumulation.backward import Accumulation
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
 from notebook_launcher.training.accumulation.members import Members
@@ -50,6 +47,8 @@ from notebook_launcher.training.surface.saving import SavingMethods
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
+
+    import torch
 
     from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
@@ -312,16 +311,11 @@ class Accelerator(
 
     def no_sync(self, model: Any) -> AbstractContextManager[None]:
         """Let gradients accumulate on each rank by itself; put forward and backward inside."""
-        return models.without_sync(self._members.inside(model))
+        return synchronisation.without_sync(self._members.inside(model))
 
-    @contextlib.contextmanager
-    def trigger_sync_in_backward(self, model: Any) -> Any:
+    def trigger_sync_in_backward(self, model: Any) -> AbstractContextManager[None]:
         """Let the next backward synchronise all that was gathered, though its forward ran under `no_sync`."""
-        with contextlib.ExitStack() as stack:
-            for member in self._members.inside(model):
-                if isinstance(member, torch.nn.parallel.DistributedDataParallel):
-                    stack.enter_context(models.with_sync(member))
-            yield
+        return synchronisation.sync_next(self._members.inside(model))
 
     def backward(self, loss: torch.Tensor, weight: Any = None, *, reduction: str = "mean", **kwargs: Any) -> None:
         """Compute gradients; at the end of a window they are those of the mean loss over all of it.
@@ -402,7 +396,7 @@ class Accelerator(
             keep_fp32_wrapper: Whether its forward stays in mixed precision; False to pickle it.
             keep_torch_compile: Whether a compiled model stays compiled.
         """
-        return models.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
+        return unwrapping.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Let go of everything prepared and of `objects`; returns a None for each, to assign to their names."""

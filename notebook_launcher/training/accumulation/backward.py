@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.training.accumulation import models
 from notebook_launcher.training.accumulation.blocks import MicroBatchBlock
-from notebook_launcher.training.accumulation.models import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
+from notebook_launcher.training.accumulation.ddp import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
+from notebook_launcher.training.accumulation.synchronisation import reduce_leaves, waits_for_ranks
 from notebook_launcher.training.plugins import Warner
 
 if TYPE_CHECKING:
@@ -88,10 +88,9 @@ class Accumulation:
         window = state.current
         if window is None:
             factor, ends = self._scale_alone(weight, reduction), True
-            syncs = self._num_processes > 1 and self.members.next_backward_syncs
         else:
             factor, ends = self._scale_in(window, weight, reduction), state.sync_gradients
-            syncs = ends and self._num_processes > 1
+        syncs = waits_for_ranks(window, self.members, ends=ends, num_processes=self._num_processes)
         is_watched = clock is not None and clock.begin_backward(syncs=syncs)
         check = self.check
         watched = self._watched() if self._num_processes > 1 and (self._rules.guards or check is not None) else ()
@@ -255,15 +254,7 @@ class Accumulation:
         for model, before in watched:
             if model.grad_versions(all_of_them=before is not None) != before:
                 self._note(model)
-        if self.members.leaves:
-            self._sync_leaves()
-
-    def _sync_leaves(self) -> None:
-        wanted = [leaf for leaf in self.members.leaves if leaf.require_backward_grad_sync]
-        for leaf in self.members.leaves:
-            leaf.synced = False
-        if wanted:
-            models.synchronise(wanted)
+        if self.members.leaves and reduce_leaves(self.members.leaves):
             self.members.leaf_notes.num_synced += 1
 
     def _watched(self) -> list[tuple[SyncedModel, list[int] | None]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.training.accumulation import models
-from notebook_launcher.training.accumulation.models import LeafTensor, SyncedModel
+from notebook_launcher.training.accumulation.member_kinds import Pause
+from notebook_launcher.training.accumulation.synchronisation import pause, resume
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from notebook_launcher.training.accumulation.backward import Accumulation
-    from notebook_launcher.training.accumulation.members import Member
+    from notebook_launcher.training.accumulation.member_kinds import Member
     from notebook_launcher.training.accumulation.windows import Window
     from notebook_launcher.training.rules import Rules
 
@@ -24,7 +24,7 @@ __all__ = ["MicroBatchBlock"]
 class MicroBatchBlock:
     """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch."""
 
-    __slots__ = ("_before", "_clock", "_outer", "_probes", "_rules", "_safepoint", "_state", "_synced",
+    __slots__ = ("_clock", "_outer", "_pausable", "_paused", "_probes", "_rules", "_safepoint", "_state",
                  "_warn_once", "_window", "free", "members", "outer_block")  # fmt: skip
 
     def __init__(
@@ -40,14 +40,13 @@ class MicroBatchBlock:
         self.free = True
         self._rules = rules
         self._window = accumulation.state.window_of(members)
-        self._synced: list[Any] = [member for member in members if isinstance(member, (SyncedModel, LeafTensor))]
-        self._synced += [member for member in members if models.is_sharded(member)]
+        self._pausable = [member for member in members if member.pause is not Pause.NEVER]
         self._probes = [
             next((parameter for parameter in member.parameters() if parameter.requires_grad), None)
             for member in members
         ]
         self._outer: Window | None = None
-        self._before: list[bool] | None = None
+        self._paused: list[tuple[Member, bool]] = []
         self.outer_block: Any = None
 
     def copy(self) -> MicroBatchBlock:
@@ -72,17 +71,16 @@ class MicroBatchBlock:
             self._check_untouched()
         state.block = self
         self.free = False
-        self._before = None
-        if not state.sync_gradients and self._synced and not state.sync_each_batch:
-            self._before = [_set_sync(member, state.plugin.sync_each_batch is False) for member in self._synced]
+        if not state.sync_gradients and self._pausable:
+            self._paused = pause(self._pausable, sync_each_batch=state.plugin.sync_each_batch)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         state, window = self._state, self._window
-        if self._before is not None:
-            for member, before in zip(self._synced, self._before, strict=True):
-                _restore_sync(member, before=before)
+        if self._paused:
+            resume(self._paused)
+            self._paused = []
         self.free = True
         if not state.sync_gradients:
             window.versions = [-1 if probe is None else probe._version for probe in self._probes]  # noqa: SLF001
@@ -122,27 +120,3 @@ class MicroBatchBlock:
                     "did not return? Write `model, optimizer = accelerator.prepare(model, optimizer)`: a prepared "
                     "optimizer steps where the window ends.",
                 )
-
-
-def _set_sync(member: Any, asked: bool) -> bool:  # noqa: FBT001
-    """Let a member gather gradients by itself; a sharded one only if that was asked for: it takes memory."""
-    if isinstance(member, LeafTensor):
-        before, member.require_backward_grad_sync = member.require_backward_grad_sync, False
-        return before
-    if isinstance(member, SyncedModel):
-        before = member.require_backward_grad_sync
-        # With `static_graph`, torch wants the very first iteration to be one that synchronises.
-        member.__dict__["require_backward_grad_sync"] = before and member.static_graph and not member.notes.recorded
-        return before
-    if asked:
-        member.set_requires_gradient_sync(False)
-    return True
-
-
-def _restore_sync(member: Any, *, before: bool) -> None:
-    if isinstance(member, LeafTensor):
-        member.require_backward_grad_sync = before
-    elif isinstance(member, SyncedModel):
-        member.__dict__["require_backward_grad_sync"] = before
-    else:
-        member.set_requires_gradient_sync(before)

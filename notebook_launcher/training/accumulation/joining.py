@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.algorithms.join import Join, Joinable
 
-from notebook_launcher.training.accumulation.models import SyncedModel
+from notebook_launcher.training.accumulation.member_kinds import member_of
 from notebook_launcher.training.plugins import warn_user
 
 if TYPE_CHECKING:
@@ -60,5 +60,4 @@ def join_uneven_inputs(accelerator: Any, joinables: list[Any], even_batches: boo
 def _note_own_states(joinables: list[Any]) -> None:
     """Note that a rank which has run out makes fewer updates, so that its optimizers' states differ from then on."""
     for one in joinables:
-        if isinstance(one, SyncedModel):
-            one.notes.own_state = "join_uneven_inputs()"
+        member_of(one).keep_own_state("join_uneven_inputs()")

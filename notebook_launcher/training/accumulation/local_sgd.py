@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training import operations
-from notebook_launcher.training.accumulation.models import SyncedModel, is_sharded
+from notebook_launcher.training.accumulation.member_kinds import is_sharded
 from notebook_launcher.training.plugins import whole_number
 
 if TYPE_CHECKING:
@@ -79,9 +79,7 @@ class LocalSGD:
 
     def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - the one thing there is to say
         for member in self._accelerator._members.inside(self._model):  # noqa: SLF001 - ours
-            if isinstance(member, SyncedModel):
-                member.notes.trains_alone = allowed
-                member.notes.own_state = "LocalSGD"
+            member.train_alone(allowed, "LocalSGD")
 
     def _average(self) -> None:
         for parameter in self._model.parameters():

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-from torch.nn.parallel import DistributedDataParallel
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.accumulation import targets as lookup
-from notebook_launcher.training.accumulation.models import FORWARD_SYNCED, LeafTensor, Notes, SyncedModel, synced_part
+from notebook_launcher.training.accumulation.ddp import Notes, SyncedModel
+from notebook_launcher.training.accumulation.member_kinds import LeafTensor, PlainModel, StrayParameters, member_of
+from notebook_launcher.training.unwrapping import synced_part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     import torch
 
-__all__ = ["Member", "Members", "StrayParameters"]
+    from notebook_launcher.training.accumulation.member_kinds import Member
 
-Member: TypeAlias = "torch.nn.Module | LeafTensor | StrayParameters"
-
-
-class StrayParameters:
-    """Parameters that a prepared optimizer updates and that belong to no prepared model or leaf tensor.
-
-    On one process they are trained like any others. On several, nothing synchronises their gradients, unless they
-    are shards (`DTensor`), whose module does.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-        self.tensors: list[torch.Tensor] = []
-
-    def parameters(self) -> Iterator[torch.Tensor]:
-        """Yield the parameters."""
-        return iter(self.tensors)
+__all__ = ["Members"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +50,8 @@ class Members:
         """What is known of the reductions of leaf tensors, which are all reduced together."""
         self.version = 0
         """Grows with every change, so that what was looked up before can be looked up again."""
-        self._adopted: list[torch.nn.Module] = []
+        self._of_modules: list[PlainModel] = []
+        """The members of the models, and of modules whose optimizer alone was prepared."""
         self._strays: dict[int, StrayParameters] = {}
         self._owned: dict[int, Owned] = {}
         self._num_processes = num_processes
@@ -130,7 +115,7 @@ class Members:
 
     def by_module(self, module: torch.nn.Module) -> Member | None:
         """Return the member that a module is, if it is one."""
-        return next((one for one in (*map(synced_part, self.models), *self._adopted) if one is module), None)
+        return next((member for member in self._of_modules if member.module is module), None)
 
     def owns_any(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Return True if a prepared optimizer updates one of these parameters, and no member contains it."""
@@ -162,7 +147,7 @@ class Members:
             mine = {id(parameter) for parameter in parameters}
             everybody = [*self.everybody, *self._look_for_strays()]
             members = [one for one in everybody if any(id(parameter) in mine for parameter in one.parameters())]
-            synced = {id(parameter) for member in members for parameter in _synchronised(member)}
+            synced = {id(parameter) for member in members for parameter in member.synchronised}
             local = [one for one in parameters if id(one) not in synced and not hasattr(one, "full_tensor")]
             known = self._owned[id(optimizer)] = Owned(sizes, members, local)
         return known
@@ -178,10 +163,15 @@ class Members:
     def add_model(self, model: Any) -> None:
         """Add a prepared model."""
         self.models.append(model)
-        synced = synced_part(model)
-        if isinstance(synced, SyncedModel):
-            self.synced_models.append(synced)
+        member = self._add_module(synced_part(model))
+        if isinstance(member.module, SyncedModel):
+            self.synced_models.append(member.module)
         self.changed()
+
+    def _add_module(self, module: torch.nn.Module) -> PlainModel:
+        member = member_of(module)
+        self._of_modules.append(member)
+        return member
 
     def add_leaf(self, tensor: torch.Tensor) -> LeafTensor:
         """Add a leaf tensor."""
@@ -197,9 +187,8 @@ class Members:
 
     def adopt(self, module: torch.nn.Module) -> Member:
         """Add a module that synchronises its own gradients and whose optimizer alone was prepared."""
-        self._adopted.append(module)
         self._owned.clear()
-        return module
+        return self._add_module(module)
 
     def changed(self) -> None:
         """Forget what was looked up, because members were added or an optimizer has other parameters."""
@@ -211,29 +200,11 @@ class Members:
         self.models.clear()
         self.synced_models.clear()
         self.leaves.clear()
-        self._adopted.clear()
+        self._of_modules.clear()
         self._strays.clear()
         self.changed()
 
     @property
-    def next_backward_syncs(self) -> bool:
-        """Whether a backward that no `accumulate` decides for waits for the ranks."""
-        # DDP decides at the forward; of other members all that is known is what they are set to.
-        return any(
-            member.notes.forwards & FORWARD_SYNCED
-            if isinstance(member, SyncedModel)
-            else getattr(member, "require_backward_grad_sync", True)
-            for member in self.everybody
-        )
-
-    @property
     def everybody(self) -> list[Member]:
         """The models, without what compiled them, and the leaf tensors."""
-        return [*map(synced_part, self.models), *self._adopted, *self.leaves]
-
-
-def _synchronised(member: Member) -> Iterable[torch.Tensor]:
-    """Return the parameters whose gradients a member synchronises; shards are not among them."""
-    if isinstance(member, SyncedModel):
-        return member.trained
-    return member.parameters() if isinstance(member, (LeafTensor, DistributedDataParallel)) else ()
+        return [*self._of_modules, *self.leaves]

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-from notebook_launcher.training.accumulation.models import is_sharded
+from notebook_launcher.training.accumulation.member_kinds import synchronises_itself
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from notebook_launcher.training.accumulation.members import Member, Members
+    from notebook_launcher.training.accumulation.member_kinds import Member
+    from notebook_launcher.training.accumulation.members import Members
 
 __all__ = ["flatten", "parameters_of", "resolve"]
 
@@ -85,13 +85,9 @@ def _prepared_inside(module: torch.nn.Module, members: Members) -> Iterator[Memb
             continue
         seen.add(id(one))
         member = members.by_module(one)
-        if member is None and _synchronises_itself(one) and members.owns_any(one.parameters()):
+        if member is None and synchronises_itself(one) and members.owns_any(one.parameters()):
             member = members.adopt(one)
         if member is None:
             pending.extend(reversed(list(one.children())))
         else:
             yield member
-
-
-def _synchronises_itself(module: torch.nn.Module) -> bool:
-    return is_sharded(module) or isinstance(module, DistributedDataParallel)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.accumulation.models import FORWARD_REPEATED, FORWARD_SYNCED, LeafTensor, SyncedModel
+from notebook_launcher.training.accumulation.targets import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -75,7 +75,7 @@ class Updates:
                 self._check_synced(prepared)
         clock = self._accumulation.clock
         if self.max_grad_norm is not None:
-            self._clip(_parameters(prepared), self.max_grad_norm, 2.0, [prepared])
+            self._clip(parameters_of(prepared), self.max_grad_norm, 2.0, [prepared])
         if self._accumulation.scaler is None:
             outcome, skipped = prepared.optimizer.step(closure), prepared.step_was_skipped
         else:
@@ -127,10 +127,7 @@ class Updates:
             if not key or any(id(member) in key for member in owned):
                 return False
         for member in owned:
-            if isinstance(member, SyncedModel):
-                member.notes.answered = 0
-            elif isinstance(member, LeafTensor):
-                member.synced = False
+            member.clear_synced()
         return True
 
     def unscale(self, optimizers: Iterable[AcceleratedOptimizer]) -> None:
@@ -139,7 +136,7 @@ class Updates:
         if scaler is None:
             return
         for prepared in optimizers:
-            has_gradients = any(parameter.grad is not None for parameter in _parameters(prepared))
+            has_gradients = any(parameter.grad is not None for parameter in parameters_of(prepared))
             if id(prepared) not in self._unscaled and has_gradients:
                 scaler.unscale_(prepared.optimizer)
                 self._unscaled.add(id(prepared))
@@ -183,17 +180,13 @@ class Updates:
     def _check_synced(self, prepared: AcceleratedOptimizer) -> None:
         members = self._accumulation.members
         for member in members.of_optimizer(prepared.optimizer):
-            if isinstance(member, SyncedModel):
-                notes = member.notes
-                if notes.trains_alone:
-                    return
-                # A forward that no backward of ours has answered: somebody called loss.backward() themselves.
-                if (notes.answered | notes.forwards) & FORWARD_SYNCED:
-                    continue
-            elif not isinstance(member, LeafTensor) or member.synced:
-                continue
-            if any(parameter.grad is not None for parameter in member.parameters()):
-                raise RuntimeError(_not_synced(member))
+            if member.trains_alone:
+                return
+            if not member.is_synced and any(parameter.grad is not None for parameter in member.parameters()):
+                raise RuntimeError(
+                    f"step(): the gradients of {member.describe()} were not synchronised, so each rank would go its "
+                    f"own way. {member.explain_unsynced()}"
+                )
         local = [parameter for parameter in members.local_parameters(prepared.optimizer) if parameter.grad is not None]
         if local:
             raise RuntimeError(_local(prepared.optimizer, local, members))
@@ -203,10 +196,6 @@ class Updates:
         self._optimizers.clear()
         self._unscaled.clear()
         self._stepped.clear()
-
-
-def _parameters(prepared: AcceleratedOptimizer) -> list[torch.Tensor]:
-    return [parameter for group in prepared.param_groups for parameter in group["params"]]
 
 
 def _local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], members: Members) -> str:
@@ -230,26 +219,4 @@ def _local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], mem
         f"step(): nothing synchronised the gradients of {len(parameters)} parameters of this "
         f"{type(optimizer).__name__} (shapes {shapes}{', ...' if len(parameters) > 3 else ''}), so each rank would go "
         f"its own way: they {why}"
-    )
-
-
-def _not_synced(member: SyncedModel | LeafTensor) -> str:
-    what = "a leaf tensor" if isinstance(member, LeafTensor) else type(member.module).__name__
-    message = f"step(): the gradients of {what} were not synchronised, so each rank would go its own way. "
-    if isinstance(member, LeafTensor):
-        return message + "Call accelerator.backward(loss) outside of no_sync(), not loss.backward()."
-    if member.notes.answered == FORWARD_REPEATED:
-        return message + (
-            "A second backward() went through a forward whose gradients had been synchronised; DDP does that once for "
-            "each forward. Add the losses up and write one backward(loss_a + loss_b)."
-        )
-    if member.notes.answered or member.notes.forwards:
-        return message + (
-            "Its forward ran under no_sync(): DDP decides at the forward, whatever the backward is under. Put forward "
-            "and backward of the last micro-batch both outside, or write `with accelerator.accumulate(model):` around "
-            "both."
-        )
-    return message + (
-        "Its forward went past the prepared model, as unwrap_model(model)(x) or model.module(x) do, or the last "
-        "micro-batch did without it. Call the model that prepare() returned."
     )

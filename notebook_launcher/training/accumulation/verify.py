@@ -10,7 +10,7 @@ import torch
 
 from notebook_launcher.training import operations
 from notebook_launcher.training.accumulation.lossmeans import LossOfTwo, compare_losses
-from notebook_launcher.training.accumulation.models import unwrap_model
+from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

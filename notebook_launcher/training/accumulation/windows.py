@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.training.accumulation.synchronisation import ends_window
 from notebook_launcher.training.data.rounds import LoaderStack
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.members import Member
+    from notebook_launcher.training.accumulation.member_kinds import Member
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
@@ -217,8 +218,9 @@ class GradientState:
             window.token = token
         window.num_batches += 1
         window.backwards_in_block = 0
-        at_end = loader is not None and self.plugin.sync_with_dataloader and loader.end_of_dataloader
-        self.sync_gradients = bool(at_end) or window.num_batches >= self.num_steps
+        self.sync_gradients = ends_window(
+            window.num_batches, self.num_steps, loader, sync_with_dataloader=self.plugin.sync_with_dataloader
+        )
         self.current = self._last = window
         return abandoned
 
@@ -319,8 +321,7 @@ class GradientState:
 
 
 def _names(window: Window) -> str:
-    modules = (getattr(member, "module", member) for member in window.members)
-    return ", ".join(type(module).__name__ for module in modules)
+    return ", ".join(member.describe() for member in window.members)
 
 
 _KEPT = ("num_batches", "num_backwards", "divisor", "kind", "reference", "weight", "world_weight")

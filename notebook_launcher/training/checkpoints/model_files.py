@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
-from notebook_launcher.training.accumulation.models import unwrap_model
 from notebook_launcher.training.checkpoints import durable_files, staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.packing import check_tensors, compact, find_tied, parse_size, shard
@@ -25,6 +24,7 @@ from notebook_launcher.training.checkpoints.weights import (
     write_weights,
 )
 from notebook_launcher.training.checkpoints.writers import writes_here
+from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.accumulation.models import unwrap_model
+from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

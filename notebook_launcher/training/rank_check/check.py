@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from notebook_launcher import context, messages
-from notebook_launcher.training.accumulation.models import FORWARD_SYNCED, SyncedModel
+from notebook_launcher.training.accumulation.ddp import FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.rank_check.bulletin import Bulletin
 from notebook_launcher.training.rank_check.divergence import Difference, describe
@@ -31,8 +31,8 @@ from notebook_launcher.training.rank_check.forgotten import ForgottenOptimizers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from notebook_launcher.training.accumulation.ddp import Notes
     from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.models import Notes
     from notebook_launcher.training.accumulation.updates import Updates
     from notebook_launcher.training.accumulation.windows import GradientState
 
@@ -107,7 +107,7 @@ class RankCheck:
         due = [model for model, _ in watched if model.notes.is_due and model.notes.forwards & FORWARD_SYNCED]
         units = [Unit.of_model(model) for model in due if model.notes.compares]
         leaves = self._members.leaves
-        if leaves and self._members.leaf_notes.is_due and any(leaf.require_backward_grad_sync for leaf in leaves):
+        if leaves and self._members.leaf_notes.is_due and any(leaf.syncs for leaf in leaves):
             units.append(Unit.of_leaves(self._members))
         topics = {unit.owner: f"record {unit.notes.num_synced + 1}" for unit in units}
         return [unit for unit in units if self.bulletin.write(unit.owner, topics[unit.owner], self._record(unit))]

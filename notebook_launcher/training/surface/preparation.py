@@ -10,10 +10,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from notebook_launcher.training import precision
-from notebook_launcher.training.accumulation import models
+from notebook_launcher.training.accumulation.ddp import wrap
+from notebook_launcher.training.accumulation.member_kinds import synchronises_itself
 from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
 from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader
+from notebook_launcher.training.unwrapping import synced_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,15 +111,15 @@ class PreparationMethods:
         original = model
         place = self.device_placement if device_placement is None else device_placement
         computes_in = self.mixed_precision if self.native_amp else "no"
-        synced = models.synced_part(model)
+        synced = synced_part(model)
         replicated = isinstance(synced, torch.nn.parallel.DistributedDataParallel)
         precision.compute_in(synced.module if replicated else model, self.device.type, computes_in)
-        ready_made = replicated or models.is_sharded(model)
+        ready_made = replicated or synchronises_itself(model)
         if place and not ready_made and getattr(model, "hf_device_map", None) is None:
             model = model.to(self.device)
         trains = any(parameter.requires_grad for parameter in model.parameters())
         if self.num_processes > 1 and trains and not evaluation_mode and not ready_made:
-            model = models.wrap(model, self.device, self.ddp_handler)
+            model = wrap(model, self.device, self.ddp_handler)
             model.notes.compares = self.rank_check is not None
         if self.dynamo_backend not in (None, "no") and not hasattr(model, "_orig_mod"):
             model = torch.compile(model, backend=self.dynamo_backend)

@@ -8,7 +8,7 @@ from torch.utils.hooks import RemovableHandle
 
 from notebook_launcher import context
 from notebook_launcher.training import checkpoints
-from notebook_launcher.training.accumulation.models import unwrap_model
+from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
     import collections

@@ -1,35 +1,18 @@
-"""Models that synchronise their gradients, and know whether they have."""
+"""DistributedDataParallel as `prepare` makes it: with notes of its forwards, and the communication hook."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher.training.plugins import DDPCommunicationHookType as Hook
 from notebook_launcher.training.plugins import DistributedDataParallelKwargs
-from notebook_launcher.training.precision import strip_precision
 from notebook_launcher.training.rank_check.fingerprints import fingerprint_nested
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-__all__ = [
-    "LeafTensor",
-    "SyncedModel",
-    "extract_model_from_parallel",
-    "is_sharded",
-    "synced_part",
-    "synchronise",
-    "unwrap_model",
-    "with_sync",
-    "without_sync",
-    "wrap",
-]
+__all__ = ["FORWARD_ALONE", "FORWARD_REPEATED", "FORWARD_SYNCED", "Notes", "SyncedModel", "wrap"]
 
 DEFAULTS = DistributedDataParallelKwargs()
 FORWARD_ALONE = 1
@@ -114,19 +97,6 @@ class Notes:
         return not self.num_synced & (self.num_synced + 1)
 
 
-class LeafTensor:
-    """A tensor that is trained by itself, not as a module's parameter."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        self.require_backward_grad_sync = True
-        self.synced = False
-
-    def parameters(self) -> Iterator[torch.Tensor]:
-        """Give the tensor."""
-        yield self.tensor
-
-
 def wrap(
     model: torch.nn.Module, device: torch.device, kwargs: DistributedDataParallelKwargs, process_group: Any = None
 ) -> SyncedModel:
@@ -182,108 +152,3 @@ def _register_hook(model: SyncedModel, kwargs: DistributedDataParallelKwargs) ->
         return chosen(state, bucket)
 
     model.register_comm_hook(state, reduce)
-
-
-def synced_part(model: Any) -> Any:
-    """Return the DistributedDataParallel that a compiled model was compiled from; any other model as it is."""
-    inner = model._modules.get("_orig_mod") if isinstance(model, torch.nn.Module) else None  # noqa: SLF001
-    return inner if isinstance(inner, DistributedDataParallel) else model
-
-
-def is_sharded(model: Any) -> bool:
-    """Return whether `fully_shard` (FSDP2) was applied to the model."""
-    return hasattr(model, "set_requires_gradient_sync")
-
-
-def unwrap_model(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:  # noqa: FBT001, FBT002 - Accelerate's signature
-    """Return the model that was handed to `prepare`.
-
-    Args:
-        model: As `prepare` returned it; anything else is returned as it is.
-        keep_fp32_wrapper: Whether its `forward` still computes in mixed precision.
-        keep_torch_compile: Whether a compiled model stays compiled.
-    """
-    compiled = None
-    while True:
-        if isinstance(model, (DistributedDataParallel, DataParallel)):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            compiled, model = compiled or model, model._orig_mod  # noqa: SLF001 - torch.compile gives no other way
-        else:
-            break
-    if not keep_fp32_wrapper:
-        strip_precision(model)
-    if compiled is None or not keep_torch_compile:
-        return model
-    # What was compiled may be a wrapper around the model, by whose names nobody wants to save it.
-    return compiled if compiled._orig_mod is model else type(compiled)(model, compiled.dynamo_ctx)  # noqa: SLF001
-
-
-def extract_model_from_parallel(
-    model: Any,
-    keep_fp32_wrapper: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
-    keep_torch_compile: bool = True,  # noqa: FBT001, FBT002
-    recursive: bool = False,  # noqa: FBT001, FBT002
-) -> Any:
-    """Return `unwrap_model(...)`; with `recursive`, wrapped submodules are replaced by what they wrap too."""
-    model = unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
-    if recursive:
-        for name, child in model.named_children():
-            setattr(model, name, extract_model_from_parallel(child, keep_fp32_wrapper, keep_torch_compile, True))
-    return model
-
-
-def synchronise(leaves: list[LeafTensor]) -> None:
-    """Average the gradients of leaf tensors over all ranks: one all-reduce for each dtype.
-
-    A rank on which a tensor had no part in the loss counts as one whose gradient is zero.
-    """
-    num_processes = dist.get_world_size()
-    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for leaf in leaves:
-        tensor = leaf.tensor
-        if tensor.grad is None:
-            tensor.grad = torch.zeros_like(tensor)
-        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor.grad)
-        leaf.synced = True
-    for grads in groups.values():
-        flat = torch.cat([grad.reshape(-1) for grad in grads]) if len(grads) > 1 else grads[0].contiguous()
-        dist.all_reduce(flat)
-        flat.div_(num_processes)
-        if len(grads) == 1:
-            grads[0].copy_(flat)
-            continue
-        at = 0
-        for grad in grads:
-            grad.copy_(flat[at : at + grad.numel()].view_as(grad))
-            at += grad.numel()
-
-
-@contextlib.contextmanager
-def without_sync(members: Iterable[Any]) -> Iterator[None]:
-    """Let the gradients of these members accumulate in each rank by itself, forward and backward."""
-    with contextlib.ExitStack() as stack:
-        for member in members:
-            if isinstance(member, (DistributedDataParallel, LeafTensor)):
-                stack.callback(setattr, member, "require_backward_grad_sync", member.require_backward_grad_sync)
-                member.require_backward_grad_sync = False
-            elif is_sharded(member):
-                stack.callback(member.set_requires_gradient_sync, True)
-                member.set_requires_gradient_sync(False)
-        yield
-
-
-@contextlib.contextmanager
-def with_sync(model: DistributedDataParallel) -> Iterator[None]:
-    """Let the next backward synchronise all that was gathered, though its forward ran under `no_sync`."""
-    before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
-    before_forward, model.require_forward_param_sync = model.require_forward_param_sync, True
-    # DDP readies its reducer at the forward; these forwards are over. An empty list waits for all parameters.
-    model.reducer.prepare_for_backward([])
-    if isinstance(model, SyncedModel):
-        model.notes.forwards = FORWARD_SYNCED
-    try:
-        yield
-    finally:
-        model.require_backward_grad_sync = before
-        model.require_forward_param_sync = before_forward

@@ -1,0 +1,332 @@
+"""Kinds of members: what is trained, and how the gradients of each kind are synchronised.
+
+| member | its gradients are reduced | a window pauses that |
+|---|---|---|
+| `PreparedModel` | by DDP, in a backward whose forward ran with the switch on | always |
+| `DDPModel`, which the user wrapped | likewise | never |
+| `ShardedModel` (`fully_shard`) | by FSDP2, in a backward with the switch on | with `sync_each_batch=False` |
+| `LeafTensor` | after the backward, by `synchronisation.reduce_leaves` | always |
+| `PlainModel`, `StrayParameters` | never: one process, frozen, or none of ours | there is nothing to pause |
+
+`synchronisation.py` decides when a switch is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from notebook_launcher.training.accumulation.ddp import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+
+__all__ = [
+    "DDPModel",
+    "LeafTensor",
+    "Member",
+    "Pause",
+    "PlainModel",
+    "PreparedModel",
+    "ShardedModel",
+    "StrayParameters",
+    "is_sharded",
+    "member_of",
+    "synchronises_itself",
+]
+
+
+class Pause(enum.Enum):
+    """When a window pauses the synchronisation of a member, in all of its micro-batches but the last."""
+
+    ALWAYS = enum.auto()
+    IF_ASKED = enum.auto()
+    """With `sync_each_batch=False`: unreduced gradients of a sharded model take as much memory as a whole one's."""
+    NEVER = enum.auto()
+
+
+class Member:
+    """Parameters that are trained together; the base of all kinds, which synchronises nothing."""
+
+    pause = Pause.NEVER
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield the parameters."""
+        raise NotImplementedError
+
+    @property
+    def synchronised(self) -> Iterable[torch.Tensor]:
+        """The parameters whose gradients this member synchronises; shards, of which each rank has its own, are not."""
+        return ()
+
+    def set_sync(self, on: bool) -> bool:  # noqa: ARG002, FBT001 - a switch
+        """Switch the synchronisation of gradients on or off; return the state before."""
+        return True
+
+    @property
+    def must_sync(self) -> bool:
+        """True if the next backward has to synchronise, whatever the window says."""
+        return False
+
+    @property
+    def reduces_next(self) -> bool:
+        """True if a backward that no `accumulate` decides for may wait for the other ranks."""
+        return True
+
+    @property
+    def trains_alone(self) -> bool:
+        """True if each rank steps with its own gradients on purpose (`LocalSGD`)."""
+        return False
+
+    @property
+    def is_synced(self) -> bool:
+        """False if this rank's gradients are known to be its own."""
+        return True
+
+    def clear_synced(self) -> None:
+        """Forget that the gradients were synchronised, because they are cleared."""
+
+    def sync_next(self) -> contextlib.AbstractContextManager[None]:
+        """Synchronise all gradients at the next backward, though its forward ran with the switch off."""
+        return contextlib.nullcontext()
+
+    def train_alone(self, on: bool, cause: str) -> None:  # noqa: FBT001 - a switch
+        """Allow each rank to step with its own gradients; `cause` names who asked for that."""
+
+    def keep_own_state(self, cause: str) -> None:
+        """Note that each rank's optimizer has a state of its own from now on, and what caused it."""
+
+    def describe(self) -> str:
+        """Return the member's name for messages."""
+        raise NotImplementedError
+
+    def explain_unsynced(self) -> str:
+        """Return why the gradients were not synchronised, and what to write instead."""
+        return ""
+
+
+class PlainModel(Member):
+    """A module that synchronises nothing: on one process, without trained parameters, or only evaluated."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module: Any = module
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield the module's parameters."""
+        return iter(self.module.parameters())
+
+    def describe(self) -> str:
+        """Return the class of the module, or of the one that it wraps."""
+        return type(getattr(self.module, "module", self.module)).__name__
+
+
+class ShardedModel(PlainModel):
+    """A module that `fully_shard` (FSDP2) was applied to."""
+
+    pause = Pause.IF_ASKED
+
+    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
+        """Switch the reduction on or off; torch does not say what it was before, which is on."""
+        self.module.set_requires_gradient_sync(on)
+        return True
+
+
+class DDPModel(PlainModel):
+    """A DistributedDataParallel that the user made: its switch is known, its forwards are not noted."""
+
+    @property
+    def synchronised(self) -> Iterable[torch.Tensor]:
+        """All parameters."""
+        return self.parameters()
+
+    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
+        """Set DDP's switch, which it reads at the forward."""
+        before: bool = self.module.require_backward_grad_sync
+        # By its name in the dictionary: Module.__setattr__ takes a microsecond.
+        self.module.__dict__["require_backward_grad_sync"] = on
+        return before
+
+    @property
+    def reduces_next(self) -> bool:
+        """The switch: it may have been another one at the forward."""
+        return bool(self.module.require_backward_grad_sync)
+
+    @contextlib.contextmanager
+    def sync_next(self) -> Iterator[None]:
+        """Synchronise all gradients at the next backward, though its forward ran with the switch off."""
+        model = self.module
+        before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
+        before_forward, model.require_forward_param_sync = model.require_forward_param_sync, True
+        # DDP readies its reducer at the forward; these forwards are over. An empty list waits for all parameters.
+        model.reducer.prepare_for_backward([])
+        try:
+            yield
+        finally:
+            model.require_backward_grad_sync = before
+            model.require_forward_param_sync = before_forward
+
+
+class PreparedModel(DDPModel):
+    """A DistributedDataParallel that `prepare` made, which notes its forwards."""
+
+    pause = Pause.ALWAYS
+    module: SyncedModel
+
+    @property
+    def synchronised(self) -> Iterable[torch.Tensor]:
+        """The parameters that were trained when `prepare` wrapped the model."""
+        return self.module.trained
+
+    @property
+    def must_sync(self) -> bool:
+        """True at the very first iteration with `static_graph`: torch records the graph there."""
+        model = self.module
+        return bool(model.require_backward_grad_sync and model.static_graph and not model.notes.recorded)
+
+    @property
+    def reduces_next(self) -> bool:
+        """True if the forward ran with the switch on, which is where DDP decides."""
+        return bool(self.module.notes.forwards & FORWARD_SYNCED)
+
+    @property
+    def trains_alone(self) -> bool:
+        """True inside `LocalSGD`."""
+        return self.module.notes.trains_alone
+
+    @property
+    def is_synced(self) -> bool:
+        """True if a backward that reduces has answered the last forward, or will."""
+        # A forward that no backward of ours has answered: somebody called loss.backward() themselves.
+        return bool((self.module.notes.answered | self.module.notes.forwards) & FORWARD_SYNCED)
+
+    def clear_synced(self) -> None:
+        """Forget which forwards the gradients are of."""
+        self.module.notes.answered = 0
+
+    @contextlib.contextmanager
+    def sync_next(self) -> Iterator[None]:
+        """Synchronise all gradients at the next backward, and note the forwards as synchronised ones."""
+        with super().sync_next():
+            self.module.notes.forwards = FORWARD_SYNCED
+            yield
+
+    def train_alone(self, on: bool, cause: str) -> None:  # noqa: FBT001 - as the base
+        """Allow each rank to step with its own gradients, so that optimizers' states differ from then on."""
+        self.module.notes.trains_alone = on
+        self.keep_own_state(cause)
+
+    def keep_own_state(self, cause: str) -> None:
+        """Note what has left each rank an optimizer state of its own; the comparison of ranks skips it."""
+        self.module.notes.own_state = cause
+
+    def explain_unsynced(self) -> str:
+        """Return the reason, by the notes of forwards and backwards."""
+        notes = self.module.notes
+        if notes.answered == FORWARD_REPEATED:
+            return (
+                "A second backward() went through a forward whose gradients had been synchronised; DDP does that once "
+                "for each forward. Add the losses up and write one backward(loss_a + loss_b)."
+            )
+        if notes.answered or notes.forwards:
+            return (
+                "Its forward ran under no_sync(): DDP decides at the forward, whatever the backward is under. Put "
+                "forward and backward of the last micro-batch both outside, or write `with "
+                "accelerator.accumulate(model):` around both."
+            )
+        return (
+            "Its forward went past the prepared model, as unwrap_model(model)(x) or model.module(x) do, or the last "
+            "micro-batch did without it. Call the model that prepare() returned."
+        )
+
+
+class LeafTensor(Member):
+    """A tensor that is trained by itself, not as a module's parameter."""
+
+    pause = Pause.ALWAYS
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.syncs = True
+        """The switch: False where a micro-batch keeps the gradient on its rank."""
+        self.was_reduced = False
+        """True after a backward whose gradient was averaged over the ranks."""
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield the tensor."""
+        yield self.tensor
+
+    @property
+    def synchronised(self) -> Iterable[torch.Tensor]:
+        """The tensor."""
+        return (self.tensor,)
+
+    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
+        """Set the switch, which is read after the backward."""
+        before, self.syncs = self.syncs, on
+        return before
+
+    @property
+    def reduces_next(self) -> bool:
+        """The switch."""
+        return self.syncs
+
+    @property
+    def is_synced(self) -> bool:
+        """True after a backward that averaged the gradient over the ranks."""
+        return self.was_reduced
+
+    def clear_synced(self) -> None:
+        """Forget the reduction."""
+        self.was_reduced = False
+
+    def describe(self) -> str:
+        """Return "a leaf tensor"."""
+        return "a leaf tensor"
+
+    def explain_unsynced(self) -> str:
+        """Return the one way in which that happens."""
+        return "Call accelerator.backward(loss) outside of no_sync(), not loss.backward()."
+
+
+class StrayParameters(Member):
+    """Parameters that a prepared optimizer updates and that belong to no prepared model or leaf tensor.
+
+    On one process they are trained like any others. On several, nothing synchronises their gradients, unless they
+    are shards (`DTensor`), whose module does.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.tensors: list[torch.Tensor] = []
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield the parameters."""
+        return iter(self.tensors)
+
+    def describe(self) -> str:
+        """Return whose parameters they are."""
+        return f"parameters of {type(self.optimizer).__name__}"
+
+
+def member_of(module: Any) -> PlainModel:
+    """Return the member that a module is, by how it synchronises its gradients."""
+    if isinstance(module, SyncedModel):
+        return PreparedModel(module)
+    if isinstance(module, DistributedDataParallel):
+        return DDPModel(module)
+    return ShardedModel(module) if is_sharded(module) else PlainModel(module)
+
+
+def synchronises_itself(module: Any) -> bool:
+    """Return True for DistributedDataParallel and for a module that `fully_shard` was applied to."""
+    return is_sharded(module) or isinstance(module, DistributedDataParallel)
+
+
+def is_sharded(model: Any) -> bool:
+    """Return True if `fully_shard` (FSDP2) was applied to the model."""
+    return hasattr(model, "set_requires_gradient_sync")

@@ -1,0 +1,132 @@
+"""When gradients are synchronised: every decision about that is in this file.
+
+A backward reduces a member's gradients over the ranks if the member's switch is on. DDP reads its switch at the
+forward, so a block sets the switches when it begins.
+
+| a micro-batch is computed | the switch |
+|---|---|
+| as the last of its window: `ends_window` | on |
+| as another one of its window: `pause` | off; on for all with `sync_each_batch=True`, for sharded models with None |
+| outside any `accumulate` | on |
+| inside `no_sync`: `without_sync` | off |
+| inside `trigger_sync_in_backward`: `sync_next` | on, for the forwards before as well |
+
+Leaf tensors have no hooks, so `reduce_leaves` reduces them after the backward. Optimizers and schedulers step where
+the switch of a window is on, whatever `sync_each_batch` says: `GradientState.sync_gradients`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from notebook_launcher.training.accumulation.member_kinds import Pause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from notebook_launcher.training.accumulation.member_kinds import LeafTensor, Member
+    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.windows import Window
+
+__all__ = ["ends_window", "pause", "reduce_leaves", "resume", "sync_next", "waits_for_ranks", "without_sync"]
+
+
+def ends_window(num_batches: int, num_steps: int, loader: Any, *, sync_with_dataloader: bool) -> bool:
+    """Return True if a micro-batch is the last of its window.
+
+    Args:
+        num_batches: Micro-batches of the window, with this one.
+        num_steps: Micro-batches of a full window.
+        loader: The prepared loader that is being iterated; None outside a loop.
+        sync_with_dataloader: Whether a window ends where its loader ends.
+    """
+    return num_batches >= num_steps or (loader is not None and sync_with_dataloader and bool(loader.end_of_dataloader))
+
+
+def pause(members: Iterable[Member], *, sync_each_batch: bool | None) -> list[tuple[Member, bool]]:
+    """Switch members off for a micro-batch that is not the last of its window; return what `resume` needs."""
+    if sync_each_batch:
+        return []
+    asked = sync_each_batch is False
+    return [
+        (member, member.set_sync(member.must_sync))
+        for member in members
+        if member.pause is Pause.ALWAYS or (asked and member.pause is Pause.IF_ASKED)
+    ]
+
+
+def resume(paused: Iterable[tuple[Member, bool]]) -> None:
+    """Set the switches back to what they were before `pause`."""
+    for member, before in paused:
+        member.set_sync(before)
+
+
+@contextlib.contextmanager
+def without_sync(members: Iterable[Member]) -> Iterator[None]:
+    """Let the gradients of these members accumulate on each rank by itself, forward and backward."""
+    before = [(member, member.set_sync(False)) for member in members]
+    try:
+        yield
+    finally:
+        resume(reversed(before))
+
+
+@contextlib.contextmanager
+def sync_next(members: Iterable[Member]) -> Iterator[None]:
+    """Let the next backward synchronise all that was gathered, though its forwards ran under `no_sync`."""
+    with contextlib.ExitStack() as stack:
+        for member in members:
+            stack.enter_context(member.sync_next())
+        yield
+
+
+def waits_for_ranks(window: Window | None, members: Members, *, ends: bool, num_processes: int) -> bool:
+    """Return True if the backward that is about to run may wait for the other ranks.
+
+    Args:
+        window: The window of the block; None outside any.
+        members: What an Accelerator trains.
+        ends: Whether the micro-batch is the last of its window.
+        num_processes: Ranks that train together.
+    """
+    if num_processes == 1:
+        return False
+    return ends if window is not None else any(member.reduces_next for member in members.everybody)
+
+
+def reduce_leaves(leaves: Sequence[LeafTensor]) -> bool:
+    """Average the gradients of the leaf tensors whose switch is on; return False if there are none.
+
+    One all-reduce for each dtype. A rank on which a tensor had no part in the loss counts as one whose gradient is
+    zero.
+    """
+    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for leaf in leaves:
+        tensor = leaf.tensor
+        leaf.was_reduced = leaf.syncs
+        if not leaf.syncs:
+            continue
+        if tensor.grad is None:
+            tensor.grad = torch.zeros_like(tensor)
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor.grad)
+    for grads in groups.values():
+        _average(grads)
+    return bool(groups)
+
+
+def _average(grads: list[torch.Tensor]) -> None:
+    """Replace gradients of one dtype by their means over the ranks."""
+    flat = torch.cat([grad.reshape(-1) for grad in grads]) if len(grads) > 1 else grads[0].contiguous()
+    dist.all_reduce(flat)
+    flat.div_(dist.get_world_size())
+    if len(grads) == 1:
+        grads[0].copy_(flat)
+        return
+    at = 0
+    for grad in grads:
+        grad.copy_(flat[at : at + grad.numel()].view_as(grad))
+        at += grad.numel()
