@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import collections
 import difflib
 import gc
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from notebook_launcher.training import device_memory, precision, resolving, unwrapping
+import torch
+
+from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accumulation import synchronisation
 from notebook_launcher.training.accumulation.backward import Accumulation
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
 from notebook_launcher.training.accumulation.members import Members
-from notebook_launcher.training.accumulation.updates import Updates
+from notebook_launcher.training.accumulation.updates import LiveOptimizers, Updates
 from notebook_launcher.training.accumulation.verify import check_accumulation
 from notebook_launcher.training.accumulation.windows import GradientState
-from notebook_launcher.training.data import (
-    skip_first_batches,
-)
+from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
+from notebook_launcher.training.data import skip_first_batches
+from notebook_launcher.training.data.metrics import gather_for_metrics
 from notebook_launcher.training.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -30,29 +31,26 @@ from notebook_launcher.training.plugins import (
     ProjectConfiguration,
     pick_handlers,
 )
+from notebook_launcher.training.preparation import Preparation
+from notebook_launcher.training.prepared import Prepared
 from notebook_launcher.training.process.accelerator_state import AcceleratorState
 from notebook_launcher.training.rank_check.check import RankCheck
-from notebook_launcher.training.recording import phases
+from notebook_launcher.training.recording.phases import make_clock
+from notebook_launcher.training.recording.profiling import build_profiler
 from notebook_launcher.training.recording.trackers import Trackers
 from notebook_launcher.training.rules import EXACT, Rules
 from notebook_launcher.training.safepoint import make_safepoint
-from notebook_launcher.training.surface.collectives import CollectiveMethods
-from notebook_launcher.training.surface.loaders import LoaderSettings, loader_config
-from notebook_launcher.training.surface.parallelism import ParallelismMethods
-from notebook_launcher.training.surface.preparation import PreparationMethods
-from notebook_launcher.training.surface.processes import ProcessMethods
-from notebook_launcher.training.surface.records import RecordMethods
-from notebook_launcher.training.surface.saving import SavingMethods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
-    import torch
+    from torch.utils.hooks import RemovableHandle
 
     from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
     from notebook_launcher.training.accumulation.verify import AccumulationReport
+    from notebook_launcher.training.plugins import DistributedType
 
 __all__ = ["Accelerator"]
 
@@ -75,15 +73,7 @@ ELSEWHERE = {
 """Accelerate's arguments that have no counterpart, and what they are for."""
 
 
-class Accelerator(
-    PreparationMethods,
-    LoaderSettings,
-    ProcessMethods,
-    CollectiveMethods,
-    SavingMethods,
-    RecordMethods,
-    ParallelismMethods,
-):
+class Accelerator:
     """Data-parallel training with exact gradient accumulation, by Hugging Face Accelerate's names.
 
         accelerator = Accelerator(gradient_accumulation_steps=4)
@@ -101,6 +91,17 @@ class Accelerator(
     """
 
     _rules: ClassVar[Rules] = EXACT
+
+    # Other ways to parallelise: questions of ported code, and a no to each.
+    deepspeed_plugin = None
+    parallelism_config = None
+    torch_device_mesh = None
+    is_composable_parallelism_enabled = False
+    fp8_enabled = False
+    is_fsdp2 = False
+    """Whether a plugin shards models; one that `fully_shard` was applied to beforehand is none of its business."""
+    flag_tensor: torch.Tensor | None = None
+    """This rank's flag, where `set_trigger` has raised it; see `check_trigger`."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class Accelerator(
         conflicts: list[str] = []
         handlers = pick_handlers(kwargs_handlers, HANDLERS)
         self.autocast_handler: AutocastKwargs = handlers.get(AutocastKwargs) or AutocastKwargs()
-        self.ddp_handler = resolving.resolve_hook(handlers.get(DistributedDataParallelKwargs), conflicts)
+        ddp_handler = resolving.resolve_hook(handlers.get(DistributedDataParallelKwargs), conflicts)
         self.scaler_handler: GradScalerKwargs = handlers.get(GradScalerKwargs) or GradScalerKwargs()
         self.init_handler: InitProcessGroupKwargs = handlers.get(InitProcessGroupKwargs) or InitProcessGroupKwargs()
         self.profile_handler: ProfileKwargs | None = handlers.get(ProfileKwargs)
@@ -171,67 +172,65 @@ class Accelerator(
         )
         max_grad_norm = resolving.resolve_max_grad_norm(max_grad_norm, conflicts)
         checks = resolving.resolve_check(check_ranks, self._rules, conflicts)
-        self.dataloader_config = loader_config(
+        loaders = resolving.resolve_loaders(
             dataloader_config,
             split_batches=split_batches,
             even_batches=even_batches,
             dispatch_batches=dispatch_batches,
             use_seedable_sampler=use_seedable_sampler,
         )
-        self.project_configuration = project_config or ProjectConfiguration(project_dir=_path(project_dir))
-        if project_dir is not None and self.project_configuration.project_dir is None:
-            self.project_configuration.set_directories(project_dir)
-        self.device_placement = device_placement
-        self.rng_types = ["generator"] if rng_types is None else list(rng_types)
-        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        self.dynamo_backend = dynamo_backend
-
+        project = project_config or ProjectConfiguration(project_dir=_path(project_dir))
+        if project_dir is not None and project.project_dir is None:
+            project.set_directories(project_dir)
         self.state = self._make_state(chosen_precision, cpu=cpu)
         resolving.check_precision(chosen_precision, self.state.device)
         self.gradient_state = self._make_gradient_state(plugin)
-        self._members = Members(num_processes=self.num_processes, strict=self._rules.guards)
-        self._accumulation = Accumulation(
-            self.gradient_state, self._members, self._rules, rank=self.process_index, num_processes=self.num_processes
-        )
-        self._accumulation.device = self.device
-        self._accumulation.clock = phases.make_clock()
-        self._accumulation.scaler = self._make_scaler()
-        self._accumulation.safepoint = safepoint = make_safepoint(self)
+        rules, process, num_processes = self._rules, self.state, self.state.num_processes
+        self._prepared = Prepared(Members(num_processes=num_processes, strict=rules.guards))
+        optimizers = LiveOptimizers()
+        self.rank_check = self._make_rank_check(optimizers) if checks and num_processes > 1 else None
+        """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
+        safepoint = make_safepoint(self)
         self.gradient_state.stack.on_next = None if safepoint is None else safepoint.act
+        self._accumulation = Accumulation(
+            self.gradient_state,
+            self._prepared.members,
+            rules,
+            process,
+            scaler=self._make_scaler(),
+            clock=make_clock(),
+            safepoint=safepoint,
+            check=self.rank_check,
+        )
         self._updates = Updates(
-            self._accumulation, self._rules, num_processes=self.num_processes, max_grad_norm=max_grad_norm
+            self._accumulation, optimizers, rules, num_processes=num_processes, max_grad_norm=max_grad_norm
         )
-        self._accumulation.check = self._make_rank_check() if checks and self.num_processes > 1 else None
-        self._optimizers: list[AcceleratedOptimizer] = []
-        self._schedulers: list[AcceleratedScheduler] = []
-        self._dataloaders: list[Any] = []
-        self._custom_objects: list[Any] = []
-        self._save_hooks: collections.OrderedDict[int, Callable[..., Any]] = collections.OrderedDict()
-        self._load_hooks: collections.OrderedDict[int, Callable[..., Any]] = collections.OrderedDict()
-        self._prepared: dict[int, tuple[Any, Any]] = {}
-        self._trackers = Trackers(
-            self.state, log_with, self.project_configuration.logging_dir, observe=self._updates.observe
+        self._preparation = Preparation(
+            process=process,
+            prepared=self._prepared,
+            updates=self._updates,
+            gradient_state=self.gradient_state,
+            rules=rules,
+            computes_in=self.mixed_precision if self.native_amp else "no",
+            compares=self.rank_check is not None,
+            device_placement=device_placement,
+            ddp_handler=ddp_handler,
+            dataloader_config=loaders,
+            dynamo_backend=dynamo_backend,
+            rng_types=["generator"] if rng_types is None else list(rng_types),
+            step_scheduler_with_optimizer=step_scheduler_with_optimizer,
         )
+        self._checkpointer = Checkpointer(
+            process,
+            self._prepared,
+            self._updates,
+            self.gradient_state,
+            rules,
+            project=project,
+            rank_check=self.rank_check,
+        )
+        self._trackers = Trackers(process, log_with, project.logging_dir, observe=self._updates.observe)
         resolving.report_conflicts(conflicts)
-
-    @property
-    def rank_check(self) -> RankCheck | None:
-        """What compares the ranks' weights now and then; None with one process, and where it is switched off."""
-        return self._accumulation.check
-
-    def _make_rank_check(self) -> RankCheck:
-        rank, num_processes = self.process_index, self.num_processes
-        return RankCheck(self._members, self._updates, self.gradient_state, rank=rank, num_processes=num_processes)
-
-    def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
-        return resolving.resolve_precision(argument, conflicts)
-
-    def _make_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
-        handler = self.init_handler
-        return AcceleratorState(cpu=cpu, backend=handler.backend, timeout=handler.timeout, mixed_precision=precision)
-
-    def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
-        return GradientState(plugin, self._rules)
 
     # Settings.
 
@@ -248,8 +247,7 @@ class Accelerator(
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """What scales fp16 losses; None in other precisions."""
-        self._updates.update_scaler() if hasattr(self, "_updates") else None
-        return self._accumulation.scaler
+        return self._updates.scaler
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -282,13 +280,154 @@ class Accelerator(
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last step of any prepared optimizer was left out for an overflow."""
-        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+        return any(optimizer.step_was_skipped for optimizer in self._prepared.optimizers)
 
     @property
     def step(self) -> int:
         """Micro-batches in the window that is open."""
         window = self.gradient_state.current
         return 0 if window is None else window.num_batches
+
+    @property
+    def device_placement(self) -> bool:
+        """Whether models and batches are moved to the device."""
+        return self._preparation.device_placement
+
+    @device_placement.setter
+    def device_placement(self, device_placement: bool) -> None:
+        self._preparation.device_placement = device_placement
+
+    @property
+    def ddp_handler(self) -> DistributedDataParallelKwargs:
+        """How DistributedDataParallel is built."""
+        return self._preparation.ddp_handler
+
+    @ddp_handler.setter
+    def ddp_handler(self, ddp_handler: DistributedDataParallelKwargs) -> None:
+        self._preparation.ddp_handler = ddp_handler
+
+    @property
+    def dataloader_config(self) -> DataLoaderConfiguration:
+        """How data are shared out."""
+        return self._preparation.dataloader_config
+
+    @dataloader_config.setter
+    def dataloader_config(self, dataloader_config: DataLoaderConfiguration) -> None:
+        self._preparation.dataloader_config = dataloader_config
+
+    @property
+    def dynamo_backend(self) -> str | None:
+        """The backend of `torch.compile` that prepared models are compiled with."""
+        return self._preparation.dynamo_backend
+
+    @dynamo_backend.setter
+    def dynamo_backend(self, dynamo_backend: str | None) -> None:
+        self._preparation.dynamo_backend = dynamo_backend
+
+    @property
+    def rng_types(self) -> list[str]:
+        """Generators that are made equal on all ranks at the start of each epoch."""
+        return self._preparation.rng_types
+
+    @rng_types.setter
+    def rng_types(self, rng_types: list[str]) -> None:
+        self._preparation.rng_types = rng_types
+
+    @property
+    def step_scheduler_with_optimizer(self) -> bool:
+        """False: each `step()` of a scheduler advances it."""
+        return self._preparation.step_scheduler_with_optimizer
+
+    @step_scheduler_with_optimizer.setter
+    def step_scheduler_with_optimizer(self, step_scheduler_with_optimizer: bool) -> None:
+        self._preparation.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether each rank gets a slice of every batch."""
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """Whether rank 0 reads for all."""
+        return self.dataloader_config.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether the last round is filled with samples from the start."""
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, even_batches: bool) -> None:
+        self.dataloader_config.even_batches = even_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """Whether the order of samples depends on seed and epoch alone."""
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """As given."""
+        return self.dataloader_config.use_stateful_dataloader
+
+    @property
+    def non_blocking(self) -> bool:
+        """Whether batches are copied to the GPU beside the computation."""
+        return self.dataloader_config.non_blocking
+
+    # Preparing.
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Make objects fit for training on all ranks.
+
+        Args:
+            args: Models, optimizers, data loaders, schedulers and leaf tensors that require grad, in any order.
+                Anything else comes back as it is.
+            device_placement: For each object, whether it is moved to the device.
+
+        Returns:
+            The prepared objects in the same order; one for one.
+        """
+        return self._preparation.prepare(*args, device_placement=device_placement)
+
+    def prepare_model(
+        self,
+        model: Any,
+        device_placement: bool | None = None,  # noqa: FBT001 - Accelerate's signature
+        evaluation_mode: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:
+        """Move a model to the device, let it compute in mixed precision and synchronise its gradients.
+
+        Args:
+            model: A module. One that `fully_shard` was applied to, or that is DistributedDataParallel, is only noted.
+            device_placement: None: the Accelerator's.
+            evaluation_mode: Whether the model is only evaluated, so that it has no gradients to synchronise.
+        """
+        return self._preparation.prepare_model(model, device_placement, evaluation_mode)
+
+    def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> AcceleratedOptimizer:  # noqa: ARG002, FBT001
+        """Make an optimizer step only where a window ends; its state follows its parameters to their device."""
+        return self._preparation.prepare_optimizer(optimizer)
+
+    def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
+        """Make a scheduler advance once for each update of its optimizer."""
+        return self._preparation.prepare_scheduler(scheduler)
+
+    def prepare_data_loader(
+        self,
+        data_loader: Any,
+        device_placement: bool | None = None,  # noqa: FBT001 - Accelerate's signature
+        slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Share a loader's data out among the ranks.
+
+        Args:
+            data_loader: A `torch.utils.data.DataLoader`.
+            device_placement: Whether its batches are moved to the device; None: the Accelerator's.
+            slice_fn_for_dispatch: Where rank 0 reads for all, what cuts a rank's part out of a batch.
+        """
+        return self._preparation.prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
 
     # Training.
 
@@ -311,11 +450,11 @@ class Accelerator(
 
     def no_sync(self, model: Any) -> AbstractContextManager[None]:
         """Let gradients accumulate on each rank by itself; put forward and backward inside."""
-        return synchronisation.without_sync(self._members.inside(model))
+        return synchronisation.without_sync(self._prepared.members.inside(model))
 
     def trigger_sync_in_backward(self, model: Any) -> AbstractContextManager[None]:
         """Let the next backward synchronise all that was gathered, though its forward ran under `no_sync`."""
-        return synchronisation.sync_next(self._members.inside(model))
+        return synchronisation.sync_next(self._prepared.members.inside(model))
 
     def backward(self, loss: torch.Tensor, weight: Any = None, *, reduction: str = "mean", **kwargs: Any) -> None:
         """Compute gradients; at the end of a window they are those of the mean loss over all of it.
@@ -337,7 +476,7 @@ class Accelerator(
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Undo the scaling of fp16 gradients, of one optimizer, a list, or all; once for each update."""
-        chosen = self._optimizers if optimizer is None else optimizer
+        chosen = self._prepared.optimizers if optimizer is None else optimizer
         self._updates.unscale(chosen if isinstance(chosen, (list, tuple)) else [chosen])
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor | None:
@@ -368,7 +507,13 @@ class Accelerator(
             joinables: Models that `prepare` returned.
             even_batches: Overrides that of the prepared loaders inside.
         """
-        return join_uneven_inputs(self, joinables, even_batches)
+        return join_uneven_inputs(
+            joinables,
+            self._prepared.loaders,
+            even_batches=even_batches,
+            default=self.even_batches,
+            num_processes=self.num_processes,
+        )
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """Return a loader that begins `num_batches` later, once."""
@@ -400,13 +545,9 @@ class Accelerator(
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Let go of everything prepared and of `objects`; returns a None for each, to assign to their names."""
-        self._members.clear()
+        self._prepared.clear()
         self._accumulation.clear()
         self._updates.clear()
-        self._optimizers.clear()
-        self._schedulers.clear()
-        self._dataloaders.clear()
-        self._prepared.clear()
         self.gradient_state.forget_windows()
         released = device_memory.release_memory(*objects)
         gc.collect()
@@ -414,12 +555,364 @@ class Accelerator(
 
     clear = free_memory
 
+    # Processes.
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How processes work together."""
+        return self.state.distributed_type
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes train together."""
+        return self.state.num_processes
+
+    @property
+    def process_index(self) -> int:
+        """This process's rank."""
+        return self.state.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """This process's rank on its machine."""
+        return self.state.local_process_index
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return self.state.device
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self.state.is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first rank of its machine."""
+        return self.state.is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the last rank."""
+        return self.state.is_last_process
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there is more than one process."""
+        return self.state.num_processes > 1
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether several processes have an accelerator each."""
+        return self.use_distributed and self.device.type != "cpu"
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """The same as `process_index`: all parallelism here is data parallelism."""
+        return self.process_index
+
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Make a function do nothing on every rank but the first."""
+        return self.state.on_main_process(function)
+
+    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Make a function do nothing on every rank but the first of each machine."""
+        return self.state.on_local_main_process(function)
+
+    def on_last_process(self, function: Callable[..., Any]) -> Any:
+        """Make a function do nothing on every rank but the last."""
+        return self.state.on_last_process(function)
+
+    def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
+        """Make a function do nothing on every rank but one."""
+        return self.state.on_process(function, process_index=process_index)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Any:
+        """Make a function do nothing on every rank but one of each machine."""
+        return self.state.on_local_process(function, local_process_index=local_process_index)
+
+    def main_process_first(self) -> AbstractContextManager[None]:
+        """Let rank 0 go through the block before the others."""
+        return self.state.main_process_first()
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        """Let each machine's first rank go through the block before the others."""
+        return self.state.local_main_process_first()
+
+    def wait_for_everyone(self) -> None:
+        """Wait until all ranks are here."""
+        self.state.wait_for_everyone()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on each machine's first rank."""
+        self.state.print(*args, **kwargs)
+
+    def split_between_processes(
+        self,
+        inputs: Any,
+        apply_padding: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+    ) -> AbstractContextManager[Any]:
+        """Give each rank its part of a list, tuple, dictionary or tensor, as `with ... as part:`."""
+        return self.state.split_between_processes(inputs, apply_padding=apply_padding)
+
+    def set_trigger(self) -> None:
+        """Raise this rank's flag; see `check_trigger`."""
+        self.flag_tensor = torch.ones(1, device=self.device)
+
+    def check_trigger(self) -> bool:
+        """Return whether any rank has raised its flag, and lower all; every rank must call it."""
+        flag = torch.zeros(1, device=self.device) if self.flag_tensor is None else self.flag_tensor
+        self.flag_tensor = None
+        return bool(operations.reduce(flag, reduction="sum").item() > 0)
+
+    # Collectives.
+
+    def gather(self, tensor: Any) -> Any:
+        """Return all ranks' tensors, one after the other along dimension 0, on every rank."""
+        return operations.gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """Gather what was computed of the active loader's batch, each sample of the data set once.
+
+        Args:
+            input_data: Tensors with a row for each sample, also nested; or objects.
+            use_gather_object: Whether `input_data` is a list of objects, to be gathered into one list.
+
+        Returns:
+            The same structure. Rows of samples that were only there to even ranks out are left out. What has
+            no row for each sample, such as a mean loss, is gathered as it is.
+        """
+        loader = self.gradient_state.active_dataloader
+        return gather_for_metrics(input_data, loader, use_gather_object=use_gather_object)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the `"sum"`, `"mean"` or `"max"` over ranks, times `scale`, on every rank."""
+        return operations.reduce(tensor, reduction=reduction, scale=scale)
+
+    def pad_across_processes(
+        self,
+        tensor: Any,
+        dim: int = 0,
+        pad_index: int = 0,
+        pad_first: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+    ) -> Any:
+        """Pad dimension `dim` to the longest of all ranks with `pad_index`, so that `gather` can be called."""
+        return operations.pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
+
+    def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
+        """Return one rank's tensors on every rank."""
+        return operations.broadcast(tensor, from_process=from_process)
+
+    # Checkpoints.
+
+    @property
+    def project_configuration(self) -> ProjectConfiguration:
+        """Folder and naming of checkpoints and logs."""
+        return self._checkpointer.project
+
+    @project_configuration.setter
+    def project_configuration(self, project: ProjectConfiguration) -> None:
+        self._checkpointer.project = project
+
+    @property
+    def project_dir(self) -> str | None:
+        """The project's folder."""
+        directory: str | None = self.project_configuration.project_dir
+        return directory
+
+    @property
+    def logging_dir(self) -> str | None:
+        """Where trackers write."""
+        directory: str | None = self.project_configuration.logging_dir
+        return directory
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next automatically named checkpoint."""
+        return int(self.project_configuration.iteration)
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this rank is the one of its machine that writes models, where code does so by itself."""
+        return bool(self.state.is_local_main_process)
+
+    def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Write an object to a file, once, and whole or not at all."""
+        self._checkpointer.save(obj, f, safe=safe_serialization)
+
+    def save_model(
+        self,
+        model: Any,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
+    ) -> None:
+        """Write a model's weights under Hugging Face's file names.
+
+        Args:
+            model: As `prepare` returned it, or not.
+            save_directory: Where to.
+            max_shard_size: A file is not larger, unless one tensor is; bytes, or a text such as `"200MB"`.
+            safe_serialization: safetensors; False: `torch.save`.
+        """
+        self._checkpointer.save_model(model, save_directory, max_shard_size, safe=safe_serialization)
+
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        safe_serialization: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
+        **save_model_func_kwargs: Any,  # noqa: ARG002
+    ) -> Any:
+        """Write everything that training needs to go on, so that a crash at any moment leaves a whole checkpoint.
+
+        Every rank must call it.
+
+        Args:
+            output_dir: The folder; None: the next one by `ProjectConfiguration(automatic_checkpoint_naming=True)`.
+            safe_serialization: Models as safetensors; False: by `torch.save`.
+            save_model_func_kwargs: Accepted and without effect.
+
+        Returns:
+            The folder.
+        """
+        return self._checkpointer.save_state(output_dir, safe=safe_serialization)
+
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: dict[str, Any] | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> Any:
+        """Load what `save_state` wrote, also with another number of ranks; everything is checked first.
+
+        Every rank must call it.
+
+        Args:
+            input_dir: The folder; None: the newest by automatic naming.
+            load_kwargs: For the loading of objects that `register_for_checkpointing` was given.
+            load_model_func_kwargs: For `load_state_dict` of the models.
+        """
+        return self._checkpointer.load_state(input_dir, load_kwargs, load_model_func_kwargs)
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Save and load these objects too.
+
+        Raises:
+            ValueError: One lacks `state_dict` or `load_state_dict`; the message lists which.
+        """
+        self._checkpointer.register(objects)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call `hook(models, weights, output_dir)` before models are saved; it may take weights out to save them."""
+        return self._prepared.add_save_hook(hook)
+
+    def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call `hook(models, input_dir)` before models are loaded; it may take models out to load them."""
+        return self._prepared.add_load_hook(hook)
+
+    def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
+        """Return a prepared model's weights, by the names that the model itself gives them."""
+        state: dict[str, Any] = (
+            unwrapping.unwrap_model(model, keep_torch_compile=False) if unwrap else model
+        ).state_dict()
+        return state
+
+    # Metrics and profiles.
+
+    @property
+    def trackers(self) -> list[Any]:
+        """The trackers that `init_trackers` started."""
+        return self._trackers.trackers
+
+    @property
+    def log_with(self) -> list[Any]:
+        """What `log_with` named."""
+        return self._trackers.log_with
+
+    def init_trackers(
+        self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Start the trackers that `log_with` names.
+
+        Args:
+            project_name: What the run is called.
+            config: Hyperparameters to store with it.
+            init_kwargs: Arguments for each tracker by its name.
+        """
+        self._trackers.init_trackers(project_name, config, init_kwargs or {})
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:  # noqa: FBT001, FBT002 - Accelerate's signature
+        """Return a tracker by name (`unwrap`: what it wraps); one that does nothing off the main process."""
+        return self._trackers.get_tracker(name, unwrap=unwrap)
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
+        """Give metrics to all trackers, and to the launcher's live view, which wants them from every rank.
+
+        The view also gets `learning_rate`, and `grad_norm` where gradients are clipped, unless they are among them.
+        """
+        self._trackers.log(values, step, log_kwargs or {})
+
+    def end_training(self) -> None:
+        """Finish all trackers. The process group stays: whoever made it ends it."""
+        self._trackers.end_training()
+
+    def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[Any]:
+        """Profile a block with `torch.profiler`, as `with accelerator.profile() as prof:`."""
+        return build_profiler(profile_handler or self.profile_handler or ProfileKwargs())
+
+    def verify_device_map(self, model: torch.nn.Module) -> bool:
+        """Return whether a part of the model lies on several devices by a `device_map`, and so cannot be trained."""
+        return any(len(getattr(module, "hf_device_map", ())) > 1 for module in model.modules())
+
+    # Parts that `compat` replaces, and what is decided once.
+
+    def _make_rank_check(self, optimizers: LiveOptimizers) -> RankCheck:
+        rank, num_processes = self.process_index, self.num_processes
+        return RankCheck(
+            self._prepared.members, optimizers, self.gradient_state, rank=rank, num_processes=num_processes
+        )
+
+    def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
+        return resolving.resolve_precision(argument, conflicts)
+
+    def _make_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
+        handler = self.init_handler
+        return AcceleratorState(cpu=cpu, backend=handler.backend, timeout=handler.timeout, mixed_precision=precision)
+
+    def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
+        return GradientState(plugin, self._rules)
+
     def _make_scaler(self) -> torch.amp.GradScaler | None:
         if self.mixed_precision != "fp16" or (self.device.type == "cpu" and not self._rules.fp16_on_cpu):
             return None
         if not self.scaler_handler.enabled:
             return None
         return precision.make_scaler(self.device, self.scaler_handler)
+
+    # Accelerate's names for the lists, which ported code reads.
+
+    @property
+    def _models(self) -> list[Any]:
+        return self._prepared.models
+
+    @property
+    def _optimizers(self) -> list[Any]:
+        return self._prepared.optimizers
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        return self._prepared.schedulers
+
+    @property
+    def _dataloaders(self) -> list[Any]:
+        return self._prepared.loaders
+
+    @property
+    def _custom_objects(self) -> list[Any]:
+        return self._prepared.custom_objects
 
     def __repr__(self) -> str:
         return (

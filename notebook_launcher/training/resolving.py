@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
 from notebook_launcher.training.plugins import (
+    DataLoaderConfiguration,
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
@@ -28,6 +29,7 @@ __all__ = [
     "resolve_accumulation",
     "resolve_check",
     "resolve_hook",
+    "resolve_loaders",
     "resolve_max_grad_norm",
     "resolve_precision",
     "whole_number",
@@ -124,6 +126,20 @@ def resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> 
         raise TypeError(f"check_ranks={argument!r} is a {type(argument).__name__}; it must be True or False, or None.")
     _compare("check_ranks", argument, conflicts)
     return argument
+
+
+def resolve_loaders(config: DataLoaderConfiguration | None, **shortcuts: Any) -> DataLoaderConfiguration:
+    """Return the configuration with the shortcuts in it; raises ValueError where the two differ."""
+    given = {name: value for name, value in shortcuts.items() if value is not None}
+    if config is None:
+        return DataLoaderConfiguration(**given)
+    for name, value in given.items():
+        if getattr(config, name) != value:
+            raise ValueError(
+                f"{name}={value!r} and dataloader_config with {name}={getattr(config, name)!r} were both given. "
+                "Pass one."
+            )
+    return config
 
 
 def report_conflicts(conflicts: list[str]) -> None:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.windows import GradientState, Window
+    from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck
+    from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.rules import Rules
     from notebook_launcher.training.safepoint import Safepoint
 
@@ -36,20 +38,40 @@ MOST_BLOCKS = 16
 class Accumulation:
     """The micro-batches of an Accelerator."""
 
-    def __init__(self, state: GradientState, members: Members, rules: Rules, *, rank: int, num_processes: int) -> None:
+    def __init__(
+        self,
+        state: GradientState,
+        members: Members,
+        rules: Rules,
+        process: ProcessState,
+        *,
+        scaler: torch.amp.GradScaler | None,
+        clock: PhaseClock | None,
+        safepoint: Safepoint | None,
+        check: RankCheck | None,
+    ) -> None:
+        """Take what a micro-batch needs.
+
+        Args:
+            state: Where accumulation stands.
+            members: What is trained.
+            rules: The differences from Accelerate.
+            process: This process among its peers.
+            scaler: Scales fp16 losses; None in other precisions.
+            clock: Times the phases, if a launcher listens.
+            safepoint: Saves and stops all ranks together, if a launcher may ask for it.
+            check: Compares the ranks' weights now and then, where there are several ranks.
+        """
         self.state = state
         self.members = members
-        self.scaler: torch.amp.GradScaler | None = None
-        self.clock: Any = None
-        """A `PhaseClock`, if a launcher listens."""
-        self.safepoint: Safepoint | None = None
-        """What saves and stops all ranks together, if a launcher may ask for it."""
-        self.check: RankCheck | None = None
-        """What compares the ranks' weights now and then, where there are several ranks."""
-        self.device = torch.device("cpu")
+        self.scaler = scaler
+        self.clock = clock
+        self.safepoint = safepoint
+        self.check = check
+        self._device = process.device
         self._rules = rules
-        self._rank = rank
-        self._num_processes = num_processes
+        self._rank = process.process_index
+        self._num_processes = process.num_processes
         self._blocks: dict[tuple[int, ...], tuple[Any, MicroBatchBlock]] = {}
         """The block of each combination of targets, which are held so that their ids stay theirs."""
         self._version = -1
@@ -129,6 +151,7 @@ class Accumulation:
 
     def _mark_computed(self, _: torch.Tensor) -> None:
         # Callbacks run in the order in which they were queued, and DDP queues its wait for the ranks later.
+        assert self.clock is not None
         torch.autograd.Variable._execution_engine.queue_callback(self.clock.mark_computed)  # noqa: SLF001
 
     def _gradient(self, loss: torch.Tensor, factor: float) -> torch.Tensor:
@@ -219,7 +242,7 @@ class Accumulation:
     def _total(self, weight: float) -> float:
         if self._num_processes == 1:
             return weight
-        total = torch.tensor([weight], dtype=torch.float64, device=self.device)
+        total = torch.tensor([weight], dtype=torch.float64, device=self._device)
         dist.all_reduce(total)
         return float(total)
 
@@ -227,7 +250,7 @@ class Accumulation:
         """Begin to add up the weights that only their ranks know, beside the backward."""
         if self._num_processes == 1 or window.backwards_in_block > 1:
             return None
-        total = torch.tensor([window.weight], dtype=torch.float64, device=self.device)
+        total = torch.tensor([window.weight], dtype=torch.float64, device=self._device)
         return total, dist.all_reduce(total, async_op=True)
 
     def _correct(self, window: Window, pending: Any) -> None:

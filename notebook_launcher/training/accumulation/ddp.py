@@ -98,7 +98,12 @@ class Notes:
 
 
 def wrap(
-    model: torch.nn.Module, device: torch.device, kwargs: DistributedDataParallelKwargs, process_group: Any = None
+    model: torch.nn.Module,
+    device: torch.device,
+    kwargs: DistributedDataParallelKwargs,
+    process_group: Any = None,
+    *,
+    compares: bool = False,
 ) -> SyncedModel:
     """Return the model with its gradients synchronised; its weights become rank 0's.
 
@@ -107,6 +112,7 @@ def wrap(
         device: Where it is.
         kwargs: How DDP is to be built, and the communication hook.
         process_group: None: the default group.
+        compares: Whether the ranks compare the model's weights now and then.
     """
     names = ("dim", "broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view",
              "static_graph")  # fmt: skip
@@ -118,6 +124,7 @@ def wrap(
         given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb, _one_bucket(model))
     devices = [device.index] if device.type == "cuda" else None
     synced = SyncedModel(model, device_ids=devices, process_group=process_group, **given)
+    synced.notes.compares = compares
     _register_hook(synced, kwargs)
     return synced
 

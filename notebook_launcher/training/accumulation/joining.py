@@ -17,9 +17,19 @@ __all__ = ["join_uneven_inputs"]
 
 
 @contextlib.contextmanager
-def join_uneven_inputs(accelerator: Any, joinables: list[Any], even_batches: bool | None) -> Iterator[None]:  # noqa: FBT001
-    """See `Accelerator.join_uneven_inputs`."""
-    if accelerator.num_processes == 1:
+def join_uneven_inputs(
+    joinables: list[Any], loaders: list[Any], *, even_batches: bool | None, default: bool, num_processes: int
+) -> Iterator[None]:
+    """Let ranks with more batches go on after others have run out; see `Accelerator.join_uneven_inputs`.
+
+    Args:
+        joinables: Models that `prepare` returned.
+        loaders: The prepared loaders.
+        even_batches: Overrides the loaders' `even_batches`; None: `default`.
+        default: The Accelerator's `even_batches`.
+        num_processes: Ranks that train together.
+    """
+    if num_processes == 1:
         yield
         return
     alone = next((type(one).__name__ for one in joinables if not isinstance(one, Joinable)), None)
@@ -30,8 +40,8 @@ def join_uneven_inputs(accelerator: Any, joinables: list[Any], even_batches: boo
         )
         yield
         return
-    even = accelerator.even_batches if even_batches is None else even_batches
-    all_samplers: list[Any] = [getattr(loader, "batch_sampler", None) for loader in accelerator._dataloaders]  # noqa: SLF001
+    even = default if even_batches is None else even_batches
+    all_samplers: list[Any] = [getattr(loader, "batch_sampler", None) for loader in loaders]
     samplers = [sampler for sampler in all_samplers if hasattr(sampler, "even_batches")]
     if even_batches is not None and len(samplers) < len(all_samplers):
         warn_user(

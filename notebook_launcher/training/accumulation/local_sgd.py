@@ -78,7 +78,7 @@ class LocalSGD:
             self._average()
 
     def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - the one thing there is to say
-        for member in self._accelerator._members.inside(self._model):  # noqa: SLF001 - ours
+        for member in self._accelerator._prepared.members.inside(self._model):  # noqa: SLF001 - ours
             member.train_alone(allowed, "LocalSGD")
 
     def _average(self) -> None:

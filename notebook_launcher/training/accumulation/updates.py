@@ -10,23 +10,56 @@ import torch
 from notebook_launcher.training.accumulation.targets import parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from notebook_launcher.training.accumulation.backward import Accumulation
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["Updates"]
+__all__ = ["LiveOptimizers", "Updates"]
+
+
+class LiveOptimizers:
+    """The prepared optimizers that are in use, in order.
+
+    They are held weakly: an optimizer holds its `Updates`, so both would wait for the garbage collector.
+    """
+
+    def __init__(self, optimizers: Iterable[AcceleratedOptimizer] = ()) -> None:
+        self._refs = [weakref.ref(prepared) for prepared in optimizers]
+
+    def __iter__(self) -> Iterator[AcceleratedOptimizer]:
+        return (prepared for prepared in (ref() for ref in self._refs) if prepared is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def add(self, prepared: AcceleratedOptimizer) -> None:
+        """Add an optimizer."""
+        self._refs.append(weakref.ref(prepared))
+
+    def clear(self) -> None:
+        """Forget all optimizers."""
+        self._refs.clear()
+
+    def __reduce__(self) -> tuple[type[LiveOptimizers], tuple[list[AcceleratedOptimizer]]]:
+        return LiveOptimizers, (list(self),)
 
 
 class Updates:
     """The updates of an Accelerator's prepared optimizers."""
 
     def __init__(
-        self, accumulation: Accumulation, rules: Rules, *, num_processes: int, max_grad_norm: float | None
+        self,
+        accumulation: Accumulation,
+        optimizers: LiveOptimizers,
+        rules: Rules,
+        *,
+        num_processes: int,
+        max_grad_norm: float | None,
     ) -> None:
-        self._optimizers: list[weakref.ref[AcceleratedOptimizer]] = []
+        self.optimizers = optimizers
         self.max_grad_norm = max_grad_norm
         self.last_grad_norm: torch.Tensor | None = None
         """The total norm before the last clipping."""
@@ -36,14 +69,11 @@ class Updates:
         self._unscaled: set[int] = set()
         self._stepped: set[int] = set()
 
-    def add(self, prepared: AcceleratedOptimizer) -> None:
-        """Take in an optimizer; it holds this, and so is not held, or both would wait for the garbage collector."""
-        self._optimizers.append(weakref.ref(prepared))
-
     @property
-    def optimizers(self) -> list[AcceleratedOptimizer]:
-        """The optimizers that are in use."""
-        return [prepared for prepared in (ref() for ref in self._optimizers) if prepared is not None]
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The gradient scaler, once it has drawn its conclusions from the last steps; None but in fp16."""
+        self.update_scaler()
+        return self._accumulation.scaler
 
     def parameters_changed(self) -> None:
         """Have the members of each optimizer looked up again."""
@@ -56,14 +86,10 @@ class Updates:
         named = {f"learning_rate_{number}" if number else "learning_rate": rate for number, rate in enumerate(rates)}
         return {**named, "grad_norm": self.last_grad_norm} if self.last_grad_norm is not None else named
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_optimizers": self.optimizers}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _optimizers=[])
-        for prepared in state["_optimizers"]:  # each leaves its Updates out, so that it pickles by itself
+        self.__dict__.update(state)
+        for prepared in self.optimizers:  # each leaves its Updates out, so that it pickles by itself
             prepared._updates = self  # noqa: SLF001 - ours
-            self.add(prepared)
 
     def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
         """Step where the window ends; return what the optimizer gave, and whether the step was skipped."""
@@ -193,7 +219,7 @@ class Updates:
 
     def clear(self) -> None:
         """Let go of the optimizers."""
-        self._optimizers.clear()
+        self.optimizers.clear()
         self._unscaled.clear()
         self._stepped.clear()
 

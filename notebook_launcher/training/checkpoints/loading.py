@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training.checkpoints.layout import continue_after, folder_to_load
-from notebook_launcher.training.checkpoints.parts import Parts
 from notebook_launcher.training.checkpoints.reading import Reader
 from notebook_launcher.training.checkpoints.sharded import share_out, share_out_state
 from notebook_launcher.training.checkpoints.window import restore_window
@@ -20,7 +19,10 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
+    from notebook_launcher.training.checkpoints.parts import Parts
     from notebook_launcher.training.checkpoints.reading import State
+    from notebook_launcher.training.plugins import ProjectConfiguration
+    from notebook_launcher.training.process.process_state import ProcessState
 
 __all__ = ["load_state"]
 
@@ -28,7 +30,9 @@ MAP_LOCATIONS = (None, "cpu", "on_device")
 
 
 def load_state(
-    accelerator: Any,
+    parts: Parts,
+    process: ProcessState,
+    config: ProjectConfiguration,
     input_dir: str | os.PathLike[str] | None = None,
     load_kwargs: dict[str, Any] | None = None,
     **load_model_func_kwargs: Any,
@@ -40,7 +44,9 @@ def load_state(
     shared out, and the random states of ranks that did not exist are derived from rank 0's.
 
     Args:
-        accelerator: Whose state; with the same objects prepared, in the same order.
+        parts: The objects whose states are loaded: as many of each kind as were saved, in the same order.
+        process: This process among its peers.
+        config: Folder and naming of checkpoints.
         input_dir: The folder; None: the newest by automatic naming.
         load_kwargs: For `torch.load`. `{"weights_only": False}` lets files construct anything, which can run
             any code.
@@ -58,7 +64,7 @@ def load_state(
     map_location = model_kwargs.pop("map_location", None)
     if map_location not in MAP_LOCATIONS:
         raise ValueError(f"map_location={map_location!r} is unknown. It can be 'cpu', 'on_device' or None.")
-    writers, parts, config = Writers.of(accelerator), Parts.of(accelerator), accelerator.project_configuration
+    writers = Writers.of(process, on_each_node=config.save_on_each_node)
     meet("load_state")
     found = gather_outcomes("find the checkpoint", lambda: folder_to_load(config, input_dir) if writers.leads else None)
     folder = found[writers.leader]
@@ -67,9 +73,9 @@ def load_state(
         "read the manifest",
         lambda: Reader(
             folder,
-            rank=accelerator.process_index,
-            num_processes=accelerator.num_processes,
-            device=accelerator.device if map_location == "on_device" else "cpu",
+            rank=process.process_index,
+            num_processes=process.num_processes,
+            device=process.device if map_location == "on_device" else "cpu",
             load_kwargs=dict(load_kwargs or {}),
         ),
     )
@@ -82,7 +88,7 @@ def load_state(
     strict = bool(model_kwargs.get("strict", True))
     weights = on_all_ranks("read the models", lambda: reader.read_models(models, strict=strict))
     on_all_ranks("share out what is sharded", lambda: _share_out(parts, state, models, weights))
-    for remark in reader.remarks if accelerator.is_main_process else ():
+    for remark in reader.remarks if process.is_main_process else ():
         warn_user(remark)
     on_all_ranks("load the checkpoint", lambda: _apply(parts, state, models, weights, model_kwargs))
     continue_after(config, folder)

@@ -1,7 +1,5 @@
 """What an Accelerator has that belongs in a checkpoint."""
 
-# ruff: noqa: SLF001 - this is the one place that looks into an Accelerator
-
 from __future__ import annotations
 
 import dataclasses
@@ -13,6 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
+
+    from notebook_launcher.training.accumulation.windows import GradientState
+    from notebook_launcher.training.prepared import Prepared
+    from notebook_launcher.training.rules import Rules
 
 __all__ = ["Parts"]
 
@@ -38,21 +40,21 @@ class Parts:
     """Whether loaders go on where they were saved."""
 
     @classmethod
-    def of(cls, accelerator: Any) -> Parts:
-        """Return an Accelerator's."""
+    def of(cls, prepared: Prepared, gradient_state: GradientState, rules: Rules, *, scaler: Any) -> Parts:
+        """Return what an Accelerator has prepared at this moment."""
         return cls(
-            models=[unwrap_model(model, keep_torch_compile=False) for model in accelerator._models],
-            leaves=list(accelerator._leaves),
-            optimizers=list(accelerator._optimizers),
-            schedulers=list(accelerator._schedulers),
-            dataloaders=list(accelerator._dataloaders),
-            custom_objects=list(accelerator._custom_objects),
-            scaler=accelerator.scaler,
-            gradient_state=accelerator.gradient_state,
-            save_hooks=list(accelerator._save_hooks.values()),
-            load_hooks=list(accelerator._load_hooks.values()),
-            nominal_divisor=bool(accelerator._rules.nominal_divisor),
-            loaders_resume=bool(accelerator._rules.loaders_resume),
+            models=[unwrap_model(model, keep_torch_compile=False) for model in prepared.models],
+            leaves=prepared.leaves,
+            optimizers=list(prepared.optimizers),
+            schedulers=list(prepared.schedulers),
+            dataloaders=list(prepared.loaders),
+            custom_objects=list(prepared.custom_objects),
+            scaler=scaler,
+            gradient_state=gradient_state,
+            save_hooks=list(prepared.save_hooks.values()),
+            load_hooks=list(prepared.load_hooks.values()),
+            nominal_divisor=rules.nominal_divisor,
+            loaders_resume=rules.loaders_resume,
         )
 
     @property

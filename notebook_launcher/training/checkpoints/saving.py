@@ -9,7 +9,6 @@ from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointEr
 from notebook_launcher.training.checkpoints.layout import folder_to_save, keep_newest
 from notebook_launcher.training.checkpoints.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from notebook_launcher.training.checkpoints.objects import unsafe_types
-from notebook_launcher.training.checkpoints.parts import Parts
 from notebook_launcher.training.checkpoints.sharded import gather_tree
 from notebook_launcher.training.checkpoints.weights import write_weights
 from notebook_launcher.training.checkpoints.window import capture_window
@@ -23,15 +22,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.training.checkpoints.durable_files import FileRecord
+    from notebook_launcher.training.checkpoints.parts import Parts
+    from notebook_launcher.training.plugins import ProjectConfiguration
+    from notebook_launcher.training.process.process_state import ProcessState
+    from notebook_launcher.training.rank_check.check import RankCheck
 
 __all__ = ["save_state"]
 
 
 def save_state(
-    accelerator: Any,
-    output_dir: str | os.PathLike[str] | None = None,
-    safe_serialization: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
-    **save_model_func_kwargs: Any,
+    parts: Parts,
+    process: ProcessState,
+    config: ProjectConfiguration,
+    output_dir: str | os.PathLike[str] | None,
+    *,
+    safe: bool,
+    rank_check: RankCheck | None,
 ) -> Path:
     """Write everything that training needs to go on; every rank calls it.
 
@@ -42,11 +48,13 @@ def save_state(
     folder aside, so that what they write goes along.
 
     Args:
-        accelerator: Whose state.
+        parts: The objects whose states are saved.
+        process: This process among its peers.
+        config: Folder and naming of checkpoints.
         output_dir: The folder; files in it that are not an earlier checkpoint's stay. None: the next one by
             `ProjectConfiguration(automatic_checkpoint_naming=True)`.
-        safe_serialization: Models as safetensors; False: by `torch.save`.
-        save_model_func_kwargs: Accepted and without effect.
+        safe: Models as safetensors; False: by `torch.save`.
+        rank_check: Compares the ranks' weights first; None: they are not compared.
 
     Returns:
         The folder.
@@ -56,9 +64,7 @@ def save_state(
         CheckpointError: Something cannot be written, or another rank failed; the earlier checkpoint is whole.
         OSError: The disk does not take it; likewise.
     """
-    del save_model_func_kwargs
-    config = accelerator.project_configuration
-    writers = Writers.of(accelerator)
+    writers = Writers.of(process, on_each_node=config.save_on_each_node)
 
     def begin() -> tuple[Path, Path] | None:
         if not writers.leads:
@@ -67,14 +73,12 @@ def save_state(
         return target, staging.open_stage(target)
 
     meet("save_state")
-    if accelerator.rank_check is not None:
-        accelerator.rank_check.compare_now(
-            "save_state", lambda mine: gather_outcomes("compare the ranks", lambda: mine)
-        )
+    if rank_check is not None:
+        rank_check.compare_now("save_state", lambda mine: gather_outcomes("compare the ranks", lambda: mine))
     places = gather_outcomes("begin the checkpoint", begin)[writers.leader]
     assert places is not None
     target, stage = places
-    writer = _CheckpointWriter(accelerator, writers, stage, safe=safe_serialization)
+    writer = _CheckpointWriter(parts, process, writers, stage, safe=safe)
 
     def finish(records: dict[str, FileRecord]) -> None:
         if writers.leads:
@@ -97,10 +101,10 @@ def save_state(
 class _CheckpointWriter:
     """One save, on one rank."""
 
-    def __init__(self, accelerator: Any, writers: Writers, stage: Path, *, safe: bool) -> None:
-        self.parts = Parts.of(accelerator)
-        self.rank: int = accelerator.process_index
-        self.num_processes: int = accelerator.num_processes
+    def __init__(self, parts: Parts, process: ProcessState, writers: Writers, stage: Path, *, safe: bool) -> None:
+        self.parts = parts
+        self.rank = process.process_index
+        self.num_processes = process.num_processes
         self.leads = writers.leads
         self.stage = stage
         self.safe = safe

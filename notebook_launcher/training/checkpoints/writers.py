@@ -13,6 +13,8 @@ from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointEr
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from notebook_launcher.training.process.process_state import ProcessState
+
 __all__ = ["Writers", "gather_outcomes", "on_all_ranks", "writes_here"]
 
 T = TypeVar("T")
@@ -29,12 +31,12 @@ class Writers:
     size: int
 
     @classmethod
-    def of(cls, accelerator: Any) -> Writers:
+    def of(cls, process: ProcessState, *, on_each_node: bool) -> Writers:
         """Return the writers that this rank is one of."""
-        rank, num_processes = accelerator.process_index, accelerator.num_processes
-        if not accelerator.project_configuration.save_on_each_node:
+        rank, num_processes = process.process_index, process.num_processes
+        if not on_each_node:
             return cls(0, rank, num_processes)
-        local = accelerator.local_process_index
+        local = process.local_process_index
         return cls(rank - local, local, int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)))
 
     @property

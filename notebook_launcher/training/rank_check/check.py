@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.ddp import Notes
     from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.updates import Updates
+    from notebook_launcher.training.accumulation.updates import LiveOptimizers
     from notebook_launcher.training.accumulation.windows import GradientState
 
 __all__ = ["RankCheck", "notify"]
@@ -90,10 +89,10 @@ class RankCheck:
     """Compares the parameters that an Accelerator keeps equal, and what optimizers know of them, between ranks."""
 
     def __init__(
-        self, members: Members, updates: Updates, state: GradientState, *, rank: int, num_processes: int
+        self, members: Members, optimizers: LiveOptimizers, state: GradientState, *, rank: int, num_processes: int
     ) -> None:
         self._members = members
-        self._updates = weakref.ref(updates)  # which has the accumulation, which has this
+        self._optimizers = optimizers
         self._state = state
         self._rank = rank
         self._num_processes = num_processes
@@ -260,10 +259,8 @@ class RankCheck:
         return frozenset(name for name, tensor in unit.tensors if id(tensor) not in owned)
 
     def _groups(self, unit: Unit) -> list[tuple[Any, dict[str, Any]]]:
-        updates = self._updates()
-        optimizers = [] if updates is None else updates.optimizers
         mine = {id(tensor) for _, tensor in unit.tensors}
-        groups = [(prepared, group) for prepared in optimizers for group in prepared.param_groups]
+        groups = [(prepared, group) for prepared in self._optimizers for group in prepared.param_groups]
         return [(prepared, group) for prepared, group in groups if any(id(one) in mine for one in group["params"])]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,0 +1,92 @@
+"""Saving and loading what an Accelerator has prepared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import context
+from notebook_launcher.training.checkpoints.loading import load_state
+from notebook_launcher.training.checkpoints.model_files import save, save_model
+from notebook_launcher.training.checkpoints.objects import check_custom_objects
+from notebook_launcher.training.checkpoints.parts import Parts
+from notebook_launcher.training.checkpoints.saving import save_state
+from notebook_launcher.training.unwrapping import unwrap_model
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+    from notebook_launcher.training.accumulation.updates import Updates
+    from notebook_launcher.training.accumulation.windows import GradientState
+    from notebook_launcher.training.plugins import ProjectConfiguration
+    from notebook_launcher.training.prepared import Prepared
+    from notebook_launcher.training.process.process_state import ProcessState
+    from notebook_launcher.training.rank_check.check import RankCheck
+    from notebook_launcher.training.rules import Rules
+
+__all__ = ["Checkpointer"]
+
+
+class Checkpointer:
+    """Writes and reads the checkpoints of one Accelerator."""
+
+    def __init__(
+        self,
+        process: ProcessState,
+        prepared: Prepared,
+        updates: Updates,
+        gradient_state: GradientState,
+        rules: Rules,
+        *,
+        project: ProjectConfiguration,
+        rank_check: RankCheck | None,
+    ) -> None:
+        """Take what belongs to a checkpoint.
+
+        Args:
+            process: This process among its peers.
+            prepared: The objects whose states are saved.
+            updates: Knows the gradient scaler.
+            gradient_state: The open windows.
+            rules: The differences from Accelerate.
+            project: Folder and naming of checkpoints.
+            rank_check: Compares the ranks' weights before a save; None: they are not compared.
+        """
+        self.project = project
+        self._process = process
+        self._prepared = prepared
+        self._updates = updates
+        self._gradient_state = gradient_state
+        self._rules = rules
+        self._rank_check = rank_check
+
+    @property
+    def _parts(self) -> Parts:
+        return Parts.of(self._prepared, self._gradient_state, self._rules, scaler=self._updates.scaler)
+
+    def save(self, obj: Any, f: str | os.PathLike[str], *, safe: bool) -> None:
+        """Write an object to a file, once, and whole or not at all."""
+        save(obj, f, save_on_each_node=bool(self.project.save_on_each_node), safe_serialization=safe)
+
+    def save_model(self, model: Any, folder: str | os.PathLike[str], max_shard_size: int | str, *, safe: bool) -> None:
+        """Write a model's weights under Hugging Face's file names."""
+        with context.activity(context.SAVING):
+            save_model(unwrap_model(model), folder, max_shard_size, safe)
+
+    def save_state(self, output_dir: str | os.PathLike[str] | None, *, safe: bool) -> Path:
+        """Write everything that training needs to go on; every rank must call it."""
+        with context.activity(context.SAVING):
+            return save_state(
+                self._parts, self._process, self.project, output_dir, safe=safe, rank_check=self._rank_check
+            )
+
+    def load_state(
+        self, input_dir: str | os.PathLike[str] | None, load_kwargs: dict[str, Any] | None, model_kwargs: dict[str, Any]
+    ) -> Path:
+        """Load what `save_state` wrote; every rank must call it."""
+        return load_state(self._parts, self._process, self.project, input_dir, load_kwargs, **model_kwargs)
+
+    def register(self, objects: tuple[Any, ...]) -> None:
+        """Save and load these objects too; raises ValueError if one lacks `state_dict` or `load_state_dict`."""
+        check_custom_objects(objects)
+        self._prepared.custom_objects.extend(objects)
