@@ -54,7 +54,7 @@ UNSUPPORTED = (
     "pippy", "sdaa", "torch_xla", "torchdata_stateful_dataloader", "transformer_engine", "transformer_engine_mxfp8",
     "xccl", "xpu",
 )  # fmt: skip
-"""What this package does not use, whether it is installed or not: programs take the other branch."""
+"""Packages that this package does not use, installed or not: programs take the other branch."""
 
 
 def _find_package(package: str, *_: Any, **__: Any) -> bool:

@@ -22,7 +22,7 @@ OWN = {
     "get_logger": "logging",
     "notebook_launcher": "launchers",
 }
-"""What decides by Accelerate's rules, and the module of `compat` that has it."""
+"""Names that decide by Accelerate's rules, each with its module of `compat`."""
 
 OFFERED = {
     **dict.fromkeys(training.__all__, "training"),

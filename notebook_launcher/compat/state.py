@@ -77,7 +77,7 @@ class AcceleratorState(_AcceleratorState):
 
     @property
     def initialized(self) -> bool:
-        """Whether an Accelerator, or an instance, was made."""
+        """True once an Accelerator, or an instance, was made."""
         return bool(self._shared_state)
 
     @staticmethod
@@ -89,7 +89,7 @@ class AcceleratorState(_AcceleratorState):
 
 
 class GradientState(_GradientState):
-    """Where accumulation stands, the same for all instances of the process."""
+    """The state of accumulation, the same for all instances of the process."""
 
     _shared_state: ClassVar[dict[str, Any]] = {}
 
@@ -104,7 +104,7 @@ class GradientState(_GradientState):
 
     @property
     def initialized(self) -> bool:
-        """Whether an Accelerator, or an instance, was made."""
+        """True once an Accelerator, or an instance, was made."""
         return bool(self._shared_state)
 
     @staticmethod

@@ -99,7 +99,7 @@ class Accelerator:
     is_composable_parallelism_enabled = False
     fp8_enabled = False
     is_fsdp2 = False
-    """Whether a plugin shards models; one that `fully_shard` was applied to beforehand is none of its business."""
+    """True if a plugin shards models; models that `fully_shard` was applied to beforehand do not count."""
     flag_tensor: torch.Tensor | None = None
     """This rank's flag, where `set_trigger` has raised it; see `check_trigger`."""
 
@@ -127,7 +127,7 @@ class Accelerator:
         check_ranks: bool | None = None,
         **unsupported: Any,
     ) -> None:
-        """Settle everything; the process group is joined if there is one to join.
+        """Resolve all settings, and join the process group if there is one to join.
 
         Args:
             device_placement: Whether models and batches are moved to `accelerator.device`.
@@ -236,17 +236,17 @@ class Accelerator:
 
     @property
     def mixed_precision(self) -> str:
-        """What the forward pass computes in."""
+        """Precision of the forward pass: `"no"`, `"fp16"` or `"bf16"`."""
         return self.state.mixed_precision
 
     @property
     def native_amp(self) -> bool:
-        """Whether that is a half precision."""
+        """True if the forward computes in half precision."""
         return self.mixed_precision != "no" and (self.scaler is not None or self.mixed_precision == "bf16")
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """What scales fp16 losses; None in other precisions."""
+        """The scaler of fp16 losses; None in other precisions."""
         return self._updates.scaler
 
     @property
@@ -260,7 +260,7 @@ class Accelerator:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the micro-batch at hand is the last of its window, so that optimizers step."""
+        """True if the current micro-batch is the last of its window, so that optimizers step."""
         return bool(self.gradient_state.sync_gradients)
 
     @sync_gradients.setter
@@ -279,7 +279,7 @@ class Accelerator:
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether the last step of any prepared optimizer was left out for an overflow."""
+        """True if the last step of any prepared optimizer was skipped for an overflow."""
         return any(optimizer.step_was_skipped for optimizer in self._prepared.optimizers)
 
     @property
@@ -290,7 +290,7 @@ class Accelerator:
 
     @property
     def device_placement(self) -> bool:
-        """Whether models and batches are moved to the device."""
+        """True if models and batches are moved to the device."""
         return self._preparation.device_placement
 
     @device_placement.setter
@@ -299,7 +299,7 @@ class Accelerator:
 
     @property
     def ddp_handler(self) -> DistributedDataParallelKwargs:
-        """How DistributedDataParallel is built."""
+        """Arguments of DistributedDataParallel."""
         return self._preparation.ddp_handler
 
     @ddp_handler.setter
@@ -308,7 +308,7 @@ class Accelerator:
 
     @property
     def dataloader_config(self) -> DataLoaderConfiguration:
-        """How data are shared out."""
+        """Settings of prepared loaders."""
         return self._preparation.dataloader_config
 
     @dataloader_config.setter
@@ -344,17 +344,17 @@ class Accelerator:
 
     @property
     def split_batches(self) -> bool:
-        """Whether each rank gets a slice of every batch."""
+        """True if each rank gets a slice of every batch."""
         return self.dataloader_config.split_batches
 
     @property
     def dispatch_batches(self) -> bool | None:
-        """Whether rank 0 reads for all."""
+        """True if rank 0 reads for all ranks; None: for iterable data sets."""
         return self.dataloader_config.dispatch_batches
 
     @property
     def even_batches(self) -> bool:
-        """Whether the last round is filled with samples from the start."""
+        """True if the last round is filled with samples from the start of the epoch."""
         return self.dataloader_config.even_batches
 
     @even_batches.setter
@@ -363,23 +363,23 @@ class Accelerator:
 
     @property
     def use_seedable_sampler(self) -> bool:
-        """Whether the order of samples depends on seed and epoch alone."""
+        """True if the order of samples depends on seed and epoch alone."""
         return self.dataloader_config.use_seedable_sampler
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """As given."""
+        """The setting as given."""
         return self.dataloader_config.use_stateful_dataloader
 
     @property
     def non_blocking(self) -> bool:
-        """Whether batches are copied to the GPU beside the computation."""
+        """True if batches are copied to the GPU beside the computation."""
         return self.dataloader_config.non_blocking
 
     # Preparing.
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Make objects fit for training on all ranks.
+        """Prepare objects for training on all ranks.
 
         Args:
             args: Models, optimizers, data loaders, schedulers and leaf tensors that require grad, in any order.
@@ -457,7 +457,7 @@ class Accelerator:
         return synchronisation.sync_next(self._prepared.members.inside(model))
 
     def backward(self, loss: torch.Tensor, weight: Any = None, *, reduction: str = "mean", **kwargs: Any) -> None:
-        """Compute gradients; at the end of a window they are those of the mean loss over all of it.
+        """Compute gradients; at the end of a window they are those of the mean loss over the whole window.
 
         Args:
             loss: A tensor of one element, on any rank: the mean over this micro-batch.
@@ -544,7 +544,7 @@ class Accelerator:
         return unwrapping.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
 
     def free_memory(self, *objects: Any) -> list[Any]:
-        """Let go of everything prepared and of `objects`; returns a None for each, to assign to their names."""
+        """Release everything prepared, and `objects`; return a None for each of these, to assign to their names."""
         self._prepared.clear()
         self._accumulation.clear()
         self._updates.clear()
@@ -559,12 +559,12 @@ class Accelerator:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """How processes work together."""
+        """The way in which processes work together: `NO`, `MULTI_CPU` or `MULTI_GPU`."""
         return self.state.distributed_type
 
     @property
     def num_processes(self) -> int:
-        """How many processes train together."""
+        """Number of processes that train together."""
         return self.state.num_processes
 
     @property
@@ -579,37 +579,37 @@ class Accelerator:
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """The device that this process computes on."""
         return self.state.device
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
+        """True on rank 0."""
         return self.state.is_main_process
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first rank of its machine."""
+        """True on the first rank of each machine."""
         return self.state.is_local_main_process
 
     @property
     def is_last_process(self) -> bool:
-        """Whether this is the last rank."""
+        """True on the last rank."""
         return self.state.is_last_process
 
     @property
     def use_distributed(self) -> bool:
-        """Whether there is more than one process."""
+        """True if there is more than one process."""
         return self.state.num_processes > 1
 
     @property
     def multi_device(self) -> bool:
-        """Whether several processes have an accelerator each."""
+        """True if several processes have a GPU each."""
         return self.use_distributed and self.device.type != "cpu"
 
     @property
     def data_parallel_rank(self) -> int:
-        """The same as `process_index`: all parallelism here is data parallelism."""
+        """Equal to `process_index`: all parallelism here is data parallelism."""
         return self.process_index
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
@@ -663,7 +663,7 @@ class Accelerator:
         self.flag_tensor = torch.ones(1, device=self.device)
 
     def check_trigger(self) -> bool:
-        """Return whether any rank has raised its flag, and lower all; every rank must call it."""
+        """Return True if any rank has raised its flag, and lower all flags; every rank must call this."""
         flag = torch.zeros(1, device=self.device) if self.flag_tensor is None else self.flag_tensor
         self.flag_tensor = None
         return bool(operations.reduce(flag, reduction="sum").item() > 0)
@@ -719,13 +719,13 @@ class Accelerator:
 
     @property
     def project_dir(self) -> str | None:
-        """The project's folder."""
+        """The folder of the project."""
         directory: str | None = self.project_configuration.project_dir
         return directory
 
     @property
     def logging_dir(self) -> str | None:
-        """Where trackers write."""
+        """The folder that trackers write to."""
         directory: str | None = self.project_configuration.logging_dir
         return directory
 
@@ -736,7 +736,7 @@ class Accelerator:
 
     @property
     def should_save_model(self) -> bool:
-        """Whether this rank is the one of its machine that writes models, where code does so by itself."""
+        """True on the rank of each machine that writes models, for code that writes them itself."""
         return bool(self.state.is_local_main_process)
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:  # noqa: FBT001, FBT002
@@ -829,7 +829,7 @@ class Accelerator:
 
     @property
     def log_with(self) -> list[Any]:
-        """What `log_with` named."""
+        """The classes and instances that `log_with` named."""
         return self._trackers.log_with
 
     def init_trackers(
@@ -849,7 +849,7 @@ class Accelerator:
         return self._trackers.get_tracker(name, unwrap=unwrap)
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
-        """Give metrics to all trackers, and to the launcher's live view, which wants them from every rank.
+        """Log metrics to all trackers and, from every rank, to the launcher's live view.
 
         The view also gets `learning_rate`, and `grad_norm` where gradients are clipped, unless they are among them.
         """

@@ -47,7 +47,7 @@ class TextEnum(str, enum.Enum):
 
 
 class DistributedType(TextEnum):
-    """How processes work together: `NO`, `MULTI_CPU` or `MULTI_GPU`.
+    """The way in which processes work together: `NO`, `MULTI_CPU` or `MULTI_GPU`.
 
     The others are never what a state says. They are Accelerate's, for code that asks whether it runs on one.
     """
@@ -71,7 +71,7 @@ class DistributedType(TextEnum):
 
 
 class PrecisionType(TextEnum):
-    """What the forward pass computes in."""
+    """Precision of the forward pass: `"no"`, `"fp16"` or `"bf16"`."""
 
     NO = "no"
     FP16 = "fp16"
@@ -95,7 +95,7 @@ class LoggerType(TextEnum):
 
 
 class DDPCommunicationHookType(TextEnum):
-    """How gradients are compressed on their way (torch.distributed.algorithms.ddp_comm_hooks)."""
+    """Compression of gradients for their reduction (torch.distributed.algorithms.ddp_comm_hooks)."""
 
     NO = "no"
     FP16 = "fp16"
@@ -106,16 +106,16 @@ class DDPCommunicationHookType(TextEnum):
 
 @dataclasses.dataclass
 class GradientAccumulationPlugin:
-    """How gradients are accumulated."""
+    """Settings of gradient accumulation."""
 
     num_steps: int | None = None
     """Micro-batches per update; None: 1, or what the launcher says."""
     adjust_scheduler: bool = True
     """Accepted and without effect, as in Accelerate 1.15: a scheduler counts updates."""
     sync_with_dataloader: bool = True
-    """Whether a window ends where its loader ends; False: windows go on over epochs."""
+    """End a window where its loader ends; False: windows continue into the next epoch."""
     sync_each_batch: bool | None = None
-    """Whether gradients are synchronised in every micro-batch: more traffic, less memory when sharded.
+    """Synchronise gradients in every micro-batch: more traffic, less memory when sharded.
     None: sharded models (FSDP) are, others are not."""
 
     def __post_init__(self) -> None:
@@ -125,28 +125,28 @@ class GradientAccumulationPlugin:
 
 @dataclasses.dataclass
 class DataLoaderConfiguration:
-    """How prepared loaders share their data out."""
+    """Settings of prepared loaders: each rank's part of the data."""
 
     split_batches: bool = False
-    """Whether each rank gets a slice of every batch; False: every `num_processes`-th batch."""
+    """Give each rank a slice of every batch; False: every `num_processes`-th batch."""
     dispatch_batches: bool | None = None
-    """Whether rank 0 reads and sends the others their slices; None: for iterable data sets.
+    """Let rank 0 read, and send the others their slices; None: for iterable data sets.
 
     With False every rank reads an iterable data set, and keeps its share. Of a Hugging Face `datasets` stream with at
     least as many shards as ranks, every rank reads its own shards only.
     """
     even_batches: bool = True
-    """Whether the last round is filled with samples from the start, so that all ranks have as much."""
+    """Fill the last round with samples from the start of the epoch, so that all ranks get equally many."""
     use_seedable_sampler: bool = False
-    """Whether the order depends on the seed and the epoch alone."""
+    """Draw an order that depends on the seed and the epoch alone."""
     data_seed: int | None = None
     """The seed of that order; None: drawn from torch's generator."""
     non_blocking: bool = False
-    """Whether batches go to the GPU while the one before is computed on (with pinned memory)."""
+    """Copy each batch to the GPU while the one before is computed on (with pinned memory)."""
     use_stateful_dataloader: bool = False
     """Accepted; prepared loaders of map-style data always know their position."""
     uneven: str | None = None
-    """What a rank does that has run out of batches before others have, with `even_batches=False`:
+    """Behaviour of a rank that runs out of batches before others do, with `even_batches=False`:
     `"weigh"` repeats a batch with weight zero, `"stop"` ends the loop on all ranks together, `"error"`
     refuses before the loop, `"leave"` ends it on that rank alone (others may wait for ever). None: `"weigh"`."""
 
@@ -157,15 +157,15 @@ class DataLoaderConfiguration:
 
 @dataclasses.dataclass
 class ProjectConfiguration:
-    """Where a project keeps its checkpoints and logs."""
+    """Folders of a project: checkpoints and logs."""
 
     project_dir: str | None = None
     logging_dir: str | None = None
     """None: `project_dir`."""
     automatic_checkpoint_naming: bool = False
-    """Whether `save_state()` writes `project_dir/checkpoints/checkpoint_<iteration>` and counts on."""
+    """Let `save_state()` write `project_dir/checkpoints/checkpoint_<iteration>`, counting up."""
     total_limit: int | None = None
-    """How many automatically named checkpoints are kept; None: all."""
+    """Number of automatically named checkpoints to keep; None: all."""
     iteration: int = 0
     """The number of the next one."""
     save_on_each_node: bool = False
@@ -265,7 +265,7 @@ class ProfileKwargs(KwargsHandler):
     with_flops: bool = False
     with_modules: bool = False
     output_trace_dir: str | None = None
-    """Where each rank writes `profile_<rank>.json`; None: nowhere."""
+    """Folder in which each rank writes `profile_<rank>.json`; None: nothing is written."""
 
 
 def whole_number(name: str, value: Any, *, minimum: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""What `prepare` makes of models, optimizers, schedulers, loaders and leaf tensors."""
+"""Preparation of models, optimizers, schedulers, loaders and leaf tensors for training on all ranks."""
 
 from __future__ import annotations
 

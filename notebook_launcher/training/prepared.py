@@ -1,4 +1,4 @@
-"""What an Accelerator has prepared and what was registered with it, in order."""
+"""The registry of an Accelerator: all that was prepared or registered, in order."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 LOWEST, HIGHEST = -(2**63), 2**64 - 1
-"""What `torch.manual_seed` takes."""
+"""The range of seeds that `torch.manual_seed` takes."""
 RNG_TYPES = ("torch", "cuda", "generator")
 
 

@@ -1,4 +1,4 @@
-"""Who decides precision and accumulation: an argument, then the launcher, then Accelerate's variables."""
+"""Settings of an Accelerator, resolved: an argument wins, then the launch, then Accelerate's variables."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def resolve_loaders(config: DataLoaderConfiguration | None, **shortcuts: Any) ->
 
 
 def report_conflicts(conflicts: list[str]) -> None:
-    """Say in one line where the code and the launch differ."""
+    """Report in one line the settings in which the code and the launch differ."""
     rank = context.current()
     if conflicts and rank is not None and rank.rank == 0:
         text = "Accelerator(): " + "; ".join(conflicts) + ". The code wins."

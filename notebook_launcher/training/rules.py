@@ -1,4 +1,4 @@
-"""Where this package and Hugging Face Accelerate decide differently, one field for each difference.
+"""The decisions in which this package and Hugging Face Accelerate differ, one field for each.
 
 `EXACT` is what `notebook_launcher` does, `ACCELERATE` what Accelerate 1.15 does and `notebook_launcher.compat`
 keeps. There is one implementation; whoever differs asks here.

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Safepoint", "make_safepoint"]
 
 SAVE_CHOICE = struct.Struct("<QQ")
-"""Which request, and after which update."""
+"""Number of the request, and of the update after which it is carried out."""
 STOP_CHOICE = struct.Struct("<Q")
-"""After which update; 0: nobody has chosen."""
+"""Number of the update; 0: none is chosen yet."""
 
 
 class Safepoint:
@@ -35,7 +35,7 @@ class Safepoint:
         self._rank = rank
         self.num_backwards = 0
         self.is_due = False
-        """Whether `act` has something to do."""
+        """True if `act` has something to do."""
         self._num_updates = 0
         self._seen = 0
         self._saves = False

@@ -36,7 +36,7 @@ MOST_BLOCKS = 16
 
 
 class Accumulation:
-    """The micro-batches of an Accelerator."""
+    """The micro-batches of an Accelerator: their blocks and backwards."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Accumulation:
         return block
 
     def clear(self) -> None:
-        """Let go of the models."""
+        """Release the models."""
         self._blocks.clear()
 
     def backward(self, loss: Any, weight: Any, reduction: str, kwargs: dict[str, Any]) -> None:
@@ -254,7 +254,7 @@ class Accumulation:
         return total, dist.all_reduce(total, async_op=True)
 
     def _correct(self, window: Window, pending: Any) -> None:
-        """Make the gradients those of the mean over what the window held."""
+        """Rescale the gradients to the mean over the micro-batches that the window really held."""
         if self._rules.nominal_divisor or window.backwards_in_block > 1 or window.num_backwards == 0:
             return
         if pending is not None:

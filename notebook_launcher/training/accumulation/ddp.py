@@ -70,30 +70,30 @@ class SyncedModel(DistributedDataParallel):
 
 @dataclasses.dataclass(slots=True)
 class Notes:
-    """What is known of a model's forwards and backwards; not in the module, which looks at all that it is given."""
+    """Notes of a model's forwards and backwards, beside the module, whose `__setattr__` inspects every value."""
 
     forwards: int = 0
     """The states of the forwards that no backward has answered, as flags."""
     answered: int = 0
-    """Those that the last backward answered, whose gradients the parameters hold; 0: they hold none."""
+    """The states of the forwards that the last backward answered: the parameters hold their gradients; 0: none."""
     recorded: bool = False
-    """Whether there was a forward whose backward synchronises, which `static_graph` records the graph from."""
+    """True after the first forward whose backward synchronises; `static_graph` records the graph there."""
     trains_alone: bool = False
-    """Whether each rank is meant to step with its own gradients (`LocalSGD`)."""
+    """True if each rank steps with its own gradients on purpose (`LocalSGD`)."""
     num_synced: int = 0
-    """How many backwards have reduced the gradients; equal on all ranks."""
+    """Number of backwards that have reduced the gradients; equal on all ranks."""
     compared: int = 0
-    """After how many of them the ranks last compared their weights."""
+    """The value of `num_synced` at which the ranks last compared their weights."""
     inputs: int | None = None
     """Fingerprint of the inputs of the last forward that was to be compared; None: none was, or they are no tensors."""
     compares: bool = False
-    """Whether the ranks compare their weights now and then."""
+    """True if the ranks compare their weights now and then."""
     own_state: str = ""
-    """What has left each rank an optimizer state of its own, by its name."""
+    """The name of the cause that left each rank an optimizer state of its own."""
 
     @property
     def is_due(self) -> bool:
-        """Whether the ranks compare their weights at the next backward that reduces: at 1, 2, 4, 8 and so on."""
+        """True if the ranks compare their weights at the next backward that reduces: at 1, 2, 4, 8 and so on."""
         return not self.num_synced & (self.num_synced + 1)
 
 

@@ -22,7 +22,7 @@ __all__ = ["Members"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Owned:
-    """What an optimizer updates."""
+    """The parameters that an optimizer updates, by member."""
 
     sizes: tuple[int, ...]
     """Number of parameters in each of its groups when this was looked up."""
@@ -45,9 +45,9 @@ class Members:
         """As prepared."""
         self.leaves: list[LeafTensor] = []
         self.synced_models: list[SyncedModel] = []
-        """Those that DDP synchronises, without what compiled them."""
+        """The models that DDP synchronises, without what compiled them."""
         self.leaf_notes = Notes()
-        """What is known of the reductions of leaf tensors, which are all reduced together."""
+        """Notes of the reductions of leaf tensors, which are all reduced together."""
         self.version = 0
         """Grows with every change, so that what was looked up before can be looked up again."""
         self._of_modules: list[PlainModel] = []

@@ -53,7 +53,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last step was left out, because gradients had overflowed."""
+        """True if the last step was skipped because gradients had overflowed."""
         return self._is_overflow
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

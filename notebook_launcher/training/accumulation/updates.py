@@ -1,4 +1,4 @@
-"""What happens where a window ends: unscale, clip, step, and the refusal to step with gradients of one rank."""
+"""The end of a window: unscale, clip, step, and the refusal to step with gradients of one rank."""
 
 from __future__ import annotations
 
@@ -218,14 +218,14 @@ class Updates:
             raise RuntimeError(_local(prepared.optimizer, local, members))
 
     def clear(self) -> None:
-        """Let go of the optimizers."""
+        """Release the optimizers."""
         self.optimizers.clear()
         self._unscaled.clear()
         self._stepped.clear()
 
 
 def _local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], members: Members) -> str:
-    """Say why nothing synchronises these parameters."""
+    """Return the message that nothing synchronises these parameters, and why."""
     mine = {id(parameter) for parameter in parameters}
     inside = [one for one in members.models if any(id(parameter) in mine for parameter in one.parameters())]
     shapes = ", ".join(str(tuple(parameter.shape)) for parameter in parameters[:3])

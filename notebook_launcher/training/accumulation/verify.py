@@ -20,18 +20,18 @@ __all__ = ["AccumulationReport", "check_accumulation"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationReport:
-    """How far accumulated gradients are from those of the full batch."""
+    """The difference between accumulated gradients and those of the full batch."""
 
     max_difference: float
     """The largest absolute difference of an element."""
     relative: float
-    """That, over the largest absolute element of the full batch's gradient."""
+    """`max_difference` over the largest absolute element of the full batch's gradient."""
     parameter: str
-    """Where it is."""
+    """The parameter with the largest difference."""
     nominal: float
     """The relative difference that dividing by the nominal number of micro-batches would have made."""
     num_micro_batches: int
-    """On all ranks."""
+    """Micro-batches on all ranks."""
     total_weight: float
     """Samples, or what `weight` counted, on all ranks."""
     tolerance: float

@@ -25,7 +25,7 @@ __all__ = ["GradientState", "Window"]
 
 
 class Window:
-    """What one set of models has gathered since its last update.
+    """The micro-batches that one set of models has gathered since its last update.
 
     A micro-batch's weight is, in this order, what `backward(weight=...)` was given, its number of samples
     if a prepared loader counted them, or 1. All micro-batches of a window are weighed the same way.
@@ -56,15 +56,15 @@ class Window:
         self.key = frozenset(map(id, members))
         self._parameters: frozenset[int] | None = None
         self.broken = False
-        """Whether a backward failed half way, which leaves gradients of nobody knows what."""
+        """True if a backward failed half way, so that the gradients are not those of whole micro-batches."""
         self.token: object | None = None
         """The loader's iteration that the window began in."""
         self.versions: list[int] = []
-        """How often the weights had been written to when the last block ended."""
+        """Versions of the weights when the last block ended."""
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget the micro-batches; members stay."""
         self.num_batches = 0
         self.num_backwards = 0
         self.backwards_in_block = 0
@@ -76,7 +76,7 @@ class Window:
         self.weight = 0.0
         self.world_weight = 0.0
         self.correction = 1.0
-        """What the gradients were multiplied with where the window ended."""
+        """The factor by which the gradients were multiplied where the window ended."""
 
     def shares_parameters(self, other: Window) -> bool:
         """Return True if a parameter has its gradient gathered by both windows."""
@@ -120,21 +120,21 @@ class Window:
 
 
 class GradientState:
-    """Where accumulation stands: the settings, the windows, and the loaders at work."""
+    """The state of accumulation: the settings, the windows, and the loaders that are being iterated."""
 
     def __init__(self, plugin: GradientAccumulationPlugin, rules: Rules) -> None:
         self.plugin = plugin
         self.num_steps = plugin.num_steps or 1
         """Micro-batches per update."""
         self.sync_gradients = True
-        """Whether the micro-batch at hand is the last of its window."""
+        """True if the current micro-batch is the last of its window."""
         self.stack = LoaderStack(self._loop_begins)
         self.current: Window | None = None
         """The window whose block was entered last, and has not been left."""
         self.block: Any = None
-        """That block."""
+        """The block that was entered last, and has not been left."""
         self.given_reference: float | None = None
-        """What weights given by hand are measured in, under a gradient scaler."""
+        """The unit of weights given by hand, under a gradient scaler."""
         self._rules = rules
         self.windows: dict[frozenset[int], Window] = {}
         """The window of each set of members; the key of a window that all members share is empty."""
@@ -154,12 +154,12 @@ class GradientState:
 
     @property
     def in_dataloader(self) -> bool:
-        """Whether a prepared loader is being iterated."""
+        """True while a prepared loader is being iterated."""
         return self.stack.active is not None
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the active loader is at its last batch."""
+        """True if the active loader is at its last batch."""
         loader = self.stack.active
         return loader is not None and bool(loader.end_of_dataloader)
 
@@ -176,12 +176,12 @@ class GradientState:
 
     @property
     def sync_with_dataloader(self) -> bool:
-        """Whether a window ends where its loader ends."""
+        """True if a window ends where its loader ends."""
         return self.plugin.sync_with_dataloader
 
     @property
     def sync_each_batch(self) -> bool:
-        """Whether gradients are synchronised in every micro-batch."""
+        """True if gradients are synchronised in every micro-batch."""
         return bool(self.plugin.sync_each_batch)
 
     @property
@@ -270,14 +270,14 @@ class GradientState:
             self.sync_gradients = self.sync_gradients or self._is_over(last)
 
     def _is_over(self, window: Window) -> bool:
-        """Whether the iteration that the window began in has ended; windows that span epochs never are."""
+        """Return True if the iteration that the window began in has ended; not for windows that span epochs."""
         if not self.plugin.sync_with_dataloader:
             return False
         return all(loader.iteration_token is not window.token for loader in self.stack.loaders)
 
     @property
     def has_open_window(self) -> bool:
-        """Whether gradients have been gathered that no update has used."""
+        """True if gradients have been gathered that no update has used."""
         return any(window.num_batches for window in self.windows.values())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -289,7 +289,7 @@ class GradientState:
         self.windows = {window.key: window for window in self.windows.values()}
 
     def forget_windows(self) -> None:
-        """Begin anew, with windows of models that are not known yet."""
+        """Forget all windows, also those of a checkpoint."""
         self.windows.clear()
         self._last = None
         self.sync_gradients = True

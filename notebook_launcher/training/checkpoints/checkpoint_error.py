@@ -1,4 +1,4 @@
-"""What is raised when a checkpoint cannot be written or read."""
+"""The error of checkpoints that cannot be written or read."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ CHUNK = 2**20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a file must be for a checkpoint to be whole."""
+    """Size and digest of a file of a whole checkpoint."""
 
     bytes: int
     sha256: str

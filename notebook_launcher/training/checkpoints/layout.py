@@ -98,7 +98,7 @@ def count(files: Iterable[str]) -> dict[str, int]:
 
 
 def is_part(name: str) -> bool:
-    """Whether a file has the name of a checkpoint's part."""
+    """Return True if a file has the name of a checkpoint's part."""
     return any(re.fullmatch(form, name) for form in FORMS)
 
 
@@ -169,7 +169,7 @@ def keep_newest(config: ProjectConfiguration, newest: Path) -> None:
 
 
 def _is_numbered(config: ProjectConfiguration, folder: Path) -> bool:
-    """Whether automatic naming made the folder's name."""
+    """Return True if automatic naming made the folder's name."""
     if not config.automatic_checkpoint_naming or config.project_dir is None:
         return False
     home = _real(Path(config.project_dir) / "checkpoints")

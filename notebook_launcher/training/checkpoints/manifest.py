@@ -25,12 +25,12 @@ ADVICE = "Load another checkpoint; this one cannot be trusted."
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What is written down of a checkpoint."""
+    """The contents of a manifest."""
 
     num_processes: int
     """Ranks that saved it."""
     objects: dict[str, int]
-    """How many `models`, `leaves`, `optimizers`, `schedulers`, `dataloaders` and `custom_objects` were prepared."""
+    """Number of prepared `models`, `leaves`, `optimizers`, `schedulers`, `dataloaders` and `custom_objects`."""
     files: dict[str, FileRecord]
     """By path, relative to the folder."""
     versions: dict[str, str] = dataclasses.field(default_factory=dict)

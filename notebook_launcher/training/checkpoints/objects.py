@@ -32,7 +32,7 @@ PLAIN = (
 
 
 TRUST = 'load_kwargs={"weights_only": False} to load_state'
-"""What a caller of `load_state` passes, in order to load anything."""
+"""The argument of `load_state` that allows any type."""
 
 
 def read_object(path: Path, map_location: Any = "cpu", *, trust: str = TRUST, **load_kwargs: Any) -> Any:

@@ -89,7 +89,7 @@ def parse_size(size: int | str) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """How tensors are spread over files."""
+    """The distribution of tensors over files."""
 
     files: dict[str, list[str]]
     """The names of the tensors in each file."""

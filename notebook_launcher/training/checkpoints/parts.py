@@ -1,4 +1,4 @@
-"""What an Accelerator has that belongs in a checkpoint."""
+"""The objects of an Accelerator that belong in a checkpoint."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Parts:
     save_hooks: list[Callable[..., Any]]
     load_hooks: list[Callable[..., Any]]
     nominal_divisor: bool
-    """Whether gradients are averaged over ranks, and not over what the window held."""
+    """True if gradients are averaged over ranks, and not over what the window held."""
     loaders_resume: bool
-    """Whether loaders go on where they were saved."""
+    """True if loaders continue where they were saved."""
 
     @classmethod
     def of(cls, prepared: Prepared, gradient_state: GradientState, rules: Rules, *, scaler: Any) -> Parts:
@@ -59,7 +59,7 @@ class Parts:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many objects of each kind there are."""
+        """Number of objects of each kind."""
         kinds = ("models", "leaves", "optimizers", "schedulers", "dataloaders", "custom_objects")
         return {kind: len(getattr(self, kind)) for kind in kinds}
 

@@ -29,7 +29,7 @@ __all__ = ["Reader", "State"]
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class State:
-    """What the files hold, but for the models."""
+    """The contents of the files, except for the models."""
 
     leaves: list[torch.Tensor]
     optimizers: list[dict[str, Any]]
@@ -59,7 +59,7 @@ class Reader:
         self.manifest: Manifest | None = read_manifest(folder)
         self.files = contents(folder) if self.manifest is None else set(self.manifest.files)
         self.remarks: list[str] = []
-        """What the user should know."""
+        """Remarks for the user."""
         self._rank = rank
         self._num_processes = num_processes
         self._device = device

@@ -110,7 +110,7 @@ class _CheckpointWriter:
         self.safe = safe
         self.weights: list[dict[str, Any]] = []
         self.objects: dict[str, Any] = {}
-        """What is the same on all ranks and written once, by file name."""
+        """States that are the same on all ranks and written once, by file name."""
         self.window: dict[str, Any] | None = None
 
     def collect(self) -> None:
@@ -153,7 +153,7 @@ class _CheckpointWriter:
         return records
 
     def _warn_of_types(self) -> None:
-        """Say now what `load_state` would refuse later."""
+        """Warn now of types that `load_state` would refuse later."""
         for name in self.objects:
             found = unsafe_types(self.stage / name)
             if found:

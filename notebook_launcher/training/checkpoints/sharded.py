@@ -13,7 +13,7 @@ __all__ = ["from_local_part", "gather_tree", "is_spread", "local_part", "share_o
 
 
 def is_spread(value: Any) -> bool:
-    """Whether a value is a tensor of which each rank has a part, a DTensor."""
+    """Return True for a tensor of which each rank has a part, a DTensor."""
     return isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
 
 

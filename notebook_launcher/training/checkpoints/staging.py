@@ -154,7 +154,7 @@ def _is_stage(name: str) -> bool:
 
 
 def _is_workplace(target: Path) -> bool:
-    """Whether this process works in the folder or below: exchanged, it would lie in one that is removed."""
+    """Return True if this process works in the folder or below: after an exchange its folder would be removed."""
     try:
         return Path.cwd().is_relative_to(target)
     except FileNotFoundError:  # it was removed

@@ -24,13 +24,13 @@ __all__ = ["Weights", "check_fit", "fill_in", "read_index", "read_weights", "spl
 
 @dataclasses.dataclass(slots=True)
 class Weights:
-    """What files hold of a model."""
+    """The tensors of a model that its files hold."""
 
     tensors: dict[str, Any]
     aliases: dict[str, str]
     """Other names that a tensor had when it was saved, each with the one that it is under."""
     source: str
-    """Where they come from, for messages."""
+    """File or folder of the tensors, for messages."""
 
 
 def split_tied(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

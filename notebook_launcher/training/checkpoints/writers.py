@@ -41,7 +41,7 @@ class Writers:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank is the leader."""
+        """True on the leader."""
         return self.index == 0
 
 
@@ -80,7 +80,7 @@ def gather_outcomes(doing: str, step: Callable[[], T]) -> list[T]:
 
 
 def writes_here(*, on_each_node: bool = False) -> bool:
-    """Whether this rank writes what is written once: rank 0, or the first rank of each machine."""
+    """Return True on the rank that writes what is written once: rank 0, or the first rank of each machine."""
     if on_each_node:
         return int(os.environ.get("LOCAL_RANK", "0")) == 0
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0

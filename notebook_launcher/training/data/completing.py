@@ -1,4 +1,4 @@
-"""What becomes of a round that has less than a batch for every rank."""
+"""Completion of a round that has less than a batch for every rank."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class DataLoaderDispatcher(PreparedLoader):
 
     @property
     def split_batches(self) -> bool:
-        """Whether every batch is cut among the ranks."""
+        """True if every batch is cut among the ranks."""
         return self._split_batches
 
     def _portions(self) -> Portions:
@@ -134,7 +134,7 @@ class DataLoaderDispatcher(PreparedLoader):
             raise uneven_error(f"{num_batches} batches, {self._fetched_per_round} for each round")
 
     def _has_small_tail(self) -> bool:
-        """Whether the last batch is known to be too small to be split among all ranks."""
+        """Return True if the last batch is known to be too small to be split among all ranks."""
         num_samples = length_of(self.dataset if self._walked is None else self.get_sampler())
         size = self._nominal_batch_size()
         if not self.split_batches or self._drop_last or num_samples is None or size is None:

@@ -15,7 +15,7 @@ UNKNOWN = -1
 
 
 class EpochPlan(NamedTuple):
-    """What a rank is about to walk through."""
+    """The data that a rank is about to walk through."""
 
     num_samples: int | None
     """Of the data set; None if it has no length."""

@@ -34,7 +34,7 @@ class Common(NamedTuple):
 
 
 class _Report(NamedTuple):
-    """What a rank says of the batch that it has read; all zero at its end."""
+    """A rank's report of the batch that it has read; all zero at its end."""
 
     rows: int
     real: int
@@ -119,7 +119,7 @@ class InStep:
 
 
 class Readings:
-    """How far every rank has read its own streams."""
+    """The position of every rank in its own streams."""
 
     def __init__(self, start: Position, num_processes: int, num_streams: int) -> None:
         """Begin at `start`; raise ValueError if other ranks or workers read then."""

@@ -26,7 +26,7 @@ class StreamRound(NamedTuple):
     round: Round | None
     """None: every rank has a full batch."""
     consumed: int
-    """How many elements of the stream all ranks have had with this round."""
+    """Elements of the stream that all ranks together have had, with this round."""
 
 
 class IterableDatasetShard(IterableDataset[Any]):

@@ -1,4 +1,4 @@
-"""What all prepared loaders have in common: they know where they are, and say so while they are iterated."""
+"""The base of all prepared loaders: it knows its position and shows it while it is iterated."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         self._non_blocking = _non_blocking
         self._progress = LoaderProgress(iteration, Position(iteration)) if progress is None else progress
         self._loaded = False
-        """Whether the position at which the next loop begins was loaded into this loader."""
+        """True if the position at which the next loop begins was loaded into this loader."""
         self._walked: WalkedSampler | None = None
         self.base_dataloader = self._make_base()
 
@@ -119,12 +119,12 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
 
     @property
     def split_batches(self) -> bool:
-        """Whether `batch_size` is that of all ranks together."""
+        """True if `batch_size` is that of all ranks together."""
         raise NotImplementedError
 
     @property
     def _fetched_per_round(self) -> int:
-        """How many batches of `base_dataloader` this rank takes in each round."""
+        """Number of batches of `base_dataloader` that this rank takes in each round."""
         return 1
 
     @property

@@ -1,4 +1,4 @@
-"""What a loader says of itself while it is iterated."""
+"""The state that a loader shows while it is iterated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["DataLoaderStateMixin"]
 
 
 class DataLoaderStateMixin:
-    """What a loader says of itself while it is iterated.
+    """The state that a loader shows while it is iterated.
 
     Attributes:
         end_of_dataloader: Whether the batch at hand is the last; False outside a loop.

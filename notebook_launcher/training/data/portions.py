@@ -1,4 +1,4 @@
-"""How rank 0 deals out the batches that it reads for all ranks."""
+"""Portions: the ranks' parts of the batches that rank 0 reads for all."""
 
 from __future__ import annotations
 

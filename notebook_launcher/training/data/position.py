@@ -1,4 +1,4 @@
-"""Where in the data a loop stands, and what made their order: enough to go on elsewhere, on other ranks."""
+"""Position of a loop in its data, and the states that made their order: enough to continue on other ranks."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ DEFAULT_GENERATORS = ("random_state", "numpy_random_seed", "torch_manual_seed")
 
 
 class Position(NamedTuple):
-    """How far an epoch has come, in samples of the whole data set; false at its start."""
+    """A point of an epoch, in samples of the whole data set; false at its start."""
 
     epoch: int = 0
     samples: int = 0
     """Samples that all ranks together have had."""
     streams: tuple[int, ...] = ()
-    """Where workers read an iterable data set, what all ranks have had of each worker's stream."""
+    """With workers that read an iterable data set: the elements of each worker's stream that all ranks have had."""
     stream: int = 0
-    """Which worker the last batch came from."""
+    """The worker that the last batch came from."""
 
     def __bool__(self) -> bool:
         return self.samples > 0
@@ -37,18 +37,18 @@ class Position(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class LoaderProgress:
-    """How far a loader has come; a loader of the rest of an epoch shares that of the whole."""
+    """The progress of a loader; a loader of the rest of an epoch shares that of the whole."""
 
     iteration: int
     """The epoch that the next loop is, counted from 0."""
     position: Position
-    """Where the loop stands, or where it was left."""
+    """The point at which the loop stands, or was left."""
     order: Order | None = None
-    """What drew the order of the epoch that `position` is in."""
+    """The states that drew the order of the epoch that `position` is in."""
     begin_at: Position | None = None
-    """Where the next loop begins; None: at the start of its epoch."""
+    """The point at which the next loop begins; None: the start of its epoch."""
     anew: bool = False
-    """Whether of `begin_at` only the epoch counts."""
+    """True if only the epoch of `begin_at` counts."""
 
     def set_epoch(self, epoch: int) -> None:
         """Forget positions in another epoch."""

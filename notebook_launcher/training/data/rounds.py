@@ -1,4 +1,4 @@
-"""What a prepared loader knows of the batches that all ranks got at once, and which loaders are at work."""
+"""Rounds, which are the batches that all ranks get at once, and the loaders that are being iterated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Round:
     real: tuple[int, ...]
     """Samples of it that no rank has had before; `gather_for_metrics` keeps these. They come first."""
     weights: tuple[int, ...]
-    """What the batch counts for in a window's mean: `rows`, or 0 for a batch that only keeps step."""
+    """The batch's weight in a window's mean: `rows`, or 0 for a batch that only keeps step."""
 
 
 def _no_state() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["count_rows", "find_rows", "join_batches", "take_rows"]
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
-"""What is in a batch as a whole, and the same in each, such as the name of a task."""
+"""Types of values that belong to a batch as a whole, such as the name of a task."""
 
 
 def find_rows(batch: Any) -> int | None:

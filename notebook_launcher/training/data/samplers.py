@@ -29,7 +29,7 @@ class SeedableRandomSampler(RandomSampler):
     """
 
     is_chosen = False
-    """Whether `set_epoch` was called since a prepared loader last took note of the epoch."""
+    """True if `set_epoch` was called since a prepared loader last read the epoch."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ def get_sampler(dataloader: Any) -> Any:
 
 
 def set_epochs(objects: Iterable[Any], epoch: int) -> None:
-    """Tell the epoch to all that want to know it."""
+    """Set the epoch of everything that has `set_epoch`."""
     for one in objects:
         if callable(getattr(one, "set_epoch", None)):
             one.set_epoch(epoch)

@@ -90,7 +90,7 @@ class DataLoaderShard(PreparedLoader):
 
     @property
     def shard(self) -> BatchSamplerShard | IterableDatasetShard | None:
-        """What cuts this rank's share out; None: it has everything."""
+        """The object that cuts this rank's share out; None: the rank has everything."""
         if isinstance(self.dataset, IterableDatasetShard):
             return self.dataset
         return next((link for link in sampler_chain(self) if isinstance(link, BatchSamplerShard)), None)
@@ -102,7 +102,7 @@ class DataLoaderShard(PreparedLoader):
 
     @property
     def split_batches(self) -> bool:
-        """Whether `batch_size` is that of all ranks together."""
+        """True if `batch_size` is that of all ranks together."""
         return self.shard is not None and self.shard.split_batches
 
     @property

@@ -24,7 +24,7 @@ __all__ = ["BatchSamplerShard"]
 
 
 class _Group(enum.Enum):
-    """What is known of a round's batches when they are cut."""
+    """The batches of a round, when they are cut."""
 
     FULL = "there is one of full size for every rank"
     SHORT = "the last one is short, and others follow"
@@ -180,7 +180,7 @@ class BatchSamplerShard(BatchSampler):
         return not self.even_batches and self.uneven == "stop"
 
     def _misses_tail(self, rank: int) -> bool:
-        """Whether it is known that `rank` gets nothing of the last batch when that is split."""
+        """Return True if `rank` is known to get nothing of the last batch when that is split."""
         num_samples = length_of(getattr(self.batch_sampler, "sampler", None))
         if self.batch_size is None or self.drop_last or num_samples is None:
             return False

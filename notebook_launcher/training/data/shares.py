@@ -20,7 +20,7 @@ class Share(NamedTuple):
     """None: it has none, and its iteration is over."""
     round: Round
     samples: int
-    """How many samples of the epoch all ranks have had with this round."""
+    """Samples of the epoch that all ranks together have had, with this round."""
 
 
 def shares_of(batch_sampler: Any, skip: int = 0) -> Iterator[Share]:

@@ -1,4 +1,4 @@
-"""What a loader of an iterable data set fetches: batches, and where in the stream they come from.
+"""Streams of an iterable data set: batches with the place in the stream that they come from.
 
 A stream is read in worker processes, where its end is seen first. So each element carries a receipt of its
 round there, and the batch that is made of them brings the receipt to the process that trains.
@@ -21,14 +21,14 @@ __all__ = ["CollateWithReceipt", "Receipt", "StartWorker", "StreamWithReceipts"]
 
 
 class Receipt(NamedTuple):
-    """Where a batch comes from."""
+    """The origin of a batch."""
 
     round: Round | None
     """None: every rank has a full batch."""
     stream: int
     """Of which worker's stream it is; 0 without workers."""
     consumed: int
-    """How many elements of that stream have been had with it."""
+    """Number of elements of that stream up to and including the batch."""
 
 
 class StreamWithReceipts(IterableDataset[Any]):
@@ -43,7 +43,7 @@ class StreamWithReceipts(IterableDataset[Any]):
             self._orders.share_memory_()  # type: ignore[no-untyped-call]
 
     def order(self, epoch: int, last_stream: int, consumed: Sequence[int]) -> None:
-        """Say where the next iteration begins."""
+        """Set the place at which the next iteration begins."""
         wanted = [epoch, last_stream, *consumed]
         self._orders.zero_()
         self._orders[: len(wanted)] = torch.tensor(wanted)

@@ -1,4 +1,4 @@
-"""How batches get to the device."""
+"""Transfer of batches to the device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Delivery(NamedTuple):
     round: Round | None
     is_last: bool
     position: Position
-    """Where the epoch stands with it."""
+    """The position in the epoch, with this batch."""
 
 
 def copied_ahead(deliveries: Iterable[Delivery], device: torch.device) -> Iterator[Delivery]:

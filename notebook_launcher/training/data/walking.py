@@ -26,7 +26,7 @@ class Walk:
 
     def __init__(self, batch_sampler: Any, skip: int, order: Order | None) -> None:
         self.order = order
-        """What made the order; None until the first batch is drawn."""
+        """The states that made the order; None until the first batch is drawn."""
         self.taken: collections.deque[tuple[Round, int, bool]] = collections.deque()
         """Of the batches that are being loaded: the round, the samples with it, and whether it is the last."""
         self._batch_sampler = batch_sampler
@@ -67,7 +67,7 @@ class Walk:
 
 
 class WalkedSampler:
-    """What the fetching loader takes for its batch sampler: every iteration is a new `Walk`."""
+    """The batch sampler of the fetching loader: every iteration is a new `Walk`."""
 
     def __init__(self, batch_sampler: Any) -> None:
         self._batch_sampler = batch_sampler

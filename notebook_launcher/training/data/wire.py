@@ -1,4 +1,4 @@
-"""How rank 0 sends every rank its batch: objects pickled, tensors as they lie in memory.
+"""The wire from rank 0 to every rank: objects pickled, tensors as they lie in memory.
 
 For each round one small tensor goes to all ranks (what comes, how much, and what everybody has), and then
 each rank's own batch to that rank.
@@ -25,7 +25,7 @@ BATCH, END, ERROR = range(3)
 
 
 class ReceivedBatch(NamedTuple):
-    """What a rank gets."""
+    """A batch as a rank receives it."""
 
     batch: Any
     round: Round
@@ -38,7 +38,7 @@ class BatchParcel(NamedTuple):
     """A batch on its way, in bytes."""
 
     objects: torch.Tensor
-    """What pickle made of it, without the tensors."""
+    """The pickled batch, without the tensors."""
     tensors: list[torch.Tensor]
 
 
@@ -74,7 +74,7 @@ def send(parcels: Sequence[BatchParcel], drawn: Round, *, is_last: bool, samples
 
 
 def send_end(device: torch.device) -> None:
-    """Tell the other ranks that there is no more."""
+    """Send the end of the data to the other ranks."""
     _announce(END, [0, 0], None, [], device)
 
 

@@ -1,4 +1,4 @@
-"""What all processes do together to nested tensors and objects, through the default process group.
+"""Collectives on nested tensors and objects, through the default process group.
 
 Every process must call an operation, in the same order, with the same structure. Without a process group,
 or alone in one, they give back what they got.

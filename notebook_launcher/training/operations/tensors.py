@@ -1,4 +1,4 @@
-"""What one process does to the tensors of a nested batch: move, slice, concatenate, convert."""
+"""Operations of one process on the tensors of a nested batch: move, slice, concatenate, convert."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorInformation:
-    """What another process must know of a tensor to receive it."""
+    """The facts that another process needs to receive a tensor."""
 
     shape: torch.Size
     dtype: torch.dtype

@@ -24,9 +24,9 @@ class Place:
     rank: int
     num_processes: int
     local_rank: int
-    """Its number on its machine."""
+    """The number of this process on its machine."""
     num_local: int | None
-    """How many there are on its machine; None: not said."""
+    """Number of processes on this machine; None: the variables do not give it."""
 
 
 def read_place(environ: Mapping[str, str]) -> Place | None:

@@ -26,7 +26,7 @@ __all__ = ["ProcessState", "wait_for_everyone"]
 
 
 class ProcessState:
-    """What a process knows of itself and its peers.
+    """This process among its peers: rank, device, process group.
 
     It adopts the default process group that is up (`notebook_launch` starts one), or else starts the one that
     torchrun's variables describe: with NCCL if every process of this machine has a GPU of its own, else with
@@ -45,12 +45,12 @@ class ProcessState:
     """
 
     device: torch.device
-    """What this process computes on."""
+    """The device that this process computes on."""
     num_processes: int
     process_index: int
-    """Its rank."""
+    """The rank of this process."""
     local_process_index: int
-    """Its number on its machine."""
+    """The number of this process on its machine."""
     distributed_type: DistributedType
     backend: str | None
     """The group's backend; None without one."""
@@ -110,7 +110,7 @@ class ProcessState:
 
     @property
     def debug(self) -> bool:
-        """Whether operations compare shapes first: the variable `ACCELERATE_DEBUG_MODE`, which it sets too."""
+        """True if collectives compare shapes first; read from and written to the variable `ACCELERATE_DEBUG_MODE`."""
         return debug_mode()
 
     @debug.setter
@@ -119,7 +119,7 @@ class ProcessState:
 
     @property
     def default_device(self) -> torch.device:
-        """What a process computes on unless it is told otherwise: a GPU if there is one."""
+        """The device of a process that chose none: a GPU if there is one."""
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     @property
@@ -129,22 +129,22 @@ class ProcessState:
 
     @property
     def use_distributed(self) -> bool:
-        """Whether there are several processes."""
+        """True if there are several processes."""
         return self.num_processes > 1
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is process 0."""
+        """True on process 0."""
         return self.process_index == 0
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its machine."""
+        """True on the first process of each machine."""
         return self.local_process_index == 0
 
     @property
     def is_last_process(self) -> bool:
-        """Whether this is the process with the highest rank."""
+        """True on the process with the highest rank."""
         return self.process_index == self.num_processes - 1
 
     def wait_for_everyone(self) -> None:

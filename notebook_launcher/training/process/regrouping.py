@@ -46,7 +46,7 @@ PATIENCE = timedelta(days=30)
 
 
 class Outcome(enum.Enum):
-    """What became of one process' attempt."""
+    """The end of one process' attempt."""
 
     DONE = b"done"
     GAVE_UP = b"gave up"
@@ -126,7 +126,7 @@ class Peers:
 
 
 def forget(error: BaseException | None) -> None:
-    """Let go of all that the functions an error came through have in their variables, tensors above all."""
+    """Clear the variables of all functions that an error came through, because they hold tensors."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -42,7 +42,7 @@ SAME_INPUTS = 3
 
 
 class Record(NamedTuple):
-    """What a rank writes at a comparison."""
+    """The record that a rank writes at a comparison."""
 
     form: int
     """Fingerprint of the parameters' names and shapes."""

@@ -19,7 +19,7 @@ SWITCH = "check_ranks=False, of an Accelerator or a launch, switches this check 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What is known where ranks were found to differ."""
+    """The facts of one difference between ranks."""
 
     what: str
     """`"weights"`, `"rates"` or `"state"`, the first of them that differs."""
@@ -34,7 +34,7 @@ class Difference:
     """For each rank, the tensors concerned by their names."""
     unowned: frozenset[str]
     own_state: str
-    """What left the ranks optimizer states of their own."""
+    """The cause of optimizer states that differ on purpose; empty: none is known."""
 
 
 def describe(difference: Difference) -> tuple[str, bool]:

@@ -1,1 +1,1 @@
-"""What a training records: metrics, log lines, profiles, and the time of each phase."""
+"""Records of a training: metrics, log lines, profiles, and the time of each phase."""

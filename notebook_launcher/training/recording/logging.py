@@ -34,7 +34,7 @@ class MultiProcessAdapter(Adapter):
     """
 
     calling_line = 1
-    """Which `stacklevel` means the line that logs; as in `logging`."""
+    """The `stacklevel` of the line that logs, as in `logging`."""
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__(logger, {})

@@ -1,4 +1,4 @@
-"""Where a rank's time goes: data, forward, backward, sync, step.
+"""The time of a rank by phase: data, forward, backward, sync, step.
 
 `mark` says what the time since the mark before was spent on; that is one span. Marks are only noted, and
 summed up where a record is sent: all of them, so that shares are exact, but only the newest spans are in it.
@@ -49,7 +49,7 @@ class PhaseClock:
         self._sync_share = 0.0
 
     def mark(self, phase: Phase | None) -> None:
-        """Say that the time since the last mark was spent on this phase; None: on none of them.
+        """Mark the time since the last mark as spent on this phase; None: on none of them.
 
         The first mark after the clock was made, or flushed, only begins to measure.
         """
@@ -60,7 +60,7 @@ class PhaseClock:
             self._report(now)
 
     def begin_backward(self, *, syncs: bool) -> bool:
-        """Say that the forward has ended; return whether the backward that begins is to call `mark_computed`.
+        """Mark the end of the forward; return True if the backward that begins is to call `mark_computed`.
 
         Its hook in the graph costs about 30 µs, so that is asked for a few times a second; the share of
         the others' time that is spent on waiting for the ranks is taken to be the same.
@@ -77,13 +77,13 @@ class PhaseClock:
         return self._watching
 
     def mark_computed(self) -> None:
-        """Say that a watched backward has computed all gradients and now waits for the ranks."""
+        """Mark that a watched backward has computed all gradients and now waits for the ranks."""
         self._computed = _now()
         if self._set_activity is not None:
             self._set_activity(context.WAITING)
 
     def end_backward(self, *, synced: bool) -> None:
-        """Say that the backward has ended.
+        """Mark the end of the backward.
 
         Args:
             synced: Whether it waited for the ranks: then its time is that of two phases.
@@ -106,7 +106,7 @@ class PhaseClock:
             self._report(now)
 
     def end_window(self, samples: float, micro_batches: int = 1) -> None:
-        """Say that a window has ended.
+        """Mark the end of a window.
 
         The time since the last mark is nobody's.
 

@@ -30,11 +30,11 @@ class GeneralTracker:
     """
 
     name: str
-    """What `log_with` and `get_tracker` call it."""
+    """The name of the tracker in `log_with` and `get_tracker`."""
     requires_logging_directory: bool
-    """Whether it is made with a folder."""
+    """True if the tracker is made with a folder."""
     main_process_only: bool = True
-    """Whether it runs on the main process alone; False: on every process."""
+    """True if the tracker runs on the main process alone; False: on every process."""
 
     def __init__(self) -> None:
         missing = [name for name in ("name", "requires_logging_directory") if not hasattr(self, name)]
@@ -44,7 +44,7 @@ class GeneralTracker:
 
     @property
     def tracker(self) -> Any:
-        """What it writes with: a writer, a client, a file."""
+        """The object that the tracker writes with: a writer, a client, a file."""
         raise NotImplementedError(f"{type(self).__name__} lacks tracker: a tracker must define it.")
 
     def start(self) -> None:
@@ -61,7 +61,7 @@ class GeneralTracker:
 
 
 class BlankTracker(GeneralTracker):
-    """Does nothing, whatever it is told: what `get_tracker` gives where the tracker does not run."""
+    """A tracker that does nothing; `get_tracker` returns it on processes where the tracker does not run."""
 
     name = "blank"
     requires_logging_directory = False
@@ -233,7 +233,7 @@ class TensorBoardTracker(GeneralTracker):
 
     @property
     def tracker(self) -> Any:
-        """The same as `writer`."""
+        """The `SummaryWriter`; None before `start`."""
         return self.writer
 
     def start(self) -> None:

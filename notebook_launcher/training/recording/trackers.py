@@ -136,9 +136,9 @@ class Trackers:
         observe: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.log_with = filter_trackers(log_with, logging_dir)
-        """What was named: classes and instances."""
+        """The classes and instances that `log_with` named."""
         self.trackers: list[GeneralTracker] = []
-        """What runs on this process, from `init_trackers` to `end_training`."""
+        """The trackers that run on this process, from `init_trackers` to `end_training`."""
         self._observe = observe
         self._is_main = process_state.is_main_process
         self._logging_dir = logging_dir
