@@ -85,8 +85,8 @@ class Accelerator:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    The gradient of an update is that of the mean loss over all samples that the window saw on all ranks.
-    In a rank of a launch the run's settings are adopted; an argument wins, and the difference is said.
+    The gradient of an update is the gradient of the mean loss over all samples of the window, on all ranks.
+    In a rank of a launch the run's settings are adopted; an argument wins, and the difference is reported.
     Accelerators share nothing: a second one in the same process is independent of the first.
     """
 
@@ -136,27 +136,27 @@ class Accelerator:
             gradient_accumulation_steps: Micro-batches per update. None: the launch's, then
                 `ACCELERATE_GRADIENT_ACCUMULATION_STEPS`, then 1.
             cpu: Compute on the CPU, though there is a GPU.
-            dataloader_config: How data are shared out.
-            gradient_accumulation_plugin: More about accumulation than its steps.
+            dataloader_config: Settings of prepared loaders.
+            gradient_accumulation_plugin: Settings of accumulation in full.
             max_grad_norm: Clip gradients to this total norm before each update. None: the launch's.
             even_batches: Shortcut for `dataloader_config`.
             dispatch_batches: Shortcut for `dataloader_config`.
             use_seedable_sampler: Shortcut for `dataloader_config`.
             rng_types: Generators that are made equal on all ranks at the start of each epoch: `"torch"`, `"cuda"`,
-                `"generator"` (the sampler's). None: the last.
+                `"generator"` (the sampler's). None: `["generator"]`.
             step_scheduler_with_optimizer: False: each `step()` of a scheduler advances it.
             kwargs_handlers: `DistributedDataParallelKwargs`, `GradScalerKwargs` and so on, one of each.
             log_with: Trackers: names, classes, instances, or `"all"`.
-            project_dir: Where checkpoints and logs go.
-            project_config: More about that.
+            project_dir: The folder for checkpoints and logs.
+            project_config: Folder and naming of checkpoints and logs in full.
             dynamo_backend: Compile prepared models with this backend of `torch.compile`.
             check_ranks: Whether ranks compare their weights at updates 1, 2, 4, 8 and so on and at `save_state`, and
                 raise an error where they differ. None: the launch's, which is True.
-            unsupported: Refused by name.
+            unsupported: Accelerate's arguments without a counterpart; each is refused by its name.
 
         Raises:
-            ValueError: A setting that cannot work; the message has the valid ones.
-            TypeError: An argument that does not exist.
+            ValueError: A setting is invalid; the message lists the valid values.
+            TypeError: An argument does not exist.
         """
         _refuse(unsupported)
         conflicts: list[str] = []
@@ -420,12 +420,12 @@ class Accelerator:
         device_placement: bool | None = None,  # noqa: FBT001 - Accelerate's signature
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
     ) -> Any:
-        """Share a loader's data out among the ranks.
+        """Give each rank its part of a loader's data.
 
         Args:
             data_loader: A `torch.utils.data.DataLoader`.
             device_placement: Whether its batches are moved to the device; None: the Accelerator's.
-            slice_fn_for_dispatch: Where rank 0 reads for all, what cuts a rank's part out of a batch.
+            slice_fn_for_dispatch: Cuts a rank's part out of a batch, where rank 0 reads for all.
         """
         return self._preparation.prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
 
@@ -461,14 +461,14 @@ class Accelerator:
 
         Args:
             loss: A tensor of one element, on any rank: the mean over this micro-batch.
-            weight: How many samples or tokens that mean is over. All ranks' weights are added up, once for each
+            weight: Number of samples or tokens that the mean is over. All ranks' weights are added up, once for each
                 window. None: the number of samples that the prepared loader counted, or 1. Must be given in every
                 micro-batch of a window or in none.
             reduction: `"sum"` if the loss is a sum over `weight`, and not a mean.
             kwargs: For `torch.Tensor.backward`, such as `retain_graph`.
 
         Raises:
-            ValueError: The loss has more than one element, or the weights of a window do not go together.
+            ValueError: The loss has more than one element, or only some micro-batches of the window have a weight.
         """
         if self._accumulation.scaler is not None:
             self._updates.update_scaler()
@@ -501,11 +501,11 @@ class Accelerator:
         joinables: list[Any],
         even_batches: bool | None = None,  # noqa: FBT001 - Accelerate's signature
     ) -> AbstractContextManager[None]:
-        """Let ranks with more batches go on after others have run out (torch's `Join`).
+        """Let ranks with more batches continue after others have run out (torch's `Join`).
 
         Args:
             joinables: Models that `prepare` returned.
-            even_batches: Overrides that of the prepared loaders inside.
+            even_batches: Overrides the setting of the prepared loaders inside the block.
         """
         return join_uneven_inputs(
             joinables,
@@ -675,10 +675,10 @@ class Accelerator:
         return operations.gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:  # noqa: FBT001, FBT002
-        """Gather what was computed of the active loader's batch, each sample of the data set once.
+        """Gather per-batch results so that every sample of the data set counts once.
 
         Args:
-            input_data: Tensors with a row for each sample, also nested; or objects.
+            input_data: Results of the active loader's batch: tensors with a row for each sample, or objects.
             use_gather_object: Whether `input_data` is a list of objects, to be gathered into one list.
 
         Returns:
@@ -754,8 +754,8 @@ class Accelerator:
 
         Args:
             model: As `prepare` returned it, or not.
-            save_directory: Where to.
-            max_shard_size: A file is not larger, unless one tensor is; bytes, or a text such as `"200MB"`.
+            save_directory: The folder.
+            max_shard_size: Largest size of a file, in bytes or as `"200MB"`; a larger tensor gets a file of its own.
             safe_serialization: safetensors; False: `torch.save`.
         """
         self._checkpointer.save_model(model, save_directory, max_shard_size, safe=safe_serialization)
@@ -766,7 +766,7 @@ class Accelerator:
         safe_serialization: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
         **save_model_func_kwargs: Any,  # noqa: ARG002
     ) -> Any:
-        """Write everything that training needs to go on, so that a crash at any moment leaves a whole checkpoint.
+        """Write everything that training needs to continue; a crash at any moment leaves a whole checkpoint.
 
         Every rank must call it.
 
@@ -801,16 +801,16 @@ class Accelerator:
         """Save and load these objects too.
 
         Raises:
-            ValueError: One lacks `state_dict` or `load_state_dict`; the message lists which.
+            ValueError: An object lacks `state_dict` or `load_state_dict`; the message lists which.
         """
         self._checkpointer.register(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call `hook(models, weights, output_dir)` before models are saved; it may take weights out to save them."""
+        """Call `hook(models, weights, output_dir)` before models are saved; it may remove what it saves itself."""
         return self._prepared.add_save_hook(hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call `hook(models, input_dir)` before models are loaded; it may take models out to load them."""
+        """Call `hook(models, input_dir)` before models are loaded; it may remove models that it loads itself."""
         return self._prepared.add_load_hook(hook)
 
     def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
@@ -838,7 +838,7 @@ class Accelerator:
         """Start the trackers that `log_with` names.
 
         Args:
-            project_name: What the run is called.
+            project_name: The name of the run.
             config: Hyperparameters to store with it.
             init_kwargs: Arguments for each tracker by its name.
         """
@@ -856,7 +856,7 @@ class Accelerator:
         self._trackers.log(values, step, log_kwargs or {})
 
     def end_training(self) -> None:
-        """Finish all trackers. The process group stays: whoever made it ends it."""
+        """Finish all trackers. The process group stays, because the process that made it ends it."""
         self._trackers.end_training()
 
     def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[Any]:

@@ -49,7 +49,7 @@ class TextEnum(str, enum.Enum):
 class DistributedType(TextEnum):
     """The way in which processes work together: `NO`, `MULTI_CPU` or `MULTI_GPU`.
 
-    The others are never what a state says. They are Accelerate's, for code that asks whether it runs on one.
+    The other members never occur. They are Accelerate's, for code that compares with them.
     """
 
     __str__ = enum.Enum.__str__  # `DistributedType.MULTI_CPU`, as Accelerate prints it
@@ -109,7 +109,7 @@ class GradientAccumulationPlugin:
     """Settings of gradient accumulation."""
 
     num_steps: int | None = None
-    """Micro-batches per update; None: 1, or what the launcher says."""
+    """Micro-batches per update; None: the launch's number, or 1."""
     adjust_scheduler: bool = True
     """Accepted and without effect, as in Accelerate 1.15: a scheduler counts updates."""
     sync_with_dataloader: bool = True
@@ -176,7 +176,7 @@ class ProjectConfiguration:
             self.total_limit = whole_number("total_limit", self.total_limit)
 
     def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
-        """Set the project's folder, and that of the logs where none was chosen."""
+        """Set the project's folder, and the folder of the logs where none was chosen."""
         if project_dir is not None:
             self.project_dir = os.fspath(project_dir)
         if self.logging_dir is None:
@@ -269,7 +269,7 @@ class ProfileKwargs(KwargsHandler):
 
 
 def whole_number(name: str, value: Any, *, minimum: int = 1) -> int:
-    """Return `value` as an int; raises ValueError if it is none or too small."""
+    """Return `value` as an int; raise ValueError if it is not a whole number or too small."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name}={value!r} is a {type(value).__name__}; it must be a whole number.")  # noqa: TRY004
     if value < minimum:
@@ -278,7 +278,7 @@ def whole_number(name: str, value: Any, *, minimum: int = 1) -> int:
 
 
 def pick_handlers(handlers: Iterable[Any] | None, known: tuple[type, ...]) -> dict[type, Any]:
-    """Return the handlers by type; raises ValueError for an unknown one or two of a kind."""
+    """Return the handlers by type; raise ValueError for an unknown handler, or two of one type."""
     found: dict[type, Any] = {}
     for handler in handlers or ():
         kind = next((kind for kind in known if isinstance(handler, kind)), None)
@@ -297,7 +297,7 @@ def warn_user(message: str) -> None:
 
 
 class Warner:
-    """Warns of each thing once."""
+    """Warns once for each key."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()

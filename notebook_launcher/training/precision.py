@@ -37,7 +37,7 @@ class MixedForward:
 
 def compute_in(model: torch.nn.Module, device_type: str, precision: str) -> None:
     """Make `model.forward` compute in `precision`; its weights stay as they are."""
-    strip_precision(model)  # that of an Accelerator that prepared it before
+    strip_precision(model)  # set by an Accelerator that prepared it before
     if precision != "no":
         model.forward = MixedForward(model.forward, device_type, DTYPES[precision])
 

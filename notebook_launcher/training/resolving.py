@@ -118,7 +118,7 @@ def resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[
 
 
 def resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> bool:  # noqa: FBT001
-    """Return whether ranks compare their weights; where nobody said, it is as with other guards."""
+    """Return True if ranks compare their weights; the default is that of the other guards."""
     if argument is None:
         launched = _launched("check_ranks")
         return rules.guards if launched is None else bool(launched)

@@ -1,7 +1,7 @@
 """The decisions in which this package and Hugging Face Accelerate differ, one field for each.
 
 `EXACT` is what `notebook_launcher` does, `ACCELERATE` what Accelerate 1.15 does and `notebook_launcher.compat`
-keeps. There is one implementation; whoever differs asks here.
+keeps. There is one implementation, which reads these fields where the two differ.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["ACCELERATE", "EXACT", "Rules"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The decisions; each field says what True means."""
+    """The decisions; the text of each field is the meaning of True."""
 
     nominal_divisor: bool
     """`backward` divides by `gradient_accumulation_steps`, also in a window that was cut short."""
@@ -36,9 +36,9 @@ class Rules:
     fp16_on_cpu: bool
     """`mixed_precision="fp16"` on a CPU computes in fp16 with a scaler; False: in full precision."""
     weigh_uneven: bool
-    """Ranks that have run out of batches go on with weight zero; False: they stop, and the others may hang."""
+    """Ranks that have run out of batches continue with weight zero; False: they stop, and the others may hang."""
     loaders_resume: bool
-    """After `load_state` a loader goes on where it was saved; False: only with `use_stateful_dataloader`."""
+    """After `load_state` a loader continues where it was saved; False: only with `use_stateful_dataloader`."""
     newest_is_shared: bool
     """`PartialState()` and its siblings show the newest Accelerator."""
 

@@ -1,8 +1,8 @@
-"""The moment at which all ranks of a training do what the launcher asks for: after the same update.
+"""The safepoint: the moment, after the same update, at which all ranks save or stop as the launcher asks.
 
 The launcher asks for a checkpoint, or for the end. Ranks see that at different moments, so rank 0 chooses:
 the end of its next window. It writes that on the board, which all ranks map, before it takes part in that
-window's reduction; whoever has come out of the reduction therefore finds it there. This costs no message,
+window's reduction; a rank that has come out of the reduction therefore finds it there. This costs no message,
 and a look at two bytes for each window.
 """
 
@@ -99,7 +99,7 @@ class Safepoint:
             self._saves = False
             self._save()
         if self._stop_at == self._num_updates:
-            self._stop_at = None  # A session's next run may go on with this Accelerator.
+            self._stop_at = None  # A session's next run may use this Accelerator again.
             raise context.RunStopped
 
     def _save(self) -> None:

@@ -1,4 +1,4 @@
-"""Exact accumulation: blocks that hold one micro-batch, and the backward that weighs it.
+"""Exact accumulation: the backward that weighs a micro-batch, and the blocks that hold one.
 
 In a window of micro-batches i with weights w_i, on all ranks together, the gradient of the mean loss is
 sum(w_i * g_i) / sum(w_i). The sum of the weights is known only when the window ends. So each backward
@@ -103,7 +103,7 @@ class Accumulation:
         self._blocks.clear()
 
     def backward(self, loss: Any, weight: Any, reduction: str, kwargs: dict[str, Any]) -> None:
-        """Compute gradients; at the end of a window they are those of the mean over all of it."""
+        """Compute gradients; at the end of a window they are those of the mean over the whole window."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or reduction != "mean":
             _check_loss(loss, reduction, weight)
         state, clock = self.state, self.clock
@@ -181,7 +181,7 @@ class Accumulation:
         return float(self._num_processes * weights[self._rank] / (sum(weights) or 1))
 
     def _scale_in(self, window: Window, weight: Any, reduction: str) -> float:
-        """Count the micro-batch in its window and return the factor of its loss."""
+        """Count the micro-batch in its window, and return the factor of its loss."""
         if self._rules.nominal_divisor:
             window.num_backwards += 1
             window.backwards_in_block += 1
@@ -204,7 +204,7 @@ class Accumulation:
         return factor * window.correction if again and self.state.sync_gradients else factor
 
     def _weigh_counted(self, window: Window) -> float:
-        """Count a micro-batch by its samples; one that no prepared loader counted, as a full one."""
+        """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
         loader = self.state.stack.active
         weights = None if loader is None else self._round_weights()
         if loader is None or weights is None:
@@ -247,7 +247,7 @@ class Accumulation:
         return float(total)
 
     def _sum_weights(self, window: Window) -> Any:
-        """Begin to add up the weights that only their ranks know, beside the backward."""
+        """Begin the all-reduce of the weights that only their ranks know, beside the backward."""
         if self._num_processes == 1 or window.backwards_in_block > 1:
             return None
         total = torch.tensor([window.weight], dtype=torch.float64, device=self._device)
@@ -273,7 +273,7 @@ class Accumulation:
                 torch._foreach_mul_(list(grads.values()), window.correction)
 
     def _take_synced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
-        """Note which models' gradients DDP has synchronised, and synchronise those of leaf tensors."""
+        """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""
         for model, before in watched:
             if model.grad_versions(all_of_them=before is not None) != before:
                 self._note(model)
@@ -281,10 +281,10 @@ class Accumulation:
             self.members.leaf_notes.num_synced += 1
 
     def _watched(self) -> list[tuple[SyncedModel, list[int] | None]]:
-        """Return the models that this backward may reach, each with the versions of its gradients.
+        """Return the models that this backward may reach, each with the versions of its gradients before.
 
-        Two networks in one loop are told apart by them. With one there is nothing to tell apart, and no need to
-        look at every gradient: None stands for it if it has none yet.
+        The versions tell two networks of one loop apart. With a single network nothing has to be told apart, so not
+        every gradient is looked at: None stands for the versions.
         """
         synced_models = self.members.synced_models
         if len(synced_models) == 1 and synced_models[0].notes.forwards:

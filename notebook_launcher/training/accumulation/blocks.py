@@ -1,4 +1,4 @@
-"""The block of one micro-batch: it decides, before the forward, whether its backward synchronises."""
+"""The block of one micro-batch: before the forward it pauses or keeps the synchronisation of its members."""
 
 from __future__ import annotations
 

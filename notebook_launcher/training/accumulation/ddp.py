@@ -16,7 +16,7 @@ __all__ = ["FORWARD_ALONE", "FORWARD_REPEATED", "FORWARD_SYNCED", "Notes", "Sync
 
 DEFAULTS = DistributedDataParallelKwargs()
 FORWARD_ALONE = 1
-"""There was a forward whose backward will not synchronise."""
+"""A forward ran whose backward will not synchronise."""
 FORWARD_SYNCED = 2
 FORWARD_REPEATED = 4
 """A second backward went through a forward that the first one had answered.
@@ -42,7 +42,7 @@ class SyncedModel(DistributedDataParallel):
         """Return how often each gradient was written to, -1 where there is none; None if there is none at all.
 
         Args:
-            all_of_them: False: an empty list stands for them.
+            all_of_them: False: return an empty list in place of the versions.
         """
         for one in self.trained:
             if one.grad is not None:

@@ -20,7 +20,7 @@ __all__ = ["join_uneven_inputs"]
 def join_uneven_inputs(
     joinables: list[Any], loaders: list[Any], *, even_batches: bool | None, default: bool, num_processes: int
 ) -> Iterator[None]:
-    """Let ranks with more batches go on after others have run out; see `Accelerator.join_uneven_inputs`.
+    """Let ranks with more batches continue after others have run out; see `Accelerator.join_uneven_inputs`.
 
     Args:
         joinables: Models that `prepare` returned.

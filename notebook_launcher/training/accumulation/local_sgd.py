@@ -77,7 +77,7 @@ class LocalSGD:
         if self.enabled and self.num_steps % self.local_sgd_steps == 0:
             self._average()
 
-    def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - the one thing there is to say
+    def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - a switch
         for member in self._accelerator._prepared.members.inside(self._model):  # noqa: SLF001 - ours
             member.train_alone(allowed, "LocalSGD")
 

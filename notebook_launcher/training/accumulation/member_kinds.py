@@ -6,7 +6,7 @@
 | `DDPModel`, which the user wrapped | likewise | never |
 | `ShardedModel` (`fully_shard`) | by FSDP2, in a backward with the switch on | with `sync_each_batch=False` |
 | `LeafTensor` | after the backward, by `synchronisation.reduce_leaves` | always |
-| `PlainModel`, `StrayParameters` | never: one process, frozen, or none of ours | there is nothing to pause |
+| `PlainModel`, `StrayParameters` | never: one process, frozen, or not prepared | there is nothing to pause |
 
 `synchronisation.py` decides when a switch is off.
 """
@@ -70,7 +70,7 @@ class Member:
 
     @property
     def must_sync(self) -> bool:
-        """True if the next backward has to synchronise, whatever the window says."""
+        """True if the next backward has to synchronise even inside a window."""
         return False
 
     @property
@@ -131,7 +131,7 @@ class ShardedModel(PlainModel):
     pause = Pause.IF_ASKED
 
     def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
-        """Switch the reduction on or off; torch does not say what it was before, which is on."""
+        """Switch the reduction on or off; return True, because torch does not tell the state before."""
         self.module.set_requires_gradient_sync(on)
         return True
 
@@ -201,7 +201,7 @@ class PreparedModel(DDPModel):
     @property
     def is_synced(self) -> bool:
         """True if a backward that reduces has answered the last forward, or will."""
-        # A forward that no backward of ours has answered: somebody called loss.backward() themselves.
+        # An unanswered forward: the user called loss.backward() and not accelerator.backward(loss).
         return bool((self.module.notes.answered | self.module.notes.forwards) & FORWARD_SYNCED)
 
     def clear_synced(self) -> None:

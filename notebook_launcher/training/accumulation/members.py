@@ -66,7 +66,7 @@ class Members:
         """Return the members that the arguments of `accumulate` contain; no arguments mean all members.
 
         Parameters that an optimizer updates together with those of a member belong to the same window, though
-        nobody prepared their model: their gradients gather in the same micro-batches.
+        their model was not prepared: their gradients gather in the same micro-batches.
 
         Raises:
             ValueError: A target contains nothing that was prepared.
@@ -85,7 +85,7 @@ class Members:
         return list(found.values())
 
     def inside(self, target: Any) -> list[Member]:
-        """Return the members that a model or tensor contains; none for one that nobody prepared."""
+        """Return the members that a model or tensor contains; an empty list if it was not prepared."""
         return lookup.resolve(target, self)
 
     def _resolve(self, target: Any) -> list[Member]:

@@ -25,7 +25,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """The wrapped optimizer's."""
+        """Attribute of the wrapped optimizer."""
         return self.optimizer.state
 
     @state.setter
@@ -34,7 +34,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The wrapped optimizer's."""
+        """Attribute of the wrapped optimizer."""
         return self.optimizer.param_groups
 
     @param_groups.setter
@@ -44,7 +44,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The wrapped optimizer's."""
+        """Attribute of the wrapped optimizer."""
         return self.optimizer.defaults
 
     @defaults.setter
@@ -60,7 +60,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """Step, if the window ends with this micro-batch.
 
         Raises:
-            RuntimeError: Gradients of a model were not synchronised; the message says why.
+            RuntimeError: Gradients of a model were not synchronised; the message has the reason.
         """
         if self._updates is None:
             return self.optimizer.step(closure)

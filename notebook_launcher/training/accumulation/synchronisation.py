@@ -12,7 +12,7 @@ forward, so a block sets the switches when it begins.
 | inside `trigger_sync_in_backward`: `sync_next` | on, for the forwards before as well |
 
 Leaf tensors have no hooks, so `reduce_leaves` reduces them after the backward. Optimizers and schedulers step where
-the switch of a window is on, whatever `sync_each_batch` says: `GradientState.sync_gradients`.
+a window ends, also with `sync_each_batch=True`: `GradientState.sync_gradients`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Resolve the arguments of `accumulate` and `no_sync` to prepared members, by the parameters in them.
 
-Users pass what they have at hand: the prepared model, a compiled or containing module, `model.module`, the
+Users pass the prepared model, a compiled or containing module, `model.module`, the
 name from before `prepare`, a list. All of these hold the parameters of a prepared model, so parameters decide.
 """
 

@@ -71,7 +71,7 @@ class Updates:
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """The gradient scaler, once it has drawn its conclusions from the last steps; None but in fp16."""
+        """The gradient scaler, updated by the last steps; None in other precisions than fp16."""
         self.update_scaler()
         return self._accumulation.scaler
 
@@ -92,7 +92,7 @@ class Updates:
             prepared._updates = self  # noqa: SLF001 - ours
 
     def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
-        """Step where the window ends; return what the optimizer gave, and whether the step was skipped."""
+        """Step where the window ends; return the result of the optimizer, and True if the step was skipped."""
         if not self._accumulation.state.sync_gradients:
             return None, prepared.step_was_skipped
         if self._rules.guards:
@@ -131,14 +131,14 @@ class Updates:
         return outcome, not happened
 
     def update_scaler(self) -> None:
-        """Let the scaler draw its conclusions from the steps since the last time."""
+        """Update the scale by the steps since the last update of the scaler."""
         if self._stepped and self._accumulation.scaler is not None:
             self._stepped.clear()
             self._unscaled.clear()
             self._accumulation.scaler.update()
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
-        """Return whether `zero_grad()` clears; if so, the gradients count as not synchronised."""
+        """Return True if `zero_grad()` clears; the gradients then count as not synchronised."""
         state = self._accumulation.state
         if self._rules.zero_grad_drops_window:
             return state.sync_gradients
@@ -168,7 +168,7 @@ class Updates:
                 self._unscaled.add(id(prepared))
 
     def clip_norm(self, parameters: Any, max_norm: float, norm_type: float) -> torch.Tensor | None:
-        """Clip where a window ends; inside one there is nothing to clip yet."""
+        """Clip the gradients where a window ends; inside a window there is nothing to clip yet."""
         if not self._accumulation.state.sync_gradients and not self._rules.clip_inside_window:
             return None
         return self._clip(parameters, max_norm, norm_type, self.optimizers)
@@ -190,7 +190,7 @@ class Updates:
         return norm
 
     def _check_complete(self, prepared: AcceleratedOptimizer) -> None:
-        """Raise RuntimeError if another window than the one at hand gathers gradients that this step would use."""
+        """Raise RuntimeError if another window than the current one gathers gradients that this step would use."""
         state = self._accumulation.state
         if len(state.windows) < 2:
             return

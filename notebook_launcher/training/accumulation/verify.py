@@ -101,7 +101,7 @@ def check_accumulation(
         raise ValueError("check_accumulation(batches=...) gave no micro-batch on some rank. Pass a list of batches.")
     inner = unwrap_model(model)
     named = {name: parameter for name, parameter in inner.named_parameters() if parameter.requires_grad}
-    # As a prepared loader does it: a rank with fewer goes on with weight zero, so that all windows end together.
+    # As with a prepared loader: a rank with fewer batches adds some of weight zero, so that all windows end together.
     missing = max(operations.gather_object([len(window)])) - len(window)
     weighted = [(batch, count(batch)) for batch in window] + [(window[-1], 0.0)] * missing
     with _set_aside(inner, named):
@@ -144,7 +144,7 @@ def _num_samples(batch: Any) -> float:
 
 
 class _set_aside:  # noqa: N801 - a context
-    """Put gradients, buffers and mode back afterwards."""
+    """Restore gradients, buffers and mode at the end of the block."""
 
     def __init__(self, inner: torch.nn.Module, named: dict[str, torch.nn.Parameter]) -> None:
         self._inner = inner

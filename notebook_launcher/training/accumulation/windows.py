@@ -1,7 +1,7 @@
-"""The windows of gradient accumulation: which micro-batch is the last, and what each one counts.
+"""The windows of gradient accumulation: the count and the weights of their micro-batches.
 
 A window is the micro-batches between two updates. It ends after `num_steps` of them, or where its
-loader ends. What it held is counted as it goes, so that the gradient can be divided by that and not by
+loader ends. Its contents are counted on the way, so that the gradient can be divided by them and not by
 what a full window would have held.
 """
 
@@ -102,7 +102,7 @@ class Window:
             )
 
     def weigh(self, kind: str, weight: float, world_weight: float, reference: float) -> None:
-        """Count a micro-batch; raises ValueError if the window's others were weighed in another way."""
+        """Count a micro-batch; raise ValueError if the window's other micro-batches were weighed in another way."""
         if self.kind is None:
             self.kind = kind
             self.reference = reference
@@ -206,7 +206,7 @@ class GradientState:
         return window
 
     def enter(self, window: Window) -> list[tuple[Window, str]]:
-        """Begin a micro-batch; return the windows whose gradients must be dropped, with how far each one was."""
+        """Begin a micro-batch; return the windows whose gradients must be dropped, each with a text of its progress."""
         loader = self.stack.active
         token = None if loader is None else loader.iteration_token
         abandoned = self._abandoned(window, token)
@@ -248,13 +248,13 @@ class GradientState:
                 )
 
     def _is_abandoned(self, window: Window, token: object | None) -> bool:
-        """Return whether a micro-batch in this iteration, or in none, is not one of the window that was open."""
+        """Return True if a micro-batch of this iteration, or of none, does not belong to the open window."""
         if self._rules.keep_abandoned:
             return False
         return window.broken or (window.token is not None and token is not window.token and self._is_over(window))
 
     def leave(self, window: Window, outer: Window | None, *, failed: bool) -> None:
-        """End a micro-batch; one that failed before its backward is as if it had not been."""
+        """End a micro-batch; a micro-batch that failed before its backward does not count."""
         self.current = outer
         if failed and window.backwards_in_block == 0:
             window.num_batches -= 1
@@ -264,7 +264,7 @@ class GradientState:
             window.reset()
 
     def _loop_begins(self) -> None:
-        """Forget that the last loop was left inside a window: this one may do without `accumulate`."""
+        """Forget that the last loop was left inside a window, because the new loop may not use `accumulate`."""
         last = self._last
         if not self._rules.keep_abandoned and self.current is None and last is not None and last.token is not None:
             self.sync_gradients = self.sync_gradients or self._is_over(last)
@@ -304,7 +304,7 @@ class GradientState:
         return {"windows": opened, "given_reference": self.given_reference} if opened else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with windows that were open when the state was taken; one that is not known yet, at its first use."""
+        """Restore the windows that were open when the state was taken; windows of models not known yet wait."""
         self.given_reference = state.get("given_reference", self.given_reference)
         self.loaded = {window["number"]: window for window in state.get("windows", [])}
         for number, window in enumerate(self.windows.values()):

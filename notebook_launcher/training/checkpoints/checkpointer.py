@@ -74,7 +74,7 @@ class Checkpointer:
             save_model(unwrap_model(model), folder, max_shard_size, safe)
 
     def save_state(self, output_dir: str | os.PathLike[str] | None, *, safe: bool) -> Path:
-        """Write everything that training needs to go on; every rank must call it."""
+        """Write everything that training needs to continue; every rank must call it."""
         with context.activity(context.SAVING):
             return save_state(
                 self._parts, self._process, self.project, output_dir, safe=safe, rank_check=self._rank_check

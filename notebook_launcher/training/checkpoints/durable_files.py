@@ -81,7 +81,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> FileRecord:
     """Write tensors as safetensors; raises OSError if the disk does not take it."""
-    # safetensors (0.8) makes a file for its owner alone, whatever the umask says.
+    # safetensors (0.8) makes a file for its owner alone and ignores the umask.
     with path.open("wb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:

@@ -149,7 +149,7 @@ def folder_to_load(config: ProjectConfiguration, input_dir: str | os.PathLike[st
 
 
 def continue_after(config: ProjectConfiguration, folder: Path) -> None:
-    """Let automatic naming go on after the checkpoint that was loaded, if it made that."""
+    """Let automatic naming continue after the checkpoint that was loaded, if it named that checkpoint."""
     if _is_numbered(config, folder):
         config.iteration = max(config.iteration, int(folder.name.rpartition("_")[2]) + 1)
 

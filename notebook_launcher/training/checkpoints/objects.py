@@ -114,7 +114,7 @@ def _name(one: Any) -> str:
 
 @contextlib.contextmanager
 def _plain_types() -> Iterator[None]:
-    """Let torch load the plain types too, for the time being."""
+    """Allow `torch.load` to read the plain types inside this block."""
     known = torch.serialization.get_safe_globals()
     added = [kind for kind in (*PLAIN, *_numpy_types()) if kind not in known]
     torch.serialization.add_safe_globals(added)

@@ -1,4 +1,4 @@
-"""`save_state`: everything that training needs to go on, whole or not at all."""
+"""`save_state`: everything that training needs to continue, whole or not at all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def save_state(
     safe: bool,
     rank_check: RankCheck | None,
 ) -> Path:
-    """Write everything that training needs to go on; every rank calls it.
+    """Write everything that training needs to continue; every rank calls it.
 
     Models, leaf tensors, optimizers, schedulers, the scaler, the loaders' positions, registered objects and,
     of each rank, its random number generators and the gradients of an open window. All of it goes to a
@@ -99,7 +99,7 @@ def save_state(
 
 
 class _CheckpointWriter:
-    """One save, on one rank."""
+    """The writer of one checkpoint on one rank."""
 
     def __init__(self, parts: Parts, process: ProcessState, writers: Writers, stage: Path, *, safe: bool) -> None:
         self.parts = parts
@@ -114,7 +114,7 @@ class _CheckpointWriter:
         self.window: dict[str, Any] | None = None
 
     def collect(self) -> None:
-        """Ask everything for its state; on every rank, since some objects synchronise when they are asked."""
+        """Collect the state of every object; on every rank, because some objects synchronise in `state_dict()`."""
         parts, keep = self.parts, self.leads
         self.weights = [gather_tree(model.state_dict(), keep=keep) for model in parts.models]
         kinds = [

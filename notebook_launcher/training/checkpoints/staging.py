@@ -7,7 +7,7 @@ in one of two ways:
   (Linux' renameat2). No moment exists at which either is not whole.
 * file by file otherwise: the target holds files of the user, is where this process works, or lies on a
   file system of its own. First the folder is renamed to `.<name>.ready-<token>`, from when on the save
-  counts. Whoever comes next, `settle` says, moves what a process that was killed had not moved yet.
+  counts. The next process that calls `settle` moves what a killed process had not moved yet.
 
 What a killed save leaves behind the next save of the same target removes.
 """

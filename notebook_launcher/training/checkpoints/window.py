@@ -33,7 +33,7 @@ def merge_windows(windows: Sequence[dict[str, Any]], *, num_processes: int, nomi
 
     Args:
         windows: The parts of all ranks that saved.
-        num_processes: Ranks that go on.
+        num_processes: Ranks that continue.
         nominal_divisor: Whether gradients are averaged over ranks.
     """
     sums: dict[str, torch.Tensor] = {}
@@ -52,7 +52,7 @@ def merge_windows(windows: Sequence[dict[str, Any]], *, num_processes: int, nomi
 
 
 def restore_window(parts: Parts, window: dict[str, Any] | None) -> None:
-    """Go on with the window; with None, begin anew and without gradients."""
+    """Restore the window; with None, close all windows and clear the gradients."""
     gradients = {} if window is None else window["gradients"]
     for name, tensor in parts.parameters():
         gradient = gradients.get(name)

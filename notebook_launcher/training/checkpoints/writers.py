@@ -1,4 +1,4 @@
-"""Steps that all ranks take together: what fails on one is an error on all, and no rank waits for ever."""
+"""Steps that all ranks take together: a failure on one rank is an error on all, and no rank waits for ever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Writers:
-    """The ranks that share a folder: all of them, or those of one machine."""
+    """The ranks that share a folder: all ranks, or the ranks of one machine."""
 
     leader: int
     """The rank that writes what is written once."""
@@ -46,7 +46,7 @@ class Writers:
 
 
 def on_all_ranks(doing: str, step: Callable[[], T]) -> T:
-    """Take a step on every rank, and return what this rank's returned once all are through.
+    """Run a step on every rank, and return this rank's result once all ranks have finished.
 
     Args:
         doing: What the step does, for the message on the other ranks: `"write the checkpoint"`.
@@ -62,7 +62,7 @@ def on_all_ranks(doing: str, step: Callable[[], T]) -> T:
 
 
 def gather_outcomes(doing: str, step: Callable[[], T]) -> list[T]:
-    """As `on_all_ranks`, and return what the step returned on each rank, in rank order; it must pickle."""
+    """Run a step as `on_all_ranks` does, and return the results of all ranks in rank order; they must pickle."""
     outcome: Any = None
     failure: Exception | None = None
     try:

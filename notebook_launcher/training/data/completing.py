@@ -54,7 +54,7 @@ def keep_step(parts: list[Any], real: tuple[int, ...], previous: Sequence[Any], 
 
 
 def uneven_error(what: str) -> ValueError:
-    """Return what `uneven="error"` raises; `what` says who has how much."""
+    """Return the error of `uneven="error"`; `what` lists the ranks' numbers of batches."""
     return ValueError(
         f'The ranks would have different numbers of batches ({what}), with even_batches=False and uneven="error". '
         'Write uneven="weigh" to use all samples, each once; uneven="stop" or drop_last=True to leave the last '

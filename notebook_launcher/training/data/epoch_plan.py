@@ -23,7 +23,7 @@ class EpochPlan(NamedTuple):
     """Of all ranks; None if unknown."""
     epoch: int
     begins_at: int
-    """The sample of the epoch that it goes on from."""
+    """The sample of the epoch at which the rank begins."""
     skip_batches: int
     """Batches of its own that it leaves out."""
     seed: int

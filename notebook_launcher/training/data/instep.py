@@ -146,7 +146,7 @@ class Readings:
 
 
 def wrong_readers(num_numbers: int, now: str) -> ValueError:
-    """Return the error for a position at which other ranks or workers read; `now` says who reads."""
+    """Return the error for a position at which other ranks or workers read; `now` names the readers."""
     return ValueError(
         f"This position was saved where data were read by other ranks or workers ({num_numbers} numbers), and here "
         f"{now}. Load it with the same number of ranks and num_workers, or restart the epoch with set_epoch()."

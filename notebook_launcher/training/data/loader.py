@@ -90,7 +90,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         """Yield the batches of a map-style data set."""
         assert self._walked is not None
         self._walked.begin_at(start.samples, order)
-        # torch draws a seed for workers, which the loop that is gone on with had drawn before.
+        # Creating the iterator makes torch draw a worker seed. A resumed loop has drawn its seed already.
         with contextlib.nullcontext() if order is None else torch.random.fork_rng(devices=[]):
             fetched = iter(self.base_dataloader)
         self._walked.begin_at(0, None)
@@ -250,7 +250,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             return Position(self.iteration), None
         if self._progress.anew:
             return Position(wanted.epoch), None if self._loaded else self._progress.order
-        # Whoever loads a position and skips batches by hand does so from the epoch's start, in the same order.
+        # A user who loads a position and skips batches by hand skips from the epoch's start, in the same order.
         by_hand = self.skip_batches > 0 and not self._loaded
         return Position(wanted.epoch) if by_hand else wanted, self._progress.order
 
@@ -258,7 +258,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         """Return where the loop stands, or where it was left, in plain types and tensors.
 
         It holds the epoch, the number of samples that all ranks together have had of it (the batch at hand
-        counts), and the states of what draws the order. Another number of ranks can go on from it.
+        counts), and the states of what draws the order. Another number of ranks can continue from it.
         """
         progress = self._progress
         position = progress.begin_at or progress.position or Position(self.iteration)

@@ -14,10 +14,10 @@ class DataLoaderStateMixin:
     """The state that a loader shows while it is iterated.
 
     Attributes:
-        end_of_dataloader: Whether the batch at hand is the last; False outside a loop.
+        end_of_dataloader: True while the current batch is the last; False outside a loop.
         remainder: How many samples of the last round are no repetition; -1 if that is unknown before it
             comes, or with `drop_last`.
-        current_round: What all ranks have in the batch at hand; None if unknown.
+        current_round: The current batches of all ranks, counted; None if unknown.
         iteration_token: Something that every loop has its own of; None outside a loop.
         stack: Where the loader stands while it is iterated.
     """
@@ -34,7 +34,7 @@ class DataLoaderStateMixin:
         return self.stack.gradient_state()
 
     def reset(self) -> None:
-        """Forget the batch at hand."""
+        """Forget the current batch."""
         self.end_of_dataloader = False
         self.remainder = -1
         self.current_round = None

@@ -192,7 +192,7 @@ def _shared_generator(dataloader: DataLoader[Any], indices: Any) -> torch.Genera
     if isinstance(sampler, SeedableRandomSampler):
         return None
     if getattr(sampler, "generator", sampler) is None and sampler is not dataloader.batch_sampler:
-        # As in Accelerate: drawn where the loader is prepared, so that torch's generator goes on alike.
+        # As in Accelerate: drawn where the loader is prepared, so that torch's generator continues alike.
         sampler.generator = new_generator(int(torch.empty((), dtype=torch.int64).random_().item()))
     found = getattr(sampler, "generator", None)
     return found if isinstance(found, torch.Generator) else None

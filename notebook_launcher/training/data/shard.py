@@ -125,7 +125,7 @@ class DataLoaderShard(PreparedLoader):
             if seedable is not None:
                 seedable.initial_seed = plan.seed
         if isinstance(shard, BatchSamplerShard) or (shard is not None and self.num_workers <= 1):
-            # Of a stream that workers cut, the length says nothing about the ends.
+            # If workers cut a stream, its length does not tell where their parts end.
             shard.check()
         types = [str(getattr(kind, "value", kind)) for kind in self.rng_types or ()]
         if self.synchronized_generator is None:

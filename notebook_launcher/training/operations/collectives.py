@@ -184,7 +184,7 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor |
 
 @context.activity(context.WAITING)
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """Replace the items of `object_list`, in place, by those of process `from_process`, and return it.
+    """Replace the items of `object_list`, in place, by the items of process `from_process`, and return the list.
 
     The list must be equally long on all processes; the items must be picklable.
     """

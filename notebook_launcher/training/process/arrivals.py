@@ -1,4 +1,4 @@
-"""Before ranks exchange anything they meet in the group's store, where one that waits in vain can say for whom.
+"""Arrivals of ranks before a collective, counted in the group's store, so that a rank can print for whom it waits.
 
 Collectives pair with whatever the peers call next, so a call on one rank alone hangs without a word, or mixes
 with the peers' gradients. Keys in a store pair with nothing.
@@ -17,27 +17,27 @@ from notebook_launcher import context
 __all__ = ["meet"]
 
 NOTICE_AFTER = 10.0
-"""Seconds after which a rank says for whom it waits. A peer may be evaluating, so it is no error."""
+"""Seconds after which a rank prints for whom it waits. This is not an error: a peer may be evaluating."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 5e-5, 1e-2
 """Seconds between two looks into the store; an eighth of the wait so far, within these."""
 
 
 def meet(call: str, patience: float = math.inf) -> None:
-    """Wait until every rank has come here as often as this one, or for `NOTICE_AFTER` seconds, and say so then.
+    """Wait until every rank has called this as often as this rank has; after `NOTICE_AFTER` seconds print for whom.
 
-    Every rank must call it. Who has waited in vain goes on to the exchange, which waits, or fails if the group broke.
+    Every rank must call it. After the notice a rank continues to the collective, which waits or fails.
     One line is written to stderr for each group and name of a call. It took two ranks 0.2 ms (CPU).
 
     Args:
         call: What the user calls, for the line: `"save_state"`.
-        patience: Seconds after which a rank goes on to the exchange without a word, if that is sooner.
+        patience: Seconds after which a rank continues to the collective without a notice, if that is sooner.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no other name for it
     if store is None:  # MPI's groups have none.
         return
-    # The store counts, so that whoever meets here needs no state of its own.
+    # The store counts the visits, so callers need no state of their own.
     visit = store.add(f"{call}/{dist.get_rank()}", 1)
     absent = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
     begin = time.monotonic()

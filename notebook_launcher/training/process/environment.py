@@ -30,7 +30,7 @@ class Place:
 
 
 def read_place(environ: Mapping[str, str]) -> Place | None:
-    """Return the place that torchrun's variables say; None if they say nothing.
+    """Return the place that torchrun's variables give; None if they are not set.
 
     `WORLD_SIZE=1` counts only with all the others: some schedulers set it for every job.
 

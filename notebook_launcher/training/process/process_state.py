@@ -33,7 +33,7 @@ class ProcessState:
     gloo. Without those variables the process is alone, and nothing here waits for anybody.
 
     Args:
-        cpu: Whether to leave GPUs alone; the variable `ACCELERATE_USE_CPU` says so too. The variable
+        cpu: Use no GPU, as with the variable `ACCELERATE_USE_CPU`. The variable
             `ACCELERATE_TORCH_DEVICE` names the device, and wins.
         backend: The group's backend; None: as above. Only for a group that is started here.
         timeout: How long a collective waits before it is an error; None: torch's 30 minutes with gloo and 10
@@ -101,7 +101,7 @@ class ProcessState:
         elif not self._use_gpu:
             self.device = torch.device("cpu")
         elif self.num_processes == 1:
-            # Asking which is current would initialise CUDA, which whoever only asks who it is need not pay for.
+            # `torch.cuda.current_device()` would initialise CUDA, and callers that only need the rank should not pay.
             started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
             self.device = torch.device("cuda", torch.cuda.current_device() if started else 0)
         else:
@@ -150,7 +150,7 @@ class ProcessState:
     def wait_for_everyone(self) -> None:
         """Wait until every process has come here. All of them must call it.
 
-        A process that has waited 10 s says for whom, in one line, and waits on.
+        A process that has waited 10 s prints one line with the absent ranks, and continues to wait.
         """
         if self.num_processes > 1:
             meet("wait_for_everyone", self._patience)

@@ -10,7 +10,7 @@
     leaves the group                                leaves the group
     ------------------- all of them: a new group, function(57) -------------------
 
-A process that has left cannot be waited for: with gloo its connections close, and whoever waits in a
+A process that has left cannot be waited for: with gloo its connections close, and a process that waits in a
 collective gets an error. A new group is needed all the same, since the processes may have stopped in
 different collectives, and the next one would meet the rest of the last.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Peers", "forget"]
 
 # A process may evaluate and save for hours after the others have returned. One that has died is noticed
-# by whoever started it.
+# by the process that started it.
 PATIENCE = timedelta(days=30)
 
 
@@ -78,7 +78,7 @@ class Peers:
         """
         mine = self._outcome(error, gives_up)
         if mine is Outcome.GAVE_UP:
-            # Before it leaves: whoever gets an error from that must find the reason.
+            # Before it leaves: a process that gets an error from that must find the reason.
             self._store.set(f"{self._number}/given up", "")
         if mine is Outcome.FAILED:
             # The error must not be hidden by that of a store that has ended with the others.

@@ -1,4 +1,4 @@
-"""Ranks compare their weights now and then, and say which parameter differs first.
+"""Comparison of the ranks' weights now and then, with a report of the first parameter that differs.
 
     rank 0                               rank 1
     writes its fingerprint to the store  writes its fingerprint to the store
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["RankCheck", "notify"]
 
 SAME_INPUTS = 3
-"""Comparisons in a row at which all ranks had the same inputs before a notice says so."""
+"""Comparisons in a row with the same inputs on all ranks, after which a notice is shown."""
 
 
 class Record(NamedTuple):
@@ -60,7 +60,7 @@ class Record(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unit:
-    """Parameters whose gradients are reduced together: those of a model, or the leaf tensors."""
+    """Parameters whose gradients are reduced together: a model's, or the leaf tensors."""
 
     owner: Any
     title: str

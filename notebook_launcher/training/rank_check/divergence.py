@@ -38,7 +38,7 @@ class Difference:
 
 
 def describe(difference: Difference) -> tuple[str, bool]:
-    """Return a text, and True if it is that of an error: False where the ranks differ by rounding alone."""
+    """Return the report, and True if it is an error: False where the ranks differ by rounding alone."""
     reference, others = _sides(difference.values)
     ranks, base = f"rank{'s' * (len(others) > 1)} {named(others)}", f"rank {reference}"
     if difference.what == "rates":

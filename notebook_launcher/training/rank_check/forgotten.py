@@ -1,4 +1,4 @@
-"""Optimizers that nobody prepared, found when they step."""
+"""Optimizers that were not prepared, found when they step."""
 
 from __future__ import annotations
 

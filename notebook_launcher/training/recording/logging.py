@@ -45,7 +45,7 @@ class MultiProcessAdapter(Adapter):
         return f"[RANK {_place()[0]}] {msg}", kwargs
 
     def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
-        """Log at `level`, on the processes that `main_process_only` and `in_order` say."""
+        """Log at `level`, on the processes that `main_process_only` and `in_order` select."""
         main_process_only, in_order = kwargs.pop("main_process_only", True), kwargs.pop("in_order", False)
         if not self.isEnabledFor(level):
             return

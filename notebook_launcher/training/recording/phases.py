@@ -1,6 +1,6 @@
 """The time of a rank by phase: data, forward, backward, sync, step.
 
-`mark` says what the time since the mark before was spent on; that is one span. Marks are only noted, and
+`mark` names the phase that the time since the last mark was spent on; that is one span. Marks are only noted, and
 summed up where a record is sent: all of them, so that shares are exact, but only the newest spans are in it.
 """
 
@@ -86,7 +86,7 @@ class PhaseClock:
         """Mark the end of the backward.
 
         Args:
-            synced: Whether it waited for the ranks: then its time is that of two phases.
+            synced: Whether the backward waited for the ranks: its time then belongs to two phases.
         """
         if not synced:
             self.mark("backward")
@@ -108,10 +108,10 @@ class PhaseClock:
     def end_window(self, samples: float, micro_batches: int = 1) -> None:
         """Mark the end of a window.
 
-        The time since the last mark is nobody's.
+        The time since the last mark belongs to no phase.
 
         Args:
-            samples: What its micro-batches counted for, those of all ranks together.
+            samples: The weight of the window's micro-batches, on all ranks together.
             micro_batches: How many they were.
         """
         self._windows.append((micro_batches, samples))

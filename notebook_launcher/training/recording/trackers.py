@@ -1,4 +1,4 @@
-"""The trackers of an Accelerator: which there are, and what they log."""
+"""The trackers of an Accelerator: their choice by name, and logging to all of them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Trackers:
         process_state: Which process this is.
         log_with: See `filter_trackers`.
         logging_dir: The folder for trackers that require one.
-        observe: Gives metrics that the live run gets as well: whoever logs a loss need not log the learning rate.
+        observe: Returns metrics that are added for the live run, such as the learning rate, unless the user logs them.
 
     Raises:
         ValueError: As `filter_trackers`.
