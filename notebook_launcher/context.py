@@ -1,4 +1,4 @@
-"""What a training function and its launcher tell each other: `report(...)`, `track(...)`, the run's settings.
+"""The rank that this process is, and what its code sends to the run: `report(...)`, `track(...)`.
 
 All of it works in a rank and is harmless anywhere else, so the same function runs in the kernel, under
 torchrun and in a test.
@@ -12,15 +12,13 @@ import math
 import operator
 import os
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from notebook_launcher import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from notebook_launcher.training.recording.phases import PhaseClock
-    from notebook_launcher.training.safepoint import Safepoint
     from notebook_launcher.training_settings import TrainingSettings
 
 __all__ = [
@@ -41,25 +39,25 @@ T = TypeVar("T")
 PROGRESS_INTERVAL = 0.1
 """Seconds between two progress records of one loop."""
 PATIENCE = 2.0
-"""Seconds without a backward after which a rank that is to stop takes it that there will be no more updates."""
+"""Seconds without a backward after which a rank that is to stop expects no further update."""
 
 # The board: a page of memory that the kernel and all ranks map. A rank looks at it at every step, which
 # must cost nanoseconds.
 BOARD_SIZE = 4096
 STOP_FLAG = 0
 STOP_EACH, STOP_TOGETHER = 1, 2
-"""Its values: each rank stops at its own next step; all ranks stop after the same update."""
+"""Values of the stop flag: each rank stops at its own next step; all ranks stop after the same update."""
 SAVES_ASKED = 1
-"""How many checkpoints the kernel has asked for, modulo 256."""
+"""Number of checkpoints that the kernel has asked for, modulo 256."""
 HAS_SAFEPOINT = 2
-"""Whether an Accelerator has made an update, and so can save, and stop all ranks together."""
+"""1 once an Accelerator has made an update, so that it can save, and stop all ranks together."""
 SAVE_CHOICE = slice(8, 24)
-"""Rank 0's answer, two 64-bit integers: which request, and after which update all ranks save."""
+"""Rank 0's answer, two 64-bit integers: the request, and the update after which all ranks save."""
 STOP_CHOICE = slice(24, 32)
-"""Rank 0's choice, a 64-bit integer: after which update all ranks stop."""
+"""Rank 0's choice, a 64-bit integer: the update after which all ranks stop."""
 COOPERATIVE = 64
 MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // 2
-"""Rank r says that it looks at the board in byte COOPERATIVE + r, and what it does in byte ACTIVITY + r."""
+"""Rank r marks in byte COOPERATIVE + r that it reads the board, and in byte ACTIVITY + r what it does."""
 ACTIVITY = COOPERATIVE + MAX_RANKS
 COMPUTING, WAITING, SAVING = range(3)
 
@@ -71,6 +69,16 @@ class RunStopped(KeyboardInterrupt):
         super().__init__(message)
 
 
+class Safepoint(Protocol):
+    """A safepoint as the stop flag needs it; `training.safepoint` has the class."""
+
+    num_backwards: int
+
+    def is_past_stop(self) -> bool:
+        """Return True if updates were made beyond the last one."""
+        ...
+
+
 @dataclasses.dataclass(slots=True)
 class RankContext:
     """The rank that this process is."""
@@ -79,21 +87,21 @@ class RankContext:
     num_processes: int
     pid: int
     settings: TrainingSettings
-    """What the launch says about training."""
+    """The launch's settings of training."""
     send: Callable[[object], None]
     board: Any
     rendezvous: Any
-    clock: PhaseClock | None = None
-    """What the rank spends its time on, once somebody measures it."""
+    clock: Any = None
+    """The rank's `PhaseClock`, once a loop is measured."""
     last_progress: float = -math.inf
-    """When `progress` last sent a record."""
+    """Time at which `progress` last sent a record."""
     safepoint: Safepoint | None = None
-    """What saves and stops all ranks after the same update: that of the first Accelerator to make one."""
+    """The safepoint of the first Accelerator that made an update; it saves and stops all ranks together."""
     waits_since: tuple[int, float] = (-1, 0.0)
-    """How many backwards there were when a step was last allowed to a rank that is to stop, and since when."""
+    """Number of backwards when a rank that is to stop was last allowed a step, and the time of the first such."""
 
     def set_activity(self, activity: int) -> int:
-        """Say what the rank does now, COMPUTING, WAITING or SAVING; return what it was."""
+        """Set what the rank does now: COMPUTING, WAITING or SAVING. Return what it did before."""
         at = ACTIVITY + self.rank
         before: int = self.board[at]
         self.board[at] = activity
@@ -101,17 +109,17 @@ class RankContext:
 
 
 class _Current:
-    # The one thing that a module must remember, since user code calls `report` from anywhere.
+    # The only state of a module in this package: user code calls `report` from anywhere.
     context: RankContext | None = None
 
 
 def enter(context: RankContext | None) -> None:
-    """Say which rank this process is."""
+    """Set which rank this process is."""
     _Current.context = context
 
 
 def forget_call() -> None:
-    """Let the next call's Accelerator be the one that answers."""
+    """Release the safepoint, so that an Accelerator of the next call can take its place."""
     if _Current.context is not None:
         _Current.context.safepoint, _Current.context.waits_since = None, (-1, 0.0)
 
@@ -122,21 +130,21 @@ def current() -> RankContext | None:
 
 
 def report(*, step: int | None = None, **metrics: Any) -> None:
-    """Send numbers to the run: `report(step=3, loss=loss)`. They are in `run.metrics`.
+    """Send metrics to the run: `report(step=3, loss=loss)`. They are in `run.metrics`.
 
     Args:
-        step: The step they belong to, an integer or a tensor of one; None: the run counts for itself.
+        step: The step that the metrics belong to, an integer or a tensor of one; None: the run counts.
         metrics: Anything that `float()` takes; a tensor must have one element.
 
     Raises:
         TypeError: A value is not a number, or the step not an integer.
-        KeyboardInterrupt: The run was asked to stop; a step boundary is where it does.
+        KeyboardInterrupt: The run was asked to stop; it stops at a step boundary such as this call.
     """
     report_values(metrics, step=step)
 
 
 def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None:
-    """Do what `report` does with a mapping, in which a metric may have any name, `"step"` too."""
+    """Report a mapping, in which a metric may have any name, `"step"` too."""
     context = _Current.context
     numbers = {name: _number(name, value) for name, value in values.items()}
     step = None if step is None else _integer(step)
@@ -165,12 +173,12 @@ def _integer(step: Any) -> int:
 
 
 def track(iterable: Iterable[T], *, total: int | None = None, description: str = "") -> Iterator[T]:
-    """Iterate, and tell the run how far the loop is.
+    """Iterate, and send the progress of the loop to the run.
 
     Args:
-        iterable: What to iterate over, a data loader for instance.
-        total: How many items it has; None: its `len`, if it has one.
-        description: What to call the loop.
+        iterable: A data loader, for instance.
+        total: Number of items; None: the `len` of the iterable, if it has one.
+        description: The name of the loop.
 
     Raises:
         KeyboardInterrupt: The run was asked to stop, between two items.
@@ -192,12 +200,12 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
 
 
 def progress(done: int, total: int | None = None, description: str = "") -> None:
-    """Tell the run how far a loop is, where `track` cannot wrap it; call it at every item.
+    """Send the progress of a loop that `track` cannot wrap; call this at every item.
 
     Args:
-        done: How many items are done.
-        total: How many there are; None: nobody knows.
-        description: What to call the loop.
+        done: Number of items that are done.
+        total: Number of all items; None: unknown.
+        description: The name of the loop.
 
     Raises:
         KeyboardInterrupt: The run was asked to stop, between two items.
@@ -222,7 +230,7 @@ def _length(iterable: Any) -> int | None:
 
 @contextlib.contextmanager
 def activity(kind: int) -> Iterator[None]:
-    """Say that this rank is WAITING for others, or SAVING, while the block runs."""
+    """Mark this rank as WAITING for others, or SAVING, while the block runs."""
     context = _Current.context
     if context is None or context.pid != os.getpid():
         yield
@@ -235,7 +243,7 @@ def activity(kind: int) -> Iterator[None]:
 
 
 def stop_requested() -> bool:
-    """Return whether the run was asked to stop; False outside a run."""
+    """Return True if the run was asked to stop; False outside a run."""
     context = _Current.context
     if context is None:
         return False
@@ -244,7 +252,7 @@ def stop_requested() -> bool:
 
 
 def step_boundary() -> None:
-    """Stop here if the run was asked to; raises KeyboardInterrupt."""
+    """Raise KeyboardInterrupt if the run was asked to stop."""
     context = _Current.context
     if context is None:
         return
@@ -256,7 +264,7 @@ def step_boundary() -> None:
 
 
 def _has_an_update_ahead(context: RankContext) -> bool:
-    """Return whether this rank's training is about to stop together with the others'."""
+    """Return True if this rank's training is about to stop together with the others'."""
     if context.board[STOP_FLAG] == STOP_EACH or not context.board[HAS_SAFEPOINT]:
         return False
     safepoint, now = context.safepoint, time.monotonic()

@@ -172,4 +172,5 @@ def make_clock() -> PhaseClock | None:
         return None
     if rank.clock is None:
         rank.clock = PhaseClock(rank.send, rank.set_activity)
-    return rank.clock
+    clock: PhaseClock = rank.clock
+    return clock
