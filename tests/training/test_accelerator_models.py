@@ -59,7 +59,7 @@ def train(model, steps=3, **options):
     ({}, {"static_graph": True}, [True, False, True, True]),  # torch records the graph in the first
     ({}, {"gradient_as_bucket_view": True, "find_unused_parameters": True}, [False, False, True, True]),
 ])  # fmt: skip
-def test_ways_to_build_it_train_alike(ranks, options, ddp, synced):
+def test_model_built_with_any_ddp_options_trains_alike(ranks, options, ddp, synced):
     def both():
         return train(make_model()), train(
             make_model(), kwargs_handlers=[DistributedDataParallelKwargs(**ddp)], **options
@@ -138,7 +138,7 @@ def test_a_forward_may_wait_while_another_network_trains(ranks, steps):
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
-def test_what_another_accelerator_prepared_is_taken_over(ranks):
+def test_objects_prepared_by_another_accelerator_are_adopted(ranks):
     def again():
         first, second = Accelerator(cpu=True), Accelerator(cpu=True, gradient_accumulation_steps=2)
         model = make_model()
@@ -172,7 +172,7 @@ def test_a_loader_for_other_ranks_is_refused():
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda model: torch.compile(model, backend="eager")])
-def test_the_newest_precision_holds(wrap):
+def test_second_accelerator_replaces_precision_of_model(wrap):
     model, inputs = wrap(make_model()), make_data(4)[0]
     exact = model(inputs)
     for precision, same in (("bf16", False), ("no", True), ("fp16", False), ("no", True)):
@@ -180,7 +180,7 @@ def test_the_newest_precision_holds(wrap):
         assert model(inputs).equal(exact) == same
 
 
-def test_nothing_waits_for_the_garbage_collector(ranks):
+def test_models_are_freed_without_garbage_collector(ranks):
     def leave():
         def run():
             accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -215,7 +215,7 @@ def test_an_optimizer_outlives_its_accelerator():
 
 
 @pytest.mark.parametrize("make", [lambda: Accelerator(cpu=True), lambda: ProcessState(cpu=True)])
-def test_what_believes_that_it_is_alone_does_not_travel(make):
+def test_object_made_for_one_process_is_refused_in_a_launch(make):
     mine = make()
 
     def ask():
@@ -225,14 +225,14 @@ def test_what_believes_that_it_is_alone_does_not_travel(make):
         notebook_launch(ask, 2, output="none")
 
 
-def test_handlers_give_what_differs_from_the_defaults():
+def test_handlers_return_only_arguments_that_differ_from_defaults():
     assert GradScalerKwargs().to_kwargs() == {}
     assert GradScalerKwargs(init_scale=4.0).to_kwargs() == {"init_scale": 4.0}
     assert DistributedDataParallelKwargs(bucket_cap_mb=1, comm_hook="fp16").to_kwargs() == {"bucket_cap_mb": 1}
     assert isinstance(GradScalerKwargs(), KwargsHandler)
 
 
-def test_optimizer_and_scheduler_come_home_and_go_on(ranks):
+def test_returned_optimizer_and_scheduler_continue_in_the_kernel(ranks):
     def make():
         accelerator = Accelerator(cpu=True)
         optimizer = torch.optim.SGD(make_model().parameters(), lr=1.0)

@@ -42,7 +42,7 @@ def assert_same(results):
         torch.testing.assert_close(results[0], other, rtol=0, atol=0)
 
 
-def test_ranks_start_and_stay_the_same(ranks):
+def test_weights_of_ranks_start_and_stay_equal(ranks):
     def train():
         accelerator, model, optimizer, loss = prepare(steps=2)
         for _ in range(4):
@@ -77,7 +77,7 @@ def count_reductions(steps, batches, sync_each_batch=None):
 @pytest.mark.parametrize(("steps", "each", "expected"), [
     (4, None, [0, 0, 0, 1] * 2), (1, None, [1] * 8), (4, True, [1] * 8),
 ])  # fmt: skip
-def test_one_reduction_for_each_window(ranks, steps, each, expected):
+def test_gradients_are_reduced_once_for_each_window(ranks, steps, each, expected):
     # The first backward of a DDP model also agrees on its buckets.
     counts = ranks.run(2, count_reductions, steps, 16, each)[0]
     assert counts[8:] == expected
@@ -135,12 +135,12 @@ def leaf_by_hand():
     (past_the_wrapper, r"gradients of Sequential were not synchronised.*went past the prepared model"),
     (leaf_by_hand, r"gradients of a leaf tensor were not synchronised.*Call accelerator.backward\(loss\)"),
 ])  # fmt: skip
-def test_diverging_is_refused(mistake, message):
+def test_misuse_that_makes_ranks_diverge_is_refused(mistake, message):
     with pytest.raises(RuntimeError, match=message):
         notebook_launch(mistake, 2, output="none")
 
 
-def test_no_sync_around_the_backward_only_is_told(ranks):
+def test_no_sync_around_backward_only_warns(ranks):
     def train():
         import warnings
 
@@ -157,7 +157,7 @@ def test_no_sync_around_the_backward_only_is_told(ranks):
     assert_same([result[1] for result in results])
 
 
-def test_plain_loss_backward_works(ranks):
+def test_loss_backward_without_accelerator_is_synchronised(ranks):
     def train():
         _, model, optimizer, loss = prepare()
         loss().backward()
@@ -167,7 +167,7 @@ def test_plain_loss_backward_works(ranks):
     assert_same(ranks.run(2, train))
 
 
-def test_trigger_sync_in_backward(ranks):
+def test_trigger_sync_in_backward_reduces_earlier_forwards(ranks):
     def train():
         accelerator, model, optimizer, loss = prepare()
         with accelerator.no_sync(model):
@@ -181,7 +181,7 @@ def test_trigger_sync_in_backward(ranks):
     assert_same(ranks.run(2, train))
 
 
-def test_a_rank_without_samples_left_keeps_step(ranks):
+def test_rank_that_ran_out_of_samples_continues_with_weight_zero(ranks):
     def train():
         from torch.utils.data import DataLoader, TensorDataset
 
@@ -201,7 +201,7 @@ def test_a_rank_without_samples_left_keeps_step(ranks):
     assert_same([result[1] for result in results])
 
 
-def test_triggers_are_seen_by_all(ranks):
+def test_trigger_set_on_one_rank_is_seen_on_all(ranks):
     def train():
         from notebook_launcher import Accelerator
 
@@ -214,7 +214,7 @@ def test_triggers_are_seen_by_all(ranks):
     assert ranks.run(3, train) == [[False, True, False]] * 3
 
 
-def test_join_uneven_inputs(ranks):
+def test_join_uneven_inputs_lets_ranks_with_more_batches_continue(ranks):
     def train():
         from torch.utils.data import DataLoader, TensorDataset
 
@@ -290,14 +290,14 @@ def test_communication_hooks_train(ranks, hook):
     ({"kwargs_handlers": [3]}, ValueError, "kwargs_handlers holds 3, which is unknown"),
     ({"gradient_accumulation_plugin": 4}, TypeError, "gradient_accumulation_plugin=4 is no"),
 ])  # fmt: skip
-def test_bad_settings(arguments, error, message):
+def test_invalid_settings_raise_with_valid_values(arguments, error, message):
     from notebook_launcher import Accelerator
 
     with pytest.raises(error, match=message):
         Accelerator(cpu=True, **arguments)
 
 
-def test_settings_given_twice():
+def test_settings_given_twice_are_refused():
     from notebook_launcher import (
         Accelerator,
         AutocastKwargs,
@@ -321,7 +321,7 @@ def test_settings_given_twice():
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_on_several_ranks(ranks, precision):
+def test_half_precision_trains_alike_on_several_ranks(ranks, precision):
     def train():
         accelerator, model, optimizer, loss = prepare(steps=2, mixed_precision=precision)
         losses = []
@@ -358,7 +358,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(ranks):
     assert ranks.run(2, train) == [(True, True, 32768.0)] * 2
 
 
-def test_two_optimizers_under_one_scaler(ranks):
+def test_two_optimizers_share_one_scaler(ranks):
     def train():
         from notebook_launcher import Accelerator, GradScalerKwargs
 
@@ -384,7 +384,7 @@ def test_two_optimizers_under_one_scaler(ranks):
     assert_same([result[2] for result in results])
 
 
-def test_two_loaders_share_a_window(ranks):
+def test_window_spans_batches_of_two_loaders(ranks):
     def train():
         from torch.utils.data import DataLoader, TensorDataset
 
@@ -412,7 +412,7 @@ def test_two_loaders_share_a_window(ranks):
 
 
 @pytest.mark.parametrize("sizes_by_rank", [[[1, 5], [3, 2]], [[1, 5, 2], [3]]])
-def test_check_accumulation_on_several_ranks(ranks, sizes_by_rank):
+def test_check_accumulation_is_exact_on_several_ranks(ranks, sizes_by_rank):
     def check():
         accelerator, model, _, _ = prepare(steps=4)
         sizes = sizes_by_rank[accelerator.process_index]
@@ -423,7 +423,7 @@ def test_check_accumulation_on_several_ranks(ranks, sizes_by_rank):
     assert [result[:2] for result in ranks.run(2, check)] == [(True, 11.0)] * 2
 
 
-def test_an_accelerator_says_where_code_and_launch_differ(capsys):
+def test_accelerator_reports_settings_in_which_code_and_launch_differ(capsys):
     def differ():
         from notebook_launcher import Accelerator
 

@@ -86,7 +86,7 @@ def check(results: list[Any], num_ranks: int) -> list[float]:
 
 @MANY
 @given(num_ranks=RANKS, num_samples=st.integers(1, 24), batch_size=st.integers(1, 4), steps=STEPS, even=st.booleans())
-def test_map_style_data(ranks, num_ranks, num_samples, batch_size, steps, even):
+def test_map_style_data_accumulates_exactly(ranks, num_ranks, num_samples, batch_size, steps, even):
     results = ranks.run(num_ranks, train, "map", num_samples, batch_size, steps, {"even_batches": even})
     indices = check(results, num_ranks)
     if not even:
@@ -97,20 +97,20 @@ def test_map_style_data(ranks, num_ranks, num_samples, batch_size, steps, even):
 @given(
     num_ranks=RANKS, num_samples=st.integers(1, 24), batch_size=st.integers(1, 4), steps=STEPS, dispatch=st.booleans()
 )
-def test_iterable_data_without_a_length(ranks, num_ranks, num_samples, batch_size, steps, dispatch):
+def test_iterable_data_without_length_accumulates_exactly(ranks, num_ranks, num_samples, batch_size, steps, dispatch):
     results = ranks.run(num_ranks, train, "stream", num_samples, batch_size, steps, {"dispatch_batches": dispatch})
     assert set(check(results, num_ranks)) == set(range(num_samples))
 
 
 @pytest.mark.parametrize("num_samples", [7, 8, 11])
-def test_a_loop_without_accumulate(ranks, num_samples):
+def test_loop_without_accumulate_is_exact(ranks, num_samples):
     config = {"even_batches": False, "plain_loop": True}
     assert sorted(check(ranks.run(3, train, "map", num_samples, 2, 1, config), 3)) == list(range(num_samples))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("config", [{"shuffle": True}, {"split_batches": True}, {"drop_last": True, "shuffle": True}])
-def test_shuffled_split_and_dropped(ranks, num_ranks, config):
+def test_shuffled_split_and_dropped_batches_accumulate_exactly(ranks, num_ranks, config):
     indices = check(ranks.run(num_ranks, train, "map", 25, 6, 3, config), num_ranks)
     assert len(set(indices)) == (24 // (6 * num_ranks) * 6 * num_ranks if config.get("drop_last") else 25)
 
@@ -143,7 +143,7 @@ def train_weighted(sizes: list[list[int]], steps: int, reduction: str, precision
 
 @MANY
 @given(num_ranks=RANKS, data=st.data(), steps=STEPS, reduction=st.sampled_from(["mean", "sum"]))
-def test_given_weights(ranks, num_ranks, data, steps, reduction):
+def test_given_weights_accumulate_exactly(ranks, num_ranks, data, steps, reduction):
     row = st.lists(st.integers(1, 6), min_size=num_ranks, max_size=num_ranks)
     sizes = data.draw(st.lists(row, min_size=steps, max_size=2 * steps))
     check(ranks.run(num_ranks, train_weighted, sizes, steps, reduction, "no"), num_ranks)

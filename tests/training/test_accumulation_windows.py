@@ -46,7 +46,7 @@ class Training:
             torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
 
 
-def test_steps_where_the_window_ends():
+def test_optimizer_steps_only_where_the_window_ends():
     training = Training(steps=3)
     before = {name: value.clone() for name, value in training.model.state_dict().items()}
     assert [training.micro_batch(row) for row in range(2)] == [False, False]
@@ -55,7 +55,7 @@ def test_steps_where_the_window_ends():
     assert not torch.equal(training.model.state_dict()["0.weight"], before["0.weight"])
 
 
-def test_a_break_leaves_nothing_to_the_next_window():
+def test_gradients_of_a_window_left_by_break_are_dropped():
     training = Training(steps=4)
     for _ in training.loader:
         with training.accelerator.accumulate(training.model):
@@ -154,7 +154,7 @@ def test_zero_grad_at_the_top_of_the_block_keeps_the_window():
         assert training.model[0].weight.grad is None, "the last window's gradients are cleared"
 
 
-def test_a_loop_without_accumulate_after_one_that_was_left():
+def test_loop_without_accumulate_steps_after_a_window_that_was_left():
     training = Training(steps=1)
     training.accelerator.gradient_accumulation_steps = 4
     for _ in training.loader:
@@ -166,7 +166,7 @@ def test_a_loop_without_accumulate_after_one_that_was_left():
         break
 
 
-def test_weights_given_to_some_micro_batches_only():
+def test_weight_for_some_micro_batches_only_is_refused():
     training = Training(steps=2)
     with training.accelerator.accumulate(training.model):
         training.accelerator.backward(training.loss(0), weight=3)
@@ -188,20 +188,20 @@ def test_weights_given_to_some_micro_batches_only():
         ("loss", {"reduction": "sum"}, ValueError, "reduction='sum' needs weight="),
     ],
 )
-def test_bad_backward(loss, kwargs, error, message):
+def test_backward_refuses_what_is_not_a_scalar_loss(loss, kwargs, error, message):
     training = Training()
     losses: dict[str, Any] = {"vector": torch.ones(2, requires_grad=True), "text": "loss", "loss": training.loss(0)}
     with pytest.raises(error, match=message), training.accelerator.accumulate(training.model):
         training.accelerator.backward(losses[loss], **kwargs)
 
 
-def test_weight_outside_of_a_window():
+def test_weight_outside_of_accumulate_is_refused():
     training = Training(steps=4)
     with pytest.raises(ValueError, match=r"weight=2\) outside of accumulate\(\) with gradient_accumulation_steps=4"):
         training.accelerator.backward(training.loss(0), weight=2)
 
 
-def test_accumulate_wants_models():
+def test_accumulate_refuses_what_has_no_parameters():
     training = Training()
     with pytest.raises(TypeError, match=r"accumulate\(str\): expected the models"):
         training.accelerator.accumulate("model")
@@ -234,7 +234,7 @@ def test_two_backwards_in_one_block_add_up():
         torch.testing.assert_close(mine, one + two)
 
 
-def test_weights_that_change_inside_a_window_are_told():
+def test_weights_that_change_inside_a_window_warn():
     training = Training(steps=4)
     raw = torch.optim.SGD(training.model.parameters(), lr=0.1)
     with training.accelerator.accumulate(training.model):
@@ -267,7 +267,7 @@ def test_max_grad_norm_clips_by_itself():
     assert training.accelerator.last_grad_norm > 1e-3
 
 
-def test_two_accelerators_know_nothing_of_each_other():
+def test_two_accelerators_share_no_state():
     first, second = Training(steps=4), Training(steps=1, mixed_precision="bf16")
     assert not first.micro_batch(0)
     assert second.micro_batch(0)
@@ -309,7 +309,7 @@ def test_an_overflow_skips_step_and_schedule():
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_computes_in_it_and_answers_in_float32(precision):
+def test_half_precision_model_returns_float32(precision):
     training = Training(steps=1, mixed_precision=precision)
     seen = []
     handle = training.model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
@@ -387,13 +387,13 @@ def test_check_accumulation_does_without_batches_that_cannot_be_joined():
     assert report.losses is None
 
 
-def test_check_accumulation_wants_data():
+def test_check_accumulation_refuses_empty_batches():
     training = Training()
     with pytest.raises(ValueError, match="gave no micro-batch"):
         training.accelerator.check_accumulation(training.model, [], lambda model, batch: model(batch))
 
 
-def test_the_documented_toy_model():
+def test_documented_toy_model_gives_the_documented_gradients():
     report = verify_accumulation()
     assert report, str(report)
     assert len(report.rows) == 9

@@ -178,5 +178,5 @@ def test_updates_are_those_of_the_full_batch_whatever_accumulate_is_given(ranks,
 @pytest.mark.parametrize(
     ("models", "wrapping"), [*(("one", name) for name in ONE_MODEL), *(("shared", name) for name in TWO_MODELS)]
 )
-def test_each_wrapping_with_a_short_last_window(ranks, models, wrapping, num_ranks):
+def test_each_wrapping_is_exact_with_a_short_last_window(ranks, models, wrapping, num_ranks):
     check(models, ranks.run(num_ranks, train, models, wrapping, SHORT_TAIL), SHORT_TAIL)

@@ -69,7 +69,7 @@ def stand_in_for_a_slow_rank(call: Callable[[Path], Any], folder: Path) -> tuple
         (wait, "wait_for_everyone", [None, None]),
     ],
 )
-def test_a_rank_says_for_whom_it_waits_and_waits_on(ranks, tmp_path, call, name, results):
+def test_waiting_rank_prints_absent_ranks_and_continues_to_wait(ranks, tmp_path, call, name, results):
     folder = tmp_path / "a"
     ranks.run(2, save, folder)
     outcomes = ranks.run(2, stand_in_for_a_slow_rank, call, folder)
@@ -79,12 +79,12 @@ def test_a_rank_says_for_whom_it_waits_and_waits_on(ranks, tmp_path, call, name,
     assert said.startswith(f"{name} waits for rank 1: every rank must call it, not inside `if accelerator.is_main_")
 
 
-def test_all_that_are_waited_for_are_named(tmp_path):
+def test_notice_names_all_absent_ranks(tmp_path):
     outcomes = notebook_launch(stand_in_for_a_slow_rank, 3, args=(save, tmp_path / "a"), output="none")
     assert [said.partition(":")[0] for said, _ in outcomes] == ["save_state waits for ranks 1, 2"] * 3
 
 
-def test_ranks_that_let_the_first_go_first_wait_without_a_word(ranks, tmp_path):
+def test_main_process_first_waits_without_a_notice(ranks, tmp_path):
     def listen() -> Any:
         said = tmp_path / f"said by {torch.distributed.get_rank()}"
         patience, arrivals.NOTICE_AFTER = arrivals.NOTICE_AFTER, 0.1
@@ -98,7 +98,7 @@ def test_ranks_that_let_the_first_go_first_wait_without_a_word(ranks, tmp_path):
     assert ranks.run(2, listen) == ["", ""]
 
 
-def test_a_rank_that_waits_in_vain_fails_as_soon_as_it_has_said_so(tmp_path):
+def test_rank_that_waits_in_vain_fails_right_after_its_notice(tmp_path):
     def only_on_the_main_process() -> None:
         accelerator = Accelerator(cpu=True)
         arrivals.NOTICE_AFTER = 0.1

@@ -99,19 +99,19 @@ KINDS = ["shuffled", "seedable", "dispatched", "stream", "workers"]
 
 @pytest.mark.parametrize("stop_after", [1, 5])
 @pytest.mark.parametrize("kind", KINDS[:-1])  # torch's workers leave a signal handler behind
-def test_an_epoch_goes_on_as_if_it_had_not_been_interrupted(tmp_path, kind, stop_after):
+def test_resumed_epoch_equals_uninterrupted_epoch(tmp_path, kind, stop_after):
     expected, found = interrupt_and_go_on(tmp_path / "a", kind, stop_after)
     assert found == expected
 
 
 @pytest.mark.parametrize("stop_after", [2, 8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_so_it_does_on_every_rank(ranks, tmp_path, kind, stop_after):
+def test_resumed_epoch_equals_uninterrupted_epoch_on_every_rank(ranks, tmp_path, kind, stop_after):
     for expected, found in ranks.run(interrupt_and_go_on, args=(tmp_path / "a", kind, stop_after)):
         assert found == expected
 
 
-def test_another_number_of_ranks_has_the_rest_of_the_data(ranks, tmp_path):
+def test_another_number_of_ranks_resumes_with_the_rest_of_the_data(ranks, tmp_path):
     def begin() -> list[list[float]]:
         training = Training(1)
         training.train(stop_after=3)
@@ -127,7 +127,7 @@ def test_another_number_of_ranks_has_the_rest_of_the_data(ranks, tmp_path):
     assert sorted(first + rest) == [float(number) for number in range(23)]
 
 
-def test_other_loaders_start_at_their_beginning_and_it_is_said(tmp_path):
+def test_different_loaders_start_at_their_beginning_with_a_warning(tmp_path):
     training = Training(1)
     training.train(stop_after=3)
     training.accelerator.save_state(tmp_path / "a")

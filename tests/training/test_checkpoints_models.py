@@ -80,7 +80,7 @@ def small_files() -> Iterator[None]:
 @FORMATS
 @pytest.mark.parametrize("build", [plain, tied])
 @pytest.mark.parametrize("size", ["10GB", 100])
-def test_what_is_saved_is_loaded(tmp_path, build, safe, size):
+def test_save_model_then_load_model_restores_weights(tmp_path, build, safe, size):
     checkpoints.save_model(build(1), tmp_path / "a", max_shard_size=size, safe_serialization=safe)
     model = build(2)
     assert not checkpoints.load_model(model, tmp_path / "a").missing_keys
@@ -121,7 +121,7 @@ def test_a_tensor_larger_than_a_file_may_be_has_its_own(tmp_path):
 @FORMATS
 @pytest.mark.parametrize("build", [plain, tied])
 @pytest.mark.parametrize("size", ["10GB", 100])
-def test_accelerate_reads_it(tmp_path, build, safe, size):
+def test_accelerate_loads_saved_model(tmp_path, build, safe, size):
     checkpoints.save_model(build(1), tmp_path, max_shard_size=size, safe_serialization=safe)
     model = build(2)
     load_checkpoint_in_model(model, str(tmp_path))
@@ -284,18 +284,18 @@ def test_only_rank_0_writes_and_no_rank_waits_for_another(tmp_path):
     ("size", "expected"),
     [("200MB", 200 * 10**6), ("10 gb", 10**10), ("1.5KB", 1500), ("2KiB", 2048), ("7B", 7), (12, 12), ("1TB", 10**12)],
 )
-def test_sizes_are_read(size, expected):
+def test_max_shard_size_accepts_bytes_and_units(size, expected):
     assert parse_size(size) == expected
 
 
 @pytest.mark.parametrize("size", ["", "ten", "10", "-1MB", 0, -5, True, 1.5, None, "0KB"])
-def test_sizes_that_are_none_are_refused(tmp_path, size):
+def test_max_shard_size_refuses_what_is_not_a_size(tmp_path, size):
     with pytest.raises(ValueError, match=r"max_shard_size=.* is not a size. It can be .*'200MB'"):
         checkpoints.save_model(plain(), tmp_path / "a", max_shard_size=size)
     assert not (tmp_path / "a").exists()
 
 
-def test_a_file_is_no_folder(tmp_path):
+def test_save_model_refuses_a_file_as_folder(tmp_path):
     (tmp_path / "a").write_text("mine")
     with pytest.raises(NotADirectoryError, match="is a file; a checkpoint is a folder"):
         checkpoints.save_model(plain(), tmp_path / "a")
@@ -359,7 +359,7 @@ def test_weights_of_another_model_are_refused_before_any_is_loaded(tmp_path, oth
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
 
 
-def test_names_may_differ_if_asked(tmp_path):
+def test_strict_false_loads_weights_with_other_names(tmp_path):
     checkpoints.save_model(plain(1), tmp_path)
     report = checkpoints.load_model(model := torch.nn.Sequential(torch.nn.Linear(3, 4)), tmp_path, strict=False)
     assert set(report.unexpected_keys) == {"1.weight", "1.bias", "2.weight", "2.bias"}

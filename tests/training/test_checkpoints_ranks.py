@@ -97,7 +97,7 @@ def files(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("micro_batches", [3, 4])
-def test_each_rank_goes_on_as_if_it_had_not_been_interrupted(ranks, tmp_path, micro_batches):
+def test_resumed_training_equals_uninterrupted_on_each_rank(ranks, tmp_path, micro_batches):
     def interrupted() -> tuple[str, str]:
         first = Training(1)
         first.train(micro_batches)
@@ -143,7 +143,7 @@ VALUES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0]
 
 @pytest.mark.parametrize("weigh", [False, True], ids=["counted", "weighed"])
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3), (3, 2)])
-def test_a_window_goes_on_with_another_number_of_ranks(ranks, tmp_path, before, after, weigh):
+def test_open_window_resumes_with_another_number_of_ranks(ranks, tmp_path, before, after, weigh):
     seen = iter([(value, float(at % 3 + 1) if weigh else None) for at, value in enumerate(VALUES)])
     first = [[next(seen) for _ in range(before)] for _ in range(2)]
     second = [[next(seen) for _ in range(after)] for _ in range(2)]
@@ -183,7 +183,7 @@ def test_where_ranks_are_averaged_the_mean_over_ranks_stays():
     assert merged["state"] == {"windows": [{"num_batches": 2, "weight": 1.0}]}
 
 
-def test_new_ranks_get_random_states_of_their_own_and_it_is_said_once(ranks, tmp_path):
+def test_new_ranks_get_own_random_states_with_one_warning(ranks, tmp_path):
     set_seed(3)
     Accelerator(cpu=True).save_state(tmp_path / "a")
     expected = random.random(), torch.rand(1).item()

@@ -128,7 +128,7 @@ def saved(tmp_path: Path, training: Training) -> Path:
 
 @pytest.mark.parametrize("micro_batches", [0, 1, 3, 5])
 @pytest.mark.parametrize("safe", [True, False])
-def test_training_goes_on_as_if_it_had_not_been_interrupted(tmp_path, micro_batches, safe):
+def test_resumed_training_equals_uninterrupted(tmp_path, micro_batches, safe):
     first = Training(1)
     first.train(micro_batches)
     first.accelerator.save_state(tmp_path / "a", safe_serialization=safe)
@@ -141,7 +141,7 @@ def test_training_goes_on_as_if_it_had_not_been_interrupted(tmp_path, micro_batc
     assert second.everything() == expected
 
 
-def test_saving_changes_nothing(tmp_path):
+def test_save_state_changes_nothing(tmp_path):
     first = Training(1)
     first.train(8)
     expected = first.everything()
@@ -166,7 +166,7 @@ def test_files_have_accelerates_names(saved):
     }
 
 
-def test_the_manifest_says_what_was_saved_by_what(saved):
+def test_manifest_lists_objects_files_and_versions(saved):
     manifest = json.loads((saved / MANIFEST).read_text())
     assert manifest["format"] == 1
     assert manifest["num_processes"] == 1
@@ -383,7 +383,7 @@ def test_objects_without_a_state_are_listed():
 
 
 @pytest.mark.parametrize("schedule", [lambda o: MultiStepLR(o, [2, 4]), lambda o: LambdaLR(o, lambda n: 1 / (n + 1))])
-def test_schedulers_come_back(tmp_path, schedule):
+def test_schedulers_are_restored(tmp_path, schedule):
     def prepare() -> tuple[Accelerator, Any, LRScheduler]:
         accelerator = Accelerator(cpu=True)
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
@@ -400,7 +400,7 @@ def test_schedulers_come_back(tmp_path, schedule):
     assert other_scheduler.state_dict() == scheduler.state_dict()
 
 
-def test_the_scaler_comes_back_and_is_missed_by_name(tmp_path):
+def test_scaler_is_restored_and_reported_if_missing(tmp_path):
     saving, other, full = (Accelerator(cpu=True, mixed_precision=kind) for kind in ("fp16", "fp16", "no"))
     assert saving.scaler is not None
     assert other.scaler is not None
@@ -499,7 +499,7 @@ def test_files_beside_no_checkpoint_stay_whatever_their_name(tmp_path, training)
     assert (tmp_path / "a" / "pytorch_model.bin").read_text() == "mine"
 
 
-def test_there_must_be_a_folder(tmp_path, training):
+def test_save_state_needs_a_folder_or_automatic_naming(tmp_path, training):
     with pytest.raises(CheckpointError, match=r"load_state\('.*nowhere'\): there is no folder"):
         training.accelerator.load_state(tmp_path / "nowhere")
     for method in ("save_state", "load_state"):
@@ -512,7 +512,7 @@ def test_there_must_be_a_folder(tmp_path, training):
         training.accelerator.save_state(tmp_path / "file")
 
 
-def test_a_home_folder_is_understood(tmp_path, monkeypatch, training):
+def test_tilde_is_expanded_in_folder(tmp_path, monkeypatch, training):
     monkeypatch.setenv("HOME", str(tmp_path))
     training.accelerator.save_state("~/a")
     assert (tmp_path / "a" / MANIFEST).exists()
@@ -535,7 +535,7 @@ def test_checkpoints_are_numbered_and_the_newest_is_loaded(tmp_path):
     assert accelerator.save_iteration == 11
 
 
-def test_a_relative_project_works(tmp_path, monkeypatch):
+def test_relative_project_dir_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     accelerator = project(Path("project"))
     accelerator.save_state()

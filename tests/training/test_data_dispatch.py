@@ -81,7 +81,7 @@ def deal(sizes: list[int], **options: Any) -> list[tuple[list[list[int]], Round]
         ([4, 1], {"split": True, "even": False, "uneven": "stop"}, ([[0, 1], [2, 3]], Round((2, 2), (2, 2), (2, 2)))),
     ],
 )
-def test_the_last_round(sizes, options, last):
+def test_last_round_is_completed_by_policy(sizes, options, last):
     assert deal(sizes, num_processes=2, **options)[-1] == last
 
 
@@ -116,7 +116,7 @@ def test_batches_that_cannot_be_joined_are_dealt_out_whole():
     assert len(list(Portions(num_processes=2).deal(texts))) == 2
 
 
-def test_rows_of_every_kind():
+def test_rows_of_every_kind_are_cut_and_joined():
     batch = {"x": torch.arange(4), "names": ["a", "b", "c", "d"], "scale": torch.tensor(2.0), "task": "sum", "n": None}
     assert count_rows(batch) == 4
     assert count_rows([["a", "b"], "c"]) == 2
@@ -226,7 +226,7 @@ def test_an_exception_in_the_data_set_reaches_every_rank(ranks, good):
     assert ranks.run(2, fail) == [good // 2] * 2
 
 
-def test_so_does_one_that_cannot_travel_and_a_batch_that_cannot(ranks):
+def test_unpicklable_exceptions_and_batches_reach_every_rank_as_errors(ranks):
     def fail(batches: Any) -> str:
         loader = prepare_data_loader(DataLoader(batches, batch_size=None), dispatch_batches=True)
         with pytest.raises(Exception, match="lock") as caught:
@@ -237,7 +237,7 @@ def test_so_does_one_that_cannot_travel_and_a_batch_that_cannot(ranks):
     assert ranks.run(2, lambda: fail(Given([threading.Lock()] * 2))) == ["TypeError"] * 2
 
 
-def test_no_data_is_no_loop(ranks):
+def test_empty_data_set_gives_no_batches(ranks):
     assert ranks.run(2, lambda: len(list(prepare_data_loader(DataLoader(Given([])), dispatch_batches=True)))) == [0, 0]
 
 
@@ -262,7 +262,7 @@ def test_leaving_a_loop_on_all_ranks_leaves_them_in_step(ranks):
     assert ranks.run(2, leave) == [[[0, 1, 2]] * 2, [[3, 4, 5]] * 2]
 
 
-def test_what_remains_at_the_end_is_said(ranks):
+def test_remainder_is_known_at_the_end(ranks):
     def remainders() -> list[int]:
         loader = prepare_data_loader(DataLoader(Given(list(range(13))), batch_size=3), dispatch_batches=True)
         return [loader.remainder for _ in loader]

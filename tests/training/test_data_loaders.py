@@ -75,17 +75,17 @@ def loader(request: pytest.FixtureRequest) -> Any:
     return make(request.param)
 
 
-def test_it_gives_what_the_loader_gave(loader):
+def test_prepared_loader_yields_same_batches_as_original(loader):
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_it_knows_the_last_batch_and_what_each_one_counts(loader):
+def test_prepared_loader_knows_last_batch_and_weights(loader):
     seen = [(loader.end_of_dataloader, loader.current_round.rows) for _ in loader]
     assert seen == [(False, (4,)), (False, (4,)), (True, (2,))]
     assert (loader.end_of_dataloader, loader.current_round, loader.iteration_token) == (False, None, None)
 
 
-def test_it_is_active_while_it_is_iterated(loader):
+def test_loader_is_active_while_iterated(loader):
     inner = make("map")
     loader.stack = inner.stack = stack = LoaderStack()
     for _ in loader:
@@ -152,7 +152,7 @@ def test_nothing_keeps_a_loader_alive(kind):
 
 
 @pytest.mark.parametrize("kind", [DataLoaderShard, DataLoaderDispatcher, SkipDataLoader])
-def test_types(kind):
+def test_loader_classes_are_dataloaders_on_their_own(kind):
     loader: Any = kind(range(16), batch_size=4)
     assert isinstance(loader, kind)
     assert isinstance(loader, DataLoader)
@@ -169,7 +169,7 @@ def test_a_prepared_stream_is_a_dispatcher():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_pickles_and_copies_even_inside_a_loop(kind):
+def test_loader_pickles_and_copies_inside_a_loop(kind):
     loader = make(kind)
     for _ in loader:
         for other in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
@@ -179,7 +179,7 @@ def test_it_pickles_and_copies_even_inside_a_loop(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lengths(kind):
+def test_len_counts_batches_of_this_rank(kind):
     if "stream" in kind:
         loader = make(kind)
         with pytest.raises(TypeError):
@@ -203,7 +203,7 @@ def test_the_share_of_one_of_several():
     assert (len(split), split.total_batch_size, split.full_rows) == (6, 4, 2)
 
 
-def test_without_batches():
+def test_items_that_are_batches_are_shared_out_one_by_one():
     # The data set's items are batches already, and so what they count is the loader's secret.
     data = [torch.zeros(3), torch.zeros(2), torch.zeros(5)]
     loader = prepare_data_loader(plain(data, batch_size=None), num_processes=2, process_index=0)
@@ -211,7 +211,7 @@ def test_without_batches():
     assert (loader.total_batch_size, loader.full_rows, len(loader)) == (None, None, 2)
 
 
-def test_a_stream_of_batches():
+def test_stream_of_ready_batches_is_shared_out():
     class Batches(Stream):
         def __iter__(self):
             return iter([torch.zeros(3), torch.zeros(2), torch.zeros(5)])
@@ -426,7 +426,7 @@ def test_seedable_sampler_that_replaces_another_keeps_its_epoch():
 
 
 @pytest.mark.parametrize("number", [-1, 1.5, True])
-def test_a_number_of_batches_is_a_whole_number(number):
+def test_skip_rejects_non_integer_batch_count(number):
     with pytest.raises(ValueError, match="num_batches="):
         skip_first_batches(make("map"), number)
 
@@ -444,7 +444,7 @@ def test_batches_of_any_type_are_moved():
     assert not next(iter(prepare_data_loader(users)))[0].moved
 
 
-def test_an_exception_in_the_data_comes_where_it_would_come():
+def test_data_exception_is_raised_at_the_same_batch_as_in_torch():
     class Broken(Stream):
         def __iter__(self):
             yield from range(6)
@@ -459,7 +459,7 @@ def test_an_exception_in_the_data_comes_where_it_would_come():
         assert loader.stack.loaders == []
 
 
-def test_looking_ahead():
+def test_look_ahead_marks_the_last_item():
     assert list(look_ahead([])) == []
     assert list(look_ahead("abc")) == [("a", False), ("b", False), ("c", True)]
 
@@ -477,7 +477,7 @@ def test_a_loop_draws_as_torchs_own_loader_does():
     assert draw(prepare_data_loader(users)) == draw(users)
 
 
-def test_an_unknown_policy():
+def test_unknown_uneven_policy_is_refused():
     with pytest.raises(ValueError, match=r"uneven='drop' is unknown. It can be 'weigh', 'stop', 'error', 'leave'\."):
         prepare_data_loader(plain(range(4)), uneven="drop")
 
@@ -488,7 +488,7 @@ def test_splitting_needs_a_batch_size_that_divides(data):
         prepare_data_loader(plain(data, batch_size=3), None, 2, 0, split_batches=True)
 
 
-def test_splitting_needs_a_batch_size():
+def test_split_batches_without_batch_size_is_refused():
     users = plain(range(9), batch_sampler=[[1, 2], [3, 4]])
     with pytest.raises(ValueError, match=r"neither the loader nor its list has a batch_size"):
         prepare_data_loader(users, None, 2, 0, split_batches=True)

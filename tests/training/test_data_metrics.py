@@ -50,7 +50,7 @@ def flat(lists: Iterable[list[Any]]) -> list[Any]:
 @pytest.mark.parametrize("length", [1, 2, 7, 11, 12, 13])
 @pytest.mark.parametrize("num_processes", [2, 3])
 @pytest.mark.parametrize("options", [{}, {"even_batches": False}])
-def test_nested_results(ranks, num_processes, length, options):
+def test_gather_for_metrics_drops_repeated_samples_of_nested_results(ranks, num_processes, length, options):
     def compute(batch: torch.Tensor) -> Any:
         return {"logits": torch.stack([batch, batch * 2], dim=1), "ids": (batch, None)}
 
@@ -61,7 +61,7 @@ def test_nested_results(ranks, num_processes, length, options):
 
 
 @pytest.mark.parametrize("options", [{"drop_last": True}, {"skip": 1}, {"split_batches": True, "batch_size": 6}])
-def test_after_whatever_was_done_to_the_loader(ranks, options):
+def test_gather_for_metrics_is_exact_after_skips_and_copies(ranks, options):
     found = torch.cat(on_all(ranks, 2, 17, lambda batch: batch, **options)).tolist()
     assert found == list(range(6, 17) if "skip" in options else range(12 if "drop_last" in options else 17))
 

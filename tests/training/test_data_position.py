@@ -138,7 +138,7 @@ def join(first: dict[str, Any], rest: dict[str, Any]) -> list[list[int]]:
 
 @pytest.mark.parametrize("num_processes", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_goes_on_bit_for_bit(ranks, num_processes, kind):
+def test_resumed_run_is_bit_for_bit_equal(ranks, num_processes, kind):
     through = ranks.run(num_processes, go_on, kind, 1, None, None)
     for stop_at in (3, 9):
         first = ranks.run(num_processes, go_on, kind, 1, None, stop_at)
@@ -182,7 +182,7 @@ def simple(length: int = 10, **options: Any) -> Any:
     return prepare_data_loader(DataLoader(data, batch_size=2), **options)
 
 
-def test_the_batch_at_hand_counts_as_had():
+def test_position_counts_the_current_batch_as_consumed():
     loader = simple()
     for batch in loader:
         state = loader.state_dict()
@@ -192,7 +192,7 @@ def test_the_batch_at_hand_counts_as_had():
         assert other.iteration == 1
 
 
-def test_a_loop_that_was_left_is_gone_on_with():
+def test_loader_resumes_where_a_loop_was_left():
     loader = simple()
     for batch in loader:
         if batch[0] == 4:
@@ -205,7 +205,7 @@ def test_a_loop_that_was_left_is_gone_on_with():
     assert [batch.tolist() for batch in loader][0] == [0, 1]  # noqa: RUF015
 
 
-def test_between_epochs_it_is_the_next_one():
+def test_position_between_epochs_is_the_next_epoch():
     loader = simple()
     list(loader)
     other = simple()
@@ -236,7 +236,7 @@ def test_a_position_can_be_saved_safely():
     assert len(list(other)) == len(loader) - 1
 
 
-def test_nothing_is_loaded_of_what_was_had():
+def test_resumed_loader_loads_no_consumed_sample():
     loaded = []
 
     class Data:
@@ -286,7 +286,7 @@ def test_a_loader_that_always_skips_goes_on_as_well(kind):
     assert [batch.tolist() for batch in loaders[1]] == [[4, 5], [6, 7], [8, 9]]
 
 
-def test_a_foreign_state_is_refused():
+def test_state_of_another_kind_is_refused():
     with pytest.raises(ValueError, match=r"a state without 'epoch'\. .* and this has \['_num_yielded'\]"):
         simple().load_state_dict({"_num_yielded": 3})
 

@@ -135,7 +135,7 @@ def test_ranks_with_other_seeds_take_their_order_from_rank_0(ranks, kwargs):
     "options", [{}, {"split_batches": True}, {"dispatch_batches": True, "use_seedable_sampler": True}]
 )
 @pytest.mark.parametrize("kwargs", [{}, {"persistent_workers": True, "prefetch_factor": 4}])
-def test_workers_change_nothing(ranks, options, kwargs):
+def test_workers_change_no_batch(ranks, options, kwargs):
     arguments = {"batch_size": 4, "shuffle": True}
     expected = run_collect(ranks, 2, options, 23, **arguments)
     assert run_collect(ranks, 2, options, 23, num_workers=2, **arguments, **kwargs) == expected
@@ -220,7 +220,7 @@ def test_the_error_comes_at_the_end_of_data_of_unknown_length(ranks, dispatch):
         ([8, 8], [0, 0], [1, 0], "rank 1 skips its first 0 batches, rank 0 1"),
     ],
 )
-def test_ranks_that_differ_are_told_before_the_loop(ranks, data, epoch, skip, message):
+def test_ranks_with_different_data_raise_before_the_loop(ranks, data, epoch, skip, message):
     def differ() -> str:
         rank = dist.get_rank()
         loader = prepare(range(data[rank]), {}, batch_size=2)
@@ -233,7 +233,7 @@ def test_ranks_that_differ_are_told_before_the_loop(ranks, data, epoch, skip, me
         assert message in text
 
 
-def test_ranks_whose_batches_differ_are_told(ranks):
+def test_ranks_with_different_batches_raise(ranks):
     def differ() -> str:
         loader = prepare(range(64), {}, batch_size=2 + dist.get_rank())
         with pytest.raises(RuntimeError, match="rank 1's loader has 22 batches, rank 0's 32"):
@@ -249,7 +249,7 @@ def test_ranks_whose_batches_differ_are_told(ranks):
     assert ranks.run(2, differ) == ["told"] * 2
 
 
-def test_one_rank_alone_asks_nobody(ranks):
+def test_lone_rank_compares_nothing(ranks):
     def alone() -> int:
         if dist.get_rank():
             return 0
@@ -259,7 +259,7 @@ def test_one_rank_alone_asks_nobody(ranks):
     assert ranks.run(2, alone) == [10, 0]
 
 
-def test_ranks_need_not_compare(ranks):
+def test_comparison_of_ranks_can_be_switched_off(ranks):
     def apart() -> int:
         data: Any = range(10 + dist.get_rank())
         return len(list(prepare_data_loader(DataLoader(data, batch_size=2), check_ranks=False)))

@@ -62,7 +62,7 @@ def test_batches_are_shared_out_as_accelerate_does(num_processes, even, split, d
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3, 4])
 @pytest.mark.parametrize("even", [True, False])
-def test_batches_of_varying_size_too(num_processes, even):
+def test_batches_of_varying_size_are_shared_out_as_accelerate_does(num_processes, even):
     from accelerate.data_loader import BatchSamplerShard as Theirs
 
     for seed, rank in itertools.product(range(60), range(num_processes)):
@@ -135,7 +135,7 @@ def test_full_rounds_share_one_object():
         ("stop", [[[0, 1]], [[2, 3]]], Round((2, 2), (2, 2), (2, 2))),
     ],
 )
-def test_ranks_that_have_run_out(uneven, batches, last):
+def test_ranks_that_have_run_out_follow_the_policy(uneven, batches, last):
     sampler = BatchSampler(range(5), 2, drop_last=False)
     shards = [BatchSamplerShard(sampler, 2, rank, even_batches=False, uneven=uneven) for rank in range(2)]
     assert [list(shard) for shard in shards] == batches
@@ -231,7 +231,7 @@ def test_the_rest_is_shared_out_among_any_number(num_processes, skip):
         ("leave", [[0, 1, 4, 0], [2, 3, 1, 2]]),
     ],
 )
-def test_ends_of_streams(uneven, parts):
+def test_last_round_of_a_stream_follows_the_policy(uneven, parts):
     shards = [
         IterableDatasetShard(Counting(5), 2, num_processes=2, process_index=rank, even_batches=False, uneven=uneven)
         for rank in range(2)
@@ -328,6 +328,6 @@ def test_samplers_are_found_through_their_wrappings():
     assert links_of(SkipBatchSampler(shard))[1:] == [shard, inner, sampler]
 
 
-def test_what_is_not_shared_out_is_all_ones_own():
+def test_data_that_is_not_shared_out_is_all_real():
     shares = list(shares_of([[1, 2], [3]]))
     assert [(share.indices, share.round.rows, share.samples) for share in shares] == [([1, 2], (2,), 2), ([3], (1,), 3)]

@@ -83,7 +83,7 @@ def test_every_rank_reads_its_own_shards_and_every_sample_counts_once(ranks, siz
         assert sorted(first["all"]) == numbers_in(sizes)
 
 
-def test_ranks_hear_of_an_uneven_end_as_one_error(ranks):
+def test_uneven_end_is_an_error_on_all_ranks(ranks):
     def refuse() -> str:
         with pytest.raises(ValueError, match="rank 1 has read everything, others have more") as caught:
             list(prepare(streamed((4, 4, 1, 1)), batch_size=2, uneven="error"))

@@ -55,7 +55,7 @@ def train(epochs: int) -> tuple[float, float]:
 
 
 @pytest.mark.timeout(400)
-def test_digits_on_any_number_of_ranks():
+def test_digits_reach_same_accuracy_on_any_number_of_ranks():
     outcomes = {}
     for num_ranks in (1, 2, 4):
         steps = GLOBAL_MICRO_BATCHES // num_ranks

@@ -42,7 +42,7 @@ def toy(steps: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
 @pytest.mark.parametrize("steps", [1, 2, 4, 8])
-def test_the_toy_on_any_number_of_processes(num_processes, steps):
+def test_toy_trains_alike_on_any_number_of_processes(num_processes, steps):
     if steps * num_processes > 8:
         steps = 8 // num_processes
     for result in notebook_launch(toy, num_processes, args=(steps,), output="none"):
@@ -139,6 +139,6 @@ def with_the_plugin():
 
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
 @pytest.mark.parametrize("loop", [prepared_without_the_helper, with_accumulate, with_no_sync, with_the_plugin])
-def test_the_documented_loops(loop, num_processes):
+def test_documented_loops_run(loop, num_processes):
     results = notebook_launch(loop, num_processes, output="none")
     assert [f"{weight:.5f}" for weight in results] == ["2.04000"] * num_processes

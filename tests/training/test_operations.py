@@ -330,7 +330,7 @@ def test_gather_refuses_what_is_no_tensor(pair):
     assert error.startswith("TypeError: gather got 'text', a str. It takes tensors")
 
 
-def test_it_gives_what_accelerate_gives(pair):
+def test_collectives_return_what_accelerate_returns(pair):
     def compare():
         from accelerate import PartialState
         from accelerate.utils import operations as theirs
@@ -408,7 +408,7 @@ REDUCED = [
 ]
 
 
-def test_reduce(ranks):
+def test_reduce_returns_sum_mean_or_max(ranks):
     def reduce():
         results = []
         for reduction, dtype, _, _ in REDUCED:

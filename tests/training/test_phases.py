@@ -99,7 +99,7 @@ def test_a_flush_without_news_sends_nothing(line: Line) -> None:
     assert len(line.sent) == 1
 
 
-def test_what_lies_between_two_calls_is_nobodys(line: Line) -> None:
+def test_time_between_two_calls_belongs_to_no_phase(line: Line) -> None:
     line.clock.flush()
     line.spend(data=60.0, forward=0.5)
     line.clock.flush()
@@ -143,18 +143,18 @@ def test_a_backward_that_failed_is_not_mistaken_for_the_next(line: Line) -> None
     assert all(seconds >= 0 for record in line.sent for _, _, seconds in record.spans)
 
 
-def test_backwards_alone_are_told_of(line: Line) -> None:
+def test_backward_outside_of_windows_is_measured(line: Line) -> None:
     for _ in range(35):
         synced_backward(line, computing=0.01, waiting=0.01)
     assert len(line.sent) == 3  # 0.7 s
 
 
-def test_nobody_listens_without_a_launcher() -> None:
+def test_no_clock_without_a_launcher() -> None:
     assert make_clock() is None
     context.progress(1, 2)
 
 
-def test_it_costs_little() -> None:
+def test_mark_costs_little() -> None:
     clock = PhaseClock(lambda _record: None)
 
     def micro_batch() -> None:
@@ -202,7 +202,7 @@ def test_the_fullest_windows_are_counted(line: Line) -> None:
     assert (live.phases[0].fullest, live.phases[0].num_fullest, live.phases[0].windows) == ((4, 256.0), 4, 7)
 
 
-def test_shares_of_nothing() -> None:
+def test_shares_without_marks_are_empty() -> None:
     assert RankPhases(seconds={"data": 0.0}).shares == {"data": 0.0}
 
 
@@ -290,7 +290,7 @@ def loop_until_stopped() -> None:
         context.progress(done)
 
 
-def test_such_a_loop_stops_between_two_items(session: Session) -> None:
+def test_progress_loop_stops_between_two_items(session: Session) -> None:
     run = session.launch(loop_until_stopped)
     while not all(rank.done for rank in run.ranks):
         run.wait(0.01)

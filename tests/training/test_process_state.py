@@ -90,7 +90,7 @@ def test_alone_a_collection_is_not_split():
         assert mine is inputs
 
 
-def test_its_text_names_what_matters():
+def test_repr_names_rank_and_device():
     assert repr(ProcessState(cpu=True)) == (
         "Distributed environment: DistributedType.NO\nNum processes: 1\nProcess index: 0\n"
         "Local process index: 0\nDevice: cpu\n"
@@ -144,7 +144,7 @@ def test_a_lone_process_with_a_stale_variable_is_told(monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "on"), [("1", True), ("True", True), ("yes", True), ("0", False), ("", False)])
-def test_flags(text, on):
+def test_flag_reads_common_spellings(text, on):
     assert flag({"X": text}, "X") is on
 
 
@@ -399,7 +399,7 @@ state.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_it_works_under_torchrun(tmp_path):
+def test_process_state_works_under_torchrun(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
