@@ -29,7 +29,7 @@ class SyncedModel(DistributedDataParallel):
     """DistributedDataParallel that notes under which state each forward ran.
 
     DDP decides at the forward whether the backward synchronises. A backward that expected otherwise
-    leaves every rank with its own gradients, silently; see `Guard`.
+    leaves every rank with its own gradients, silently; `Updates.step` refuses those by the notes.
     """
 
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:

@@ -66,15 +66,23 @@ class Window:
     def reset(self) -> None:
         """Forget the micro-batches; members stay."""
         self.num_batches = 0
+        """Micro-batches so far, with the current one."""
         self.num_backwards = 0
+        """Backwards so far."""
         self.backwards_in_block = 0
+        """Backwards of the current micro-batch."""
         self.gathered: tuple[torch.Tensor, int] | None = None
         """A parameter whose gradient the window has gathered, with the gradient's version when the last block ended."""
         self.kind: str | None = None
+        """`"given"` if `backward` got `weight=`, `"counted"` if not; None before the first backward."""
         self.divisor = 1
+        """Micro-batches of a full window, when this one began."""
         self.reference = 1.0
+        """The unit of weights: the size of a full micro-batch where weights are counted."""
         self.weight = 0.0
+        """Sum of this rank's weights."""
         self.world_weight = 0.0
+        """Sum of all ranks' weights; where weights are given by hand, known when the window ends."""
         self.correction = 1.0
         """The factor by which the gradients were multiplied where the window ended."""
 
