@@ -12,11 +12,11 @@ import torch
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accumulation import synchronisation
 from notebook_launcher.training.accumulation.backward import Accumulation
+from notebook_launcher.training.accumulation.gradient_state import GradientState
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
 from notebook_launcher.training.accumulation.members import Members
 from notebook_launcher.training.accumulation.updates import LiveOptimizers, Updates
 from notebook_launcher.training.accumulation.verify import check_accumulation
-from notebook_launcher.training.accumulation.windows import GradientState
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics

@@ -21,8 +21,8 @@ from notebook_launcher.training.unwrapping import synced_part
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.updates import Updates
-    from notebook_launcher.training.accumulation.windows import GradientState
     from notebook_launcher.training.plugins import DataLoaderConfiguration, DistributedDataParallelKwargs
     from notebook_launcher.training.prepared import Prepared
     from notebook_launcher.training.process.process_state import ProcessState

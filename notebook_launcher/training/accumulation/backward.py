@@ -22,8 +22,9 @@ from notebook_launcher.training.plugins import Warner
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.windows import GradientState, Window
+    from notebook_launcher.training.accumulation.windows import Window
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.recording.phases import PhaseClock

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
-    from notebook_launcher.training.accumulation.windows import GradientState
 
 __all__ = ["AcceleratedScheduler"]
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.updates import Updates
-    from notebook_launcher.training.accumulation.windows import GradientState
     from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.prepared import Prepared
     from notebook_launcher.training.process.process_state import ProcessState

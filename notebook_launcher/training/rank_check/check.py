@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from notebook_launcher.training.accumulation.ddp import Notes
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.updates import LiveOptimizers
-    from notebook_launcher.training.accumulation.windows import GradientState
 
 __all__ = ["RankCheck", "notify"]
 

@@ -1,0 +1,232 @@
+"""The state of accumulation: the settings, the windows, and the loaders that are being iterated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training.accumulation.synchronisation import ends_window
+from notebook_launcher.training.accumulation.windows import Window
+from notebook_launcher.training.data.rounds import LoaderStack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from notebook_launcher.training.accumulation.member_kinds import Member
+    from notebook_launcher.training.plugins import GradientAccumulationPlugin
+    from notebook_launcher.training.rules import Rules
+
+__all__ = ["GradientState"]
+
+
+class GradientState:
+    """The state of accumulation: the settings, the windows, and the loaders that are being iterated."""
+
+    def __init__(self, plugin: GradientAccumulationPlugin, rules: Rules) -> None:
+        self.plugin = plugin
+        self.num_steps = plugin.num_steps or 1
+        """Micro-batches per update."""
+        self.sync_gradients = True
+        """True if the current micro-batch is the last of its window."""
+        self.stack = LoaderStack(self._loop_begins)
+        self.current: Window | None = None
+        """The window whose block was entered last, and has not been left."""
+        self.block: Any = None
+        """The block that was entered last, and has not been left."""
+        self.given_reference: float | None = None
+        """The unit of weights given by hand, under a gradient scaler."""
+        self._rules = rules
+        self.windows: dict[frozenset[int], Window] = {}
+        """The window of each set of members; the key of a window that all members share is empty."""
+        self._last: Window | None = None
+        self.loaded: dict[int, dict[str, Any]] = {}
+        """Windows of a checkpoint whose models have not been used since, by their numbers."""
+
+    @property
+    def active_dataloader(self) -> Any | None:
+        """The prepared loader whose iteration began last; None outside a loop."""
+        return self.stack.active
+
+    @property
+    def dataloader_references(self) -> list[Any]:
+        """The loaders that are being iterated, and None at the end, as in Accelerate."""
+        return [None, *self.stack.loaders]
+
+    @property
+    def in_dataloader(self) -> bool:
+        """True while a prepared loader is being iterated."""
+        return self.stack.active is not None
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """True if the active loader is at its last batch."""
+        loader = self.stack.active
+        return loader is not None and bool(loader.end_of_dataloader)
+
+    @property
+    def remainder(self) -> int:
+        """Samples of the last round that are no repetition; -1 if unknown, or if the data divide evenly."""
+        loader = self.stack.active
+        return -1 if loader is None else int(loader.remainder)
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """As given; without effect, as in Accelerate 1.15."""
+        return self.plugin.adjust_scheduler
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """True if a window ends where its loader ends."""
+        return self.plugin.sync_with_dataloader
+
+    @property
+    def sync_each_batch(self) -> bool:
+        """True if gradients are synchronised in every micro-batch."""
+        return bool(self.plugin.sync_each_batch)
+
+    @property
+    def is_xla_gradients_synced(self) -> bool:
+        """False: nothing runs on XLA here."""
+        return False
+
+    @property
+    def plugin_kwargs(self) -> dict[str, Any]:
+        """The settings by name."""
+        return {**vars(self.plugin), "num_steps": self.num_steps}
+
+    def window_of(self, members: Sequence[Member]) -> Window:
+        """Return the window of a set of members."""
+        window = Window(() if self._rules.shared_window else members)
+        key = window.key
+        if key in self.windows:
+            window = self.windows[key]
+        else:
+            _restore(window, self.loaded.pop(len(self.windows), {}))
+            self.windows[key] = window
+        return window
+
+    def enter(self, window: Window) -> list[tuple[Window, str]]:
+        """Begin a micro-batch; return the windows whose gradients must be dropped, each with a text of its progress."""
+        loader = self.stack.active
+        token = None if loader is None else loader.iteration_token
+        abandoned = self._abandoned(window, token)
+        if window.num_batches == 0:
+            self._check_alone(window)
+            window.divisor = self.num_steps
+            window.token = token
+        elif window.token is None:
+            window.token = token
+        window.num_batches += 1
+        window.backwards_in_block = 0
+        self.sync_gradients = ends_window(
+            window.num_batches, self.num_steps, loader, sync_with_dataloader=self.plugin.sync_with_dataloader
+        )
+        self.current = self._last = window
+        return abandoned
+
+    def _abandoned(self, window: Window, token: object | None) -> list[tuple[Window, str]]:
+        """Reset the windows that were left before their end and whose gradients would get into this window."""
+        abandoned = []
+        for other in self.windows.values():
+            is_open = other.num_batches > 0 or other.broken
+            if is_open and self._is_abandoned(other, token) and (other is window or other.shares_parameters(window)):
+                abandoned.append(
+                    (other, f"a window of {other.divisor} micro-batches was left after {other.num_batches}")
+                )
+                other.reset()
+                other.broken = False
+        return abandoned
+
+    def _check_alone(self, window: Window) -> None:
+        """Raise ValueError if a window that is open gathers gradients of the same parameters."""
+        for other in self.windows.values():
+            if other.num_backwards and other is not window and window.shares_parameters(other):
+                raise ValueError(
+                    f"accumulate({_names(window)}): the window of accumulate({_names(other)}) is open, with "
+                    f"{other.num_batches} of {other.divisor} micro-batches, and both train some of the same "
+                    "parameters: their gradients would mix. Pass the same models to each accumulate() of a loop."
+                )
+
+    def _is_abandoned(self, window: Window, token: object | None) -> bool:
+        """Return True if a micro-batch of this iteration, or of none, does not belong to the open window."""
+        if self._rules.keep_abandoned:
+            return False
+        return window.broken or (window.token is not None and token is not window.token and self._is_over(window))
+
+    def leave(self, window: Window, outer: Window | None, *, failed: bool) -> None:
+        """End a micro-batch; a micro-batch that failed before its backward does not count."""
+        self.current = outer
+        if failed and window.backwards_in_block == 0:
+            window.num_batches -= 1
+        elif failed and self.sync_gradients:
+            window.broken = True
+        elif self.sync_gradients:
+            window.reset()
+
+    def _loop_begins(self) -> None:
+        """Forget that the last loop was left inside a window, because the new loop may not use `accumulate`."""
+        last = self._last
+        if not self._rules.keep_abandoned and self.current is None and last is not None and last.token is not None:
+            self.sync_gradients = self.sync_gradients or self._is_over(last)
+
+    def _is_over(self, window: Window) -> bool:
+        """Return True if the iteration that the window began in has ended; not for windows that span epochs."""
+        if not self.plugin.sync_with_dataloader:
+            return False
+        return all(loader.iteration_token is not window.token for loader in self.stack.loaders)
+
+    @property
+    def has_open_window(self) -> bool:
+        """True if gradients have been gathered that no update has used."""
+        return any(window.num_batches for window in self.windows.values())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # Keys are made of ids, which are other objects' in another process.
+        for window in self.windows.values():
+            window.key = frozenset(map(id, window.members))
+            window._parameters = None  # noqa: SLF001 - ours
+        self.windows = {window.key: window for window in self.windows.values()}
+
+    def forget_windows(self) -> None:
+        """Forget all windows, also those of a checkpoint."""
+        self.windows.clear()
+        self._last = None
+        self.sync_gradients = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the open windows, each with its number in the order in which they came to be."""
+        opened = [
+            {"number": number, **{name: getattr(window, name) for name in _KEPT}}
+            for number, window in enumerate(self.windows.values())
+            if window.num_batches
+        ]
+        return {"windows": opened, "given_reference": self.given_reference} if opened else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the windows that were open when the state was taken; windows of models not known yet wait."""
+        self.given_reference = state.get("given_reference", self.given_reference)
+        self.loaded = {window["number"]: window for window in state.get("windows", [])}
+        for number, window in enumerate(self.windows.values()):
+            window.reset()
+            window.token = None
+            window.versions = []
+            _restore(window, self.loaded.pop(number, {}))
+
+    def __repr__(self) -> str:
+        return (
+            f"GradientState(sync_gradients={self.sync_gradients}, num_steps={self.num_steps}, "
+            f"end_of_dataloader={self.end_of_dataloader})"
+        )
+
+
+def _names(window: Window) -> str:
+    return ", ".join(member.describe() for member in window.members)
+
+
+_KEPT = ("num_batches", "num_backwards", "divisor", "kind", "reference", "weight", "world_weight")
+
+
+def _restore(window: Window, state: dict[str, Any]) -> None:
+    for name in _KEPT:
+        if name in state:
+            setattr(window, name, state[name])
