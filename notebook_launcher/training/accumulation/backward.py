@@ -129,7 +129,7 @@ class Accumulation:
             self._take_synced(watched)
         if written and check is not None:
             check.compare(written)
-        # Of a window of one micro-batch `_scale_in` knew all.
+        # A window of one counted micro-batch needs no correction: `_scale_in` knew its whole weight.
         if ends and window is not None and (window.num_backwards != 1 or window.kind != "counted"):
             self._correct(window, pending)
         if clock is not None:
@@ -145,7 +145,7 @@ class Accumulation:
         if factor == 1.0:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
             return
-        # As the gradient to begin with, which saves the two kernels of a multiplication in the graph.
+        # The factor is the initial gradient, which saves the two kernels of a multiplication in the graph.
         gradient = kwargs.pop("gradient", None)
         gradient = self._gradient(loss, factor) if gradient is None else gradient * factor
         loss.backward(gradient=gradient, **kwargs)  # type: ignore[no-untyped-call]
@@ -214,7 +214,7 @@ class Accumulation:
             return mine
         full = float(loader.full_rows or max(loader.current_round.rows) or 1)
         reference = window.reference if window.kind == "counted" else full
-        # Where the first micro-batch was not counted, a full one is 1.
+        # If no loader counted the first micro-batch, a full micro-batch weighs 1.
         unit = full if reference == 1.0 else 1.0
         mine = weights[self._rank] / unit
         window.weigh("counted", mine, sum(weights) / unit, reference)
@@ -268,7 +268,7 @@ class Accumulation:
         window.correction = self._num_processes * window.divisor * window.reference / window.world_weight
         if window.correction != 1.0:
             trained = (parameter for member in self.state.block.members for parameter in member.parameters())
-            # Each once: models may share parameters.
+            # By id, so that a parameter that models share is multiplied once.
             grads = {id(parameter): parameter.grad for parameter in trained if parameter.grad is not None}
             if grads:
                 torch._foreach_mul_(list(grads.values()), window.correction)

@@ -38,16 +38,22 @@ class MicroBatchBlock:
         self._safepoint, self._warn_once = accumulation.safepoint, accumulation.warn_once
         self.members = members
         self.free = True
+        """False while the block is entered; a nested block is a copy."""
         self._rules = rules
         self._window = accumulation.state.window_of(members)
         self._pausable = [member for member in members if member.pause is not Pause.NEVER]
+        """Members that a window may pause."""
         self._probes = [
             next((parameter for parameter in member.parameters() if parameter.requires_grad), None)
             for member in members
         ]
+        """A trained parameter of each member, whose version shows whether the weights were changed."""
         self._outer: Window | None = None
+        """The window of the block around this one."""
         self._paused: list[tuple[Member, bool]] = []
+        """Members that are switched off for this micro-batch, each with its state before."""
         self.outer_block: Any = None
+        """The block around this one."""
 
     def copy(self) -> MicroBatchBlock:
         """Return a block for the same models, to be entered inside this one."""

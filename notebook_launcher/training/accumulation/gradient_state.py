@@ -188,7 +188,7 @@ class GradientState:
         self.windows = {window.key: window for window in self.windows.values()}
 
     def forget_windows(self) -> None:
-        """Forget all windows, also those of a checkpoint."""
+        """Forget all windows; models that are prepared later get new ones."""
         self.windows.clear()
         self._last = None
         self.sync_gradients = True

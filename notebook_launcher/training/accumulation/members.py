@@ -1,4 +1,4 @@
-"""Members of training: prepared models and leaf tensors, and which optimizer updates their parameters."""
+"""Members of training: prepared models and leaf tensors, and the optimizers that update their parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Owned:
     """The parameters that an optimizer updates, by member."""
 
     sizes: tuple[int, ...]
-    """Number of parameters in each of its groups when this was looked up."""
+    """Number of parameters in each of the optimizer's groups when this was looked up."""
     members: list[Member]
     local: list[torch.Tensor]
     """Parameters whose gradients nothing synchronises."""
@@ -42,7 +42,7 @@ class Members:
             strict: Raise for a target that contains nothing prepared; False: ignore it, as Accelerate does.
         """
         self.models: list[Any] = []
-        """As prepared."""
+        """The models as `prepare` returned them."""
         self.leaves: list[LeafTensor] = []
         self.synced_models: list[SyncedModel] = []
         """The models that DDP synchronises, without what compiled them."""
@@ -181,7 +181,7 @@ class Members:
         return leaf
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the parameters of a prepared optimizer, in so far as no member has them."""
+        """Add the parameters of a prepared optimizer, as far as no member has them."""
         self._strays[id(optimizer)] = StrayParameters(optimizer)
         self.changed()
 
