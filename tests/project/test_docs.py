@@ -67,6 +67,12 @@ def test_pages_load_nothing_from_the_network(site):
         assert not re.search(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(?:https?:)?//", text), page
 
 
+def test_formulas_are_typeset_without_scripts(site):
+    page = (site / "explanation/exact-accumulation.html").read_text(encoding="utf-8")
+    assert page.count('<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">') > 5
+    assert "\\frac" not in page
+
+
 def test_message_page_lists_every_message(site):
     from notebook_launcher import messages
 
