@@ -48,13 +48,13 @@ class HandWritten:
 
     def baseline(self, batches: Iterable[Any], last: int) -> None:
         for index, (tokens,) in enumerate(batches):
-            loss = loss_of(self.model, tokens)
+            loss: Any = loss_of(self.model, tokens)
             (loss / WINDOW).backward()
             self._update(index, last)
 
     def mistake(self, batches: Iterable[Any], last: int) -> None:
         for index, (tokens,) in enumerate(batches):
-            loss = loss_of(self.model, tokens)
+            loss: Any = loss_of(self.model, tokens)
             with contextlib.nullcontext() if is_boundary(index, last) else self.model.no_sync():
                 (loss / WINDOW).backward()
             self._update(index, last)
@@ -62,7 +62,7 @@ class HandWritten:
     def no_sync(self, batches: Iterable[Any], last: int) -> None:
         for index, (tokens,) in enumerate(batches):
             with contextlib.nullcontext() if is_boundary(index, last) else self.model.no_sync():
-                loss = loss_of(self.model, tokens)
+                loss: Any = loss_of(self.model, tokens)
                 (loss / WINDOW).backward()
             self._update(index, last)
 

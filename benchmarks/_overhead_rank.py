@@ -29,7 +29,7 @@ class HandWritten:
     def __init__(self) -> None:
         model = make_model()
         self._ranks = dist.get_world_size() if dist.is_initialized() else 1
-        self._model = DistributedDataParallel(model) if self._ranks > 1 else model
+        self._model: Any = DistributedDataParallel(model) if self._ranks > 1 else model
         self._optimizer = make_optimizer(model)
 
     def loader(self) -> Iterable[Any]:
@@ -41,7 +41,7 @@ class HandWritten:
         for index, (inputs, targets) in enumerate(batches):
             ends = index % window == window - 1
             with contextlib.nullcontext() if ends or alone else model.no_sync():
-                loss = mse_loss(model(inputs), targets)
+                loss: Any = mse_loss(model(inputs), targets)
                 (loss / window).backward()
             if ends:
                 optimizer.step()

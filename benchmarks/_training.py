@@ -31,7 +31,8 @@ class Transformer(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the scores of the next token at each position, (batch, length, vocabulary)."""
         hidden = self.tokens(tokens) + self.positions
-        return self.head(self.layers(hidden, mask=self.mask, is_causal=True))
+        scores: torch.Tensor = self.head(self.layers(hidden, mask=self.mask, is_causal=True))
+        return scores
 
 
 def make_model() -> Transformer:

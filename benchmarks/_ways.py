@@ -119,7 +119,8 @@ class TorchFork:
         import torch.multiprocessing as mp
 
         importlib.import_module("torch.distributed")  # so that its forks need not import it
-        self._mp, self._num_ranks = mp, num_ranks
+        self._mp: Any = mp
+        self._num_ranks = num_ranks
 
     def call(self, fn: Any, *args: Any) -> None:
         self._start(fn, args, None, join=True)

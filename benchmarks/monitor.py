@@ -7,6 +7,7 @@ messages of the last launch are then replayed, at their original speed, to the r
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shutil
 import statistics
@@ -28,6 +29,8 @@ from tests.support.monitor_page import open_tab
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
+
+    from tests.support.kernels import Outcome
 
 REPEATS, QUICK_REPEATS = 12, 2
 SECONDS = 6.0
@@ -103,8 +106,7 @@ class Page:
             if opened and not says_hello:
                 says_hello = True
                 self._kernel.send_comm(opened[0]["comm_id"], {"method": "custom", "content": {"type": "hello"}})
-            size = len(outcome.messages)
-            self._kernel.wait(cell, limit, until=lambda now, size=size: now.done or len(now.messages) > size)
+            self._kernel.wait(cell, limit, until=functools.partial(_has_news, len(outcome.messages)))
         if outcome.error:
             raise RuntimeError(outcome.traceback)
         self.sent = [message for message in outcome.messages if message["msg_type"] == "comm_msg"]
@@ -259,6 +261,10 @@ def memory_table(found: Measurements) -> str:
         f"## Memory of the kernel after {NUM_STEPS:,} reported steps\n\nOne rank that only reports, while its "
         "run is kept; `run.metrics` holds every value.\n\n" + table(["", "MB more", "seconds"], rows)
     )
+
+
+def _has_news(num_messages: int, outcome: Outcome) -> bool:
+    return outcome.done or len(outcome.messages) > num_messages
 
 
 def _spread(values: list[float], scale: float) -> str:
