@@ -1,4 +1,4 @@
-# Every target makes the environment it needs in .venv and is quick when run again.
+# Every target makes the environment that it needs in .venv, and is quick when it is run again.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -48,7 +48,7 @@ lint: typecheck  ## ruff, mypy, notebooks without outputs
 	@echo "==> notebooks hold no outputs"
 	@$(BIN)/nbstripout --verify notebooks/*.ipynb
 
-# mypy knows nothing of package-dir, so it is shown the package as it lies once installed.
+# mypy does not know package-dir, so it gets the package in the layout of an installation.
 typecheck: $(VENV)/installed-test  ## mypy alone
 	@echo "==> mypy"
 	@rm -rf build/typed && mkdir -p build/typed/notebook_launcher
@@ -82,7 +82,7 @@ bench: $(VENV)/installed-bench  ## measure, side by side with other launchers
 lab: $(VENV)/installed-lab  ## open the tutorials in JupyterLab
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
-clean:  ## remove everything that these targets made, .venv included
+clean:  ## remove everything that these targets have made, .venv included
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
