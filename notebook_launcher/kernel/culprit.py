@@ -198,7 +198,7 @@ def _signal_hint(outcome: RankOutcome, place: str) -> str:
     if signum == signal.SIGKILL and outcome.exited.oom:
         return f", out of memory: it had used {peak}. Use fewer ranks, smaller batches, or less captured data."
     if signum == signal.SIGKILL:
-        return f". It had used {peak}; nothing says that memory ran out, so somebody or something killed it."
+        return f". It had used {peak}. There is no sign that memory ran out, so another process or a user killed it."
     if signum == signal.SIGBUS:
         return f"{site}. Often /dev/shm is full: data-loader workers need it; see `df -h /dev/shm`."
     if signum in CRASHES:

@@ -15,6 +15,7 @@ from notebook_launcher.kernel.outcome import conclude
 from notebook_launcher.kernel.progress_line import ProgressLine
 from notebook_launcher.kernel.questions import Answer, Question
 from notebook_launcher.kernel.stacks import Stacks
+from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +84,7 @@ class RunLoop:
                 may_start_silently = False
                 attempt.discard_outcomes()
                 if self._ranks.many_calls:
-                    data.output.notice("the session's ranks were gone; all were started anew")
+                    data.output.notice("the session's ranks had died and were restarted")
                 self._start_again()
                 continue
             if not attempt.failed or data.restarts >= limit or data.commands.asked_to_stop or attempt.timed_out:
@@ -201,14 +202,13 @@ class RunLoop:
     def _mend(self, attempt: Attempt) -> None:
         replaced = self._ranks.mend(attempt)
         if replaced:
-            listed = ", ".join(str(rank) for rank in replaced)
+            were, them = ("was", "it") if len(replaced) == 1 else ("were", "them")
             self._data.output.notice(
-                f"rank{'s' * (len(replaced) > 1)} {listed} had ended and {'was' if len(replaced) == 1 else 'were'} "
-                "started anew, with nothing of the earlier runs in memory"
+                f"{rank_list(replaced)} had died and {were} restarted; variables of earlier runs are gone on {them}"
             )
         elif attempt.broke_group:
             self._data.output.notice(
-                "the process group is made anew for the next run: models that the ranks keep must be wrapped again "
+                "the next run makes a new process group: models that the ranks keep must be wrapped again "
                 "(DistributedDataParallel, Accelerator.prepare)"
             )
 
@@ -229,7 +229,7 @@ class RunLoop:
             case FromRank(_, messages.Notice() as record, _):
                 data.output.notice(record.text)
             case FromRank(rank, messages.Unreadable() as record, _):
-                text = f"rank {rank} sent something that cannot be read in the kernel ({record.reason})"
+                text = f"rank {rank} sent a record that the kernel could not unpickle ({record.reason})"
                 data.output.notice(text, "stderr")
         attempt.fold(event)
 

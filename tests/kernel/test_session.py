@@ -105,7 +105,7 @@ def test_processes_group_and_memory_are_kept(kernel: Kernel) -> None:
 def test_it_survives_a_failure(kernel: Kernel, what: str, error: str) -> None:
     outcome = kernel.execute(f"session.run({what})")
     assert (outcome.error or "").startswith(error)
-    replaced = "rank 1 had ended and was started anew" in outcome.stdout
+    replaced = "rank 1 had died and was restarted" in outcome.stdout
     assert replaced == (what == "die")
     assert last_line(kernel, "print(*session.run(add))") == "2.0 2.0"
     assert last_line(kernel, "print(*session.run(kept))") == ("before None" if replaced else "before before")
@@ -141,7 +141,7 @@ def alone():
 import time
 session.run(wrap)
 """
-BROKEN = "the process group is made anew for the next run: models that the ranks keep must be wrapped again"
+BROKEN = "the next run makes a new process group: models that the ranks keep must be wrapped again"
 
 
 @pytest.mark.parametrize("what", ["typo", "give_model", "sleep"])
@@ -217,7 +217,7 @@ def test_a_rank_that_died_between_runs_is_replaced(kernel: Kernel) -> None:
     kernel.execute("pid = session.run(keep, args=(1,))[0][0]; os.kill(pid, signal.SIGKILL)")
     kernel.execute("while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)")
     outcome = kernel.execute("print(*session.run(add))")
-    assert "rank 0 had ended and was started anew" in outcome.stdout
+    assert "rank 0 had died and was restarted" in outcome.stdout
     assert outcome.stdout.endswith("2.0 2.0\n")
 
 
