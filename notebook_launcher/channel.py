@@ -1,9 +1,8 @@
 """Typed records, with descriptors beside them, over an inherited socket pair.
 
-SOCK_SEQPACKET keeps packets whole, so that several threads, and the data-loader workers that a rank
-forks, may send on one socket without a lock. A record too large for a packet goes into an anonymous
-file whose descriptor is sent instead. Only sockets that the kernel itself made carry records, so
-nothing is unpickled that came from anywhere else.
+SOCK_SEQPACKET keeps packets whole, so that several threads, and the data-loader workers that a rank forks, may
+send on one socket without a lock. A record too large for a packet goes into an anonymous file whose descriptor is
+sent instead. Only sockets that the kernel itself made carry records, so no data of other origin is unpickled.
 """
 
 from __future__ import annotations
@@ -31,32 +30,32 @@ PACKET_LIMIT = 65_536
 MAX_FDS = 8
 ANCILLARY_SIZE = socket.CMSG_LEN(MAX_FDS * array.array("i").itemsize)
 INLINE, SPILLED = b"\0", b"\1"
-# A reader that lives answers within a millisecond; one that does not must not hold the sender up for good.
+# A live reader receives within a millisecond; a reader that hangs must not block the sender forever.
 TAKEN_BUDGET = 1.0
 TAKEN_INTERVAL = 0.0005
 
 
 def anonymous_file(name: str) -> int:
-    """Return the descriptor of a new file in memory that has no name and dies with its last holder."""
+    """Return the descriptor of a new file in memory; the file has no name and is freed with its last descriptor."""
     return os.memfd_create(f"notebook-launcher-{name}", os.MFD_CLOEXEC)
 
 
 class AnonymousFile:
-    """The same with an owner: the descriptor is closed with its last reference, if not before.
+    """A file in memory whose descriptor is closed with the last reference to this object, if not before.
 
     For the kernel's main thread, in which Ctrl-C may raise after any bytecode.
     """
 
-    _pid = -1  # Of one whose `__init__` was cut short.
+    _pid = -1  # Stays -1 if an interrupt cuts `__init__` short.
 
     def __init__(self, name: str) -> None:
         self._fds: list[int] = []
         self._pid = os.getpid()
-        # One call in C: no exception can come between the file and its place in the list.
+        # One call in C, so that no interrupt can come between creating the file and storing its descriptor.
         self._fds.extend(map(os.memfd_create, [f"notebook-launcher-{name}"], [os.MFD_CLOEXEC]))
 
     def fileno(self) -> int:
-        """Return the descriptor, which stays this object's; -1 once closed."""
+        """Return the descriptor, which this object still owns; -1 once closed."""
         return self._fds[0] if self._fds else -1
 
     def detach(self) -> int:
@@ -64,12 +63,12 @@ class AnonymousFile:
         return self._fds.pop()
 
     def close(self) -> None:
-        """Let go of the file; idempotent."""
+        """Close the descriptor; idempotent."""
         if self._fds:
             os.close(self._fds.pop())
 
     def __del__(self) -> None:
-        # In a process that was forked the number may be another file's by now.
+        # In a forked process the number may belong to another file by now.
         if os.getpid() == self._pid:
             self.close()
 
@@ -78,7 +77,7 @@ class Channel:
     """One end of a socket pair that carries records."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(True)  # Whatever `socket.setdefaulttimeout` the user's code has called.
+        sock.setblocking(True)  # The user's code may have called `socket.setdefaulttimeout`.
         self._sock = sock
 
     def fileno(self) -> int:
@@ -100,25 +99,25 @@ class Channel:
             os.close(spill)
 
     def send_and_wait(self, record: object) -> None:
-        """Send one record, and wait until it was received, so that whatever is written elsewhere comes after it."""
+        """Send one record and wait until it is received, so that later output on other channels comes after it."""
         self.send(record)
         end = time.monotonic() + TAKEN_BUDGET
-        with contextlib.suppress(OSError):  # A system that cannot tell does without the wait.
+        with contextlib.suppress(OSError):  # A system without this `ioctl` does not wait.
             while self._num_unread() and time.monotonic() < end:
                 time.sleep(TAKEN_INTERVAL)
 
     def _num_unread(self) -> int:
-        """Return how many bytes this end has sent that the other has not received; with the system's overhead."""
+        """Return the bytes that this end has sent and the other end has not received, with the system's overhead."""
         (number,) = struct.unpack("i", fcntl.ioctl(self._sock, termios.TIOCOUTQ, struct.pack("i", 0)))
         return int(number)
 
     def receive(self, *, wait: bool = True) -> tuple[Any, list[int]] | None:
-        """Return the next record and the descriptors beside it; None once the other end is gone.
+        """Return the next record and the descriptors beside it; None once the other end is closed.
 
-        A record that cannot be unpickled here comes as `messages.Unreadable`. With `wait=False`, raises
-        BlockingIOError if none has arrived.
+        A record that cannot be unpickled is returned as `messages.Unreadable`. With `wait=False`, raises
+        BlockingIOError if no record has arrived.
         """
-        # Not socket.recv_fds, which takes flags and does not pass them on (Python 3.11).
+        # Not socket.recv_fds, which ignores its flags (Python 3.11).
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         try:
             packet, ancillary, _, _ = self._sock.recvmsg(PACKET_LIMIT + 1, ANCILLARY_SIZE, flags)
@@ -155,7 +154,7 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def channel_pair() -> tuple[Channel, socket.socket]:
-    """Return our end as a channel and the other end as a socket to be passed on."""
+    """Return this process's end as a channel, and the other end as a socket to be passed on."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(True)
     return Channel(ours), theirs

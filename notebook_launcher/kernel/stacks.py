@@ -112,7 +112,7 @@ class ThreadStack:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankStack:
-    """All threads of one rank, its main thread first."""
+    """The threads of one rank, the main thread first."""
 
     rank: int
     threads: tuple[ThreadStack, ...]

@@ -1,4 +1,4 @@
-"""The one place where the engine asks for a view: a run that lasts shows itself.
+"""The only module of the engine that asks for a view: a run that takes longer than a second shows itself.
 
 The view is imported late: a launch of 40 ms neither imports nor shows anything, and an installation whose
 widgets cannot be imported still has its line of progress.
@@ -27,15 +27,15 @@ HELLO_CHECK = 0.5
 
 
 class RunView:
-    """What one run shows by itself, driven by whoever waits for it, in steps that do not block.
+    """The view that a run shows by itself. The thread that waits for the run drives it, in steps that do not block.
 
-    With a front end that draws widgets that is the monitor while the run lasts. At the end it is a record, below all
-    that the ranks wrote. The line of progress is there where no front end has answered.
+    In a front end that draws widgets, the view is the monitor while the run lasts. At the end it is a record, below
+    the ranks' output. If no front end answers, a line of progress is shown instead of the monitor.
 
     Args:
         run: The run.
-        output: Its output.
-        is_raised: Whether the cell raises what the run fails with.
+        output: The run's output.
+        is_raised: True if the cell raises the exception with which the run fails.
     """
 
     def __init__(self, run: Run, output: RunOutput, *, is_raised: bool) -> None:
@@ -54,7 +54,7 @@ class RunView:
             output.record_from = self._began + QUIET
 
     def step(self) -> float | None:
-        """Do what is due; return in how many seconds there is more to do, None if nothing is."""
+        """Do what is due; return the seconds until there is more to do, None if there is nothing more."""
         if not self._wants_monitor:
             return None
         seconds = time.monotonic() - self._began
@@ -70,7 +70,7 @@ class RunView:
         return HELLO_CHECK if poll is None and is_unseen else poll
 
     def close(self) -> None:
-        """Leave a record of the run in the place of the monitor; call it when the run is over."""
+        """Leave a record of the run in place of the monitor; call this method when the run is over."""
         key = "" if self._monitor is None else self._monitor.finish()
         if self._output.last_line:
             self._leave_record(self._output.last_line, key)
@@ -101,13 +101,13 @@ class RunView:
 
 
 def watch(run: Run, output: RunOutput) -> None:
-    """Let a run show itself that nobody waits for, from a thread that ends with the run."""
+    """Show the view of a run for which no cell waits, from a thread that ends with the run."""
     view = RunView(run, output, is_raised=False)
     if view.is_wanted:
         name = f"notebook-launcher view of {run.name}"
         try:
             threading.Thread(target=_attend, args=(run, view), name=name, daemon=True).start()
-        except RuntimeError:  # No room for a thread; the run is worth more.
+        except RuntimeError:  # There is no room for a thread. The run goes on without a view.
             output.record_from = math.inf
 
 

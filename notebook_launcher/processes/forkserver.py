@@ -1,10 +1,10 @@
 """The fork server: a clean process, one per kernel, from which supervisors are forked.
 
-It has imported torch and runs nothing of the user's, so a process forked from it carries no OpenMP
-pool, no CUDA context and no thread, whatever the kernel did before. It exits when the kernel does.
+The fork server has imported torch and runs none of the user's code. A process forked from it therefore has no
+OpenMP pool, no CUDA context and no other thread, whatever the kernel did before. The server exits with the kernel.
 
-Once it has been idle for a moment it does its chores, which take seconds. No launch waits for them: the
-server forks a deputy first, which serves launches in its place until the chores are done.
+After a moment without a launch the server does its chores, which take seconds. No launch waits for them: the
+server first forks a deputy, which serves launches in its place until the chores are done.
 
     server ──fork──▶ imports, huge pages ──────────────▶ serves again
        └──▶ deputy   serves                        closes its channel; ends with its last supervisor
@@ -36,26 +36,24 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 PREPARED = ("torch._dynamo", "torch.utils.data", "notebook_launcher.training.accelerator")
-"""Modules that nearly every training function needs. torch imports its compiler at the first optimizer, which every
-rank would pay for."""
+"""Modules that nearly every training function needs. Without this, torch would import its compiler in every rank, at
+the first optimizer."""
 IDLE = 0.2
-"""Seconds without a launch before the chores begin. They begin while the first ranks run: nine launches that each make
-an optimizer, one right after another, took 13 s with 2 s, since every rank imported torch's compiler for itself, and
-take 3 s."""
-
+"""Seconds without a launch before the chores begin, so that they begin while the first ranks run. Nine launches in a
+row that each make an optimizer took 13 s with IDLE = 2, because every rank imported torch's compiler, and take 3 s."""
 COURTESY = 0.1
-"""Seconds that the chores stand still after a launch has begun: two ranks and an import on two cores take 90 to 103 ms
-to start, without the import 60."""
+"""Seconds for which the chores pause after a launch has begun: on two cores, two ranks take 60 ms to start, and 90 to
+103 ms beside an import."""
 MOST_COURTESY = 5.0
-"""Seconds that the chores stand still in all: somebody who launches without end shall have them done too."""
+"""Seconds for which the chores pause in all, so that they are also done if launches never stop."""
 
 
 def main(fd: int) -> None:
     """Serve the kernel at the other end of descriptor `fd` until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     kernel_pid = os.getppid()
-    os.chdir("/")  # The kernel's folder may go; torch's modules cannot be imported where there is none.
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's import starts a pool of threads otherwise.
+    os.chdir("/")  # The kernel's folder may be deleted, and torch's modules cannot be imported in a deleted folder.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # Otherwise the import of NumPy starts a pool of threads.
     with _garbage_left():
         _import_now()
     become = _Server(Channel(socket.socket(fileno=fd)), kernel_pid).serve()
@@ -72,10 +70,10 @@ def _import_now() -> None:
 
 
 def _do_chores(launches: LaunchClock) -> None:
-    """Do once what makes launches faster and takes too long to be waited for."""
+    """Do the work that makes later launches faster and takes too long for a launch to wait for."""
     with _garbage_left(), _making_way(launches):
         for name in PREPARED:
-            with contextlib.suppress(Exception):  # A rank imports by itself what could not be imported here.
+            with contextlib.suppress(Exception):  # A rank imports a module by itself if the import fails here.
                 importlib.import_module(name)
     pages.collapse()
 
@@ -97,7 +95,7 @@ class LaunchClock:
 
 
 class _CourteousFinder:
-    """A finder that finds nothing: before each import it waits until the newest launch has had its time."""
+    """A finder that finds no module: it delays each import until `COURTESY` seconds after the newest launch."""
 
     def __init__(self, launches: LaunchClock) -> None:
         self._launches = launches
@@ -113,7 +111,7 @@ class _CourteousFinder:
 
 @contextlib.contextmanager
 def _making_way(launches: LaunchClock) -> Iterator[None]:
-    """Let imports inside this block stand still while a launch starts: they would take its ranks a core away."""
+    """Pause imports inside this block while a launch starts, because they would take a core from its ranks."""
     finder = _CourteousFinder(launches)
     sys.meta_path.insert(0, finder)
     try:
@@ -124,7 +122,7 @@ def _making_way(launches: LaunchClock) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _garbage_left() -> Iterator[None]:
-    """Collect no garbage during imports: looking for it would take half of their time."""
+    """Collect no garbage inside this block: during imports the collector would take half of the time."""
     gc.disable()
     try:
         yield
@@ -139,10 +137,11 @@ class _Server:
     def __init__(self, channel: Channel, kernel_pid: int) -> None:
         self._channel = channel
         self._fds: list[int] = []
-        """Descriptors of this process alone, beside the channel."""
+        """Descriptors, besides the channel, that a forked supervisor has to close."""
         self._children: dict[int, list[int]] = {}
-        """By the number of each child: its pidfd, and what else is closed once it has been reaped."""
+        """By process number of each child: its pidfd, and other descriptors to close once the child is reaped."""
         self._has_chores = True
+        """True until the chores have begun."""
         self._launches = LaunchClock()
         self._is_retired = False
         """True in a deputy that takes no more launches."""
@@ -150,12 +149,12 @@ class _Server:
         """True once the kernel is gone, and in a forked child."""
         self._become: Callable[[], None] = _nothing
         """In a forked child: its life as a supervisor."""
-        # The channel's end of file would do, but a process that the user's code forked from the kernel
+        # The end of file on the channel is not enough, because a process that the user's code forked from the kernel
         # may hold a copy of the kernel's end.
         with contextlib.suppress(OSError, AttributeError):
             self._fds.append(os.pidfd_open(kernel_pid))
         self._server = -1
-        """In a deputy: the pidfd of its server."""
+        """In a deputy: the pidfd of its server; otherwise -1."""
         self._listen()
 
     def _listen(self) -> None:
@@ -175,7 +174,7 @@ class _Server:
             events = self._selector.select(IDLE if self._has_chores else None)
             if not events:
                 self._do_chores()
-            for key, _ in events[:1]:  # What it does may close the descriptor of the next event.
+            for key, _ in events[:1]:  # Only one, because the call may close the descriptor of the next event.
                 key.data()
         return self._become
 
@@ -183,7 +182,7 @@ class _Server:
         try:
             received = self._channel.receive(wait=False)
         except BlockingIOError:
-            return  # The server or its deputy was faster.
+            return  # The other one of the server and its deputy has received the record.
         match received:
             case None:
                 self._on_kernel_gone()
@@ -194,7 +193,7 @@ class _Server:
                 raise TypeError(msg)
 
     def _on_kernel_gone(self) -> None:
-        if self._server >= 0:  # It may be in the middle of its chores.
+        if self._server >= 0:  # This is the deputy: the server may be in the middle of its chores.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._server, signal.SIGKILL)
         self._is_done = True
@@ -204,7 +203,7 @@ class _Server:
         try:
             pid = os.fork()
         except OSError:
-            # The kernel learns of it by the end of file on the supervisor's channel.
+            # The kernel notices this by the end of file on the supervisor's channel.
             os.close(sock_fd)
             os.close(reaped_fd)
             return
@@ -220,7 +219,7 @@ class _Server:
         self._watch(pid, reaped_fd)
 
     def _let_go(self) -> None:
-        """Close, in a process that was forked, what belongs to the children of its parent."""
+        """Close the descriptors that belong to the parent's children; call it in a forked process."""
         self._selector.close()
         for fds in self._children.values():
             for fd in fds:
@@ -228,13 +227,13 @@ class _Server:
         self._children.clear()
 
     def _watch(self, pid: int, *fds: int) -> None:
-        """Have a child reaped once it has ended, and these descriptors closed then."""
+        """Register a child, to be reaped once it has exited; these descriptors are closed then."""
         pidfd = os.pidfd_open(pid)
         self._children[pid] = [pidfd, *fds]
         self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
 
     def _reap(self) -> None:
-        """Reap the children that have ended; may be called by a signal in the middle of another call."""
+        """Reap the children that have exited; a signal handler may call this in the middle of another call."""
         for pid in list(self._children):
             try:
                 has_ended = os.waitpid(pid, os.WNOHANG) != (0, 0)
@@ -256,7 +255,7 @@ class _Server:
         theirs, ours = os.pipe()
         try:
             pid = os.fork()
-        except OSError:  # No room for a process: ranks do without the chores.
+        except OSError:  # There is no room for a process: ranks do without the chores.
             pid = None
         if pid == 0:
             os.close(ours)
@@ -268,11 +267,11 @@ class _Server:
             self._watch(pid)
             with self._reaping():
                 _do_chores(self._launches)
-        os.close(ours)  # The deputy retires, now or when this process dies.
+        os.close(ours)  # Makes the deputy retire; the death of this process would do the same.
 
     @contextlib.contextmanager
     def _reaping(self) -> Iterator[None]:
-        """Reap the supervisors that end inside this block: the kernel waits for that."""
+        """Reap the supervisors that exit inside this block, because the kernel waits for that."""
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
         try:
             self._reap()
@@ -295,7 +294,7 @@ class _Server:
 
 
 def _nothing() -> None:
-    """Do nothing: the server's own process just ends."""
+    """Do nothing: the role of a server that is done."""
 
 
 def _freeze() -> None:

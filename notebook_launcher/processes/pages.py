@@ -1,4 +1,4 @@
-"""Huge pages under the fork server's heap, so that a fork is cheap.
+"""Huge pages for the fork server's heap, which make forks cheap.
 
 A fork copies a table entry for each resident page, and an exit drops it again: with torch and its
 compiler imported, 216 MB of private memory are 54,000 entries. Collapsed into pages of 2 MB they are a
@@ -16,11 +16,11 @@ __all__ = ["collapse"]
 HUGE = 1 << 21
 MADV_HUGEPAGE = 14
 MADV_COLLAPSE = 25
-"""Since Linux 6.1; older kernels refuse it, and then nothing is changed."""
+"""Since Linux 6.1; older kernels refuse the call, and the memory stays as it is."""
 
 
 def collapse() -> None:
-    """Collapse this process's private anonymous memory into huge pages, where the system allows it."""
+    """Collapse this process's private anonymous memory into huge pages, if the system allows it."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         madvise = ctypes.CDLL(None, use_errno=True).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

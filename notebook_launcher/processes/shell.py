@@ -1,6 +1,6 @@
-"""IPython's shell in a rank: what `display()`, figures and tables need, and nothing else of it.
+"""IPython's shell in a rank: only the parts that `display()`, figures and tables need.
 
-Importing this module imports IPython, so `frontend.py` does so only when it is wanted.
+Importing this module imports IPython, so `frontend.py` imports it only when it is needed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class RankPublisher(DisplayPublisher):
         update: bool = False,
         **_ignored: Any,
     ) -> None:
-        """Send a bundle; a widget, whose other half would be in a kernel, as its text."""
-        # The view of a widget refers to a model in the kernel, and this one has none there.
+        """Send a bundle; a widget is sent as text."""
+        # The view of a widget refers to a model in the kernel, and a rank's widget has no model there.
         bundle = {kind: value for kind, value in data.items() if kind != WIDGET_VIEW}
         if len(bundle) < len(data):
             bundle["text/plain"] = f"{bundle.get('text/plain', 'widget')}\n({NO_WIDGETS})"
@@ -54,7 +54,7 @@ class RankPublisher(DisplayPublisher):
             self._send(record)
         except OSError:
             raise
-        except Exception:  # noqa: BLE001 - what does not pickle is shown as text
+        except Exception:  # noqa: BLE001 - a bundle that cannot be pickled is shown as text
             text = {"text/plain": str(bundle.get("text/plain", ""))}
             self._send(messages.Display(data=text, metadata={}, transient=record.transient, update=update))
 
@@ -122,10 +122,10 @@ def build(send: Callable[[object], None] | None) -> None:
 
 
 def adopt_kernel(shell: Any, send: Callable[[object], None], ask: Callable[..., str]) -> None:
-    """Cut a shell that a fork inherited off from the sockets of the kernel, which are not ours to use."""
+    """Disconnect a shell that a fork inherited from the kernel's sockets, which a rank must not use."""
     shell.display_pub = _publisher(shell)
     shell.display_pub.send = send
-    # ipywidgets' Output, inside which rich draws its bars, sets and restores the parent of all output.
+    # ipywidgets' Output, in which rich draws its bars, sets and restores the parent message of all output.
     shell.set_parent = lambda _parent: None
     # IPython's `exit()` and `quit()` set a flag that nobody reads in a rank, and return.
     leaving = [name for name, value in shell.user_ns.items() if isinstance(value, autocall.ExitAutocall)]
@@ -136,14 +136,14 @@ def adopt_kernel(shell: Any, send: Callable[[object], None], ask: Callable[..., 
             delattr(sys, name)
     kernel = getattr(shell, "kernel", None)
     if kernel is not None:
-        # Everything that ipykernel sends passes here: comms, statuses, the display hook, its streams.
+        # Everything that ipykernel sends passes through `send`: comms, statuses, the display hook, its streams.
         kernel.session.send = _print_streams
         type(kernel)._input_request = lambda _self, prompt, *_args, password=False: ask(prompt, password=password)
     _forget_figures()
 
 
 def _print_streams(_socket: Any, message: Any, content: Any = None, *_args: Any, **_options: Any) -> None:
-    """Stand for `Session.send`: print what somebody wrote to a stream of the kernel, drop the rest."""
+    """Replace `Session.send`: print text that was written to a stream of the kernel, and drop other messages."""
     if not isinstance(message, str):
         message, content = message["msg_type"], message["content"]
     if message == "stream":
@@ -152,7 +152,7 @@ def _print_streams(_socket: Any, message: Any, content: Any = None, *_args: Any,
 
 
 def _forget_figures() -> None:
-    """Close the kernel's own figures in this process: they are the kernel's to show."""
+    """Close the kernel's figures in this process, because the kernel shows them itself."""
     if (helpers := sys.modules.get("matplotlib._pylab_helpers")) is not None:
         helpers.Gcf.figs.clear()
     if (backend := sys.modules.get("matplotlib_inline.backend_inline")) is not None:

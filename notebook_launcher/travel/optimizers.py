@@ -1,7 +1,7 @@
-"""Optimizers that arrive with what torch's own pickling drops: their hooks, and the mark of a scheduler.
+"""Reduction of optimizers that keeps what torch's own pickling drops: their hooks, and the mark of a scheduler.
 
-A scheduler replaces `step` of its optimizer by a function that notes each call, and warns at its own first step
-where it finds another one. Pickle makes the optimizer anew with the method of its class.
+A scheduler replaces `step` of its optimizer by a function that records each call, and at its own first step warns if
+`step` is another function. Pickle rebuilds the optimizer with the method of its class.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ HOOKS = (
     "_optimizer_load_state_dict_post_hooks",
 )
 STEPPED = "_opt_called"
-"""Set by the function that a scheduler puts in the place of `step`."""
+"""The mark that is set by the function with which a scheduler replaces `step`."""
 
 
 def reduce_optimizer(obj: Any) -> tuple[Any, ...] | None:
-    """Return how an optimizer is pickled; None for everything else, and where pickle alone drops nothing."""
+    """Return the reduction of an optimizer; None for other objects, and if pickle alone drops nothing."""
     torch = sys.modules.get("torch.optim")
     if torch is None or not isinstance(obj, torch.Optimizer):
         return None

@@ -44,7 +44,7 @@ COPIED_SIZE = 1 << 20
 
 
 class ParcelWriter:
-    """A parcel in the making: the file object that a pickler writes to, and its buffer callback."""
+    """A parcel that is being written: the file object to which a pickler writes, and its buffer callback."""
 
     def __init__(self, name: str, *, what: str) -> None:
         """`name` is shown in /proc; `what` names the content in error messages, with its verb."""
@@ -64,7 +64,7 @@ class ParcelWriter:
         return len(data)
 
     def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
-        """Take a buffer; it is read when the parcel is sealed."""
+        """Add a buffer, which is read when the parcel is sealed."""
         self._buffers.append(buffer.raw())
 
     def check_room(self) -> None:

@@ -42,7 +42,7 @@ class Part:
 
     value: Any
     functions: tuple[str, ...] = ()
-    """The functions passed through, outermost first."""
+    """The functions on the way to the object, outermost first."""
     root: str = ""
     """The captured name within the last function, or `args[0]`, `result`."""
     path: str = ""
