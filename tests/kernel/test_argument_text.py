@@ -100,11 +100,11 @@ def train(lr: float = 0.1, *layers: int, name: str = "net", **more: Any) -> floa
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_value_is_a_few_words_whatever_it_is(value: Any, words: str) -> None:
+def test_any_value_is_described_in_few_words(value: Any, words: str) -> None:
     assert describe_value(value) == words
 
 
-def test_words_are_few() -> None:
+def test_descriptions_are_limited_in_length() -> None:
     deep: Any = 1
     for _ in range(100):
         deep = [deep, "x" * 1000]
@@ -137,7 +137,7 @@ def runs() -> list[Run]:
     return [run for run in (first, second) if run.wait(50)]
 
 
-def test_a_run_and_its_folder_know_them(runs: list[Run]) -> None:
+def test_run_and_its_folder_record_the_arguments(runs: list[Run]) -> None:
     told = {"lr": "0.2", "name": describe_value(SCRIPT)}
     assert runs[1].snapshot().arguments == told
     recorded = open_run(runs[1].id)
@@ -146,7 +146,7 @@ def test_a_run_and_its_folder_know_them(runs: list[Run]) -> None:
     assert recorded.config == runs[1].config
 
 
-def test_views_show_them(runs: list[Run]) -> None:
+def test_views_show_the_arguments(runs: list[Run]) -> None:
     snapshot = runs[1].snapshot()
     assert Feed(runs[1]).reset()["run"]["arguments"].startswith("lr=0.2, name=")
     page = static_html(snapshot, Curves())
@@ -156,14 +156,14 @@ def test_views_show_them(runs: list[Run]) -> None:
     assert "lr=0.2" in static_text(snapshot)
 
 
-def test_two_runs_that_differ_in_an_argument(runs: list[Run]) -> None:
+def test_comparison_shows_the_argument_in_which_two_runs_differ(runs: list[Run]) -> None:
     comparison = compare(*runs)
     assert comparison.settings == {"arguments.lr": {"A": "0.1", "B": "0.2"}}
     assert "arguments.lr" in repr(comparison)
     assert "<script>" not in comparison._repr_html_()
 
 
-def test_results_are_compared_with_their_curves_as_long_as_the_folder_is_there(tmp_path: Path) -> None:
+def test_results_are_compared_with_curves_while_their_folder_exists(tmp_path: Path) -> None:
     def call(lr: float, folder: Path | None) -> Results:
         return notebook_launch(train, 2, args=(lr,), output="none", runs_folder=folder)
 

@@ -77,7 +77,7 @@ def kernel() -> Iterator[Kernel]:
         ("notebook_launch(lambda: Session(1), 1)", "CallOrderError: Session was called inside rank 0"),
     ],
 )
-def test_a_clear_error_and_nothing_left(kernel: Kernel, call: str, error: str) -> None:
+def test_bad_input_gives_a_clear_error_and_leaves_nothing(kernel: Kernel, call: str, error: str) -> None:
     with unchanged(kernel):
         outcome = kernel.execute(call)
     assert (outcome.error or "").startswith(error), outcome.error
@@ -103,7 +103,7 @@ def test_every_kind_of_callable_works(kernel: Kernel, function: str, expected: s
     assert expected is None or outcome.stdout == f"{expected}\n"
 
 
-def test_a_class_gives_instances_of_itself(kernel: Kernel) -> None:
+def test_launching_a_class_returns_its_instances(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "r = notebook_launch(Model, 2, kwargs={'width': 3}); print(type(r[0]) is Model, r[1].width)"
     )
@@ -123,7 +123,7 @@ def run_python(code: str, env: dict[str, str] | None = None) -> subprocess.Compl
     )
 
 
-def test_no_descriptors_left() -> None:
+def test_launch_without_free_descriptors_gives_a_clear_error() -> None:
     done = run_python(
         "import os, resource\n"
         "from notebook_launcher import *\n"
@@ -141,7 +141,7 @@ def test_no_descriptors_left() -> None:
     assert (second, third) == ("True", "2")
 
 
-def test_no_processes_left() -> None:
+def test_launch_without_free_processes_gives_a_clear_error() -> None:
     # Root may start as many as it likes, so the program becomes somebody else first.
     done = run_python(
         "import os, resource, torch\n"
@@ -161,7 +161,7 @@ def test_no_processes_left() -> None:
     assert done.stdout.endswith("\n1\n")
 
 
-def test_no_threads_left() -> None:
+def test_launch_without_free_threads_gives_a_clear_error() -> None:
     done = run_python(
         "import os, psutil, threading\n"
         "from notebook_launcher import *\n"
@@ -188,7 +188,7 @@ def test_no_threads_left() -> None:
     assert lines[-1] == "2"
 
 
-def test_an_unwritable_temporary_folder_is_not_needed() -> None:
+def test_launch_works_without_a_writable_temporary_folder() -> None:
     done = run_python(
         "import os, tempfile\n"
         "from notebook_launcher import *\n"
@@ -200,7 +200,7 @@ def test_an_unwritable_temporary_folder_is_not_needed() -> None:
     assert done.stdout == "2 9000001\n", done.stderr
 
 
-def test_no_memory_left(kernel: Kernel) -> None:
+def test_launch_without_free_memory_gives_a_clear_error(kernel: Kernel) -> None:
     with unchanged(kernel):
         # A tensor of zeros that nobody has touched takes no memory; sending it would.
         outcome = kernel.execute(
@@ -214,7 +214,7 @@ def test_no_memory_left(kernel: Kernel) -> None:
     assert "GB" in (outcome.error or "")
 
 
-def test_torch_that_cannot_be_imported_is_said(tmp_path: Path) -> None:
+def test_failing_import_of_torch_is_reported(tmp_path: Path) -> None:
     Path(tmp_path, "torch.py").write_text("raise ImportError('libcudart.so.13 is missing')")
     done = run_python(
         "from notebook_launcher import *\n"

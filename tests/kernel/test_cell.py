@@ -27,12 +27,12 @@ def kernel() -> Iterator[Kernel]:
         yield running
 
 
-def test_text_stands_after_what_the_cell_has_printed(kernel):
+def test_text_comes_after_the_cells_own_output(kernel):
     outcome = kernel.execute("print('before')\n" + MAKE + "sink.text('stdout', 'after\\n'); sink.close()\nprint('end')")
     assert outcome.stdout == "before\nafter\nend\n"
 
 
-def test_both_streams_keep_their_names(kernel):
+def test_text_keeps_the_name_of_its_stream(kernel):
     outcome = kernel.execute(MAKE + "sink.text('stderr', 'e\\n'); sink.text('stdout', 'o\\n')")
     assert outcome.streams == [("stderr", "e\n"), ("stdout", "o\n")]
 
@@ -63,11 +63,11 @@ def test_the_live_area_is_one_display_that_is_emptied_at_the_end(kernel):
     assert {update["transient"]["display_id"] for update in outcome.updates} == {display["transient"]["display_id"]}
 
 
-def test_no_live_area_without_status(kernel):
+def test_no_live_area_is_sent_without_a_status(kernel):
     assert not kernel.execute(MAKE + "sink.status(''); sink.close()").messages[2:]
 
 
-def test_after_clear_output_the_live_area_is_made_anew(kernel):
+def test_live_area_is_sent_again_after_clear_output(kernel):
     outcome = kernel.execute(MAKE + "sink.status('1 %'); sink.clear_output(wait=True); sink.status('1 %')")
     assert outcome.of("clear_output") == [{"wait": True}]
     first, second = outcome.displays
@@ -121,12 +121,12 @@ def test_ask_gets_the_answer(kernel):
     assert asked == [("[rank 1] sure? ", False), ("key: ", True)]
 
 
-def test_ask_says_that_the_front_end_cannot_be_asked(kernel):
+def test_ask_explains_that_the_front_end_cannot_be_asked(kernel):
     outcome = kernel.execute("from notebook_launcher.kernel.cell import ask\nask('[rank 1] sure? ')")
     assert outcome.error.startswith("EOFError: no answer to '[rank 1] sure? ': this front end cannot ask for input")
 
 
-def test_ask_says_that_standard_input_has_ended(monkeypatch):
+def test_ask_explains_that_standard_input_has_ended(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     with pytest.raises(EOFError, match=r"no answer to 'name\? ': standard input has ended\. Pass the value"):
         cell.ask("name? ")
@@ -134,7 +134,7 @@ def test_ask_says_that_standard_input_has_ended(monkeypatch):
         cell.ask("(rank 1 pdb) ")
 
 
-def test_broken_versions_of_ipykernel_are_named(kernel):
+def test_broken_versions_of_ipykernel_give_a_warning(kernel):
     outcome = kernel.execute(
         "import ipykernel, warnings\nversion, ipykernel.__version__ = ipykernel.__version__, '7.0.1'\n"
         "with warnings.catch_warnings(record=True) as caught:\n"

@@ -73,7 +73,7 @@ class AsyncModel:
         (train, (), {1: 2}, r"kwargs=\{1: 2\} must map the names"),
     ],
 )
-def test_what_cannot_be_called_is_refused(function: Any, args: Any, kwargs: Any, message: str) -> None:
+def test_objects_that_cannot_be_called_are_refused(function: Any, args: Any, kwargs: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_call(function, args, kwargs)
 
@@ -89,14 +89,14 @@ def test_what_cannot_be_called_is_refused(function: Any, args: Any, kwargs: Any,
         (("x", "y"), {}, r"train, 2, args=\('x', 'y'\)"),
     ],
 )
-def test_arguments_given_by_their_place_are_told_how_they_go(
+def test_positional_arguments_of_the_function_get_advice(
     launcher: Any, places: tuple[Any, ...], options: dict[str, Any], written: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"go by name. Write {launcher.__name__}\({written}\)\.$"):
         launcher(train, *places, **options)
 
 
-def test_arguments_given_as_options_are_told_how_they_go() -> None:
+def test_arguments_given_as_options_get_advice() -> None:
     message = r"unknown option epochs=. train has a parameter of that name, .* write kwargs=\{'epochs': 3\}\."
     with pytest.raises(ConfigError, match=message):
         notebook_launch(train, 2, args=(0.1,), epochs=3)
@@ -128,7 +128,7 @@ def test_every_kind_of_callable_passes(function: Any, args: tuple[Any, ...]) -> 
     assert check_call(function, args, None) == (args, {})
 
 
-def test_names() -> None:
+def test_name_of_a_callable_is_the_one_that_the_user_knows() -> None:
     assert name_of(functools.partial(functools.partial(train, 1))) == "train"
     assert name_of(Model().fit) == "Model.fit"
     assert name_of(Model()) == "Model"

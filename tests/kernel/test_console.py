@@ -111,7 +111,7 @@ def test_labels_name_the_rank_unless_there_is_only_one():
     ("ranks", "text"),
     [([1], "rank 1"), ([0, 1], "ranks 0, 1"), ([2, 0, 1], "ranks 0-2"), ([0, 2, 3, 4, 7], "ranks 0, 2-4, 7")],
 )
-def test_rank_lists(ranks, text):
+def test_rank_list_joins_consecutive_ranks(ranks, text):
     assert rank_list(ranks) == text
     assert label(ranks) == f"[{text.replace(', ', ',')}] "
 
@@ -169,7 +169,7 @@ def test_folding_never_changes_the_order_of_a_ranks_own_lines():
         assert shown == written
 
 
-def test_streams_alternate_in_the_order_of_one_rank():
+def test_streams_of_one_rank_keep_their_order():
     cell = Cell()
     cell.feed("1\n")
     cell.feed("2\n", stream="stderr")
@@ -196,7 +196,7 @@ def test_notices_have_no_label_and_keep_their_place():
 
 
 @pytest.mark.parametrize(("output", "shown"), [("all", "[ranks 0,1] x\n"), ("rank0", "[rank 0] x\n"), ("none", "")])
-def test_output_says_whose_lines_are_shown_and_the_logs_have_all(output, shown):
+def test_output_option_selects_ranks_and_logs_have_all_lines(output, shown):
     cell = Cell(2, output)
     cell.feed("x\n", 0)
     cell.feed("x\n", 1)
@@ -225,7 +225,7 @@ def test_a_bar_is_one_live_line_and_its_last_state_a_normal_line():
     assert cell.batches[-1][-1] == Status("")
 
 
-def test_last_state_of_a_bar_is_not_red_and_a_warning_is():
+def test_bar_ends_on_standard_output_and_warning_on_standard_error():
     cell = Cell()
     cell.feed("\r100 %\ncareful\n", stream="stderr")
     cell.finish()
@@ -234,7 +234,7 @@ def test_last_state_of_a_bar_is_not_red_and_a_warning_is():
 
 
 @pytest.mark.parametrize("num_ticks", [1, 2, 3])
-def test_what_is_printed_after_a_bar_stands_after_it(num_ticks):
+def test_text_printed_after_a_bar_comes_after_the_bar(num_ticks):
     cell = Cell()
     for epoch in range(3):
         cell.feed(f"\repoch {epoch}: 50 %", stream="stderr")
@@ -292,7 +292,7 @@ def test_printing_beside_a_bar_leaves_the_bar_live():
     assert cell.tick() == [Text("stdout", "loss 0.1\n"), Status("10 %")]
 
 
-def test_nested_bars_of_tqdm():
+def test_nested_bars_of_tqdm_end_as_one_line_each():
     cell = Cell()
 
     def write(*pieces: str) -> None:
@@ -321,7 +321,7 @@ def test_a_tick_in_the_middle_of_a_nested_redraw_ends_no_bar(place):
     assert cell.finish() == "outer 2/2\ninner 1/9\n"
 
 
-def test_windows_line_ends_and_colours():
+def test_windows_line_ends_and_colours_pass_through():
     cell = Cell()
     cell.feed("\x1b[31mred\x1b[0m\r\nnext\r\n")
     assert cell.tick() == [Text("stdout", "\x1b[31mred\x1b[0m\nnext\n")]
@@ -553,7 +553,7 @@ def test_a_log_keeps_both_streams_in_order_of_arrival():
 
 
 @pytest.mark.parametrize("num_lines", [0, 1, 3, 5000, 10**6])
-def test_the_tail_of_a_log(num_lines):
+def test_tail_returns_the_last_lines_of_a_log(num_lines):
     log = RankLog()
     lines = [f"line {number}" for number in range(200_000)]
     log.write("\n".join(lines) + "\n")

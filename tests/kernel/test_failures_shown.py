@@ -47,7 +47,7 @@ def shown(outcome: Outcome) -> str:
 
 
 @pytest.mark.parametrize("num_processes", [2, 4])
-def test_exception_of_one_rank_is_told_once_and_names_the_others_beside_it(kernel: Kernel, num_processes: int) -> None:
+def test_exception_of_one_rank_is_shown_once_and_names_the_other_ranks(kernel: Kernel, num_processes: int) -> None:
     outcome = kernel.execute(
         "def train():\n"
         "    if rank() == 1: raise ValueError('boom ' + 'of one')\n"
@@ -64,7 +64,7 @@ def test_exception_of_one_rank_is_told_once_and_names_the_others_beside_it(kerne
     assert "notebook_launcher/" not in outcome.traceback
 
 
-def test_exception_of_all_ranks_is_told_once(kernel: Kernel) -> None:
+def test_exception_of_all_ranks_is_shown_once(kernel: Kernel) -> None:
     outcome = kernel.execute("def train(): raise ValueError('boom ' + 'of all')\nnotebook_launch(train, 4)")
     assert shown(outcome).count("boom of all") == 1
     assert " of 4 failed first; ranks " in outcome.traceback
@@ -88,7 +88,7 @@ def test_each_other_failure_has_one_line(kernel: Kernel) -> None:
     ["exec('def f(:\\n    pass')", "raise ExceptionGroup('boom in a group', [ValueError('a member')])"],
     ids=["SyntaxError", "ExceptionGroup"],
 )
-def test_exceptions_that_ipython_draws_itself_are_told_once_without_our_frames(kernel: Kernel, code: str) -> None:
+def test_exceptions_that_ipython_draws_itself_are_shown_once_without_our_frames(kernel: Kernel, code: str) -> None:
     if "ExceptionGroup" in code and kernel.execute("ExceptionGroup").error is not None:
         pytest.skip("Python 3.10 has no exception groups")
     outcome = kernel.execute(f"def train():\n    {code}\nnotebook_launch(train, 2)")
@@ -98,7 +98,7 @@ def test_exceptions_that_ipython_draws_itself_are_told_once_without_our_frames(k
         assert place not in outcome.traceback + outcome.stderr
 
 
-def test_syntax_errors_of_later_cells_are_shown_as_ever(kernel: Kernel) -> None:
+def test_syntax_errors_of_later_cells_are_shown_as_usual(kernel: Kernel) -> None:
     caught = "try: notebook_launch(lambda: eval('1 +'), 1)\nexcept SyntaxError: eval('2 +')"
     outcome = kernel.execute(caught)
     assert "2 +" in outcome.traceback.splitlines()[-3]
@@ -106,7 +106,7 @@ def test_syntax_errors_of_later_cells_are_shown_as_ever(kernel: Kernel) -> None:
     assert "interactiveshell" in kernel.execute("eval('3 +')").traceback
 
 
-def test_handler_of_the_users_for_exceptions_stays(kernel: Kernel) -> None:
+def test_exception_handler_of_the_user_is_kept(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "get_ipython().set_custom_exc((SyntaxError,), lambda *_, **__: print('mine'))\n"
         "notebook_launch(eval, 1, args=['1 +'])"
@@ -145,7 +145,7 @@ def test_capture_error_shows_the_users_own_code_that_refused(kernel: Kernel) -> 
     assert "notebook_launcher/" not in plain(outcome)
 
 
-def test_value_that_cannot_travel_is_told_once(kernel: Kernel) -> None:
+def test_value_that_cannot_travel_is_shown_once(kernel: Kernel) -> None:
     outcome = kernel.execute("notebook_launch(lambda: threading.Lock(), 2)")
     assert shown(outcome).count("the return value cannot travel") == 1
     assert "pickle" not in outcome.traceback
@@ -169,7 +169,7 @@ def test_interrupt_is_one_line(kernel: Kernel) -> None:
     assert outcome.error == outcome.traceback == "KeyboardInterrupt: train was stopped"
 
 
-def test_interrupted_wait_for_a_run_says_that_it_goes_on(kernel: Kernel) -> None:
+def test_interrupted_wait_reports_that_the_run_goes_on(kernel: Kernel) -> None:
     code = (
         "import os, signal, sys\n"
         "def press():\n"
@@ -188,7 +188,7 @@ def test_interrupted_wait_for_a_run_says_that_it_goes_on(kernel: Kernel) -> None
     assert kernel.execute("run.stop(); del run, presser").error is None
 
 
-def test_crash_is_told_once_and_those_whom_it_took_along_are_stopped(kernel: Kernel) -> None:
+def test_crash_is_shown_once_and_its_victims_are_stopped(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def train():\n"
         "    if rank() == 1: ctypes.string_at(0)\n"

@@ -84,7 +84,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_compiler
-def test_memory_and_utilisation_of_each_ranks_gpu(library: Path) -> None:
+def test_meter_reads_memory_and_utilisation_of_each_ranks_gpu(library: Path) -> None:
     env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT), "NOTEBOOK_LAUNCHER_RUNS": "off"}
     env.pop("CUDA_VISIBLE_DEVICES", None)
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False)
@@ -104,7 +104,7 @@ def test_without_gpus_there_is_nothing_to_read() -> None:
     meter.close()
 
 
-def test_a_machine_without_nvml_tells_nothing(tmp_path: Path) -> None:
+def test_meter_reads_nothing_without_nvml(tmp_path: Path) -> None:
     program = (
         "from notebook_launcher.kernel.meter import GpuMeter; meter = GpuMeter((0,)); print(meter.read(0)); "
         "meter.close(); print(meter.read(0))"

@@ -64,7 +64,7 @@ def late_rank(gate: Path) -> None:
     wait_for(gate.with_suffix(".end"))
 
 
-def test_wait_is_in_state_and_ranks_until_the_late_rank_comes(tmp_path: Path) -> None:
+def test_wait_shows_in_state_and_ranks_until_the_late_rank_comes(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with launched(late_rank, gate) as run:
         told = waiting(run)
@@ -137,7 +137,7 @@ def backward_on_one(gate: Path) -> None:
     loss.backward()
 
 
-def test_a_rank_that_compiles_while_others_wait_for_its_gradients_is_said_to(tmp_path: Path) -> None:
+def test_rank_that_compiles_while_others_wait_is_named_as_compiling(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with launched(backward_on_one, gate) as run:
         assert re.fullmatch(
@@ -181,7 +181,7 @@ def spin(gate: Path) -> None:
     wait_for(gate)
 
 
-def test_a_wait_that_uses_the_processor_is_found_too(tmp_path: Path) -> None:
+def test_wait_in_a_busy_loop_is_found(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with launched(spin, gate, backend=None) as run:
         assert re.match(rf"rank 0 has waited [\d.]+ m?s in all_reduce \({LINE}\); rank 1 is at ", waiting(run))
@@ -196,7 +196,7 @@ def return_early() -> None:
         dist.barrier()
 
 
-def test_a_rank_of_a_session_that_has_returned_is_said_to() -> None:
+def test_rank_of_a_session_that_has_returned_is_named_as_returned() -> None:
     with Session(2, output="none", hang_notice=SOON) as session:
         run = session.launch(return_early)
         assert re.fullmatch(rf"rank 0 has waited [\d.]+ m?s in barrier \({LINE}\); rank 1 has returned", waiting(run))
@@ -245,7 +245,7 @@ def test_ranks_that_wait_for_anything_else_are_asked_and_left_alone(tmp_path: Pa
         assert sorted(run.result(20)) == [b"g", b"o"]
 
 
-def test_hang_notice_none_says_nothing(tmp_path: Path) -> None:
+def test_hang_notice_none_reports_no_wait(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with launched(late_rank, gate, hang_notice=None) as run:
         wait_until(lambda: "all_reduce" in run.stacks().verdict)
@@ -276,7 +276,7 @@ notebook_launch(train, 2, args=([1.0, 1.0, 1.0],), hang_notice={SOON}, monitor=F
     assert re.fullmatch(rf"rank 0 waited [\d.]+ m?s in all_reduce \({cell}, line 6\); the run goes on", told[1])
 
 
-def test_a_rank_that_asks_the_user_keeps_nobody_waiting_by_mistake(kernel: Kernel) -> None:
+def test_rank_that_asks_the_user_causes_no_hang_notice(kernel: Kernel) -> None:
     code = f"""
 import torch.distributed as dist
 def train():

@@ -50,14 +50,14 @@ def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
         yield module_kernel
 
 
-def test_output_and_results(kernel: Kernel) -> None:
+def test_ipykernel_shows_output_and_results(kernel: Kernel) -> None:
     outcome = kernel.execute("def talk(): print('rank', os.environ['RANK']); return 1\nnotebook_launch(talk, 2)")
     assert outcome.error is None, outcome.traceback
     assert {"[rank 0] rank 0", "[rank 1] rank 1"} < set(outcome.stdout.splitlines())
     assert (outcome.result or "").startswith("Results of 2 ranks")
 
 
-def test_rich_output(kernel: Kernel) -> None:
+def test_ipykernel_shows_rich_output(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def show():\n"
         "    from IPython.display import display, HTML\n"
@@ -73,7 +73,7 @@ def test_rich_output(kernel: Kernel) -> None:
     assert "image/png" in outcome.displays[1]["data"]
 
 
-def test_input_and_breakpoint(kernel: Kernel) -> None:
+def test_ipykernel_answers_input_and_breakpoint(kernel: Kernel) -> None:
     answers = {"[rank 1] name? ": "Ada", "(rank 1 pdb) ": "c"}
     outcome = kernel.execute(
         "def ask():\n"
@@ -87,7 +87,7 @@ def test_input_and_breakpoint(kernel: Kernel) -> None:
     assert outcome.stdout.endswith("Ada\n"), outcome
 
 
-def test_interrupt(kernel: Kernel) -> None:
+def test_ipykernel_interrupt_stops_the_run(kernel: Kernel) -> None:
     cell = kernel.start(
         "def wait():\n"
         "    import torch.distributed as dist\n"
@@ -102,7 +102,7 @@ def test_interrupt(kernel: Kernel) -> None:
     assert outcome.error == "KeyboardInterrupt: wait was stopped"
 
 
-def test_an_interrupted_await(kernel: Kernel) -> None:
+def test_ipykernel_interrupt_of_an_await_stops_the_run(kernel: Kernel) -> None:
     cell = kernel.start("run = launch(wait, 2)\nawait run")
     kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
     kernel.interrupt()
@@ -110,7 +110,7 @@ def test_an_interrupted_await(kernel: Kernel) -> None:
     assert kernel.execute("run.wait(); print(run.state)").stdout.endswith("stopped\n")
 
 
-def test_the_culprit(kernel: Kernel) -> None:
+def test_ipykernel_shows_the_culprit(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def fail():\n"
         "    import torch.distributed as dist\n"

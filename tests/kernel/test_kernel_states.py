@@ -74,7 +74,7 @@ def test_ipythons_exit_and_quit_end_the_rank(kernel: Kernel, start_method: str) 
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_a_namespace_comes_home(kernel: Kernel, tmp_path: Path, start_method: str) -> None:
+def test_namespace_of_a_module_can_be_returned(kernel: Kernel, tmp_path: Path, start_method: str) -> None:
     """It holds the builtins, and with them what connects a rank with the cell."""
     script = tmp_path / "script.py"
     script.write_text("import threading\nvalue = 3\n")
@@ -89,7 +89,7 @@ def test_a_namespace_comes_home(kernel: Kernel, tmp_path: Path, start_method: st
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_after_parallel_work_and_backward(kernel: Kernel, start_method: str) -> None:
+def test_launch_works_after_parallel_operations_in_the_kernel(kernel: Kernel, start_method: str) -> None:
     """GNU OpenMP's pool and autograd's threads do not survive a fork; a fork of the kernel would hang in them."""
     outcome = kernel.execute(
         f"""
@@ -113,7 +113,7 @@ def test_after_parallel_work_and_backward(kernel: Kernel, start_method: str) -> 
     not (importlib.util.find_spec("polars") and importlib.util.find_spec("tokenizers")),
     reason="polars and tokenizers are not installed",
 )
-def test_after_libraries_with_threads_of_their_own(notebook: Kernel) -> None:
+def test_launch_works_after_libraries_with_threads_of_their_own(notebook: Kernel) -> None:
     """They start threads in the kernel that stay."""
     results = evaluate(
         notebook,
@@ -136,7 +136,7 @@ def test_after_libraries_with_threads_of_their_own(notebook: Kernel) -> None:
 
 
 @pytest.mark.parametrize("start_method", FORKED)
-def test_the_kernels_own_process_group(kernel: Kernel, start_method: str) -> None:
+def test_launch_works_beside_a_process_group_of_the_kernel(kernel: Kernel, start_method: str) -> None:
     results, kernels = evaluate(
         kernel,
         f"""
@@ -164,7 +164,7 @@ def test_the_kernels_own_process_group(kernel: Kernel, start_method: str) -> Non
     assert kernels == (1.0, 1)
 
 
-def test_a_kernel_that_never_imported_torch(tmp_path: Path) -> None:
+def test_launch_works_in_a_kernel_that_never_imported_torch(tmp_path: Path) -> None:
     with Kernel(cwd=tmp_path) as kernel:
         imported = evaluate(
             kernel,
@@ -189,7 +189,7 @@ def test_a_kernel_that_never_imported_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_ranks_share_the_kernels_present_surroundings(kernel: Kernel, tmp_path: Path, start_method: str) -> None:
+def test_ranks_get_the_kernels_present_environment(kernel: Kernel, tmp_path: Path, start_method: str) -> None:
     (tmp_path / "beside.py").write_text("VALUE = 5\n")
     results, program = evaluate(
         kernel,
@@ -233,7 +233,7 @@ def test_a_deleted_working_directory_is_refused_and_does_no_lasting_harm(kernel:
 
 
 @pytest.mark.parametrize("start_method", FORKED)
-def test_threads_and_signal_handlers_of_the_kernel(kernel: Kernel, start_method: str) -> None:
+def test_threads_and_signal_handlers_of_the_kernel_stay_in_the_kernel(kernel: Kernel, start_method: str) -> None:
     """They stay in the kernel, and are not in the ranks."""
     results, kernels = evaluate(
         kernel,
@@ -260,7 +260,7 @@ def test_threads_and_signal_handlers_of_the_kernel(kernel: Kernel, start_method:
     assert kernels == (True, True)
 
 
-def test_warnings_that_are_errors(kernel: Kernel) -> None:
+def test_launch_works_with_warnings_as_errors(kernel: Kernel) -> None:
     outcome = kernel.execute(
         """
         import gc
@@ -284,7 +284,7 @@ def test_warnings_that_are_errors(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("start_method", FORKED)
-def test_output_is_captured_as_any_other(kernel: Kernel, start_method: str) -> None:
+def test_capture_magic_captures_the_ranks_output(kernel: Kernel, start_method: str) -> None:
     kernel.execute(f"%%capture captured\nnotebook_launch(hello, 2, start_method={start_method!r})")
     stdout, stderr = evaluate(kernel, "captured.stdout, captured.stderr")
     assert "] out\n" in stdout
@@ -306,7 +306,7 @@ def test_output_is_captured_as_any_other(kernel: Kernel, start_method: str) -> N
 
 
 @pytest.mark.parametrize("start_method", FORKED)
-def test_a_standard_output_of_the_users_own(kernel: Kernel, start_method: str) -> None:
+def test_replaced_standard_output_gets_the_ranks_output(kernel: Kernel, start_method: str) -> None:
     outcome = kernel.execute(
         f"""
         class Tee:
@@ -332,7 +332,7 @@ def test_a_standard_output_of_the_users_own(kernel: Kernel, start_method: str) -
     assert "] out\n" in ast.literal_eval(outcome.result)
 
 
-def test_logging_that_the_kernel_configured(kernel: Kernel) -> None:
+def test_logging_configured_in_the_kernel_works_in_ranks(kernel: Kernel) -> None:
     outcome = kernel.execute(
         """
         import logging
@@ -352,7 +352,7 @@ def test_logging_that_the_kernel_configured(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("start_method", FORKED)
-def test_backends_of_matplotlib(notebook: Kernel, tmp_path: Path, start_method: str) -> None:
+def test_matplotlib_backends_show_figures_of_ranks(notebook: Kernel, tmp_path: Path, start_method: str) -> None:
     """The kernel's inline backend opens files that stay open."""
     outcome = notebook.execute(
         f"""
@@ -418,7 +418,7 @@ def test_ranks_run_an_edited_module_as_it_is_now(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_autoreload(kernel: Kernel, start_method: str) -> None:
+def test_functions_changed_by_autoreload_reach_the_ranks(kernel: Kernel, start_method: str) -> None:
     name = f"reloaded_{start_method}"
     setup = f"%load_ext autoreload\n%autoreload 2\nPath('{name}.py').write_text('VALUE = 1')\nimport {name}"
     assert kernel.execute(setup).error is None
@@ -439,7 +439,7 @@ def test_autoreload(kernel: Kernel, start_method: str) -> None:
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_definitions_of_the_notebook(kernel: Kernel, start_method: str) -> None:
+def test_definitions_of_the_notebook_reach_the_ranks(kernel: Kernel, start_method: str) -> None:
     values, same, kernels = evaluate(
         kernel,
         f"""
@@ -506,7 +506,7 @@ def test_definitions_of_the_notebook(kernel: Kernel, start_method: str) -> None:
 
 
 @pytest.mark.parametrize("start_method", FORKED)
-def test_every_kind_of_callable(kernel: Kernel, start_method: str) -> None:
+def test_every_kind_of_callable_can_be_launched_from_a_cell(kernel: Kernel, start_method: str) -> None:
     results = evaluate(
         kernel,
         f"""
@@ -531,12 +531,12 @@ def test_every_kind_of_callable(kernel: Kernel, start_method: str) -> None:
 # Where and how often the launch is called.
 
 
-def test_the_same_cell_twenty_times(kernel: Kernel) -> None:
+def test_same_cell_can_be_run_twenty_times(kernel: Kernel) -> None:
     for _ in range(20):
         assert evaluate(kernel, "list(notebook_launch(total, 2))") == [2.0, 2.0]
 
 
-def test_two_kernels_at_once(kernel: Kernel, tmp_path: Path) -> None:
+def test_two_kernels_can_launch_at_once(kernel: Kernel, tmp_path: Path) -> None:
     """Each run goes on only once the other is under way."""
     code = """
         def meet():
@@ -560,7 +560,7 @@ def test_two_kernels_at_once(kernel: Kernel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start_method", FORKED)
-def test_a_launch_from_a_thread_and_from_two_at_once(kernel: Kernel, start_method: str) -> None:
+def test_threads_can_launch_at_once(kernel: Kernel, start_method: str) -> None:
     outcome = kernel.execute(
         f"""
         results = []
@@ -584,7 +584,7 @@ def test_a_launch_from_a_thread_and_from_two_at_once(kernel: Kernel, start_metho
 
 @pytest.mark.parametrize("start_method", FORKED)
 @pytest.mark.parametrize("what", ["notebook_launch", "launch", "Session", "prewarm"])
-def test_inside_a_rank_it_is_refused(kernel: Kernel, start_method: str, what: str) -> None:
+def test_launch_inside_a_rank_is_refused(kernel: Kernel, start_method: str, what: str) -> None:
     arguments = {"Session": "(2)", "prewarm": "()"}.get(what, "(total, 2)")
     outcome = kernel.execute(
         f"""
@@ -598,7 +598,7 @@ def test_inside_a_rank_it_is_refused(kernel: Kernel, start_method: str, what: st
     assert outcome.error.startswith(f"CallOrderError: {what} was called inside rank")
 
 
-def test_awaiting_runs(kernel: Kernel) -> None:
+def test_runs_can_be_awaited(kernel: Kernel) -> None:
     results = evaluate(
         kernel,
         """
@@ -642,7 +642,7 @@ def test_cancelling_the_wait_stops_the_run(kernel: Kernel) -> None:
 # Ways to start.
 
 
-def test_fork_takes_along_what_cannot_travel(notebook: Kernel) -> None:
+def test_fork_shares_objects_that_cannot_travel(notebook: Kernel) -> None:
     """The kernel opens a file."""
     outcome = notebook.execute(
         """
@@ -692,7 +692,7 @@ def test_a_gigabyte_is_shared_by_the_ranks(kernel: Kernel, start_method: str) ->
 # Options: each changes something that can be seen.
 
 
-def test_num_processes_and_backend(kernel: Kernel) -> None:
+def test_options_num_processes_and_backend_take_effect(kernel: Kernel) -> None:
     seen = evaluate(
         kernel,
         """
@@ -707,7 +707,7 @@ def test_num_processes_and_backend(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_threads_per_process(kernel: Kernel, start_method: str) -> None:
+def test_option_threads_per_process_takes_effect(kernel: Kernel, start_method: str) -> None:
     """Torch's threads, those of NumPy's OpenBLAS, and those of libraries that are loaded later."""
     cores = evaluate(kernel, "len(os.sched_getaffinity(0))")
     seen = evaluate(
@@ -742,7 +742,7 @@ DRAW = """
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_a_seed_repeats_every_number(kernel: Kernel, start_method: str) -> None:
+def test_same_seed_repeats_every_random_number(kernel: Kernel, start_method: str) -> None:
     first, second, kernels = evaluate(
         kernel,
         f"""
@@ -791,7 +791,7 @@ def test_env_reaches_the_ranks_alone(kernel: Kernel, start_method: str) -> None:
     assert seen == ([("red", "red\n", "5")] * 2, False)
 
 
-def test_timeout_and_max_restarts(kernel: Kernel) -> None:
+def test_options_timeout_and_max_restarts_take_effect(kernel: Kernel) -> None:
     outcome = kernel.execute(
         """
         def endless():
@@ -818,7 +818,7 @@ def test_timeout_and_max_restarts(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("output", ["all", "rank0", "none"])
-def test_output_and_display(kernel: Kernel, output: str) -> None:
+def test_options_output_and_display_take_effect(kernel: Kernel, output: str) -> None:
     outcome = kernel.execute(
         f"""
         from IPython.display import HTML
@@ -835,7 +835,7 @@ def test_output_and_display(kernel: Kernel, output: str) -> None:
     assert shown == [f"<b>shown by {rank}</b>" for rank in ranks]
 
 
-def test_devices_precision_and_accumulation(kernel: Kernel) -> None:
+def test_options_devices_precision_and_accumulation_take_effect(kernel: Kernel) -> None:
     """What they do in an Accelerator is in `test_frameworks.py`; here, that ranks are told nothing else."""
     seen = evaluate(
         kernel,

@@ -43,7 +43,7 @@ def test_every_line_is_whole_labelled_and_in_order(kernel: Kernel) -> None:
         assert [int(line[3]) for line in lines if line and line[1] == line[2] == rank] == list(range(1000))
 
 
-def test_a_million_lines_stall_nobody(kernel: Kernel) -> None:
+def test_million_lines_do_not_stall_the_run(kernel: Kernel) -> None:
     began = time.monotonic()
     outcome = kernel.execute(
         "def flood():\n    for i in range(500_000): print('line', i)\n"
@@ -72,7 +72,7 @@ def test_flood_of_a_run_without_a_handle_says_how_to_read_all_of_it(kernel: Kern
 
 
 @pytest.mark.parametrize(("output", "expected"), [("all", {"0", "1"}), ("rank0", {"0"}), ("none", set())])
-def test_output_modes(kernel: Kernel, output: str, expected: set[str]) -> None:
+def test_output_option_selects_the_ranks_that_are_shown(kernel: Kernel, output: str, expected: set[str]) -> None:
     outcome = kernel.execute(
         f"run = launch(lambda: print('from', rank()), 2, output={output!r}); run.wait(); print(run.logs(1))"
     )
@@ -99,7 +99,7 @@ def test_one_rank_needs_no_label(kernel: Kernel) -> None:
     assert "\nplain\n" in outcome.stdout
 
 
-def test_the_first_and_the_last_line(kernel: Kernel) -> None:
+def test_run_prints_a_first_and_a_last_line(kernel: Kernel) -> None:
     outcome = kernel.execute("def train(): pass\nnotebook_launch(train, 2, seed=7, monitor=False)")
     first, last = outcome.stdout.splitlines()
     assert re.fullmatch(r"train: 2 CPU ranks, gloo, \d threads? each, .*, seed 7", first)
@@ -158,7 +158,7 @@ def test_text_and_displays_keep_their_order(kernel: Kernel) -> None:
     assert lines == [line for i in range(20) for line in (f"before {i}", f"<b>{i}</b>")]
 
 
-def test_what_is_printed_after_clear_output_stays(kernel: Kernel) -> None:
+def test_text_printed_after_clear_output_stays(kernel: Kernel) -> None:
     code = (
         "def train():\n"
         "    from IPython.display import clear_output\n"
@@ -179,7 +179,7 @@ def test_the_last_line_comes_after_lines_without_an_end(kernel: Kernel, text: st
     assert lines[-1].startswith("<lambda>: done in ")
 
 
-def test_the_functions_that_ask_may_be_captured(kernel: Kernel) -> None:
+def test_functions_that_ask_can_be_captured(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "from getpass import getpass\n"
         "ask = input\n"
@@ -216,13 +216,13 @@ def test_input_and_breakpoint_ask_in_the_cell(kernel: Kernel) -> None:
     assert outcome.stdout.endswith("AdaAda\n")
 
 
-def test_nobody_can_answer_a_background_run(kernel: Kernel) -> None:
+def test_input_in_a_background_run_raises_eof_error(kernel: Kernel) -> None:
     outcome = kernel.execute("launch(lambda: input('name? '), 2).result()")
     assert (outcome.error or "").startswith("EOFError: rank ")
     assert "launched in the background, so no cell can answer. Use notebook_launch" in (outcome.error or "")
 
 
-def test_input_without_a_front_end_that_answers(kernel: Kernel) -> None:
+def test_input_without_an_answering_front_end_raises_eof_error(kernel: Kernel) -> None:
     outcome = kernel.execute("notebook_launch(lambda: input('name? '), 2)")
     assert (outcome.error or "").startswith("EOFError: ")
 
@@ -257,7 +257,7 @@ def test_output_lands_in_the_cell_that_launched(kernel: Kernel) -> None:
     assert second.stdout == "second\n"
 
 
-def test_timeout_and_restarts_are_told(kernel: Kernel) -> None:
+def test_timeout_and_restarts_are_reported(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def flaky():\n"
         "    print('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'], os.environ['TORCHELASTIC_MAX_RESTARTS'])\n"

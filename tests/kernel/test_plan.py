@@ -46,7 +46,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Any:
         (machine(8), {"threads_per_process": 3}, (4, "gloo", False, 3)),
     ],
 )
-def test_what_is_left_open_is_chosen(make: Any, on: Machine, options: dict[str, Any], expected: Any) -> None:
+def test_options_that_are_none_are_chosen(make: Any, on: Machine, options: dict[str, Any], expected: Any) -> None:
     made = make(on, **options)
     assert (made.num_processes, made.backend, made.use_gpu, made.threads_per_process) == expected
 
@@ -74,7 +74,7 @@ def test_what_is_left_open_is_chosen(make: Any, on: Machine, options: dict[str, 
         (machine(8), {"devices": [0]}, r"devices=\[0\]: no GPU found. Use devices='cpu'"),
     ],
 )
-def test_more_than_there_is_is_refused(make: Any, on: Machine, options: dict[str, Any], message: str) -> None:
+def test_options_beyond_the_machine_are_refused(make: Any, on: Machine, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refusal:
         make(on, **options)
     assert refusal.value.field in options
@@ -87,14 +87,14 @@ def test_ranks_see_the_chosen_gpus_and_settings(make: Any) -> None:
     assert environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
 
 
-def test_what_was_not_asked_for_is_not_exported(make: Any) -> None:
+def test_options_that_were_not_given_are_not_exported(make: Any) -> None:
     environ = make(machine(8)).environ
     assert not {"ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"} & set(environ)
     assert environ["ACCELERATE_USE_CPU"] == "true"
     assert make(machine(8), env={"OMP_NUM_THREADS": "7"}).environ["OMP_NUM_THREADS"] == "7"
 
 
-def test_the_summary_says_what_was_found_and_chosen(make: Any) -> None:
+def test_summary_names_the_hardware_and_the_chosen_options(make: Any) -> None:
     summary = make(machine(8, 4, has_cuda=False), num_processes=2, seed=7, start_method="spawn").summary
     assert summary == "2 CPU ranks, gloo, spawn, 4 threads each, this torch is built without CUDA, seed 7"
 
@@ -108,5 +108,5 @@ def test_visible_gpus_follow_cudas_rule(variable: str | None, expected: list[int
     assert [gpu.index for gpu in devices._visible(gpus, variable)] == expected
 
 
-def test_this_machine_can_be_looked_at() -> None:
+def test_hardware_of_this_machine_can_be_read() -> None:
     assert devices.look().num_cores >= 1

@@ -80,9 +80,7 @@ def test_run_with_curves_leaves_them_after_what_was_printed(kernel: Kernel, *, h
     assert "image/svg+xml" in drawing
 
 
-def test_failure_that_the_cell_raises_leaves_its_record_folded_and_is_told_once(
-    kernel: Kernel, *, has_audience: bool
-) -> None:
+def test_failure_that_the_cell_raises_is_shown_once_with_a_folded_record(kernel: Kernel, *, has_audience: bool) -> None:
     code = (
         "def train():\n"
         "    for i in range(13): time.sleep(0.1); report(loss=i)\n"
@@ -101,7 +99,7 @@ def test_failure_that_the_cell_raises_leaves_its_record_folded_and_is_told_once(
     assert outcome.traceback.count("boom at last") == 1
 
 
-def test_failure_that_no_cell_raises_is_told_in_full_by_its_record(kernel: Kernel, *, has_audience: bool) -> None:
+def test_failure_that_no_cell_raises_is_shown_in_full_by_its_record(kernel: Kernel, *, has_audience: bool) -> None:
     code = (
         "def train():\n"
         "    time.sleep(1.3)\n"

@@ -16,7 +16,7 @@ def partial() -> Results:
     return Results({0: "a", 2: "c"}, num_processes=4, failures=[FAILURE], seed=5, seconds=0.5, restarts=1)
 
 
-def test_it_is_a_read_only_sequence_in_rank_order() -> None:
+def test_results_are_a_read_only_sequence_in_rank_order() -> None:
     results = Results({1: "b", 0: "a"}, num_processes=2)
     assert list(results) == ["a", "b"]
     assert results[-1] == results.rank(1) == "b"
@@ -28,7 +28,7 @@ def test_it_is_a_read_only_sequence_in_rank_order() -> None:
         results[0] = 1  # type: ignore[index]
 
 
-def test_a_missing_value_says_why() -> None:
+def test_missing_value_raises_an_error_with_the_reason() -> None:
     assert partial().returned == {0: "a", 2: "c"}
     with pytest.raises(MissingResultError, match=r"rank 1 returned nothing: ValueError: boom"):
         partial()[1]
@@ -36,7 +36,7 @@ def test_a_missing_value_says_why() -> None:
         partial()[3]
 
 
-def test_repr() -> None:
+def test_repr_of_results_shows_each_ranks_value() -> None:
     results = Results({0: torch.zeros(3, 4), 1: list(range(100))}, num_processes=2, seconds=0.034, seed=5)
     assert repr(results) == (
         "Results of 2 ranks\n  0: Tensor, shape (3, 4), torch.float32\n  1: [0, 1, 2, 3, 4, 5, ...]"
@@ -45,7 +45,7 @@ def test_repr() -> None:
     assert "restarted 1 time" in repr(partial())
 
 
-def test_html_is_escaped() -> None:
+def test_html_of_results_is_escaped() -> None:
     html = Results({0: "<script>"}, num_processes=1)._repr_html_() or ""
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
@@ -60,7 +60,7 @@ def test_results_that_are_all_none_take_one_line() -> None:
     assert "rank 1 returned nothing" in repr(Results({0: None}, num_processes=2))
 
 
-def test_the_last_metrics_are_shown() -> None:
+def test_results_show_the_last_metrics() -> None:
     metrics = {"loss": 0.123456, "<b>rate</b>": float("nan"), "c": 1.0, "d": 2.0, "e": 3.0}
     rows = [
         RankSummary(rank=0, state="returned", seconds=1.0, peak_memory=None, metrics=metrics),

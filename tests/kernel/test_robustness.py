@@ -32,7 +32,7 @@ def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
-def test_a_default_timeout_for_sockets(kernel: Kernel, start_method: str) -> None:
+def test_launch_works_with_a_default_timeout_for_sockets(kernel: Kernel, start_method: str) -> None:
     outcome = kernel.execute(
         "import socket; socket.setdefaulttimeout(5)\n"
         f"try: print(list(notebook_launch(rank, 2, start_method={start_method!r})))\n"
@@ -55,7 +55,7 @@ def test_a_reader_that_has_gone_does_not_fail_the_run() -> None:
     assert done.stderr.startswith("[1, 1]"), done.stderr
 
 
-def test_many_ranks_that_exit_while_the_kernel_is_busy(kernel: Kernel) -> None:
+def test_exits_of_many_ranks_are_handled_while_the_kernel_is_busy(kernel: Kernel) -> None:
     code = (
         "def leave(): report(x=1); os._exit(3)\n"
         "run = launch(leave, 8, start_method='fork', output='none')\n"
@@ -66,7 +66,7 @@ def test_many_ranks_that_exit_while_the_kernel_is_busy(kernel: Kernel) -> None:
         assert kernel.execute(code).stdout == "RankFailedError\n"
 
 
-def test_a_session_whose_ranks_cannot_be_born(kernel: Kernel) -> None:
+def test_session_whose_ranks_cannot_start_raises_a_resource_error(kernel: Kernel) -> None:
     outcome = kernel.execute("session = Session(2, start_method='spawn', env={'X': 'a' * 200_000})\nsession.run(rank)")
     assert "rank 0 of 2 could not be started: Argument list too long." in (outcome.error or "")
     again = kernel.execute("session.run(rank)")
@@ -79,7 +79,7 @@ def test_stop_iteration_in_a_rank_ends_an_await(kernel: Kernel) -> None:
     assert "StopIteration" in outcome.traceback
 
 
-def test_reports_without_a_step_count_for_themselves(kernel: Kernel) -> None:
+def test_reports_without_a_step_are_numbered(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def many():\n    for i in range(20_000): report(x=i)\n"
         "run = launch(many, 1); run.result(); print(len(run.metrics), run.metrics[-1].step); del run",
@@ -107,7 +107,7 @@ def test_a_failed_run_does_not_wait_for_an_answer(kernel: Kernel) -> None:
     assert kernel.wait(cell).error == "ValueError: boom"
 
 
-def test_stopping_before_anybody_is_born() -> None:
+def test_stop_before_any_rank_has_started_ends_the_run() -> None:
     with Kernel() as kernel:
         outcome = kernel.execute(
             "from notebook_launcher import *\nimport time\n"
@@ -120,7 +120,7 @@ def test_stopping_before_anybody_is_born() -> None:
     assert outcome.stdout.endswith("[None, None]\n")
 
 
-def test_stopping_while_the_fork_server_is_slow_to_come_up(tmp_path: Path) -> None:
+def test_stop_while_the_fork_server_is_starting_ends_the_run(tmp_path: Path) -> None:
     slow = "import sys, time\nif 'forkserver' in sys.orig_argv[-1]: time.sleep(30)\n"
     (tmp_path / "sitecustomize.py").write_text(slow)
     with Kernel() as kernel:
@@ -203,7 +203,7 @@ def test_a_process_in_a_session_of_its_own_does_not_keep_a_dead_ranks_run(kernel
     assert time.monotonic() - began < 5
 
 
-def test_what_cannot_be_rebuilt_in_a_rank_is_no_failure_of_the_function(kernel: Kernel) -> None:
+def test_call_that_cannot_be_rebuilt_in_a_rank_is_an_arrival_failure(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "class Config(Exception):\n"
         "    def __init__(self, lr): super().__init__()\n"
@@ -216,7 +216,7 @@ def test_what_cannot_be_rebuilt_in_a_rank_is_no_failure_of_the_function(kernel: 
     assert "The function was not called: it, or what it uses, could not be rebuilt in the rank." in outcome.traceback
 
 
-def test_an_exception_that_is_no_exception_has_its_rank_too(kernel: Kernel) -> None:
+def test_base_exception_of_a_rank_has_its_rank(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "class Enough(BaseException): pass\n"
         "def stop():\n"
@@ -230,7 +230,7 @@ def test_an_exception_that_is_no_exception_has_its_rank_too(kernel: Kernel) -> N
     assert last == "1 {0: 7} ['Enough: now']"
 
 
-def test_a_function_may_know_its_modules_name(kernel: Kernel) -> None:
+def test_function_may_use_its_modules_name(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def train():\n"
         "    import logging\n"

@@ -92,7 +92,7 @@ def last_line(kernel: Kernel, code: str) -> str:
     return outcome.stdout.splitlines()[-1]
 
 
-def test_processes_group_and_memory_are_kept(kernel: Kernel) -> None:
+def test_session_keeps_processes_group_and_memory(kernel: Kernel) -> None:
     kernel.execute("a = session.run(keep, args=(1,)); b = session.run(keep, args=(2,))")
     code = "print(list(a) == list(b), *session.run(kept))"
     assert last_line(kernel, code) == "True 2 2"
@@ -102,7 +102,7 @@ def test_processes_group_and_memory_are_kept(kernel: Kernel) -> None:
     ("what", "error"),
     [("fail", "ValueError: boom"), ("die", "RankFailedError: rank 1 of 2 was killed by SIGKILL(-9)")],
 )
-def test_it_survives_a_failure(kernel: Kernel, what: str, error: str) -> None:
+def test_session_survives_a_failed_run(kernel: Kernel, what: str, error: str) -> None:
     outcome = kernel.execute(f"session.run({what})")
     assert (outcome.error or "").startswith(error)
     replaced = "rank 1 had died and was restarted" in outcome.stdout
@@ -161,7 +161,7 @@ def test_wrapped_models_survive_what_breaks_no_group(kernel: Kernel, what: str) 
     assert last_line(kernel, "print(*session.run(step))") == "stepped stepped"
 
 
-def test_a_broken_group_is_told(kernel: Kernel) -> None:
+def test_session_reports_a_broken_group(kernel: Kernel) -> None:
     kernel.execute(WRAP)
     outcome = kernel.execute("session.run(alone)")
     assert outcome.error == "ValueError: alone"
@@ -198,7 +198,7 @@ def test_an_interrupt_at_any_moment_of_the_start_ends_that_run() -> None:
 
 
 @pytest.mark.parametrize("what", ["wait_for_peer", "both_wait"])
-def test_it_survives_an_interrupt_in_a_collective(kernel: Kernel, what: str) -> None:
+def test_session_survives_an_interrupt_in_a_collective(kernel: Kernel, what: str) -> None:
     cell = kernel.start(f"session.run({what})")
     kernel.wait(
         cell, until=lambda outcome: outcome.done or outcome.stdout.count("up") + ("ranks" in outcome.stdout) > 1
@@ -221,7 +221,7 @@ def test_a_rank_that_died_between_runs_is_replaced(kernel: Kernel) -> None:
     assert outcome.stdout.endswith("2.0 2.0\n")
 
 
-def test_an_edited_module_is_not_stale(kernel: Kernel, tmp_path: Path) -> None:
+def test_session_imports_an_edited_module_again(kernel: Kernel, tmp_path: Path) -> None:
     kernel.execute(
         "import pathlib; pathlib.Path('helper_module.py').write_text('VALUE = 1')\n"
         "def use():\n    import helper_module\n    return helper_module.VALUE\n"
@@ -233,7 +233,7 @@ def test_an_edited_module_is_not_stale(kernel: Kernel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
-def test_variables_of_the_ranks_that_the_notebook_overwrites_are_told_once(kernel: Kernel, start_method: str) -> None:
+def test_overwritten_variables_of_ranks_are_reported_once(kernel: Kernel, start_method: str) -> None:
     outcome = kernel.execute(
         "weights, untouched, counter = None, [1], 0\n"
         "def build():\n    global weights, only_here, counter\n    weights = only_here = [2.0]\n    counter = 5\n"
@@ -252,20 +252,20 @@ def test_variables_of_the_ranks_that_the_notebook_overwrites_are_told_once(kerne
     )
 
 
-def test_what_was_found_is_said_once_and_each_end(kernel: Kernel) -> None:
+def test_session_prints_its_summary_once_and_each_runs_end(kernel: Kernel) -> None:
     outcome = kernel.execute("with Session(2, monitor=False) as two:\n    two.run(add)\n    two.run(add)")
     assert outcome.stdout.count("2 CPU ranks, gloo") == 1
     assert outcome.stdout.count("add: done in ") == 2
 
 
-def test_one_run_at_a_time(kernel: Kernel) -> None:
+def test_session_refuses_a_second_run_at_the_same_time(kernel: Kernel) -> None:
     outcome = kernel.execute("run = session.launch(wait_for_peer)\nsession.run(add)")
     assert "CallOrderError: the session is busy with <Run of wait_for_peer on 2 ranks:" in (outcome.error or "")
     assert kernel.execute("run.stop()").error is None
     assert last_line(kernel, "print(*session.run(add))") == "2.0 2.0"
 
 
-def test_closed_is_closed(kernel: Kernel) -> None:
+def test_closed_session_refuses_runs(kernel: Kernel) -> None:
     outcome = kernel.execute("print(session); session.close(); print(session)\nsession.run(add)")
     assert (outcome.error or "").startswith("CallOrderError: the session is closed. Open a new one")
     assert outcome.stdout.count("<Session of 2 CPU ranks, gloo") == 2
@@ -277,14 +277,14 @@ def test_a_with_block_ends_the_ranks(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_other_start_methods(kernel: Kernel, start_method: str) -> None:
+def test_session_works_with_other_start_methods(kernel: Kernel, start_method: str) -> None:
     code = (
         f"with Session(2, start_method={start_method!r}) as s: s.run(keep, args=(3,)); print(*s.run(kept), *s.run(add))"
     )
     assert last_line(kernel, code) == "3 3 2.0 2.0"
 
 
-def test_the_group_may_be_destroyed(kernel: Kernel) -> None:
+def test_function_may_destroy_the_sessions_group(kernel: Kernel) -> None:
     code = (
         "import torch.distributed as dist\nsession.run(lambda: dist.destroy_process_group()); print(*session.run(add))"
     )
@@ -293,7 +293,7 @@ def test_the_group_may_be_destroyed(kernel: Kernel) -> None:
     assert last_line(kernel, code) == "2.0 2.0"
 
 
-def test_an_interrupt_while_it_closes_ends_the_ranks(kernel: Kernel) -> None:
+def test_interrupt_while_a_session_closes_ends_the_ranks(kernel: Kernel) -> None:
     cell = kernel.start(
         "def linger():\n    import atexit; atexit.register(lambda: (print('up', flush=True), time.sleep(60)))\n"
         "import time\nwith Session(2) as two: two.run(linger)"
@@ -335,7 +335,7 @@ def test_an_unclosed_session_goes_with_its_kernel() -> None:
         assert outcome.result == "2", outcome.traceback
 
 
-def test_memory_is_shared_out_again(kernel: Kernel) -> None:
+def test_session_drops_the_arguments_of_earlier_runs(kernel: Kernel) -> None:
     # Large arguments of an earlier run are not kept.
     kernel.execute("import numpy; big = numpy.ones(50_000_000)\ndef use(x): return float(x[0])")
     code = (

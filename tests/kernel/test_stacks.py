@@ -90,7 +90,7 @@ def calls(found: Stacks) -> list[str | None]:
     return [stack.waiting_in for stack in found]
 
 
-def test_who_waits_and_who_is_not_there(tmp_path):
+def test_stacks_name_waiting_and_missing_ranks(tmp_path):
     body = """
     def average(tensor):
         dist.all_reduce(tensor)
@@ -129,13 +129,13 @@ def test_who_waits_and_who_is_not_there(tmp_path):
     ],
 )
 @pytest.mark.slow
-def test_what_a_rank_waits_in(tmp_path, call, name):
+def test_stacks_name_the_call_in_which_a_rank_waits(tmp_path, call, name):
     body = f"if rank == 0: {call}\ntime.sleep(60)"
     stuck(tmp_path, body, until=lambda found: calls(found) == [name, None], setup=GROUP, num_processes=2)
 
 
 @pytest.mark.slow
-def test_a_backward_that_waits_for_gradients(tmp_path):
+def test_backward_that_waits_for_gradients_is_a_wait(tmp_path):
     setup = GROUP + "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n"
     body = "loss = model(torch.ones(1, 1)).sum()\nif rank == 0: loss.backward()\ntime.sleep(60)"
     expected = ["backward (gradient all-reduce)", None]
@@ -159,7 +159,7 @@ def test_the_main_thread_comes_first_and_others_follow(tmp_path):
     assert "  thread 0x" in str(Stacks([stack]))
 
 
-def test_names_beyond_ascii(tmp_path):
+def test_names_beyond_ascii_are_unescaped(tmp_path):
     body = "def größe_京(): time.sleep(60)\ngröße_京()"
     stuck(tmp_path, body, until=lambda found: here(found[0]).function == "größe_京")
 
@@ -173,7 +173,7 @@ def text_dump(*frames: tuple[str, int, str]) -> str:
     return "\n".join(["Current thread 0x00007f0000000000 [python] (most recent call first):", *lines])
 
 
-def test_our_own_frames_and_what_the_rank_was_forked_from_are_dropped():
+def test_frames_of_the_package_and_of_the_parent_process_are_dropped():
     stack = parse_stacks(
         3,
         text_dump(
@@ -187,7 +187,7 @@ def test_our_own_frames_and_what_the_rank_was_forked_from_are_dropped():
     assert main(stack).name == "python"
 
 
-def test_a_rank_that_runs_nothing_and_one_that_did_not_answer():
+def test_idle_and_silent_ranks_are_named():
     idle = parse_stacks(0, text_dump((f"{PACKAGE}/processes/rank.py", 9, "run_rank")))
     assert Stacks([idle, RankStack(1, ())]).verdict == (
         "rank 0 runs nothing: its function has ended; rank 1 did not answer"
@@ -225,7 +225,7 @@ def test_a_rank_in_a_library_is_where_the_user_called_it():
     assert here(parse_stacks(0, text_dump((LIBRARY, 1, "join")))).function == "join"
 
 
-def test_what_is_not_a_stack_is_skipped():
+def test_text_that_is_no_stack_is_skipped():
     text = "noise\n" + text_dump(("<string>", 1, "f")) + "\n  ...\n\n  Extension modules: numpy (total: 1)\n"
     assert [len(thread.frames) for thread in parse_stacks(0, text).threads] == [1]
     assert parse_stacks(0, text_dump()).here is None

@@ -132,7 +132,7 @@ def test_the_interrupt_button_ends_the_run(kernel: Kernel, name: str, num_proces
     ("name", "rung"),
     [("cooperative", "ask"), ("sleeping", "interrupt"), ("computing", "interrupt"), ("ignoring", "kill")],
 )
-def test_stop_climbs_as_far_as_it_must(kernel: Kernel, name: str, rung: str) -> None:
+def test_stop_uses_no_more_rungs_than_needed(kernel: Kernel, name: str, rung: str) -> None:
     with unchanged(kernel):
         cell = kernel.start(
             f"run = launch({name}, 2)\n"
@@ -214,7 +214,7 @@ def test_an_interrupt_at_any_bytecode_of_a_wait_does_not_hang_the_run(wait: Call
     assert run.wait(0)
 
 
-def test_an_interrupt_says_who_waits_for_whom(kernel: Kernel) -> None:
+def test_interrupt_shows_the_ranks_that_wait_and_their_stacks(kernel: Kernel) -> None:
     cell = kernel.start("notebook_launch(in_collective, 2)")
     kernel.wait(cell, until=is_stuck)
     kernel.interrupt()
@@ -262,7 +262,7 @@ def test_a_clean_up_that_fails_during_a_stop_is_named(kernel: Kernel) -> None:
     assert "_on_interrupt" not in outcome.stdout
 
 
-def test_stacks_can_be_asked_for(kernel: Kernel) -> None:
+def test_stacks_of_a_live_run_can_be_read(kernel: Kernel) -> None:
     with unchanged(kernel):
         outcome = kernel.execute(
             "run = launch(in_collective, 2)\n"
@@ -278,7 +278,7 @@ def test_stacks_can_be_asked_for(kernel: Kernel) -> None:
     assert "the run is over (stopped): its ranks are gone, and so are their stacks" in outcome.stdout
 
 
-def test_a_handle_tells_and_waits(kernel: Kernel) -> None:
+def test_run_handle_gives_state_and_waits(kernel: Kernel) -> None:
     with unchanged(kernel):
         outcome = kernel.execute(
             "run = launch(cooperative, 2)\n"

@@ -58,7 +58,7 @@ def screen(written: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", ["python", "IPython"])
-def test_a_terminal_has_one_line_that_is_redrawn_and_goes(shell: str, tmp_path: Path) -> None:
+def test_terminal_redraws_one_line_of_progress_and_removes_it(shell: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     ipython = ["-m", "IPython", "--no-banner", "--no-term-title", "--colors=NoColor", "--HistoryManager.enabled=False"]
@@ -73,7 +73,7 @@ def test_a_terminal_has_one_line_that_is_redrawn_and_goes(shell: str, tmp_path: 
 
 
 @pytest.mark.parametrize("streams", ["stdout", "both"])
-def test_a_file_gets_no_progress(streams: str, tmp_path: Path) -> None:
+def test_file_gets_no_line_of_progress(streams: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     with (tmp_path / "written").open("w+b") as file:

@@ -179,7 +179,7 @@ def test_the_cell_gets_the_true_culprit(kernel: Kernel, where: str, how: str) ->
     ("where", "how"),
     [("function", "exception"), ("function", "os._exit"), ("collective", "os._exit"), ("collective", "SIGKILL")],
 )
-def test_four_ranks(kernel: Kernel, where: str, how: str) -> None:
+def test_culprit_of_four_ranks_is_found(kernel: Kernel, where: str, how: str) -> None:
     with unchanged(kernel):
         outcome = kernel.execute(f"table({where!r}, {how!r}, 4)")
     assert outcome.error is not None
@@ -190,7 +190,7 @@ def test_four_ranks(kernel: Kernel, where: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["stuck", "stubborn"])
 @pytest.mark.parametrize("where", ["arriving", "function", "returning", "loader"])
-def test_whoever_is_stuck_is_ended_after_the_timeout(kernel: Kernel, where: str, how: str) -> None:
+def test_stuck_rank_is_ended_after_the_timeout(kernel: Kernel, where: str, how: str) -> None:
     def attempt() -> float:
         with unchanged(kernel):
             began = time.monotonic()
@@ -205,14 +205,14 @@ def test_whoever_is_stuck_is_ended_after_the_timeout(kernel: Kernel, where: str,
 
 
 @pytest.mark.parametrize("how", ["exception", "sys.exit"])
-def test_what_an_exit_handler_raises_is_shown_and_no_failure(kernel: Kernel, how: str) -> None:
+def test_exception_in_an_exit_handler_is_shown_and_not_a_failure(kernel: Kernel, how: str) -> None:
     with unchanged(kernel):
         outcome = kernel.execute(f"table('exiting', {how!r})")
     assert outcome.error is None
     assert ("ValueError: boom" if how == "exception" else "SystemExit: 3") in outcome.stderr
 
 
-def test_who_is_stuck_at_exit_is_killed_and_the_results_stay(kernel: Kernel) -> None:
+def test_rank_stuck_at_exit_is_killed_and_the_results_are_kept(kernel: Kernel) -> None:
     with unchanged(kernel):
         outcome = kernel.execute("print(list(notebook_launch(exiting, 2, args=('stuck', None))))")
     assert outcome.error is None

@@ -70,7 +70,7 @@ def test_a_killed_kernel_takes_everything_with_it(start_method: str) -> None:
     assert takes_less_than(2, attempt)
 
 
-def test_what_a_rank_started_goes_with_it(kernel: Kernel) -> None:
+def test_processes_that_a_rank_started_end_with_it(kernel: Kernel) -> None:
     with unchanged(kernel):
         outcome = kernel.execute(LOOPING + "\nnotebook_launch(looping, 2, timeout=2)")
     assert (outcome.error or "").startswith("RunTimeoutError")
@@ -176,7 +176,7 @@ def test_a_rank_sees_its_own_session(kernel: Kernel) -> None:
     assert outcome.stdout.endswith("[1, 1]\n")
 
 
-def test_a_rank_that_waits_for_one_that_has_returned_is_told_so(kernel: Kernel) -> None:
+def test_rank_that_waits_for_a_returned_rank_gets_an_error_about_it(kernel: Kernel) -> None:
     with unchanged(kernel):
         outcome = kernel.execute(
             "def f():\n"
@@ -190,7 +190,7 @@ def test_a_rank_that_waits_for_one_that_has_returned_is_told_so(kernel: Kernel) 
     assert "rank 0 had returned already: it took part in fewer collectives." in outcome.traceback
 
 
-def test_a_rank_that_fails_by_itself_is_not_said_to_have_waited(kernel: Kernel) -> None:
+def test_rank_that_fails_by_itself_is_not_reported_as_waiting(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def f():\n"
         "    if os.environ['RANK'] == '1':\n"

@@ -26,11 +26,11 @@ from notebook_launcher.processes import forking
         ((3, 13, 1), False),
     ],
 )
-def test_which_pythons_have_the_defect(version, defect):
+def test_defect_is_known_by_python_version(version, defect):
     assert forking.has_the_defect(version) is defect
 
 
-def test_it_waits_for_a_thread_that_is_about_to_rest():
+def test_fork_waits_for_a_thread_that_is_about_to_rest():
     finished: list[bool] = []
 
     def work() -> None:
@@ -51,7 +51,7 @@ def test_it_waits_for_a_thread_that_is_about_to_rest():
         thread.join()
 
 
-def test_it_does_not_wait_for_a_thread_that_never_rests():
+def test_fork_does_not_wait_for_a_thread_that_never_rests():
     def work() -> None:
         while not stop.is_set():
             hashlib.sha256(bytes(2_000_000))

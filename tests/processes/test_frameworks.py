@@ -187,7 +187,7 @@ def test_the_kernels_own_accelerator_does_not_leave_each_rank_alone(kernel: Kern
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 @pytest.mark.slow
-def test_transformers_trainer(kernel: Kernel, tmp_path: Path) -> None:
+def test_transformers_trainer_trains_on_every_rank(kernel: Kernel, tmp_path: Path) -> None:
     results = evaluate(
         kernel,
         f"""
@@ -301,7 +301,7 @@ def test_a_timeout_for_the_process_group_counts(kernel: Kernel, start_method: st
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_what_would_start_ranks_again_says_what_is_up(kernel: Kernel, start_method: str) -> None:
+def test_starting_ranks_inside_a_rank_is_refused(kernel: Kernel, start_method: str) -> None:
     results = evaluate(
         kernel,
         f"""
@@ -331,7 +331,7 @@ def test_what_would_start_ranks_again_says_what_is_up(kernel: Kernel, start_meth
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_the_main_of_a_torchrun_script(kernel: Kernel, start_method: str) -> None:
+def test_main_of_a_torchrun_script_can_be_launched(kernel: Kernel, start_method: str) -> None:
     """It makes its own group, in all the ways there are, and destroys it; in a session, time and again."""
     results = evaluate(
         kernel,
@@ -385,7 +385,7 @@ def test_the_main_of_a_torchrun_script(kernel: Kernel, start_method: str) -> Non
     assert results == [[(rank, -0.5 * 3.5 * 4, False) for rank in range(2)]] * 20
 
 
-def test_a_script_file_run_as_main(kernel: Kernel) -> None:
+def test_script_file_run_as_main_can_launch(kernel: Kernel) -> None:
     outcome = kernel.execute(
         """
         import runpy
@@ -398,7 +398,7 @@ def test_a_script_file_run_as_main(kernel: Kernel) -> None:
     assert "] total 3.0\n" in outcome.stdout
 
 
-def test_device_meshes_and_further_groups(kernel: Kernel) -> None:
+def test_device_meshes_and_further_groups_work_in_ranks(kernel: Kernel) -> None:
     results = evaluate(
         kernel,
         """
@@ -419,7 +419,7 @@ def test_device_meshes_and_further_groups(kernel: Kernel) -> None:
 
 
 @shards_on_cpus
-def test_fully_sharded_data_parallel_and_its_checkpoints(kernel: Kernel, tmp_path: Path) -> None:
+def test_fully_sharded_data_parallel_trains_and_saves_checkpoints(kernel: Kernel, tmp_path: Path) -> None:
     results = evaluate(
         kernel,
         f"""
@@ -452,7 +452,7 @@ def test_fully_sharded_data_parallel_and_its_checkpoints(kernel: Kernel, tmp_pat
     assert results == [(4, weight, weight)] * 2
 
 
-def test_a_model_that_outlives_its_group(kernel: Kernel) -> None:
+def test_model_may_outlive_its_group(kernel: Kernel) -> None:
     """As the `main` of most scripts leaves it; one in ten hung."""
     outcome = kernel.execute(
         """
@@ -470,7 +470,7 @@ def test_a_model_that_outlives_its_group(kernel: Kernel) -> None:
     assert outcome.error is None, outcome.traceback
 
 
-def test_a_rank_that_leaves_early_is_no_reason_to_wait(kernel: Kernel) -> None:
+def test_rank_that_leaves_early_does_not_delay_the_end(kernel: Kernel) -> None:
     outcome = kernel.execute(
         """
         def main():
@@ -488,7 +488,7 @@ def test_a_rank_that_leaves_early_is_no_reason_to_wait(kernel: Kernel) -> None:
     assert re.match("RuntimeError: .*gloo/transport/tcp", outcome.error)
 
 
-def test_a_rank_that_returns_early_is_no_reason_to_wait(kernel: Kernel) -> None:
+def test_rank_that_returns_early_does_not_delay_the_end(kernel: Kernel) -> None:
     outcome = kernel.execute(
         """
         def main():
@@ -502,7 +502,7 @@ def test_a_rank_that_returns_early_is_no_reason_to_wait(kernel: Kernel) -> None:
     assert re.match("RuntimeError: .*gloo/transport/tcp", outcome.error)
 
 
-def test_the_command_line_of_a_rank(kernel: Kernel) -> None:
+def test_rank_gets_the_command_line_without_the_kernels_options(kernel: Kernel) -> None:
     ours, program, users = evaluate(
         kernel,
         """
@@ -566,7 +566,7 @@ def test_data_loader_workers_that_are_fresh_processes(kernel: Kernel, context: s
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_pools_of_processes_and_threads(kernel: Kernel, start_method: str) -> None:
+def test_pools_of_processes_and_threads_work_in_ranks(kernel: Kernel, start_method: str) -> None:
     results = evaluate(
         kernel,
         f"""
@@ -591,7 +591,7 @@ def test_pools_of_processes_and_threads(kernel: Kernel, start_method: str) -> No
 
 
 @pytest.mark.slow
-def test_a_pool_of_spawned_processes(kernel: Kernel) -> None:
+def test_pool_of_spawned_processes_works_in_ranks(kernel: Kernel) -> None:
     results = evaluate(
         kernel,
         """
@@ -608,7 +608,7 @@ def test_a_pool_of_spawned_processes(kernel: Kernel) -> None:
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 @pytest.mark.slow
-def test_torch_compile(kernel: Kernel, tmp_path: Path) -> None:
+def test_torch_compile_works_in_ranks(kernel: Kernel, tmp_path: Path) -> None:
     results = evaluate(
         kernel,
         f"""
@@ -685,7 +685,7 @@ def test_logging_warnings_and_bars_arrive(kernel: Kernel, start_method: str) -> 
 
 @pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="rich is not installed")
 @pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_rich_draws(kernel: Kernel, start_method: str) -> None:
+def test_rich_draws_its_bars_in_a_rank(kernel: Kernel, start_method: str) -> None:
     outcome = kernel.execute(
         f"""
         def draw():

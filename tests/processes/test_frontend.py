@@ -140,7 +140,7 @@ def test_bytes_travel_and_what_cannot_be_pickled_is_text():
     assert odd == {"text/plain": "odd"}
 
 
-def test_what_was_printed_before_a_display_is_out_before_it():
+def test_text_printed_before_a_display_is_sent_before_it():
     rank = run_rank("""
         import sys
         order = []

@@ -116,7 +116,7 @@ with Session(2, start_method="fork", max_restarts=1) as forked:
     )
 
 
-def test_closed_standard_descriptors(kernel: Kernel) -> None:
+def test_closed_standard_descriptors_do_not_break_a_rank(kernel: Kernel) -> None:
     assert "[[1, 2, 3], [1, 2, 3]]" in run(
         kernel,
         """

@@ -155,5 +155,5 @@ def test_an_exception_that_cannot_travel_is_none() -> None:
     assert there_and_back(Unbuildable()) is None
 
 
-def test_what_is_not_an_exception_is_none() -> None:
+def test_unpacking_another_object_as_an_exception_gives_none() -> None:
     assert travel.unpack_exception(travel.pack_value(3)) is None

@@ -409,7 +409,7 @@ def test_nested_classes_are_found_by_plain_pickle_in_the_rank() -> None:
     """)
 
 
-def test_what_notebooks_define_and_cloudpickle_refuses() -> None:
+def test_definitions_that_cloudpickle_refuses_travel() -> None:
     notebook("""
         import functools, typing, weakref
         class Slots:

@@ -247,7 +247,7 @@ def test_a_returned_part_is_named(name: str) -> None:
         travel.pack_value(value)
 
 
-def test_what_a_value_is_called_can_be_said() -> None:
+def test_name_of_a_value_in_errors_can_be_chosen() -> None:
     with pytest.raises(ReturnValueError, match=r"^the checkpoint cannot travel: `result` is a _thread.lock"):
         travel.pack_value(lock, "checkpoint")
 

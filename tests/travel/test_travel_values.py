@@ -246,7 +246,7 @@ def test_arrays_arrive_as_they_left(name: str) -> None:
 
 
 @pytest.mark.parametrize("length", [8, LARGE], ids=["copied", "mapped"])
-def test_what_arrives_is_writable_and_aligned(length: int) -> None:
+def test_arrived_data_is_writable_and_aligned(length: int) -> None:
     odd = np.ones(3, dtype=np.uint8)
     _, array, tensor = there_and_back([odd, np.zeros(length), torch.zeros(length)])
     array[:] = 1
