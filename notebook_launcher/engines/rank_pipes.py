@@ -52,7 +52,7 @@ class RankPipes:
                 _widen(ours)
 
     def all_fds(self) -> list[int]:
-        """Return every open descriptor, those of the rank too."""
+        """Return every open descriptor, including the rank's."""
         return [self.channel.fileno(), self.their_channel.fileno(), *self.streams, *self.their_streams]
 
     def fds_for_rank(self) -> list[int]:

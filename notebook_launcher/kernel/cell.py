@@ -279,7 +279,7 @@ def ask(prompt: str, *, password: bool = False) -> str:
     """Ask the user; call it in the kernel's main thread.
 
     Raises:
-        EOFError: nobody can be asked here. The message says why.
+        EOFError: The user cannot be asked here; the message gives the reason.
     """
     try:
         return getpass.getpass(prompt) if password else input(prompt)

@@ -97,7 +97,7 @@ class Console:
     def feed(self, rank: int, stream: Stream, data: bytes) -> None:
         """Add bytes that a rank wrote."""
         source = self._sources.get((rank, stream)) or self._sources.setdefault((rank, stream), _Source())
-        self._take_in(rank, stream, source, source.decoder.decode(data))
+        self._add_text(rank, stream, source, source.decoder.decode(data))
 
     def notice(self, text: str, stream: Stream = "stdout") -> None:
         """Add a line of the launcher's own; it has no label and is never left out."""
@@ -119,7 +119,7 @@ class Console:
         """End the unfinished lines of one rank, or of all ranks; for all ranks the next `take` is due at once."""
         for (owner, stream), source in self._sources.items():
             if rank in (None, owner):
-                self._take_in(owner, stream, source, source.decoder.decode(b"", final=True))
+                self._add_text(owner, stream, source, source.decoder.decode(b"", final=True))
                 source.decoder.reset()
                 self._end_screen(owner, stream, source)
         for (owner, stream), source in self._sources.items():
@@ -178,7 +178,7 @@ class Console:
             messages.append(Status(status))
         return messages
 
-    def _take_in(self, rank: int, stream: Stream, source: _Source, text: str) -> None:
+    def _add_text(self, rank: int, stream: Stream, source: _Source, text: str) -> None:
         self.logs[rank].write(text)
         if text and rank in self._shown:
             self._is_pending = True

@@ -35,14 +35,14 @@ def adapt(plan: Plan) -> Plan:
     """Return a plan that works in a fork of this process; raises `ConfigError` if none does."""
     if "torch" not in sys.modules or (plan.threads_per_process == 1 and not plan.use_gpu):
         return plan
-    told = _ask_child()
-    if plan.use_gpu and CUDA_CLEAN not in told:
+    answers = _ask_child()
+    if plan.use_gpu and CUDA_CLEAN not in answers:
         msg = (
             "start_method='fork' with GPUs: this kernel has touched CUDA, and a fork of it cannot use a GPU. Use "
             "start_method='forkserver', which works whatever the kernel did, or restart the kernel."
         )
         raise ConfigError(msg)
-    if PARALLEL_WORKS in told or plan.threads_per_process == 1:
+    if PARALLEL_WORKS in answers or plan.threads_per_process == 1:
         return plan
     note = " (this kernel has run parallel operations, so a fork of it can run none)"
     return dataclasses.replace(plan, threads_per_process=1, note=note)
@@ -56,19 +56,19 @@ def _ask_child() -> bytes:
     if pid == 0:
         _answer(writer)
     os.close(writer)
-    told = b""
+    answers = b""
     try:
         while select.select([reader], [], [], BUDGET)[0]:
             chunk = os.read(reader, 16)
             if not chunk:
                 break
-            told += chunk
+            answers += chunk
     finally:
         os.close(reader)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return told
+    return answers
 
 
 def _answer(writer: int) -> None:

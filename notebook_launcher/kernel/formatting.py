@@ -1,4 +1,4 @@
-"""A rank's exception as text, with the source lines that only the kernel has: those of its cells."""
+"""Formats a rank's exception as text, with the source lines of cells, which only the kernel has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DURING = "\nDuring handling of the above exception, another exception occurred:\
 
 
 def format_report(report: ExceptionReport) -> str:
-    """Return the traceback as Python prints it."""
+    """Return the traceback in the form in which Python prints it."""
     before = ""
     if report.earlier is not None:
         before = format_report(report.earlier) + (BECAUSE if report.link == "cause" else DURING)
@@ -42,13 +42,13 @@ def _last_line(report: ExceptionReport) -> str:
 
 
 def one_line(report: ExceptionReport, limit: int = 200) -> str:
-    """Return `ValueError: boom`."""
+    """Return an exception in one line: `ValueError: boom`."""
     line = " ".join(_last_line(report).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def one_line_of(error: BaseException, limit: int = 200) -> str:
-    """Return `ValueError: boom` for an exception of this process."""
+    """Return an exception of this process in one line: `ValueError: boom`."""
     line = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 

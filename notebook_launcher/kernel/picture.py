@@ -51,8 +51,8 @@ def record_of(line: str, snapshot: RunSnapshot, curves: Curves, *, is_raised: bo
         line: How the run ended.
         snapshot: What is known of the run.
         curves: Its metrics.
-        is_raised: Whether the cell raises the run's exception, which tells a failure in full.
-        key: The key of the monitor that may be explored in its place; empty: none.
+        is_raised: True if the cell raises the run's exception, which describes a failure in full.
+        key: The key of the monitor that may be explored in place of the record; empty: there is none.
     """
     if snapshot.state == "failed" and is_raised:
         return [_folded(line, dataclasses.replace(snapshot, failures=(), error=""), curves, key)]
@@ -70,7 +70,7 @@ def _marked(html: str, name: str, key: str) -> str:
 
 
 def folded_picture(snapshot: RunSnapshot, curves: Curves, line: str = "", key: str = "") -> Bundle:
-    """Return all of it as one output, of which one line is seen until somebody clicks on it."""
+    """Return the whole picture as one output that shows one line until it is clicked."""
     from notebook_launcher.drawing.page import headline, static_html, static_text
     from notebook_launcher.drawing.tables import folded
 

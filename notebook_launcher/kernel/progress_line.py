@@ -1,4 +1,4 @@
-"""The line of text that says how far a run is, where no view does."""
+"""The line of text that shows the progress of a run if no view does."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 __all__ = ["QUIET", "ProgressLine"]
 
 QUIET = 1.0
-"""Seconds for which a run shows nothing of how far it is: it may be over before anybody has read it."""
+"""Seconds for which a run shows no progress, because it may be over before a person can read the line."""
 INTERVAL = 0.5
 """Seconds between two lines."""
 
 
 class ProgressLine:
-    """Puts the line into a run's output; called by the run's thread with each record of a rank."""
+    """Puts the line into a run's output; the run's thread updates it with each record of a rank."""
 
     def __init__(self, data: RunData) -> None:
         self._data = data
         self._due = data.launched + QUIET
 
     def update(self) -> None:
-        """Renew the line, if it is wanted and due."""
+        """Write the line again, if it is wanted and due."""
         data = self._data
         if not data.output.shows_progress:
             data.output.progress("")

@@ -80,7 +80,7 @@ class RunLoop:
             attempt = self._run_attempt()
             was_stopped = attempt.ladder is not None
             if attempt.supervisor_lost is not None and not (attempt.started or was_stopped) and may_start_silently:
-                # The fork server, or an idle session's supervisor, died before anybody noticed.
+                # The fork server, or an idle session's supervisor, died unnoticed before this run.
                 may_start_silently = False
                 attempt.discard_outcomes()
                 if self._ranks.many_calls:
@@ -123,7 +123,7 @@ class RunLoop:
         data.attempt = Attempt(tree, run_call, self._parcel_fd, deadline=deadline)
         data.asking.clear()
         data.stacks = None
-        # A rank alone has nobody to wait for.
+        # A single rank has no other rank to wait for.
         self._hangs = HangWatch(config.hang_notice if data.plan.num_processes > 1 else None)
         return data.attempt
 
@@ -145,7 +145,7 @@ class RunLoop:
         self._data.hang = None
 
     def _replace_the_dead(self, attempt: Attempt) -> None:
-        """Replace ranks of a session that died while nobody was looking."""
+        """Replace ranks of a session that died between two runs."""
         if not self._ranks.many_calls:
             return
         tree, until = attempt.tree, time.monotonic() + DEATH_NOTICE

@@ -40,7 +40,7 @@ class LiveRunReader:
     data: RunData
 
     def snapshot(self) -> RunSnapshot:
-        """Return what is known now."""
+        """Return the present state of the run."""
         return take_snapshot(self.data)
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
@@ -48,7 +48,7 @@ class LiveRunReader:
         return self.data.live.metrics_since(position)
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
-        """Return what a rank has written after a position, and the next position."""
+        """Return the output of a rank after a position, and the next position."""
         return self.data.output.text_since(rank, position)
 
 
@@ -65,7 +65,7 @@ def state_of(data: RunData) -> RunState:
 
 
 def take_snapshot(data: RunData) -> RunSnapshot:
-    """Return what is known of the run now; from any thread."""
+    """Return the present state of the run as plain data; from any thread."""
     outcome, plan = data.outcome, data.plan
     results = outcome.results if outcome is not None else None
     hang = data.hang
@@ -92,7 +92,7 @@ def take_snapshot(data: RunData) -> RunSnapshot:
 
 
 def take_rank_snapshot(data: RunData, rank: int) -> RankSnapshot:
-    """Return what is known of one rank now; from any thread."""
+    """Return the present state of one rank as plain data; from any thread."""
     live, attempt, outcome = data.live, data.attempt, data.outcome
     progress, phases = live.progress.get(rank), live.phases.get(rank)
     step = live.last_steps.get(rank)
@@ -146,14 +146,14 @@ def _rank_state(data: RunData, rank: int) -> RankState:
 
 
 def _error(outcome: RunOutcome | None) -> str:
-    """Return what the run failed with; a stop on request is no failure."""
+    """Return the run's failure in one line; a stop that the user asked for is not a failure."""
     if outcome is None or outcome.error is None or outcome.state == "stopped":
         return ""
     return one_line_of(outcome.error)
 
 
 def _reason(results: Results | None, rank: int) -> str:
-    """Return why a rank returned nothing: its own failure, or the rank that caused it."""
+    """Return the reason why a rank returned nothing: its own failure, or the culprit."""
     if results is None:
         return ""
     if (blamed := consequences(results.failures).get(rank)) is not None:
@@ -162,7 +162,7 @@ def _reason(results: Results | None, rank: int) -> str:
 
 
 def _failures(results: Results | None) -> list[Failure]:
-    """Return the failures, without ranks that only were stopped."""
+    """Return the failures, without ranks that were only stopped."""
     return [failure for failure in results.failures if failure.summary != STOPPED] if results is not None else []
 
 
@@ -183,7 +183,7 @@ def _failure(failure: Failure) -> FailureRecord:
 
 
 def config_as_json(config: LaunchConfig) -> dict[str, Any]:
-    """Return the fields as JSON has them, without the variables of `env` that look like secrets."""
+    """Return the fields as values for JSON, without the variables of `env` that look like secrets."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     env = {name: value for name, value in config.env.items() if not SECRET.search(name)}
     return {**{name: _plain(value) for name, value in fields.items()}, "env": env}

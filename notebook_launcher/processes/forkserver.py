@@ -208,7 +208,7 @@ class _Server:
             os.close(reaped_fd)
             return
         if pid == 0:
-            self._let_go()
+            self._close_watched()
             self._channel.close()
             for fd in (*self._fds, reaped_fd):
                 os.close(fd)
@@ -218,7 +218,7 @@ class _Server:
         os.close(sock_fd)
         self._watch(pid, reaped_fd)
 
-    def _let_go(self) -> None:
+    def _close_watched(self) -> None:
         """Close the descriptors that belong to the parent's children; call it in a forked process."""
         self._selector.close()
         for fds in self._children.values():
@@ -280,7 +280,7 @@ class _Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def _become_deputy(self, server: int, done: int) -> None:
-        self._let_go()
+        self._close_watched()
         self._listen()
         self._selector.register(done, selectors.EVENT_READ, lambda: self._retire(done))
         self._server = server

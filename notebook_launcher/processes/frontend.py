@@ -107,12 +107,12 @@ def _make_bars_plain(module: types.ModuleType) -> None:
     for name in [*vars(bar)]:
         if name in ("__init__", "__iter__") or not name.startswith("__"):
             delattr(bar, name)
-    told: list[bool] = []
+    explained: list[bool] = []
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - the method of the class
         # A subclass, such as `tqdm.auto.tqdm`, did not ask for a widget.
-        if type(self) is bar and not told and not kwargs.get("disable"):
-            told.append(True)
+        if type(self) is bar and not explained and not kwargs.get("disable"):
+            explained.append(True)
             print("tqdm.notebook: " + NO_WIDGETS)  # noqa: T201
         super(bar, self).__init__(*args, **kwargs)
 

@@ -92,7 +92,7 @@ class RankShell(interactiveshell.InteractiveShell):
         """Set no `sys.ps1`: Lightning takes it for the sign of an interactive session."""
 
     def init_completer(self) -> None:
-        """Build no completer: nobody types here."""
+        """Build no completer, because no user types in a rank."""
 
     def init_display_pub(self) -> None:
         """Publish by records."""
@@ -110,7 +110,7 @@ def build(send: Callable[[object], None] | None) -> None:
     config.HistoryManager.enabled = False
     config.HistoryManager.hist_file = ":memory:"
     config.InteractiveShell.colors = config.RankShell.colors = "nocolor"
-    # IPython 8 and older make a database in the profile folder whether or not anybody wants one.
+    # IPython 8 and older always make a database in the profile folder, which a rank does not need.
     interactiveshell.PickleShareDB = lambda _path: {}  # type: ignore[attr-defined]
     had_flag, path = hasattr(builtins, "__IPYTHON__"), [*sys.path]
     shell = RankShell.instance(config=config)
@@ -127,7 +127,7 @@ def adopt_kernel(shell: Any, send: Callable[[object], None], ask: Callable[..., 
     shell.display_pub.send = send
     # ipywidgets' Output, in which rich draws its bars, sets and restores the parent message of all output.
     shell.set_parent = lambda _parent: None
-    # IPython's `exit()` and `quit()` set a flag that nobody reads in a rank, and return.
+    # IPython's `exit()` and `quit()` set a flag that has no reader in a rank, and return.
     leaving = [name for name, value in shell.user_ns.items() if isinstance(value, autocall.ExitAutocall)]
     shell.user_ns.update(dict.fromkeys(leaving, sys.exit))
     sys.displayhook = sys.__displayhook__

@@ -3,8 +3,8 @@
 The user's functions live in the kernel's `__main__`. In a rank they use the rank's `__main__` as their
 globals, all of them the same one, and are installed there under their names, so that `global` counters
 are shared and `pickle` (hence `all_gather_object`) finds the user's classes by name. A later call of a
-live session brings the kernel's present values of the globals that it uses, which win; names to which the
-ranks had given values of their own are then told.
+live session brings the kernel's present values of the globals that it uses, which overwrite the ranks' values; names
+whose values were the ranks' own are then reported.
 
 On the way back a definition that came from the kernel is a reference to it, so that `isinstance` and
 `except` hold. A class is known by the id that cloudpickle gave it, and therefore found even if the
@@ -68,7 +68,8 @@ class _Book:
     class_ids: weakref.WeakKeyDictionary[type, str] = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
     value_ids: dict[str, int] = dataclasses.field(default_factory=dict)
     """By name, the `id` of what arrived: a reference would keep alive what the ranks have dropped."""
-    told: set[str] = dataclasses.field(default_factory=set)
+    reported: set[str] = dataclasses.field(default_factory=set)
+    """The overwritten names that were reported to the user."""
 
 
 class Luggage:
@@ -120,10 +121,10 @@ class Overwritten:
         lost = {
             name
             for name in arrived.keys() & self._before.keys()
-            if book.value_ids.get(name) != id(self._before[name]) and name not in book.told
+            if book.value_ids.get(name) != id(self._before[name]) and name not in book.reported
         }
         book.value_ids.update((name, id(value)) for name, value in arrived.items())
-        book.told |= lost
+        book.reported |= lost
         return sorted(lost)
 
 

@@ -42,7 +42,7 @@ __all__ = [
 BufferCallback = Callable[[pickle.PickleBuffer], Any]
 
 BY_NAME = 2
-"""The parts of a reduction without a state: those of the few classes that cloudpickle finds by name."""
+"""Number of parts of a reduction without a state, which the few classes have that cloudpickle finds by name."""
 
 
 class Refused(pickle.PicklingError):
@@ -135,7 +135,7 @@ class CallPickler(TravelPickler):
         self.globals_ref[id(namespace.main_globals())] = namespace.MAIN_GLOBALS
 
     def reduce_definition(self, obj: Any) -> Any:
-        """Return a reduction by value for the notebook's definitions, which are noted; by name for those of modules."""
+        """Return a reduction by value for the notebook's definitions, which are noted, and by name for other ones."""
         reduced = super().reduce_definition(obj)
         if reduced is not NotImplemented:
             self.luggage.add(obj)

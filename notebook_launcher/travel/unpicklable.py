@@ -151,7 +151,7 @@ def _parts(part: Part) -> Iterator[Part]:
         yield from parts_of_function(part, value)
     elif isinstance(value, types.MethodType):
         method = getattr(value.__func__, "__qualname__", "the method")
-        # Within the user's data the way to the method says more than its name.
+        # Within the user's data the expression that leads to the method is clearer than the method's name.
         in_data = part.path and not part.functions
         held = value.__self__
         yield part.inside(".__self__", held) if in_data else Part(held, (*part.functions, method), "self")
@@ -225,7 +225,7 @@ def _parts_of_object(part: Part, value: Any) -> Iterator[Part]:
         elif states is not None:
             yield dataclasses.replace(part, value=states)
     yield from (dataclasses.replace(part, value=arg) for arg in args or ())
-    # An iterator of a fresh reduction: nobody else reads it.
+    # The iterator belongs to a reduction made for this search, so reading it is harmless.
     if not isinstance(value, (dict, list)):
         yield from (part.inside(f"[{i}]", item) for i, item in enumerate(items or ()))
         yield from (part.inside(f"[{_short(key)}]", item) for key, item in pairs or ())
