@@ -46,11 +46,17 @@ class Backlog:
 
     def __init__(self, *, label_size: int) -> None:
         self.ranks: set[int | None] = set()
+        """The ranks with waiting lines; None stands for the launcher."""
         self._label_size = label_size
+        """Characters that a label adds to a line."""
         self._start: list[TextBlock] = []
+        """The first blocks, up to HALF characters, and the launcher's own lines."""
         self._end: collections.deque[TextBlock] = collections.deque()
+        """The last blocks, up to HALF characters."""
         self._start_size = self._end_size = 0
+        """Characters of the blocks in `_start` and in `_end`."""
         self._left_out: collections.Counter[int] = collections.Counter()
+        """By rank: the number of lines that were dropped between `_start` and `_end`."""
 
     def __bool__(self) -> bool:
         return bool(self._start)

@@ -118,12 +118,19 @@ class CellSink:
         _warn_of_broken_ipykernel()
         self._kernel = shell.kernel
         self._parent = _ANSWERED.get() or self._kernel.get_parent("shell")
+        """The message to which every output is a reply: the one that started the cell."""
         self._loop = self._kernel.iopub_socket.io_thread.io_loop
+        """The event loop of the thread that publishes."""
         self._streams = {name: _redirected(getattr(sys, name)) for name in ("stdout", "stderr")}
+        """By stream: the file to which the cell redirects it; None if the stream is not redirected."""
         self._publisher = None if _is_zmq(shell.display_pub) else shell.display_pub
+        """The publisher that captures the cell's displays; None if they are not captured."""
         self._lock = threading.Lock()
+        """Held while the live area changes."""
         self._status_id = ""
+        """The `display_id` of the live area; empty if there is none."""
         self._status_text = ""
+        """The live area's present text."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # So that the cell's earlier output comes first.
 

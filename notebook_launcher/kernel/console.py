@@ -79,20 +79,33 @@ class Console:
         self, num_processes: int, output: Literal["all", "rank0", "none"] = "all", *, kept_in: str | None = None
     ) -> None:
         self.logs = tuple(RankLog() for _ in range(num_processes))
+        """By rank: its whole output."""
         self._shown = frozenset(range({"all": num_processes, "rank0": 1, "none": 0}[output]))
+        """The ranks whose lines are shown."""
         self._is_labelled = num_processes > 1
         self._sources: dict[tuple[int, Stream], _Source] = {}
+        """By rank and stream: the text that is not split into lines yet."""
         label_size = len(label([0])) if self._is_labelled else 0
         self._backlog = Backlog(label_size=label_size)
+        """Lines that wait for the next tick."""
         self._room = None if kept_in is None else Room(label_size=label_size, where=kept_in)
+        """The lines that a cell keeps; None for other outputs, which keep all lines."""
         self._status = ""
+        """The live area as it was last published."""
         self._progress = ""
+        """The launcher's own line of the live area."""
         self._is_at_end = False
+        """True from `finish` until the lines that were held back are taken."""
         self._is_pending = False
+        """True if the next `take` may have something to return."""
         self._pending_since: float | None = None
+        """Time of the first `next_due` after something became pending."""
         self._last_take = float("-inf")
+        """Time of the last `take`."""
         self._tokens = float(BURST)
+        """Bytes that may be published now; they grow with RATE up to BURST."""
         self._tokens_at = float("-inf")
+        """Time at which `_tokens` was computed."""
 
     def feed(self, rank: int, stream: Stream, data: bytes) -> None:
         """Add bytes that a rank wrote."""

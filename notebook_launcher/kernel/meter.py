@@ -41,11 +41,17 @@ class GpuMeter:
     def __init__(self, gpus: Sequence[int]) -> None:
         self._gpus = tuple(gpus)
         self._lock = threading.Lock()
+        """Held during a reading."""
         self._library: nvml.Library | None = None
+        """NVML, open from the first reading to `close`."""
         self._is_closed = not gpus
+        """True if there is nothing more to read."""
         self._looked_at = float("-inf")
+        """Time of the last reading, by `time.monotonic()`."""
         self._readings: dict[int, GpuReading] = {}
+        """By NVML index: the last reading; after `close` the peak memory."""
         self._peaks: dict[int, int] = {}
+        """By NVML index: the most memory that was read, in bytes."""
 
     def read(self, rank: int) -> GpuReading:
         """Return the latest reading of a rank's GPU; once the meter is closed, the peak memory."""

@@ -37,8 +37,11 @@ class RunOutcome:
     """The results of a run, and the exception with which it failed; None after a success."""
 
     state: Literal["done", "failed", "stopped"]
+    """`"stopped"` if the user stopped the run before every rank had returned."""
     results: Results
+    """The values of the ranks that returned, also after a failure."""
     error: BaseException | None
+    """The exception for the cell; None after a success."""
 
 
 def conclude(data: RunData) -> RunOutcome:

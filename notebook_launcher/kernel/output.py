@@ -30,10 +30,14 @@ class RunOutput:
 
     def __init__(self, config: LaunchConfig, num_processes: int, *, kept_in: str = "run.logs(rank)") -> None:
         self._sink = cell.make_sink()
+        """The cell or terminal that gets the output."""
         shown: Any = config.output
         self._console = Console(num_processes, shown, kept_in=kept_in if self._sink.is_cell else None)
+        """Turns the ranks' text into messages for the sink."""
         self._display = config.display
+        """The ranks whose rich output is shown: "all", "rank0" or "none"."""
         self._has_headlines = config.output != "none"
+        """True if the launcher's own first and last lines are shown."""
         self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
         """True if a line of progress is wanted, because no view is expected to show the progress."""
         self.record_from = math.inf

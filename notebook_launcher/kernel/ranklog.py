@@ -24,10 +24,15 @@ class RankLog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        """Held by every access: the run's thread writes while other threads read."""
         self._memory = bytearray()
+        """The end of the log."""
         self._fd = -1
+        """Descriptor of the temporary file; -1 before the first spill."""
         self._in_file = 0
+        """Bytes in the file, which come before those in memory."""
         self._can_spill = True
+        """False once a write to the file has failed."""
 
     def write(self, text: str) -> None:
         """Add text."""

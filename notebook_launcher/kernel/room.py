@@ -58,10 +58,15 @@ class Room:
     def reset(self) -> None:
         """Start again with all the room, because the cell was cleared."""
         self._head, self._spare = _Budget(*HEAD), _Budget(*SPARE)
+        """What is left for the beginning, and for standard error after the beginning."""
         self._is_full = False
+        """True once a line did not fit into the beginning."""
         self._held: collections.deque[TextBlock] = collections.deque()
+        """The newest lines, held back for the end."""
         self._held_lines = self._held_bytes = 0
+        """Lines and bytes of the blocks in `_held`."""
         self._left_out: collections.Counter[int] = collections.Counter()
+        """By rank: the number of lines that the cell will not show."""
 
     def admit(
         self, start: list[TextBlock], left_out: collections.Counter[int], end: list[TextBlock]

@@ -36,14 +36,23 @@ class Screen:
 
     def __init__(self) -> None:
         self._rows = [""]
+        """The rows that are not final yet."""
         self._were_bars = [False]
+        """By row: True if a carriage return has redrawn the row."""
         self._cursor = 0
-        self._overwrite = False  # the cursor is at the left edge: the next text replaces the row
-        self._is_bar = False  # the row was redrawn by a carriage return
-        self._left_bar = False  # the row above was, so "cursor up" may come back to it
+        """The row on which the cursor is."""
+        self._overwrite = False
+        """True if the cursor is at the left edge: the next text replaces the row."""
+        self._is_bar = False
+        """True if a carriage return has redrawn the cursor's row."""
+        self._left_bar = False
+        """True if the row above is a bar, to which "cursor up" may come back."""
         self._num_cut = 0
+        """Characters of the cursor's row beyond LINE_LIMIT, which are dropped."""
         self._finished_rows = False
-        self._age = 0  # ticks for which the live rows have been there
+        """True if a row was finished in this tick."""
+        self._age = 0
+        """Ticks for which the live rows have been there."""
 
     def write(self, text: str) -> list[Lines]:
         """Add text; return the lines that are final."""

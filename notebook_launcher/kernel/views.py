@@ -43,9 +43,11 @@ class RunView:
         self._output = output
         self._is_raised = is_raised
         self._monitor: Any = None
+        """The monitor; None until the run has lasted QUIET seconds."""
         self._began = time.monotonic()
         config, sink = run.config, output.sink
         self._is_quiet = config.output == "none"
+        """True if the run is to show no line of its own."""
         self._wants_monitor = sink.is_cell and (
             config.monitor is True or (config.monitor == "auto" and sink.has_audience and not self._is_quiet)
         )
