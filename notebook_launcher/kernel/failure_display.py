@@ -15,8 +15,8 @@ from notebook_launcher.kernel.culprit import STOPPED
 from notebook_launcher.units import format_seconds, rank_list
 
 if TYPE_CHECKING:
-    from notebook_launcher.kernel.outcome import RunOutcome
     from notebook_launcher.kernel.results import Results
+    from notebook_launcher.kernel.run_outcome import RunOutcome
     from notebook_launcher.messages import Failure
 
 __all__ = ["attach", "brief", "end_line", "raise_in_cell", "show_as"]

@@ -19,8 +19,8 @@ from notebook_launcher.kernel.output import RunOutput
 if TYPE_CHECKING:
     from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.hangs import Hang
-    from notebook_launcher.kernel.outcome import RunOutcome
     from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.kernel.run_outcome import RunOutcome
     from notebook_launcher.kernel.stacks import Stacks
     from notebook_launcher.travel import FunctionCall
 

@@ -9,9 +9,9 @@ from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, Output
 from notebook_launcher.kernel.attempt import Attempt
 from notebook_launcher.kernel.commands import SaveCommand, StacksCommand, StopCommand
+from notebook_launcher.kernel.conclusion import conclude
 from notebook_launcher.kernel.failure_display import brief
 from notebook_launcher.kernel.hangs import HangWatch
-from notebook_launcher.kernel.outcome import conclude
 from notebook_launcher.kernel.progress_line import ProgressLine
 from notebook_launcher.kernel.questions import Answer, Question
 from notebook_launcher.kernel.stacks import Stacks

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from notebook_launcher import travel
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
+from notebook_launcher.kernel.conclusion import conclude, fault_of_ours
 from notebook_launcher.kernel.failure_display import end_line
-from notebook_launcher.kernel.outcome import conclude, fault_of_ours
 from notebook_launcher.kernel.questions import Questions
 from notebook_launcher.kernel.run_data import RunData
 from notebook_launcher.kernel.run_loop import RunLoop
@@ -22,8 +22,8 @@ from notebook_launcher.kernel.snapshots import LiveRunReader
 if TYPE_CHECKING:
     from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.kernel.commands import Command
-    from notebook_launcher.kernel.outcome import RunOutcome
     from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.kernel.run_outcome import RunOutcome
 
 __all__ = ["RunThread"]
 

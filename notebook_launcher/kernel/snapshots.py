@@ -18,9 +18,9 @@ from notebook_launcher.kernel.formatting import SECRET, one_line_of
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.history.schema import MetricPoint, RankState, RunState
-    from notebook_launcher.kernel.outcome import RunOutcome
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run_data import RunData
+    from notebook_launcher.kernel.run_outcome import RunOutcome
     from notebook_launcher.messages import Failure
 
 __all__ = ["LiveRunReader", "config_as_json", "state_of", "take_rank_snapshot", "take_snapshot"]

@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 import types
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from notebook_launcher import context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
@@ -30,23 +30,13 @@ from notebook_launcher.processes.edited_modules import LocalModules
 from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
 from notebook_launcher.processes.report import describe
 
-__all__ = ["RankStart", "main", "run_rank"]
+if TYPE_CHECKING:
+    from notebook_launcher.processes.rank_start import RankStart
+
+__all__ = ["main", "run_rank"]
 
 PR_SET_PDEATHSIG = 1
 FIRST_OWN_FD = 3
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankStart:
-    """Everything that a rank gets when it is started."""
-
-    rank: int
-    setup: messages.Setup
-    """The settings that all ranks of the tree share."""
-    channel_fd: int
-    stdout_fd: int
-    stderr_fd: int
-    board_fd: int
 
 
 def main(fd: int) -> None:

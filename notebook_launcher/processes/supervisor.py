@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel
 from notebook_launcher.processes import boot, leftovers
-from notebook_launcher.processes.rank import RankStart, run_rank
+from notebook_launcher.processes.rank import run_rank
+from notebook_launcher.processes.rank_start import RankStart
 
 if TYPE_CHECKING:
     from notebook_launcher.travel import FunctionCall

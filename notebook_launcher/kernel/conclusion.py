@@ -1,11 +1,10 @@
-"""The outcome of a run: its results, and the exception for the cell if the run failed."""
+"""The conclusion of a run: the step from its last attempt to its outcome."""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
 from notebook_launcher.errors import (
@@ -18,6 +17,7 @@ from notebook_launcher.errors import (
 )
 from notebook_launcher.kernel import culprit, failure_display
 from notebook_launcher.kernel.results import RankSummary, Results
+from notebook_launcher.kernel.run_outcome import RunOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,19 +29,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.stacks import Stacks
     from notebook_launcher.messages import Failure
 
-__all__ = ["RunOutcome", "conclude", "fault_of_ours"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RunOutcome:
-    """The results of a run, and the exception with which it failed; None after a success."""
-
-    state: Literal["done", "failed", "stopped"]
-    """`"stopped"` if the user stopped the run before every rank had returned."""
-    results: Results
-    """The values of the ranks that returned, also after a failure."""
-    error: BaseException | None
-    """The exception for the cell; None after a success."""
+__all__ = ["conclude", "fault_of_ours"]
 
 
 def conclude(data: RunData) -> RunOutcome:
