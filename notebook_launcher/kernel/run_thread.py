@@ -41,9 +41,9 @@ class RunThread:
     def __init__(
         self, ranks: Ranks, call: travel.FunctionCall, call_parcel: AnonymousFile | None, *, in_cell: bool
     ) -> None:
-        self.data = RunData.of_call(call, ranks.plan, in_cell=in_cell)
+        self.data = data = RunData.of_call(call, ranks.plan, in_cell=in_cell)
         """The run's record."""
-        over = self.data.over
+        over = data.over
         self.questions = Questions(lambda: over.is_set)
         """Questions of ranks to the user. They know `over` and not `self`, which would be a reference cycle."""
         self._ranks = ranks
@@ -52,17 +52,16 @@ class RunThread:
         self._call_parcel = call_parcel
         """None once the run is over, or if the ranks inherit the call."""
         self._in_cell = in_cell
-        output = self.data.output
         if not ranks.announced:
             ranks.announced = True
-            output.headline(f"{self.data.name}: {ranks.plan.summary}")
-        self._recorder = Recorder(
-            LiveRunReader(self.data), ranks.plan.config.runs_folder, self.data.launched, output.warn
-        )
-        _announce(self.data, call, call_parcel)
+            data.output.headline(f"{data.name}: {data.plan.summary}")
+        self._recorder = Recorder(LiveRunReader(data), data.plan.config.runs_folder, data.launched, data.output.warn)
+        """Writes the run's folder; deleted when the run is over."""
+        _announce(data, call, call_parcel)
         self._claim = threading.Lock()
         """Held by the first thread that was started: `begin` may start another one after an interrupt."""
         self._thread: threading.Thread | None = None
+        """The thread, once it runs."""
 
     def own(self) -> None:
         """Close the ranks when this object is forgotten, in case an interrupt prevents the run from beginning."""
