@@ -15,17 +15,24 @@ from jupyter_core import utils as jupyter_utils
 
 from notebook_launcher.history.run_folders import VARIABLE
 from tests.support.leaks import leave_nothing_behind, marked_session
+from tests.support.warm_kernels import unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.support.kernels import Kernel
+
 __all__ = [
     "home",
     "interruptible",
+    "kernel",
+    "kernel_code",
+    "kernel_cwd",
     "leave_nothing_behind",
     "light_collections",
     "marked_session",
+    "module_kernel",
     "no_loop_left",
     "own_temporary_files",
     "pytest_collection_modifyitems",
@@ -117,6 +124,34 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty place for runs, which everything started from here uses."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "runs"))
     return tmp_path / "runs"
+
+
+@pytest.fixture(scope="module")
+def kernel_code() -> str:
+    """The cell that a file's kernel runs first; a file that needs one overrides this fixture."""
+    return ""
+
+
+@pytest.fixture(scope="module")
+def kernel_cwd() -> Path | None:
+    """The working directory of a file's kernel; a file that needs one overrides this fixture."""
+    return None
+
+
+@pytest.fixture(scope="module")
+def module_kernel(kernel_code: str, kernel_cwd: Path | None) -> Iterator[Kernel]:
+    """A warm kernel for all tests of a file."""
+    with warm_kernel(cwd=kernel_cwd) as kernel:
+        outcome = kernel.execute(kernel_code)
+        assert outcome.error is None, outcome.traceback
+        yield kernel
+
+
+@pytest.fixture
+def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
+    """The file's kernel, which the test must leave as it was."""
+    with unchanged(module_kernel):
+        yield module_kernel
 
 
 @pytest.fixture

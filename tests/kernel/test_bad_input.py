@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.warm_kernels import unchanged, warm_kernel
+from tests.support.warm_kernels import unchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.kernels import Kernel
 
 DEFINITIONS = """
@@ -30,11 +28,13 @@ def locking(): return lock
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
-    with warm_kernel() as kernel:
-        outcome = kernel.execute(DEFINITIONS)
-        assert outcome.error is None, outcome.traceback
-        yield kernel
+def kernel_code() -> str:
+    return DEFINITIONS
+
+
+@pytest.fixture(scope="module")
+def kernel(module_kernel: Kernel) -> Kernel:
+    return module_kernel
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.warm_kernels import unchanged, warm_kernel
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.kernels import Kernel, Outcome
 
 SETUP = """
@@ -23,16 +19,8 @@ def rank(): return int(os.environ['RANK'])
 
 
 @pytest.fixture(scope="module")
-def module_kernel() -> Iterator[Kernel]:
-    with warm_kernel() as kernel:
-        assert kernel.execute(SETUP).error is None
-        yield kernel
-
-
-@pytest.fixture
-def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
-    with unchanged(module_kernel):
-        yield module_kernel
+def kernel_code() -> str:
+    return SETUP
 
 
 def plain(outcome: Outcome) -> str:

@@ -13,7 +13,6 @@ import pytest
 
 from notebook_launcher import Session, launch, notebook_launch, report
 from tests.support.toy_runs import wait_until
-from tests.support.warm_kernels import warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,9 +26,8 @@ LINE = re.escape(__file__) + r", line \d+"
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
-    with warm_kernel() as kernel:
-        yield kernel
+def kernel(module_kernel: Kernel) -> Kernel:
+    return module_kernel
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.kernels import ROOT
-from tests.support.warm_kernels import unchanged, warm_kernel
+from tests.support.warm_kernels import warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,12 +42,6 @@ def module_kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
         outcome = kernel.execute("import ipykernel; print(ipykernel.__version__)")
         assert outcome.stdout == f"{request.param}\n"
         yield kernel
-
-
-@pytest.fixture
-def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
-    with unchanged(module_kernel):
-        yield module_kernel
 
 
 def test_ipykernel_shows_output_and_results(kernel: Kernel) -> None:

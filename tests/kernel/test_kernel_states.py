@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.kernels import Kernel
-from tests.support.warm_kernels import evaluate, unchanged, warm_kernel
+from tests.support.warm_kernels import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 START_METHODS = ("forkserver", "fork", "spawn")
@@ -40,16 +39,13 @@ def hello():
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    with warm_kernel(cwd=tmp_path_factory.mktemp("notebook")) as kernel:
-        assert kernel.execute(DEFINITIONS).error is None
-        yield kernel
+def kernel_code() -> str:
+    return DEFINITIONS
 
 
-@pytest.fixture
-def kernel(notebook: Kernel) -> Iterator[Kernel]:
-    with unchanged(notebook):
-        yield notebook
+@pytest.fixture(scope="module")
+def kernel_cwd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notebook")
 
 
 # What the kernel computed.
@@ -113,10 +109,10 @@ def test_launch_works_after_parallel_operations_in_the_kernel(kernel: Kernel, st
     not (importlib.util.find_spec("polars") and importlib.util.find_spec("tokenizers")),
     reason="polars and tokenizers are not installed",
 )
-def test_launch_works_after_libraries_with_threads_of_their_own(notebook: Kernel) -> None:
+def test_launch_works_after_libraries_with_threads_of_their_own(module_kernel: Kernel) -> None:
     """They start threads in the kernel that stay."""
     results = evaluate(
-        notebook,
+        module_kernel,
         """
         import polars, tokenizers
         from tokenizers import models, trainers
@@ -352,9 +348,9 @@ def test_logging_configured_in_the_kernel_works_in_ranks(kernel: Kernel) -> None
 
 
 @pytest.mark.parametrize("start_method", FORKED)
-def test_matplotlib_backends_show_figures_of_ranks(notebook: Kernel, tmp_path: Path, start_method: str) -> None:
+def test_matplotlib_backends_show_figures_of_ranks(module_kernel: Kernel, tmp_path: Path, start_method: str) -> None:
     """The kernel's inline backend opens files that stay open."""
-    outcome = notebook.execute(
+    outcome = module_kernel.execute(
         f"""
         %matplotlib inline
         import matplotlib, matplotlib.pyplot as plt
@@ -642,9 +638,9 @@ def test_cancelling_the_wait_stops_the_run(kernel: Kernel) -> None:
 # Ways to start.
 
 
-def test_fork_shares_objects_that_cannot_travel(notebook: Kernel) -> None:
+def test_fork_shares_objects_that_cannot_travel(module_kernel: Kernel) -> None:
     """The kernel opens a file."""
-    outcome = notebook.execute(
+    outcome = module_kernel.execute(
         """
         lock, numbers = threading.Lock(), (number for number in range(3))
         file = open("numbers.txt", "w+")

@@ -9,26 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.warm_kernels import unchanged, warm_kernel
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.kernels import Kernel
 
 
 @pytest.fixture(scope="module")
-def module_kernel() -> Iterator[Kernel]:
-    with warm_kernel() as kernel:
-        outcome = kernel.execute("def rank(): return int(os.environ['RANK'])")
-        assert outcome.error is None
-        yield kernel
-
-
-@pytest.fixture
-def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
-    with unchanged(module_kernel):
-        yield module_kernel
+def kernel_code() -> str:
+    return "def rank(): return int(os.environ['RANK'])"
 
 
 def test_every_line_is_whole_labelled_and_in_order(kernel: Kernel) -> None:

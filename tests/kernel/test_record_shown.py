@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.warm_kernels import warm_kernel
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.kernels import Kernel, Outcome
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
-    with warm_kernel() as kernel:
-        assert kernel.execute("def rank(): return int(os.environ['RANK'])").error is None
-        yield kernel
+def kernel_code() -> str:
+    return "def rank(): return int(os.environ['RANK'])"
+
+
+@pytest.fixture(scope="module")
+def kernel(module_kernel: Kernel) -> Kernel:
+    return module_kernel
 
 
 @pytest.fixture(params=[True, False], ids=["in a front end", "in a program"])

@@ -10,25 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.kernels import ROOT, Kernel
-from tests.support.warm_kernels import unchanged, warm_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
 @pytest.fixture(scope="module")
-def module_kernel() -> Iterator[Kernel]:
-    with warm_kernel() as kernel:
-        outcome = kernel.execute("def rank(): return int(os.environ['RANK'])")
-        assert outcome.error is None
-        yield kernel
-
-
-@pytest.fixture
-def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
-    with unchanged(module_kernel):
-        yield module_kernel
+def kernel_code() -> str:
+    return "def rank(): return int(os.environ['RANK'])"
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])

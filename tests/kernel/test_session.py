@@ -81,9 +81,8 @@ def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
 
 
 @pytest.fixture(scope="module")
-def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    with warm_kernel(cwd=tmp_path_factory.mktemp("notebook")) as kernel:
-        yield kernel
+def kernel_cwd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notebook")
 
 
 def last_line(kernel: Kernel, code: str) -> str:

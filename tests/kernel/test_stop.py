@@ -12,10 +12,10 @@ import pytest
 
 from notebook_launcher import launch
 from tests.support.interrupts import interrupt_at
-from tests.support.warm_kernels import takes_less_than, unchanged, warm_kernel
+from tests.support.warm_kernels import takes_less_than, unchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from notebook_launcher.kernel.run import Run
@@ -94,11 +94,13 @@ def in_c_code():
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
-    with warm_kernel() as kernel:
-        outcome = kernel.execute(DEFINITIONS)
-        assert outcome.error is None, outcome.traceback
-        yield kernel
+def kernel_code() -> str:
+    return DEFINITIONS
+
+
+@pytest.fixture(scope="module")
+def kernel(module_kernel: Kernel) -> Kernel:
+    return module_kernel
 
 
 def is_up(outcome: Outcome) -> bool:

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.warm_kernels import takes_less_than, unchanged, warm_kernel
+from tests.support.warm_kernels import takes_less_than, unchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.kernels import Kernel
 
 DEFINITIONS = """
@@ -119,11 +117,13 @@ while not notebook_launch(is_prepared, 1, output="none")[0]:
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
-    with warm_kernel() as kernel:
-        outcome = kernel.execute(DEFINITIONS + PREPARED)
-        assert outcome.error is None, outcome.traceback
-        yield kernel
+def kernel_code() -> str:
+    return DEFINITIONS + PREPARED
+
+
+@pytest.fixture(scope="module")
+def kernel(module_kernel: Kernel) -> Kernel:
+    return module_kernel
 
 
 KILLED = "RankFailedError: rank 1 of 2 was killed by "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -13,10 +13,7 @@ import torch
 
 from notebook_launcher import InternalError, notebook_launch
 from tests.support.kernels import PATIENCE, Kernel
-from tests.support.warm_kernels import FIRST, takes_less_than, unchanged, warm_kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.warm_kernels import FIRST, takes_less_than, unchanged
 
 LOOPING = """
 def looping():
@@ -34,9 +31,8 @@ def looping():
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
-    with warm_kernel() as kernel:
-        yield kernel
+def kernel(module_kernel: Kernel) -> Kernel:
+    return module_kernel
 
 
 def below(pid: int) -> list[psutil.Process]:

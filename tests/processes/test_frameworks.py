@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.toy_training import shards_on_cpus
-from tests.support.warm_kernels import evaluate, unchanged, warm_kernel
+from tests.support.warm_kernels import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.kernels import Kernel
@@ -82,19 +81,16 @@ START_METHODS = ("forkserver", "fork", "spawn")
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def kernel_code() -> str:
+    return DEFINITIONS
+
+
+@pytest.fixture(scope="module")
+def kernel_cwd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("notebook")
     (folder / "script.py").write_text(SCRIPT)
     (folder / "data.py").write_text(DATA_MODULE)
-    with warm_kernel(cwd=folder) as kernel:
-        assert kernel.execute(DEFINITIONS).error is None
-        yield kernel
-
-
-@pytest.fixture
-def kernel(notebook: Kernel) -> Iterator[Kernel]:
-    with unchanged(notebook):
-        yield notebook
+    return folder
 
 
 # Hugging Face Accelerate.

@@ -12,10 +12,9 @@ import pytest
 
 from notebook_launcher.processes.edited_modules import LocalModules
 from tests.support.kernels import ROOT
-from tests.support.warm_kernels import unchanged, warm_kernel
+from tests.support.warm_kernels import warm_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.kernels import Kernel
@@ -36,16 +35,8 @@ def failure_of(function):
 
 
 @pytest.fixture(scope="module")
-def warm() -> Iterator[Kernel]:
-    with warm_kernel() as kernel:
-        assert kernel.execute(DEFINITIONS).error is None
-        yield kernel
-
-
-@pytest.fixture
-def kernel(warm: Kernel) -> Iterator[Kernel]:
-    with unchanged(warm):
-        yield warm
+def kernel_code() -> str:
+    return DEFINITIONS
 
 
 def run(kernel: Kernel, code: str) -> str:

@@ -16,7 +16,6 @@ import pytest
 
 from tests.support import pages
 from tests.support.kernels import ROOT
-from tests.support.warm_kernels import warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,9 +129,8 @@ def test_examples_in_docstrings_run(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def reader():
-    with warm_kernel() as kernel:
-        yield kernel
+def reader(module_kernel):
+    return module_kernel
 
 
 @pytest.mark.parametrize("how_to", HOW_TOS, ids=lambda path: path.stem)
