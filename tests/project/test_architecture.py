@@ -1,7 +1,7 @@
-"""Arrows that must never exist, read from the source of every module.
+"""Arrows that must never exist, circles of modules, and names of files, read from the source of every module.
 
-The table says who may not import what, and why; docs/architecture.md draws the same picture. Imports
-under `if TYPE_CHECKING:` are never executed and do not count.
+`RULES` lists the forbidden imports, each with its reason; docs/architecture.md draws the same picture. The rules ignore
+imports under `if TYPE_CHECKING:`, which are never executed. `CIRCLES` does not: a reader has to follow them too.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ FOUNDATIONS = (
 )
 
 NEIGHBOURS = ("accelerate_yaml", "errors", "machine", "messages", "text", "tracebacks", "training_settings")
-"""What a foundation may import; the first is reached only by `LaunchConfig.from_yaml` and `to_yaml`."""
+"""Modules that a foundation may import. Only `LaunchConfig.from_yaml` and `to_yaml` use the first, and `to_yaml` uses
+`machine`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Who may not import what."""
+    """Imports that some modules must not have."""
 
     who: tuple[str, ...]
     reason: str
@@ -50,7 +51,7 @@ class Rule:
     only: tuple[str, ...] = ()
     """If given, everything that is not in it is forbidden."""
     deferred: bool = True
-    """Whether the rule holds inside functions as well as at the top of the module."""
+    """True if the rule holds inside functions as well as at the top of the module."""
 
     def binds(self, module: str) -> bool:
         return _within(module, self.who) and not _within(module, self.exempt)
@@ -141,19 +142,61 @@ RULES = [
 ]
 
 
+CIRCLES: dict[frozenset[str], str] = {
+    frozenset({"processes.frontend", "processes.shell"}): "each of a rank's shell and its front end needs the other",
+    frozenset({"processes.boot", "processes.rank"}): "types only: a rank is described by what boots it",
+    frozenset({"errors", "kernel.results"}): "types only: an error carries the results of the ranks that returned",
+    frozenset({"context", "training.recording.phases", "training.safepoint"}): (
+        "types only: a rank's context holds its Accelerator's clock and safepoint"
+    ),
+    frozenset({"kernel.attempt", "kernel.culprit"}): "types only: an attempt is judged by its ranks' ends",
+    frozenset({"kernel.conductor", "kernel.progress", "kernel.snapshots"}): "types only: both read the run's thread",
+    frozenset({"kernel.run", "kernel.views"}): "types only: a view follows the run that shows it",
+    frozenset({"training.accumulation.members", "training.accumulation.targets"}): (
+        "types only: a target is resolved to members"
+    ),
+    frozenset(
+        {
+            "training.accumulation.backward",
+            "training.accumulation.blocks",
+            "training.accumulation.optimizer",
+            "training.accumulation.updates",
+            "training.rank_check.check",
+        }
+    ): "types only: the parts of one micro-batch refer to the Accumulation that holds them",
+    frozenset({"training.accelerator", "training.device_memory"}): "types only: an Accelerator frees memory",
+}
+"""Modules that import each other, also under `if TYPE_CHECKING:`, each circle with its reason."""
+
+REPEATED = {
+    "collectives": "methods of the Accelerator beside the functions that they call",
+    "saving": "methods of the Accelerator beside the functions that they call",
+    "memory": "cgroup events of a rank beside the room for a parcel",
+    "modules": "modules that a rank reloads beside modules that travel",
+}
+"""File names that occur twice, with the reason. The modules of `compat` have the names of Accelerate's."""
+
+
 def _within(module: str, packages: tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def _imports(source: str, module: str, *, is_package: bool = False) -> Iterator[Import]:
-    """Yield what `source` imports; `from a import b` counts as `a` and, as b may be a module, `a.b`."""
+def _imports(source: str, module: str, *, is_package: bool = False, typed: bool = False) -> Iterator[Import]:
+    """Yield the imports in `source`; `from a import b` counts as `a` and, because b may be a module, as `a.b`.
+
+    Args:
+        source: The source of a module.
+        module: Its name.
+        is_package: True if the source is that of an `__init__.py`.
+        typed: True if imports under `if TYPE_CHECKING:` count.
+    """
     home = module.split(".") if is_package else module.split(".")[:-1]
     pending: list[tuple[ast.AST, bool]] = [(ast.parse(source), False)]
     while pending:
         node, deferred = pending.pop()
         match node:
             case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
-                pending.extend((child, deferred) for child in node.orelse)
+                pending.extend((child, deferred) for child in [*(node.body if typed else []), *node.orelse])
                 continue
             case ast.Import(names=names):
                 yield from (Import(alias.name, node.lineno, deferred) for alias in names)
@@ -248,6 +291,46 @@ def test_a_forbidden_import_is_caught(module, source):
 )
 def test_an_allowed_import_passes(module, source):
     assert _violations(source, f"{PACKAGE}.{module}") == []
+
+
+def _graph() -> dict[str, set[str]]:
+    """Return the modules that each module imports. Facades are left out: they only name what others define."""
+    graph: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        source = path.read_text(encoding="utf-8")
+        if "LazyNames(__name__)" not in source:
+            found = _imports(source, module, is_package=path.name == "__init__.py", typed=True)
+            names = {imported.name for imported in found}
+            # `from a import b` also counts as an import of a; where b is a module, it is not one.
+            parents = {name.rpartition(".")[0] for name in names if name in MODULES}
+            graph[module] = {name for name in names if name in MODULES and name != module} - parents
+    return graph
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    pending = [start]
+    while pending:
+        new = graph.get(pending.pop(), set()) - seen
+        seen |= new
+        pending.extend(new)
+    return seen
+
+
+def test_every_circle_of_modules_has_a_reason():
+    graph = _graph()
+    reached = {module: _reachable(graph, module) for module in graph}
+    circles = {
+        frozenset(other.removeprefix(f"{PACKAGE}.") for other in reached[module] if module in reached.get(other, ()))
+        for module in graph
+        if module in reached[module]
+    }
+    assert circles - CIRCLES.keys() == set()
+
+
+def test_no_file_name_occurs_twice_without_a_reason():
+    names = [path.stem for module, path in MODULES.items() if path.stem[0] != "_" and f"{PACKAGE}.compat" not in module]
+    assert {name for name in names if names.count(name) > 1} - REPEATED.keys() == set()
 
 
 IMPORT_PROBE = """
