@@ -1,7 +1,7 @@
-"""Accelerate's settings file, `default_config.yaml`: what `accelerate config` writes and `accelerate launch` reads.
+"""Accelerate's settings file, `default_config.yaml`: `accelerate config` writes it and `accelerate launch` reads it.
 
-`accelerate launch` refuses a file with a key that it does not know (accelerate 1.15,
-`ClusterConfig.from_yaml_file`), and it has none for most of our options. They travel in a comment:
+`accelerate launch` refuses a file with an unknown key (accelerate 1.15, `ClusterConfig.from_yaml_file`), and Accelerate
+has no keys for most options of this package. These options are written into a comment:
 
     # notebook-launcher: {"backend": "gloo", "gradient_accumulation_steps": 4}
 """
@@ -32,7 +32,7 @@ INSTEAD = {
     "TPU": "it is for a TPU",
 }
 OWN_KEYS = ("distributed_type", "gpu_ids", "mixed_precision", "num_processes", "use_cpu")
-"""What a save replaces; all other keys stay as they are."""
+"""Keys that a save replaces; all other keys stay as they are."""
 HARMLESS_KEYS = (
     "compute_environment",
     "machine_rank",
@@ -43,7 +43,7 @@ HARMLESS_KEYS = (
     "rdzv_backend",
     "same_network",
 )
-"""What has no meaning where one kernel starts all ranks and binds its own port."""
+"""Keys without a meaning here, where one kernel starts all ranks and binds its own port."""
 NEW_FILE = {"compute_environment": "LOCAL_MACHINE", "debug": False, "machine_rank": 0, "num_machines": 1}
 
 
@@ -55,11 +55,11 @@ class AccelerateFile:
     options: dict[str, Any]
     """Fields of `LaunchConfig` that the file gives, by name; their values are not checked yet."""
     ignored: tuple[str, ...]
-    """`key: value` of what asks for something that a launch from here does not do; a save keeps it."""
+    """Settings that a launch from here ignores, each as `key: value`; a save keeps them."""
 
 
 def default_path() -> Path:
-    """Return where Accelerate keeps its settings, by the same variables; the file need not exist."""
+    """Return the path of Accelerate's own file, by the same variables as Accelerate; the file need not exist."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = Path(os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))).expanduser()
     yaml_file, json_file = (home / "accelerate" / f"default_config.{ending}" for ending in ("yaml", "json"))
@@ -168,12 +168,12 @@ def _check_kind(file: Path, values: Mapping[str, Any]) -> None:
 
 
 def _options(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that Accelerate has keys for."""
+    """Return the options from Accelerate's keys."""
     num, precision = values.get("num_processes", -1), values.get("mixed_precision")
     if values["distributed_type"] == "NO":
         num = values.get("num_processes", 1)
     if precision is None and values.get("fp16"):
-        precision = "fp16"  # as files of older versions say it
+        precision = "fp16"  # the form of older versions
     uses_cpu = values.get("use_cpu") or values["distributed_type"] == "MULTI_CPU"
     if precision is False:
         precision = "no"  # YAML reads a bare `no` as false.
@@ -195,7 +195,7 @@ def _devices(file: Path, gpu_ids: Any) -> tuple[int, ...] | None:
 
 
 def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of our comment line; what was changed in the keys since then wins over it."""
+    """Return the options from the comment; keys that were changed since it was written replace them."""
     line = next((line for line in text.splitlines() if line.startswith(MARK)), None)
     if line is None:
         return {}
@@ -239,7 +239,7 @@ def _values(options: Mapping[str, Any], num: int, *, use_gpu: bool) -> tuple[dic
     extras = {name: value for name, value in options.items() if name not in ("devices", *values)}
     left_open = [name for name in ("num_processes", "devices") if name not in options]
     if use_gpu and "devices" in left_open:
-        left_open.remove("devices")  # gpu_ids: all says it
+        left_open.remove("devices")  # `gpu_ids: all` has the same meaning
     if left_open:
         written = {key: values[key] for key in ("num_processes", "use_cpu")}
         extras |= {**dict.fromkeys(left_open), "written": written}
@@ -247,7 +247,7 @@ def _values(options: Mapping[str, Any], num: int, *, use_gpu: bool) -> tuple[dic
 
 
 def _replace(file: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Replace a file as a whole, or leave it as it is."""
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f".{file.name}-{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""Tracebacks as a notebook shows them: the frames of the user's code, without those of this package."""
+"""Tracebacks for a notebook: the frames of the user's code, without those of this package."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def render(error: BaseException, *, whole: bool = False) -> list[str]:
 
     Args:
         error: The exception.
-        whole: Whether the frames of this package are shown. Without them the traceback ends where the user's code
-            called this package, and those of earlier exceptions in the chain begin after it; an earlier exception
-            that was raised in this package is left out.
+        whole: True to keep the frames of this package. Without these frames the traceback ends where the user's code
+            called this package, and the tracebacks of earlier exceptions in the chain begin after them. An earlier
+            exception that was raised in this package is left out.
     """
     if whole:
         return _formatted(error, error.__traceback__)
@@ -37,7 +37,7 @@ def _formatted(error: BaseException, tb: TracebackType | None) -> list[str]:
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None:
         return "".join(traceback.format_exception(type(error), error, tb)).splitlines()
-    # IPython leaves the first frame out, which is its own.
+    # IPython leaves out the first frame, because it is usually IPython's own.
     if tb is None or tb.tb_next is None:
         return list(shell.InteractiveTB.get_exception_only(type(error), error))
     return list(shell.InteractiveTB.structured_traceback(type(error), error, tb))
@@ -45,7 +45,7 @@ def _formatted(error: BaseException, tb: TracebackType | None) -> list[str]:
 
 @contextlib.contextmanager
 def _pruned_causes(error: BaseException) -> Iterator[None]:
-    """Cut the tracebacks of the exceptions before this one, while the block lasts."""
+    """Shorten the tracebacks of earlier exceptions in the chain, inside this block."""
     with contextlib.ExitStack() as undo:
         seen, now = {id(error)}, error
         while (earlier := now.__cause__ or (None if now.__suppress_context__ else now.__context__)) is not None:
@@ -80,7 +80,7 @@ def _before_ours(tb: TracebackType | None) -> TracebackType | None:
 
 
 def _after_ours(tb: TracebackType | None) -> TracebackType | None:
-    """Return what follows in a traceback after the last frame of this package."""
+    """Return the part of a traceback after the last frame of this package."""
     rest = tb
     while tb is not None:
         if _is_ours(tb):

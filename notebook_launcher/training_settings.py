@@ -1,4 +1,4 @@
-"""What a launch says about training, and what Accelerate's environment variables say where it says nothing."""
+"""Settings of a launch for training; Accelerate's environment variables give those that the launch leaves open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """Fields of `LaunchConfig` that an `Accelerator()` made in a rank adopts, by the same names; None: not given."""
+    """Fields of `LaunchConfig` that an `Accelerator()` made in a rank adopts, by the same names. None: not given."""
 
     mixed_precision: str | None
     gradient_accumulation_steps: int | None
@@ -27,9 +27,9 @@ class TrainingSettings:
     check_ranks: bool | None
 
     def resolved(self, environ: Mapping[str, str]) -> TrainingSettings:
-        """Return the settings of ranks with this environment: as given, else as Accelerate's variables say.
+        """Return the settings of ranks with this environment: as given, else from Accelerate's variables.
 
-        A field stays None if its variable cannot be read: the rank raises then, with the variable's name.
+        A field stays None if its variable cannot be read. The rank then raises an error with the variable's name.
         """
         steps, precision = self.gradient_accumulation_steps, self.mixed_precision
         if steps is None:
@@ -46,7 +46,7 @@ class TrainingSettings:
 
 
 def steps_of(environ: Mapping[str, str]) -> int:
-    """Return the accumulation steps that an environment asks for, 1 if none; raises ValueError for another text."""
+    """Return the accumulation steps in an environment, by default 1; raise ValueError if they are not a number."""
     text = environ.get(STEPS_VARIABLE, "1")
     if not text.strip().isdecimal() or int(text) < 1:
         raise ValueError(f"{STEPS_VARIABLE}={text!r} must be a whole number, 1 or more.")

@@ -26,7 +26,7 @@ TOLERANCE = 5e-6
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationRow:
-    """One combination."""
+    """Weights of one combination of processes and accumulation steps."""
 
     num_processes: int
     gradient_accumulation_steps: int
@@ -35,13 +35,13 @@ class VerificationRow:
     accumulated: tuple[float, ...]
     """Each rank's weight after one update with `accumulate`."""
     by_hand: tuple[float, ...]
-    """The same, with `no_sync` written out."""
+    """Each rank's weight after one update with `no_sync` written out."""
     whole: float
-    """The same on the whole batch, without accumulation and ranks."""
+    """The weight after one update on the whole batch, without accumulation and ranks."""
 
     @property
     def ok(self) -> bool:
-        """Whether all are 2.04000."""
+        """True if all weights of the combination are 2.04000."""
         return all(abs(weight - EXPECTED) < TOLERANCE for weight in (*self.accumulated, *self.by_hand, self.whole))
 
 
@@ -53,7 +53,7 @@ class VerificationReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every weight is 2.04000."""
+        """True if every weight is 2.04000."""
         return all(row.ok for row in self.rows)
 
     def __bool__(self) -> bool:
@@ -79,10 +79,10 @@ def verify_accumulation(
     Args:
         num_processes: Numbers of processes.
         gradient_accumulation_steps: Micro-batches per update.
-        options: For the launches.
+        options: Options of the launches, by name.
 
     Returns:
-        A table; true if every weight is 2.04000, with accumulation and without.
+        A table, which is true if every weight is 2.04000, with accumulation and without.
     """
     options = {"output": "none", **options}
     rows: list[VerificationRow] = []
@@ -123,7 +123,7 @@ def _train_toy(micro_batch: int, steps: int) -> tuple[float, float, float]:
     dataset = TensorDataset(x, 2 * x)
     weights = []
     for by_hand in (False, True):
-        # By hand the loss is divided by hand too, so the Accelerator must not.
+        # The loss is divided by hand too, so the Accelerator must not divide it.
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1 if by_hand else steps)
         model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.zeros_(model.weight)

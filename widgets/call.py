@@ -1,4 +1,4 @@
-"""Code for the launch that a panel shows, to be copied: it names only what differs from the defaults."""
+"""Code for the launch that a panel shows, to be copied; values that equal their defaults are left out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Namer", "call_code"]
 
 WIDTH = 96
-"""Characters of a line: what a cell of 1,000 pixels shows without scrolling."""
+"""Characters of a line: as many as a cell of 1,000 pixels shows without scrolling."""
 
 
 class Namer:
@@ -30,10 +30,10 @@ class Namer:
         self._panel = panel
         self.imports: set[str] = set()
         self.needs_a_panel = False
-        """Whether the code refers to the panel, and no name of the user's cells holds it."""
+        """True if the code refers to the panel, but no name of the user's cells holds the panel."""
 
     def name_of(self, value: Any) -> str | None:
-        """Return a name for the very object; None if there is none."""
+        """Return a name whose value is this very object; None if there is none."""
         own = getattr(value, "__name__", None)
         if isinstance(own, str) and self._namespace.get(own) is value:
             return own
@@ -59,7 +59,7 @@ class Namer:
         home = getattr(value, "__module__", None)
         if not isinstance(own, str) or not isinstance(home, str) or own in self._namespace:
             return None
-        # The package's own top level, where it offers the same thing there.
+        # The top level of the package comes first, if it offers the same object.
         for module in (home.partition(".")[0], home):
             if module in sys.modules and getattr(sys.modules[module], own, None) is value:
                 if module not in ("__main__", "builtins"):

@@ -22,7 +22,7 @@ MARKS = {"hint": "", "warning": "Note: ", "error": "✕ "}
 STYLE = {"description_width": "initial"}
 WIDE = {"width": "auto"}
 _NOTHING = object()
-"""The value of the entry that asks for a choice."""
+"""Value of the entry that asks for a choice."""
 
 
 class Field:
@@ -73,8 +73,8 @@ class TextField(Field):
 
     Args:
         placeholder: Grey text of the empty field.
-        reads: Returns the value of a text; raises ValueError for a text that means none.
-        writes: Returns the text of a value.
+        reads: Function that returns the value of a text; raises ValueError for a text without a value.
+        writes: Function that returns the text of a value.
     """
 
     def __init__(
@@ -93,21 +93,21 @@ class TextField(Field):
         self._writes = writes
         self._is_typed = False
         self.placeholder = placeholder
-        """Grey text of the empty field: the value that it means."""
+        """Grey text of the empty field: the value that an empty field means."""
         control.observe(lambda change: self._typed(change["new"]), "value")
 
     @property
     def text(self) -> str:
-        """What is in the field."""
+        """Text in the field."""
         return str(self.control.value)
 
     @property
     def is_emptied(self) -> bool:
-        """Whether the user took out what was in it."""
+        """True if the user has emptied the field."""
         return self._is_typed and not self.text.strip()
 
     def show(self, value: Any) -> None:
-        """Show a value, unless the user has typed a text that means it already."""
+        """Show a value, unless the user has typed a text with the same value."""
         self.control.placeholder = self.placeholder
         if self._is_typed:
             with contextlib.suppress(ValueError):
@@ -146,11 +146,11 @@ class CheckField(Field):
 
 
 class ChoiceField(Field):
-    """One of several values, in a list that opens; a value that is unfit stays in it, with the reason.
+    """One of several values, in a drop-down list; an unfit value stays in the list, with the reason.
 
     Args:
         choices: The values, each behind the word for it.
-        empty: Whether nothing is chosen at first.
+        empty: True if nothing is chosen at first.
     """
 
     def __init__(
@@ -170,18 +170,18 @@ class ChoiceField(Field):
         control.observe(self._picked, "value")
 
     def show(self, value: Any, words: str = "") -> None:
-        """Choose a value; one that is not in the list is added to it, as `words`."""
+        """Choose a value. A value that is not in the list is added to it, as `words`."""
         at = next((at for at, (_, each) in enumerate(self._choices) if _are_same(each, value)), None)
         self._from_code = [] if at is not None or self._is_open(value) else [(f"from code: {words}", value)]
         self._draw(at if at is not None else len(self._choices) if self._from_code else 0)
 
     def mark_unfit(self, reasons: Mapping[Any, str]) -> None:
-        """Write beside values why they do not work here."""
+        """Show beside each value that does not work here the reason."""
         self._reasons = reasons
         self._draw(self.control.value)
 
     def _is_open(self, value: Any) -> bool:
-        """Return whether no value was chosen yet."""
+        """Return True if no value was chosen yet."""
         return value is inspect.Parameter.empty and self._choices[0][1] is _NOTHING
 
     def _draw(self, chosen: int) -> None:
@@ -192,7 +192,7 @@ class ChoiceField(Field):
             self.control.value = chosen
 
     def _options(self) -> list[tuple[str, int]]:
-        # By number: a front end that sends an index back cannot mix up True and 1, or None and nothing.
+        # The values are positions: a front end that sends one back cannot confuse True with 1, or None with no choice.
         words = [
             f"{word} ({self._reasons[value]})" if isinstance(value, str) and value in self._reasons else word
             for word, value in [*self._choices, *self._from_code]
@@ -207,9 +207,9 @@ class ChoiceField(Field):
 
 
 class Segments:
-    """A few words side by side, of which one is chosen; a word that is unfit is grey, with the reason as its tip.
+    """Some words side by side, one of them chosen; an unfit word is grey, with the reason as its tip.
 
-    Reports the word that the user chose as `chosen(word)`.
+    The user's choice is reported as `chosen(word)`.
     """
 
     def __init__(self, label: str, tips: Mapping[str, str], chosen: Callable[[str], None]) -> None:
@@ -243,7 +243,7 @@ class Segments:
     def _pressed(self, word: str, *, is_down: bool) -> None:
         if self._is_told:
             return
-        self.choose(word)  # One is always down: pressing it again leaves it so.
+        self.choose(word)  # One button is always down, also if the user presses it again.
         if is_down:
             self._chosen(word)
 
@@ -286,7 +286,7 @@ class CodeField(Field):
 
 
 def _are_same(one: Any, other: Any) -> bool:
-    """Return whether two values look equal to a reader: 1 and 1.0 do, 1 and True do not."""
+    """Return True if two values look equal to a reader: 1 and 1.0 do, 1 and True do not."""
     if type(one) is not type(other) and not {type(one), type(other)} <= {int, float}:
         return False
     return bool(one == other)

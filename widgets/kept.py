@@ -37,14 +37,14 @@ class Kept:
     def __init__(self) -> None:
         name = uuid.uuid4().hex
         self.live = f"nbp-live-{name}"
-        """A class that the panel has, and nothing else in the page."""
+        """CSS class of the panel, which nothing else in the page has."""
         self._kept = f"nbp-kept-{name}"
         self._outputs: list[tuple[Sink, str]] = []
         self._shown = ""
 
     @property
     def is_shown(self) -> bool:
-        """Whether any output has the picture."""
+        """True if any output has the picture."""
         return bool(self._outputs)
 
     def show(self, sink: Sink, picture: str, text: str) -> None:

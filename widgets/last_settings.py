@@ -1,7 +1,7 @@
-"""Settings that the last run of a panel had, for the next panel of the same function in the same notebook.
+"""Settings of a panel's last run, kept for the next panel of the same function in the same notebook.
 
-They lie in a file beside the folders of runs. Nothing is kept where runs leave no folder, or where the notebook is not
-known. Values that cannot be typed, and arguments with names of secrets, are left out.
+The file lies beside the run folders. Nothing is kept if runs leave no folder, or if the notebook is unknown. Values
+that cannot be typed, and arguments with names of secrets, are left out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Settings:
 
 
 def settings_of(state: LaunchState) -> Settings:
-    """Return the settings of a panel that differ from their defaults and can be typed."""
+    """Return the settings of a panel that differ from their defaults and that can be typed."""
     options = {name: getattr(state.config, name) for name in OPTIONS}
     options = {name: value for name, value in options.items() if value != default_of(name)}
     arguments = {
@@ -69,7 +69,7 @@ def settings_of(state: LaunchState) -> Settings:
 
 
 def file_of(function: Any, config: LaunchConfig) -> Path | None:
-    """Return the file for a function of this notebook; None if nothing is to be kept."""
+    """Return the file for a function of this notebook; None if no settings are kept."""
     # VS Code names the notebook in a variable of its cells, Jupyter's server in the environment.
     named = sys.modules["__main__"].__dict__.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME")
     try:
@@ -83,7 +83,7 @@ def file_of(function: Any, config: LaunchConfig) -> Path | None:
 
 
 def write(path: Path, settings: Settings) -> None:
-    """Write settings to a file; a disk that is full costs the next panel its memory alone."""
+    """Write settings to a file; if the disk is full, only the next panel lacks them."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
@@ -92,7 +92,7 @@ def write(path: Path, settings: Settings) -> None:
 
 
 def read(path: Path) -> Settings | None:
-    """Return the settings of a file; None if there are none."""
+    """Return the settings in a file; None if there are none."""
     data = run_folders.read_json(path) or {}
     options, arguments = data.get("options"), data.get("arguments")
     if not isinstance(options, dict) or not isinstance(arguments, dict):

@@ -1,4 +1,4 @@
-"""State of a panel without its widgets: options of a launch, arguments of the function, and what is wrong with them."""
+"""State of a panel without its widgets: options of a launch, arguments of the function, and problems with both."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ MICRO_BATCH_NAMES = (
     "train_batch_size",
     "batch_size",
 )
-"""Names of the parameter for the number of samples of one `backward` on one rank; the first that exists counts."""
+"""Names of the parameter with the samples of one `backward` on one rank; the first one that exists is taken."""
 
 NO_FUNCTION = "There is no function to launch yet: make the panel with ConfigPanel(train), or call panel.launch(train)."
 
 
 class LaunchState(traitlets.HasTraits):
-    """One launch in the making.
+    """A launch that is being configured.
 
-    `config` is always valid in itself. `mistakes` holds what to type where a text is no value; `problems` also holds
-    the other reasons against a launch. Both are by option, by `arguments.<name>`, or by `""` for the rest.
+    `config` is always valid in itself. `mistakes` holds what to type where a text is not a value; `problems` also holds
+    the other reasons against a launch. The keys of both are options, `arguments.<name>`, and `""` for the rest.
     """
 
     config = traitlets.Instance(LaunchConfig)
     revision = traitlets.Int(0)
-    """Rises with every change."""
+    """Counter of changes, for observers."""
 
     def __init__(self, function: Any, config: LaunchConfig, arguments: Mapping[str, Any], holder: Any = None) -> None:
         self.function = function
@@ -70,7 +70,7 @@ class LaunchState(traitlets.HasTraits):
 
     @property
     def micro_batch(self) -> Parameter | None:
-        """The function's parameter that is the size of a micro-batch."""
+        """Parameter of the function that is the size of a micro-batch; None if there is none."""
         return next((self.parameters[name] for name in MICRO_BATCH_NAMES if name in self.parameters), None)
 
     @property
@@ -93,16 +93,16 @@ class LaunchState(traitlets.HasTraits):
 
     @property
     def training(self) -> TrainingSettings:
-        """Settings that an `Accelerator()` in a rank adopts: as given, else as the ranks' environment has them."""
+        """Settings that an `Accelerator()` in a rank adopts: as given, else from the ranks' environment."""
         return self.config.training_settings().resolved(self.environ)
 
     def value_of(self, name: str) -> Any:
-        """Return an argument as the function will get it; `MISSING` if it will not."""
+        """Return the value that the function gets for an argument; `MISSING` if it gets none."""
         parameter = self.parameters.get(name)
         return self.arguments.get(name, MISSING if parameter is None else parameter.default)
 
     def put(self, name: str, value: Any) -> None:
-        """Set an option; an invalid value is noted in `mistakes` and leaves `config` as it is."""
+        """Set an option. An invalid value is noted in `mistakes` and leaves `config` as it is."""
         with self.lock:
             try:
                 config = dataclasses.replace(self.config, **{name: value})
@@ -143,7 +143,7 @@ class LaunchState(traitlets.HasTraits):
                 self.set_argument(name, value)
 
     def set_argument(self, name: str, value: Any) -> None:
-        """Set an argument; its default, or `MISSING`, takes it out."""
+        """Set an argument. Its default and `MISSING` remove it from `arguments`."""
         if value is MISSING or self._is_default(name, value):
             self.arguments.pop(name, None)
             self._argument_changed(name)
@@ -151,7 +151,7 @@ class LaunchState(traitlets.HasTraits):
             self.arguments[name] = value
 
     def reset(self, keys: Iterable[str]) -> None:
-        """Give options, and arguments as `arguments.<name>`, their defaults."""
+        """Set options, and arguments as `arguments.<name>`, to their defaults."""
         with self.lock:
             for key in keys:
                 if (name := key.removeprefix("arguments.")) != key:
@@ -160,12 +160,12 @@ class LaunchState(traitlets.HasTraits):
                     self.put(key, typed.default_of(key))
 
     def look_again(self) -> None:
-        """Look at the machine again, since the GPUs' free memory changes."""
+        """Read the machine again, because the GPUs' free memory changes."""
         self.machine = devices.look()
         self.touch()
 
     def touch(self) -> None:
-        """Find out what is wrong now, and notify the observers of `revision`."""
+        """Find the present problems, and notify the observers of `revision`."""
         with self.lock:
             self.problems = dict(self.mistakes)
             for name, parameter in self.parameters.items():
@@ -188,12 +188,12 @@ class LaunchState(traitlets.HasTraits):
     def _check_micro_batch(self) -> None:
         name = "" if self.micro_batch is None else self.micro_batch.name
         size = self.value_of(name)
-        # A function's own default may be -1, with a meaning of its own.
+        # A default of -1 may have a meaning of its own in the function.
         if type(size) is int and size < 1 and not self._is_default(name, size):
             self.problems.setdefault(f"arguments.{name}", "Enter a whole number, 1 or more.")
 
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments as the function takes them: by place where they must, else by name."""
+        """Return the arguments for a call: positional-only ones by place, the others by name."""
         by_place, by_name = self._split()
         return tuple(by_place.values()), by_name
 
@@ -202,7 +202,7 @@ class LaunchState(traitlets.HasTraits):
         return self.preview()[0]
 
     def preview(self) -> tuple[str, str]:
-        """Return the code for the same launch, and what has to be done before it can be pasted."""
+        """Return the code for the same launch, and a note on what to do before it can be pasted."""
         namer = Namer(sys.modules["__main__"].__dict__, self._holder)
         by_place, by_name = self._split()
         by_name = {name: value for name, value in by_name.items() if not self._is_default(name, value)}
@@ -211,7 +211,7 @@ class LaunchState(traitlets.HasTraits):
 
     @property
     def is_redefined(self) -> bool:
-        """Whether the notebook's name for the function means another function by now."""
+        """True if the notebook's name for the function means another function by now."""
         name = getattr(self.function, "__name__", "")
         newer = sys.modules["__main__"].__dict__.get(name)
         return (
@@ -223,7 +223,7 @@ class LaunchState(traitlets.HasTraits):
 
     def _is_default(self, name: str, value: Any) -> bool:
         default = self.parameters[name].default if name in self.parameters else MISSING
-        # Only literals are compared: two tensors have no single answer.
+        # Only literals are compared, because comparing two tensors gives no single truth value.
         return value is default or (type(value) is type(default) and is_literal(value) and bool(value == default))
 
     def _split(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -253,7 +253,7 @@ class LaunchState(traitlets.HasTraits):
     @traitlets.observe("config")
     def _config_changed(self, _change: Any) -> None:
         with self.lock:
-            if not self._field_put:  # From outside: every field is filled anew.
+            if not self._field_put:  # The change came from code: every field is filled again.
                 self.mistakes = {key: text for key, text in self.mistakes.items() if key.startswith("arguments.")}
             self.touch()
 

@@ -1,9 +1,9 @@
-"""The parameters of a function, as fields that can be typed into.
+"""Parameters of a function as fields of a form.
 
 The kind of a field follows the annotation, else the default: `bool`, `int`, `float`, `str`, `Path`, `Literal`, an
-`Enum`, each also as `Optional`. Other values are typed as a Python literal (`[1, 2]`, `{"a": 1}`). A parameter
-whose type is not known, such as `path=None`, takes a bare word too. A value that has no literal, a model for
-instance, comes from code: `panel.arguments["model"] = model`.
+`Enum`, each also as `Optional`. Other values are typed as a Python literal (`[1, 2]`, `{"a": 1}`). A parameter of
+unknown type, such as `path=None`, takes a bare word too. A value without a literal, a model for instance, comes from
+code: `panel.arguments["model"] = model`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPENING = tuple("[({'\"")
 _TEXT_OR_NUMBER = Sequence[str | int]
 """Stands for unions such as `int | str`."""
 LONGEST = 1000
-"""Characters of a literal that may still be typed, or shown in a line of code."""
+"""Characters of the longest literal that can be typed, or shown in a line of code."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +53,20 @@ class Parameter:
     kind: Kind
     default: Any = MISSING
     optional: bool = False
-    """Whether None is a value: an empty field means it."""
+    """True if None is a value; an empty field then means None."""
     choices: tuple[Any, ...] = ()
     positional_only: bool = False
     takes_words: bool = False
-    """Whether a text that is no literal is a value: the text itself."""
+    """True if a text that is not a literal is a value: the text itself."""
 
     @property
     def is_required(self) -> bool:
-        """Whether the function cannot be called without it."""
+        """True if the function cannot be called without this parameter."""
         return self.default is MISSING
 
     @property
     def empty(self) -> Any:
-        """The value that an empty field means; `MISSING` if it means none."""
+        """Value that an empty field means; `MISSING` if an empty field has no value."""
         value = self.parse("")
         return self.default if value is MISSING else value
 
@@ -93,7 +93,7 @@ class Parameter:
         return value
 
     def reading(self, text: str) -> str:
-        """Return how a text is read where that may surprise; empty where it cannot."""
+        """Return a note on how a text is read, if that may surprise; else an empty text."""
         text = text.strip()
         if self.kind == "str":
             if self.optional and text == "None":
@@ -117,7 +117,7 @@ class Parameter:
         return str(value) if self.kind in ("str", "path") else repr(value if plain is None else plain(value))
 
     def fits(self, value: Any) -> bool:
-        """Return whether the field can show a value: not every value from code can be typed."""
+        """Return True if the field can show a value; some values from code cannot be typed."""
         if value is MISSING or (value is None and (self.optional or self.kind == "literal")):
             return True
         fitting: dict[Kind, Callable[[], bool]] = {
@@ -134,7 +134,7 @@ class Parameter:
 
 
 def parameters_of(function: Any) -> tuple[Parameter, ...]:
-    """Return the parameters that can be given by name or place; none where a function has no signature."""
+    """Return the parameters that can be given by name or place; none if the function has no signature."""
     signature = _signature(function)
     names = _namespace(function)
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -142,12 +142,12 @@ def parameters_of(function: Any) -> tuple[Parameter, ...]:
 
 
 def takes_any_name(function: Any) -> bool:
-    """Return whether the function has `**kwargs`."""
+    """Return True if the function has `**kwargs`."""
     return any(each.kind is inspect.Parameter.VAR_KEYWORD for each in _signature(function))
 
 
 def is_literal(value: Any) -> bool:
-    """Return whether the value's repr is Python code for it, and short enough for a line of code."""
+    """Return True if the value's repr is Python code for it, and short enough for a line of code."""
     if type(value) is float:
         return math.isfinite(value)
     if type(value) not in LITERAL_TYPES or (hasattr(value, "__len__") and len(value) > LONGEST):

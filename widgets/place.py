@@ -14,11 +14,11 @@ class Place:
 
     def __init__(self) -> None:
         self.newest = ""
-        """The cell that was last run."""
+        """Cell that was run last."""
         self.executions: dict[str, str] = {}
 
     def add(self, message: Any) -> bool:
-        """Note the cell that a message executes; return whether this execution had not been noted yet."""
+        """Note the cell that a message executes. Return True if this execution had not been noted yet."""
         cell, execution = _cell_of(message), message["header"]["msg_id"] if message else ""
         if not cell or self.executions.get(cell) == execution:
             return False
@@ -26,7 +26,7 @@ class Place:
         return True
 
     def is_left_to(self, other: Place) -> bool:
-        """Return whether the newest cell of another panel was the last to show this one."""
+        """Return True if the newest cell of another panel was the last cell to show this panel."""
         cell = other.newest
         if self.executions.get(cell, other.executions[cell]) == other.executions[cell]:
             return False  # Another cell, or two panels of one execution.

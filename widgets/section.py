@@ -1,4 +1,4 @@
-"""A part of a form that opens and closes; unlike ipywidgets' Accordion, its head is reached by the keyboard."""
+"""Part of a form that opens and closes; unlike ipywidgets' Accordion, its head can be reached by the keyboard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Section:
 
     @property
     def is_open(self) -> bool:
-        """Whether the body is shown."""
+        """True while the body is shown."""
         return bool(self.head.value)
 
     def remark(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Numbers that are typed into the fields of options, and the words for a text that is none."""
+"""Numbers that are typed into the fields of options, with the words for a text that is not a number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Number:
 
     @property
     def words(self) -> str:
-        """What the user has to type."""
+        """Description of the numbers, for a note that says what to type."""
         if not self.is_whole:
             return f"a number above {self.least}"
         bounds = f"{self.least} or more" if self.most is None else f"{self.least} to {self.most:,}"

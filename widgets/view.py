@@ -38,7 +38,7 @@ __all__ = ["PanelView"]
 
 CSS = Path(__file__).parent / "static" / "panel.css"
 MICRO = "micro-batch"
-# Core widgets have no other way to the clipboard. Where it does not work, a click selects the code.
+# Core widgets have no other way to the clipboard. If the browser refuses it, a click selects the code.
 COPY = (
     "const text = this.parentNode.querySelector('code').textContent;"
     "navigator.clipboard &amp;&amp; navigator.clipboard.writeText(text).then(() => {"
@@ -48,28 +48,28 @@ COPY_BUTTON = f'<button type="button" class="nbp-copy" onclick="{COPY}">Copy</bu
 
 
 class PanelView:
-    """Widgets of a panel; `draw` brings them up to date with the state."""
+    """The widgets of a panel; `draw` brings them up to date with the state."""
 
     def __init__(self, state: LaunchState, running: RunArea) -> None:
         self._state = state
         self._running = running
         self.fields: dict[str, Field] = option_fields(state, self._option_changed)
-        """The fields of the options, by name."""
+        """Fields of the options, by name."""
         self.argument_fields: dict[str, Field] = {
             name: argument_field(each, self._argument_changed, self._label_of(each))
             for name, each in state.parameters.items()
         }
-        """The fields of the function's parameters, by name."""
+        """Fields of the function's parameters, by name."""
         self.file = SettingsFile(lambda: state.config, functools.partial(setattr, state, "config"))
         """Load and Save for Accelerate's settings file."""
         self.recalled = Recalled(lambda: running.attempt(self._forget))
-        """The line about settings of an earlier run."""
+        """Line about settings of an earlier run."""
         self._recalled: list[str] = []
         self._formula, self._code = ipywidgets.HTML(), ipywidgets.HTML()
         self.advanced = Section("Advanced", _grid([self.fields[name] for name in ADVANCED]))
-        """The options that are seldom changed."""
+        """Section with the options that are seldom changed."""
         self.files = Section("Accelerate's settings file", self.file.box)
-        """The section with `file`."""
+        """Section with `file`."""
         sections = ipywidgets.VBox([self.advanced.box, self.files.box])
         self.children = [
             ipywidgets.HTML(f"<style>{CSS.read_text(encoding='utf-8')}</style>", layout={"display": "none"}),
@@ -86,7 +86,7 @@ class PanelView:
         self.draw()
 
     def draw(self) -> None:
-        """Show the state: values that were set elsewhere, mistakes, the effective batch and the code."""
+        """Show the state: values that were set from code, mistakes, the effective batch and the code."""
         with self._state.lock:
             config, mistakes = self._state.config, self._state.mistakes
             self._draw_placeholders()
@@ -128,8 +128,6 @@ class PanelView:
             words[field.label] = "not set" if value is MISSING else describe_value(value)
         return words
 
-    # Making.
-
     def _title(self) -> str:
         function = self._state.function
         name = "a function" if function is None else f"<code>{html.escape(checks.name_of(function))}</code>"
@@ -164,8 +162,6 @@ class PanelView:
         bound = self._state.micro_batch
         return "Micro-batch size" if bound is not None and bound.name == parameter.name else parameter.name
 
-    # Hearing.
-
     def _option_changed(self, name: str, value: Any) -> None:
         put = self._state.put_typed if isinstance(self.fields[name], TextField) else self._state.put
         self._running.attempt(lambda: put(name, value))
@@ -176,7 +172,7 @@ class PanelView:
         self._running.attempt(lambda: put(name, value))
 
     def _look(self) -> None:
-        """Draw what depends on the notebook's names, which may have changed."""
+        """Draw the parts that depend on the notebook's names, which may have changed."""
         with self._state.lock:
             self._code.value = self._code_html()
             self._draw_readiness()
@@ -186,10 +182,8 @@ class PanelView:
         self.recalled.show("")
         self._state.reset(keys)
 
-    # Drawing.
-
     def _value_of(self, name: str) -> Any:
-        """Return an option as its field shows it: a choice that was not given is the choice of the environment."""
+        """Return an option as its field shows it: if it was not given, a choice shows the environment's value."""
         value = getattr(self._state.config, name)
         is_choice = not isinstance(self.fields[name], TextField)
         return getattr(self._state.training, name, None) if value is None and is_choice else value
