@@ -38,13 +38,13 @@ class Field:
         self.box.add_class("nbp-field")
         self.problem = ""
         self._changed = changed
-        self._is_told = False
+        self._is_unreported = False
 
     def show(self, value: Any) -> None:
         """Show a value that did not come from this field."""
         raise NotImplementedError
 
-    def say(self, text: str = "", level: Level = "hint") -> None:
+    def set_note(self, text: str = "", level: Level = "hint") -> None:
         """Write the note below the control."""
         self.problem = text if level == "error" else ""
         role = ' role="alert"' if level == "error" else ""
@@ -55,17 +55,17 @@ class Field:
 
     def report(self, value: Any) -> None:
         """Report a change, unless `show` made it."""
-        if not self._is_told:
+        if not self._is_unreported:
             self._changed(self.key, value)
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def unreported(self) -> Iterator[None]:
         """Change the control without reporting it."""
-        was, self._is_told = self._is_told, True
+        was, self._is_unreported = self._is_unreported, True
         try:
             yield
         finally:
-            self._is_told = was
+            self._is_unreported = was
 
 
 class TextField(Field):
@@ -121,12 +121,12 @@ class TextField(Field):
         self.control.placeholder = f"from code: {text}"
 
     def _write(self, text: str) -> None:
-        with self.told():
+        with self.unreported():
             self.control.value = text
         self._is_typed = False
 
     def _typed(self, text: str) -> None:
-        if not self._is_told:
+        if not self._is_unreported:
             self._is_typed = True
         self.report(text)
 
@@ -141,7 +141,7 @@ class CheckField(Field):
 
     def show(self, value: Any) -> None:
         """Tick or untick the box."""
-        with self.told():
+        with self.unreported():
             self.control.value = bool(value)
 
 
@@ -186,7 +186,7 @@ class ChoiceField(Field):
 
     def _draw(self, chosen: int) -> None:
         options = self._options()
-        with self.told():
+        with self.unreported():
             if options != list(self.control.options):
                 self.control.options = options
             self.control.value = chosen
@@ -215,7 +215,7 @@ class Segments:
     def __init__(self, label: str, tips: Mapping[str, str], chosen: Callable[[str], None]) -> None:
         self._tips = tips
         self._chosen = chosen
-        self._is_told = False
+        self._is_unreported = False
         self.buttons = {
             word: ipywidgets.ToggleButton(description=word, tooltip=tip, layout=WIDE) for word, tip in tips.items()
         }
@@ -229,10 +229,10 @@ class Segments:
 
     def choose(self, chosen: str | None) -> None:
         """Press the button of a word."""
-        self._is_told = True
+        self._is_unreported = True
         for word, button in self.buttons.items():
             button.value = word == chosen
-        self._is_told = False
+        self._is_unreported = False
 
     def mark_unfit(self, reasons: Mapping[str, str]) -> None:
         """Grey the words that do not work here."""
@@ -241,7 +241,7 @@ class Segments:
             button.tooltip = reasons.get(word, self._tips[word])
 
     def _pressed(self, word: str, *, is_down: bool) -> None:
-        if self._is_told:
+        if self._is_unreported:
             return
         self.choose(word)  # One button is always down, also if the user presses it again.
         if is_down:

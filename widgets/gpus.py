@@ -54,7 +54,7 @@ class DevicesField(Field):
         """Show which devices are chosen; where no GPU can be used, all of them means the CPU."""
         is_cpu = value == "cpu" or (value is None and self._why_no_gpu)
         self.segments.choose("CPU" if is_cpu else "all" if value is None else "some")
-        with self.told():
+        with self.unreported():
             for at, box in enumerate(self.boxes):
                 box.value = not is_cpu and (value is None or at in value)
                 box.disabled = bool(self._why_no_gpu) or not isinstance(value, tuple)

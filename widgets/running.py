@@ -57,7 +57,7 @@ class RunArea:
         self.status = ipywidgets.HTML()
         self.status.add_class("nbp-status-box")
         self.status_text = ""
-        self._says_readiness = True
+        self._shows_readiness = True
         self.error = ipywidgets.HTML()
         self.monitor_box = ipywidgets.VBox([])
         row = ipywidgets.HBox([self.launch_button, self.stop_button, self.status])
@@ -86,9 +86,9 @@ class RunArea:
         """
         self._ready = text, is_ready
         self._draw_launch_button()
-        if not self.is_busy and (self._says_readiness or is_news or not is_ready):
-            self._say(text, "ready" if is_ready else "error")
-            self._says_readiness = True
+        if not self.is_busy and (self._shows_readiness or is_news or not is_ready):
+            self._set_status(text, "ready" if is_ready else "error")
+            self._shows_readiness = True
 
     def show_error(self, error: BaseException) -> None:
         """Show an error as a cell does, but without a traceback if the message alone helps."""
@@ -194,7 +194,7 @@ class RunArea:
 
     def _follow(self, run: Run) -> None:
         num = len(run.ranks)
-        self._say(f"{run.name} is running on {plural(num, 'rank')}.", "busy")
+        self._set_status(f"{run.name} is running on {plural(num, 'rank')}.", "busy")
         self.stop_button.disabled, self.stop_button.tooltip = False, STOP_TIP
         self._draw_launch_button()
         if run.state == "stopping":
@@ -237,14 +237,14 @@ class RunArea:
     def _draw_start(self) -> None:
         self.error.value = ""
         self._draw_launch_button()
-        self._say("Starting.", "busy")
+        self._set_status("Starting.", "busy")
 
     def _draw_stopping(self) -> None:
         self.stop_button.description, self.stop_button.tooltip = "Kill", KILL_TIP
-        self._say("Stopping the ranks. Kill ends them at once.", "busy")
+        self._set_status("Stopping the ranks. Kill ends them at once.", "busy")
 
     def _draw_end(self, text: str, kind: str) -> None:
-        self._say(text, kind)
+        self._set_status(text, kind)
         self.stop_button.disabled = True
         self.stop_button.description, self.stop_button.tooltip = "Stop", IDLE_TIP
         self._draw_launch_button()
@@ -254,8 +254,8 @@ class RunArea:
         self.launch_button.disabled = self.is_busy or not is_ready
         self.launch_button.tooltip = BUSY_TIP if self.is_busy else LAUNCH_TIP if is_ready else text
 
-    def _say(self, text: str, kind: str) -> None:
+    def _set_status(self, text: str, kind: str) -> None:
         mark = {"error": "✕ ", "done": "✓ ", "busy": "● "}.get(kind, "")
-        self._says_readiness = False
+        self._shows_readiness = False
         self.status_text = mark + text
         self.status.value = f'<span class="nbp-status nbp-{kind}" role="status">{mark}{html.escape(text)}</span>'

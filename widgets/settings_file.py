@@ -44,7 +44,7 @@ class SettingsFile:
         self.box = ipywidgets.VBox([row, self.note])
         self.load_button.on_click(lambda _: self._attempt(self._load))
         self.save_button.on_click(lambda _: self._attempt(self._save))
-        self._say(
+        self._set_note(
             "Written by `accelerate config`, read by `accelerate launch`. It does not hold the function's arguments.",
             "hint",
         )
@@ -53,19 +53,19 @@ class SettingsFile:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - no cell would show the error
-            self._say(f"✕ {error}", "error")
+            self._set_note(f"✕ {error}", "error")
 
     def _load(self) -> None:
         config, file = load_accelerate_file(self.path.value)
         self._put(config)
         ignored = "; ".join(file.ignored)
         left_out = f" Not used here, but kept when you save: {ignored}." if ignored else ""
-        self._say(f"Loaded.{left_out}", "warning" if left_out else "done")
+        self._set_note(f"Loaded.{left_out}", "warning" if left_out else "done")
 
     def _save(self) -> None:
         path = self._get().to_yaml(self.path.value)
-        self._say(f"Saved: accelerate launch --config_file {path}", "done")
+        self._set_note(f"Saved: accelerate launch --config_file {path}", "done")
 
-    def _say(self, text: str, level: str) -> None:
+    def _set_note(self, text: str, level: str) -> None:
         role = "alert" if level == "error" else "status"
         self.note.value = f'<div class="nbp-note nbp-{level}" role="{role}">{html.escape(text)}</div>'

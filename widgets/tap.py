@@ -145,13 +145,13 @@ class Tap:
                 return False  # Traits and requests for a widget's state are left to ipykernel.
         except Exception:  # noqa: BLE001 - ipykernel refuses a message that cannot be read
             return False
-        self._say("busy", message)
+        self._publish_status("busy", message)
         try:
             receive(data.get("content"))
         except Exception:
             self._kernel.log.exception("a message to a monitor failed")
         finally:
-            self._say("idle", message)
+            self._publish_status("idle", message)
         return True
 
     def _asks_for_all(self, kind: str, content: dict[str, Any]) -> bool:
@@ -164,11 +164,11 @@ class Tap:
     def _answer(self, handle: Callable[[Any, Any, Any], None], identities: Any, message: Any) -> None:
         # Answered in the thread that sends the monitor's messages. If the running cell creates a widget at this moment,
         # ipywidgets may refuse; JupyterLab then asks again in another way, and gets its answer after the cell.
-        self._say("busy", message)
+        self._publish_status("busy", message)
         self._publishing_loop.add_callback(handle, None, identities, message)
-        self._say("idle", message)
+        self._publish_status("idle", message)
 
-    def _say(self, status: str, message: Any) -> None:
+    def _publish_status(self, status: str, message: Any) -> None:
         # Front ends wait for this status after each message that they send.
         publish = getattr(self._kernel, "_publish_status", None)
         if publish is not None:

@@ -146,7 +146,7 @@ class PanelView:
             )
             micro_batch.control.disabled = True
             name = "the function" if self._state.function is None else checks.name_of(self._state.function)
-            micro_batch.say(f"{name} has no parameter for it. Add a parameter named batch_size to set it here.")
+            micro_batch.set_note(f"{name} has no parameter for it. Add a parameter named batch_size to set it here.")
         first = [self.fields["num_processes"], micro_batch, self.fields["gradient_accumulation_steps"]]
         return [*first, self.fields["mixed_precision"]]
 
@@ -210,11 +210,11 @@ class PanelView:
 
     def _draw_note(self, field: Field, key: str, hint: str) -> None:
         if key in self._state.problems:
-            field.say(self._state.problems[key], "error")
+            field.set_note(self._state.problems[key], "error")
         elif isinstance(field, TextField) and field.is_emptied and field.placeholder:
-            field.say(f"Empty means {field.placeholder}. {hint}".rstrip())
+            field.set_note(f"Empty means {field.placeholder}. {hint}".rstrip())
         else:
-            field.say(hint)
+            field.set_note(hint)
 
     def _draw_placeholders(self) -> None:
         processes, plan = self.fields["num_processes"], self._state.plan
@@ -232,7 +232,7 @@ class PanelView:
         precision.mark_unfit(unfit)  # type: ignore[attr-defined]
         if not precision.problem:
             chosen = unfit.get(self._state.training.mixed_precision or "")
-            precision.say(chosen or " ".join(unfit.values()), "warning" if chosen else "hint")
+            precision.set_note(chosen or " ".join(unfit.values()), "warning" if chosen else "hint")
         self.fields["backend"].mark_unfit(hardware.unfit_backends(machine, config))  # type: ignore[attr-defined]
         if isinstance(devices, DevicesField):
             devices.look(machine)
