@@ -36,19 +36,19 @@ def copy(original: Run, tmp_path: Path) -> RecordedRun:
 @pytest.mark.parametrize(
     "end", [b'{"rank":0,"st', b"\x00\xff", b'{"rank":0,"step":9,"time":0.0,"values":{"loss":1.0}}']
 )
-def test_a_torn_last_line_is_not_read(end, original, copy):
+def test_incomplete_last_line_is_not_read(end, original, copy):
     with (copy.folder / run_folders.METRICS).open("ab") as file:
         file.write(end)
     assert copy.metrics == original.metrics
 
 
-def test_lines_that_are_no_metrics_are_passed_over(original, copy):
+def test_lines_that_are_not_metrics_are_skipped(original, copy):
     path = copy.folder / run_folders.METRICS
     path.write_bytes(b'\n[]\n{"rank":0}\nnonsense\n\xff\xfe\n{"values":3}\n' + path.read_bytes())
     assert copy.metrics == original.metrics
 
 
-def test_what_a_later_version_adds_is_ignored(original, copy):
+def test_fields_of_a_later_version_are_ignored(original, copy):
     for name in (run_folders.CONFIG, run_folders.SUMMARY):
         path = copy.folder / name
         data = {**json.loads(path.read_text()), "hologram": {"depth": 3}}
@@ -62,19 +62,19 @@ def test_what_a_later_version_adds_is_ignored(original, copy):
     assert copy.metrics == original.metrics
 
 
-def test_a_config_that_is_gone_is_in_the_summary(original, copy):
+def test_config_comes_from_the_summary_if_its_file_is_gone(original, copy):
     (copy.folder / run_folders.CONFIG).unlink()
     assert copy.config == original.config
 
 
-def test_a_folder_that_was_moved_can_be_opened(original, copy, tmp_path):
+def test_moved_folder_can_be_opened(original, copy, tmp_path):
     moved = copy.folder.rename(tmp_path / "the good one")
     assert open_run(moved).metrics == original.metrics
     assert open_run(str(moved)).id == "the good one"
 
 
 @pytest.mark.parametrize("summary", [None, "", "{", "[]", '{"state": "done"}', '{"ranks": 3}'])
-def test_a_folder_without_a_summary_is_a_run_that_was_lost(summary, home):
+def test_folder_without_summary_is_a_lost_run(summary, home):
     folder = make_run(home, 123456)
     os.utime(folder, (0, 0))
     (folder / run_folders.SUMMARY).unlink()
@@ -88,7 +88,7 @@ def test_a_folder_without_a_summary_is_a_run_that_was_lost(summary, home):
     assert "lost" in repr(runs())
 
 
-def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
+def test_open_run_accepts_the_beginning_of_an_id(tmp_path):
     for number in (100001, 100002, 110000):
         make_run(tmp_path, number)
     assert open_run("20261121-11", tmp_path).id == "20261121-110000-train-000000"
@@ -107,14 +107,14 @@ def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
         ("", r"there is no run ''"),
     ],
 )
-def test_a_run_that_is_not_found_names_the_closest(name, message, tmp_path):
+def test_open_run_lists_the_closest_ids(name, message, tmp_path):
     for number in (100001, 100002, 110000):
         make_run(tmp_path, number)
     with pytest.raises(LookupError, match=message):
         open_run(name, tmp_path)
 
 
-def test_what_holds_no_run_says_so(tmp_path):
+def test_opening_a_folder_without_a_run_raises_lookup_error(tmp_path):
     with pytest.raises(LookupError, match=rf"there is no run 'x': {tmp_path}/none holds none"):
         open_run("x", tmp_path / "none")
     with pytest.raises(LookupError, match=r"there is no folder .*/gone: the run was removed"):
@@ -126,7 +126,7 @@ def test_what_holds_no_run_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("look", [runs, lambda: open_run("x")])
-def test_where_no_run_leaves_a_folder_there_is_none_to_look_in(look, monkeypatch):
+def test_runs_raises_lookup_error_when_recording_is_off(look, monkeypatch):
     monkeypatch.setenv(run_folders.VARIABLE, "off")
     with pytest.raises(LookupError, match=r"runs are not recorded: NOTEBOOK_LAUNCHER_RUNS is 'off'. Pass the folder"):
         look()
@@ -167,5 +167,5 @@ def test_a_notebook_shows_a_recorded_run_as_a_page(home):
     assert "hello" in html
 
 
-def test_the_names_are_public():
+def test_names_of_the_archive_are_public():
     assert {"RecordedRun", "open_run", "runs"} <= set(notebook_launcher.__all__)

@@ -187,11 +187,11 @@ def test_a_metric_without_a_value_to_draw_says_so(values: list[float], why: str)
     assert why in words_of(curves_svg(curves_of({"loss": {0: values}}), ["loss"]))
 
 
-def test_a_run_without_metrics() -> None:
+def test_picture_of_a_run_without_metrics_says_so() -> None:
     assert words_of(curves_svg(Curves())) == ["No metrics were reported."]
 
 
-def test_steps_that_begin_anew_break_the_line() -> None:
+def test_steps_that_start_again_break_the_line() -> None:
     curves = Curves()
     curves.fold(MetricPoint(rank=0, step=step % 5, time=0.0, values={"loss": 1.0 * step}) for step in range(15))
     (line,) = [e for e in parse_svg(curves_svg(curves)).iter() if e.attrib.get("stroke-width") == "1.6"]
@@ -206,7 +206,7 @@ def test_many_ranks_are_drawn_as_their_mean() -> None:
     assert "rank 0" not in words
 
 
-def test_an_average_says_who_reported() -> None:
+def test_mean_names_the_ranks_that_reported() -> None:
     curves = curves_of({"loss": {0: [1, 2], 1: [2, 3]}, "accuracy": {0: [0.5, 0.6]}})
     assert {"2 ranks", "rank 0 only"} <= set(words_of(curves_svg(curves, average=True)))
 
@@ -232,7 +232,7 @@ def test_a_long_run_of_many_ranks_takes_a_bounded_picture(*, average: bool) -> N
     assert len(curves_svg(curves, average=average, smoothing=0.9)) < 600_000
 
 
-def test_a_hundred_thousand_steps() -> None:
+def test_curve_of_100_000_steps_is_a_small_picture() -> None:
     curves = curves_of({"loss": {0: (1 / (1 + step) for step in range(100_000))}})
     svg = curves_svg(curves)
     assert len(svg) < 20_000
@@ -289,7 +289,7 @@ def test_the_timeline_of_many_ranks_is_bounded(num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize("phases", [{}, {0: RankPhases()}, {0: RankPhases(seconds={"data": 0.0})}])
-def test_a_timeline_of_nothing_says_so(phases: dict[int, RankPhases]) -> None:
+def test_empty_timeline_says_so(phases: dict[int, RankPhases]) -> None:
     assert words_of(timeline_svg(phases)) == ["No phases measured: only loops that use an Accelerator report them."]
 
 
@@ -332,7 +332,7 @@ def test_a_page_and_a_text_name_who_waits_for_whom() -> None:
     assert static_text(run).splitlines()[1] == told
 
 
-def test_a_page_tells_all_that_is_known() -> None:
+def test_page_shows_all_parts_of_a_snapshot() -> None:
     curves = curves_of({"loss": {0: [3, 2, 1], 1: [3, 2, 1]}})
     run = run_of(restarts=2, stopped_by="interrupt", timed_out=True, phases=phases_of(2))
     text = Balanced(static_html(run, curves, logs={0: "epoch 1\n", 1: ""})).text
@@ -360,7 +360,7 @@ def failed_run() -> RunSnapshot:
     )
 
 
-def test_nothing_that_users_wrote_is_markup() -> None:
+def test_text_of_users_is_never_markup() -> None:
     curves = curves_of({EVIL: {0: [1, 2], 1: [2, 3]}})
     page = static_html(failed_run(), curves, logs={0: EVIL}, picture=True)
     assert "<script" not in page
@@ -383,7 +383,7 @@ def test_errors_stand_first_and_say_who_is_to_blame() -> None:
     assert "rank 0 (caused by rank 1): connection reset" in plain
 
 
-def test_an_error_without_a_rank_is_told() -> None:
+def test_error_without_a_rank_is_shown() -> None:
     run = run_of(state="failed", error="ResourceError: no process left")
     assert "ResourceError: no process left" in Balanced(static_html(run, Curves())).text
     assert "error: ResourceError: no process left" in static_text(run)

@@ -48,7 +48,7 @@ def test_nothing_unescaped_or_invisible_comes_through() -> None:
         ("a\x00b\u202ec\udc80d\ufffee", "a\ufffdb\ufffdc\ufffdd\ufffde"),
     ],
 )
-def test_control_characters(raw: str, cleaned: str) -> None:
+def test_control_characters_are_replaced(raw: str, cleaned: str) -> None:
     assert clean(raw) == cleaned
 
 
@@ -176,7 +176,7 @@ def _lab(colour: str, vision: str) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("vision", VISIONS)
-def test_colours_differ_for_every_eye(vision: str) -> None:
+def test_palette_is_distinguishable_with_colour_blindness(vision: str) -> None:
     pairs = itertools.combinations([_lab(colour, vision) for colour in SERIES], 2)
     assert min(math.dist(one, other) for one, other in pairs) > 20
 
@@ -216,7 +216,7 @@ def test_one_curve_alone_has_no_band() -> None:
     assert mean_of("mean", [], 0).points == ()
 
 
-def test_smoothing() -> None:
+def test_smoothing_averages_exponentially() -> None:
     constant = smooth([(0, 2.0), (1, 2.0), (2, NAN), (3, 2.0)], 0.9)
     assert [value for _, value in constant if math.isfinite(value)] == pytest.approx([2.0, 2.0, 2.0])
     assert math.isnan(constant[2][1])

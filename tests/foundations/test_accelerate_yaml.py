@@ -62,14 +62,14 @@ def accepted(path: Path) -> Any:
         return launch._validate_launch_command(args)[0]
 
 
-def test_what_accelerate_config_asks_for_is_read(tmp_path):
+def test_from_yaml_reads_the_file_of_accelerate_config(tmp_path):
     (tmp_path / "asked.yaml").write_text(ASKED)
     expected = LaunchConfig(num_processes=2, devices=[0, 2], mixed_precision="bf16")  # type: ignore[arg-type]
     assert LaunchConfig.from_yaml(tmp_path / "asked.yaml") == expected
 
 
 @pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
-def test_what_write_basic_config_writes_is_read(tmp_path, precision):
+def test_from_yaml_reads_the_file_of_write_basic_config(tmp_path, precision):
     from accelerate.utils import write_basic_config
 
     path = tmp_path / "default_config.yaml"
@@ -92,7 +92,7 @@ def test_what_write_basic_config_writes_is_read(tmp_path, precision):
         {"backend": None, "env": {"A": "b: c # d", "É": "\n"}, "timeout": 60, "max_restarts": 1, "output": "rank0"},
     ],
 )
-def test_what_is_written_is_accepted_and_comes_back(tmp_path, num_gpus, options):
+def test_written_file_is_accepted_by_accelerate_and_read_back_equal(tmp_path, num_gpus, options):
     config = LaunchConfig(**options)
     path = config.to_yaml(tmp_path / "new" / "config.yaml")
     assert LaunchConfig.from_yaml(path) == config
@@ -103,14 +103,14 @@ def test_what_is_written_is_accepted_and_comes_back(tmp_path, num_gpus, options)
     assert args.multi_gpu is (not args.use_cpu and args.num_processes > 1)
 
 
-def test_a_precision_that_was_not_given_replaces_one_in_the_file(tmp_path):
+def test_open_precision_removes_the_one_in_the_file(tmp_path):
     path = LaunchConfig(mixed_precision="bf16").to_yaml(tmp_path / "config.yaml")
     config = LaunchConfig(num_processes=1)
     assert LaunchConfig.from_yaml(config.to_yaml(path)) == config
     assert accepted(path).mixed_precision == "no"
 
 
-def test_chosen_gpus_are_written(tmp_path, monkeypatch):
+def test_chosen_gpus_are_written_and_cannot_be_shared(tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "look", lambda: machine(4))
     config = LaunchConfig(devices=(1, 3))
     path = config.to_yaml(tmp_path / "config.yaml")
@@ -120,7 +120,7 @@ def test_chosen_gpus_are_written(tmp_path, monkeypatch):
         LaunchConfig(num_processes=4, devices=(0,)).to_yaml(path)
 
 
-def test_a_change_of_the_keys_wins_over_the_comment(tmp_path, num_gpus):
+def test_edited_keys_replace_the_comment(tmp_path, num_gpus):
     path = LaunchConfig(gradient_accumulation_steps=4).to_yaml(tmp_path / "config.yaml")
     assert '"gradient_accumulation_steps": 4' in path.read_text().splitlines()[0]
     path.write_text(path.read_text().replace("num_processes: 4", "num_processes: 3"))
@@ -128,7 +128,7 @@ def test_a_change_of_the_keys_wins_over_the_comment(tmp_path, num_gpus):
     assert (config.num_processes, config.gradient_accumulation_steps) == (3, 4)
 
 
-def test_keys_that_are_not_ours_are_kept_and_named(tmp_path):
+def test_foreign_keys_are_kept_and_listed_in_a_warning(tmp_path):
     path = tmp_path / "config.yaml"
     kept = {"dynamo_config": {"dynamo_backend": "INDUCTOR"}, "debug": True, "main_process_port": 29501}
     path.write_text(yaml.safe_dump({"distributed_type": "NO", "num_processes": 1, **kept}))
@@ -150,7 +150,7 @@ def test_keys_that_are_not_ours_are_kept_and_named(tmp_path):
         ("distributed_type: MULTI_CPU\nnum_processes: 2\n", {"num_processes": 2, "devices": "cpu"}),
     ],
 )
-def test_older_and_shorter_files_are_read(tmp_path, text, config):
+def test_from_yaml_reads_older_and_shorter_files(tmp_path, text, config):
     (tmp_path / "config.yaml").write_text(text)
     assert LaunchConfig.from_yaml(tmp_path / "config.yaml") == LaunchConfig(**config)
 
@@ -175,7 +175,7 @@ def test_older_and_shorter_files_are_read(tmp_path, text, config):
         ('# notebook-launcher: {"sed": 1}\ndistributed_type: NO\n', r"unknown option sed=. Did you mean seed=\?"),
     ],
 )
-def test_what_cannot_be_launched_is_refused(tmp_path, text, message):
+def test_file_that_cannot_be_launched_is_refused_and_kept(tmp_path, text, message):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
@@ -185,7 +185,7 @@ def test_what_cannot_be_launched_is_refused(tmp_path, text, message):
     assert path.read_text() == text
 
 
-def test_a_file_that_is_not_there_gets_a_hint(tmp_path):
+def test_missing_and_unwritable_files_raise_with_a_hint(tmp_path):
     with pytest.raises(ConfigError, match=r"none.yaml cannot be read: No such file or directory. Run `accelerate conf"):
         LaunchConfig.from_yaml(tmp_path / "none.yaml")
     (tmp_path / "file").touch()
@@ -195,7 +195,7 @@ def test_a_file_that_is_not_there_gets_a_hint(tmp_path):
         LaunchConfig().to_yaml(tmp_path / "config.json")
 
 
-def test_it_lies_where_accelerate_looks(tmp_path, monkeypatch):
+def test_default_path_is_that_of_accelerate(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert accelerate_yaml.default_path() == tmp_path / "accelerate/default_config.yaml"

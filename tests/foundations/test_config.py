@@ -47,7 +47,7 @@ from notebook_launcher import ConfigError, LaunchConfig
         ({"env": ["A"]}, r"env=\['A'\] is a list; it must map names to strings"),
     ],
 )
-def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_option_raises_config_error_with_its_field(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refusal:
         LaunchConfig(**options)
     assert [refusal.value.field] == list(options)
@@ -63,7 +63,7 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> N
         ("qqqqqq", r"unknown option qqqqqq=. Options are: num_processes, devices"),
     ],
 )
-def test_an_unknown_option_gets_a_hint(option: str, message: str) -> None:
+def test_unknown_option_raises_config_error_with_a_hint(option: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refusal:
         LaunchConfig.build(None, {option: 1})
     assert refusal.value.field is None
@@ -75,17 +75,17 @@ def test_field_of_a_config_error_survives_pickling() -> None:
     assert (str(error), error.field) == ("num_processes=0 is too small", "num_processes")
 
 
-def test_options_win_over_config() -> None:
+def test_options_replace_those_of_config() -> None:
     config = LaunchConfig(num_processes=2, mixed_precision="bf16")
     assert LaunchConfig.build(config, {"num_processes": 4}) == LaunchConfig(num_processes=4, mixed_precision="bf16")
 
 
-def test_config_must_be_a_config() -> None:
+def test_build_rejects_a_config_of_another_type() -> None:
     with pytest.raises(ConfigError, match=r"config=\{\} is a dict. Pass a LaunchConfig, or options by name"):
         LaunchConfig.build({}, {})  # type: ignore[arg-type]
 
 
-def test_it_is_frozen_equal_and_travels() -> None:
+def test_config_is_frozen_and_survives_pickling() -> None:
     config = LaunchConfig(num_processes=2, devices=[1, 0], env={"A": "b"})  # type: ignore[arg-type]
     assert config.devices == (1, 0)
     assert pickle.loads(pickle.dumps(config)) == config

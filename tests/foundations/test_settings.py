@@ -36,20 +36,20 @@ def seen_by_hugging_face() -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
-def test_every_rank_sees_every_setting(start_method: str) -> None:
+def test_every_rank_gets_the_settings_of_the_launch(start_method: str) -> None:
     results = notebook_launch(seen, 2, output="none", start_method=start_method, **CHOSEN)
     assert list(results) == [LaunchConfig(**CHOSEN).training_settings()] * 2
     assert {name: getattr(results[0], name) for name in CHOSEN} == CHOSEN
 
 
-def test_a_session_has_its_own() -> None:
+def test_session_gives_its_ranks_its_own_settings() -> None:
     with Session(2, output="none", comm_hook="bf16") as session:
         for settings in (session.run(seen)[0], session.run(seen)[1]):
             assert (settings.comm_hook, settings.mixed_precision) == ("bf16", None)
 
 
 @pytest.mark.parametrize("options", [{}, *({name: value} for name, value in CHOSEN.items()), CHOSEN, WRITTEN_OUT])
-def test_settings_hold_what_was_given_and_nothing_else(options: dict[str, Any]) -> None:
+def test_settings_hold_only_the_options_that_were_given(options: dict[str, Any]) -> None:
     settings = LaunchConfig(**options).training_settings()
     assert {name: value for name, value in dataclasses.asdict(settings).items() if value is not None} == options
     assert pickle.loads(pickle.dumps(settings)) == settings
@@ -70,7 +70,7 @@ VARIABLES = {
         (WRITTEN_OUT, ("no", 1)),
     ],
 )
-def test_a_default_that_is_written_out_wins_over_the_environment(
+def test_explicit_default_replaces_the_environment(
     options: dict[str, Any], expected: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look() -> tuple[Any, ...]:
@@ -86,13 +86,13 @@ def test_a_default_that_is_written_out_wins_over_the_environment(
     assert list(notebook_launch(look, 2, output="none", **options)) == [(*expected, expected)] * 2
 
 
-def test_settings_leave_open_what_an_environment_says_in_error() -> None:
+def test_invalid_environment_variable_leaves_the_setting_open() -> None:
     variables = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "0", "ACCELERATE_MIXED_PRECISION": "bf61"}
     settings = LaunchConfig().training_settings().resolved(variables)
     assert (settings.mixed_precision, settings.gradient_accumulation_steps) == (None, None)
 
 
-def test_there_are_none_without_a_launcher() -> None:
+def test_process_without_a_launcher_has_no_settings() -> None:
     assert seen() is None
     assert context.current() is None
 
@@ -162,12 +162,12 @@ ELSEWHERE = {
 }
 
 
-def test_every_field_is_observed_somewhere() -> None:
+def test_every_option_has_a_test_of_its_effect() -> None:
     assert {*OPTIONS, *ELSEWHERE} == {field.name for field in dataclasses.fields(LaunchConfig)}
 
 
 @pytest.mark.parametrize("field", OPTIONS)
-def test_every_field_changes_something(field: str) -> None:
+def test_option_changes_what_a_rank_observes(field: str) -> None:
     plain: dict[str, Any] = {"num_processes": 2, "seed": 1, "output": "none", "threads_per_process": 1}
     usual = notebook_launch(observe, **plain)[0]
     changed = notebook_launch(observe, **{**plain, **OPTIONS[field]})[0]

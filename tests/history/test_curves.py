@@ -28,12 +28,12 @@ def grown(num_points: int, value=math.sin) -> Curve:
 
 
 @pytest.mark.parametrize("num_points", [0, 1, 2, MAX_POINTS])
-def test_a_short_curve_keeps_every_point(num_points):
+def test_short_curve_keeps_every_point(num_points):
     assert grown(num_points).points() == [(step, math.sin(step)) for step in range(num_points)]
 
 
 @pytest.mark.parametrize("num_points", [MAX_POINTS + 1, 5_000, 33_333, 100_000])
-def test_a_long_curve_is_bounded_and_stays_in_order(num_points):
+def test_long_curve_is_bounded_and_keeps_its_order(num_points):
     curve = grown(num_points)
     steps = [step for step, _ in curve.points()]
     assert MAX_POINTS / 4 < len(steps) <= MAX_POINTS + SLACK
@@ -42,12 +42,12 @@ def test_a_long_curve_is_bounded_and_stays_in_order(num_points):
 
 
 @pytest.mark.parametrize("num_points", [100, 5_000, 100_000])
-def test_the_newest_point_is_known(num_points):
+def test_curve_always_holds_its_newest_point(num_points):
     assert grown(num_points).points()[-1] == (num_points - 1, math.sin(num_points - 1))
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_highest_and_the_lowest_peak_stay(seed):
+def test_thinning_keeps_the_highest_and_the_lowest_point(seed):
     rng = random.Random(seed)
     peaks = {rng.randrange(100_000): sign * rng.uniform(10, 20) for sign in (1, -1) for _ in range(20)}
     curve = grown(100_000, lambda step: peaks.get(step, 0.0))
@@ -58,20 +58,20 @@ def test_the_highest_and_the_lowest_peak_stay(seed):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_stays_beside_the_peaks(value):
+def test_thinning_keeps_a_non_finite_point_beside_the_peaks(value):
     curve = grown(100_000, lambda step: value if step == 4321 else float(step == 4322))
     kept = dict(curve.points())
     assert kept[4321] == value or math.isnan(kept[4321])
     assert kept[4322] == 1.0
 
 
-def test_a_curve_of_nothing_but_nan_is_bounded():
+def test_curve_of_nan_alone_is_bounded():
     points = grown(50_000, lambda _: math.nan).points()
     assert 0 < len(points) <= MAX_POINTS + SLACK
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_points_that_come_together_are_kept_as_those_that_come_one_by_one(seed):
+def test_batches_and_single_points_give_the_same_curve(seed):
     rng = random.Random(seed)
     values = [rng.choice([rng.gauss(0, 1), math.inf, 1e308]) for _ in range(30_000)]
     single, batched, at = grown(len(values), values.__getitem__), Curve(), 0
@@ -82,13 +82,13 @@ def test_points_that_come_together_are_kept_as_those_that_come_one_by_one(seed):
     assert (batched.points(), batched.count, batched.stride) == (single.points(), len(values), single.stride)
 
 
-def test_100_000_steps_take_less_than_a_second():
+def test_folding_100_000_steps_takes_less_than_a_second():
     started = time.process_time()
     grown(100_000).points()
     assert time.process_time() - started < 1
 
 
-def test_curves_are_by_metric_and_rank():
+def test_points_are_sorted_into_curves_by_metric_and_rank():
     curves = Curves()
     curves.fold([point(0, 5, loss=1.0, lr=0.1), point(1, 5, loss=2.0), point(0, 6, loss=0.5)])
     assert curves.names == ["loss", "lr"]
@@ -100,14 +100,14 @@ def test_curves_are_by_metric_and_rank():
     assert list(curves["lr"]) == [0]
 
 
-def test_a_metric_that_appears_late_begins_at_its_step():
+def test_late_metric_begins_at_its_first_step():
     curves = Curves()
     curves.fold(point(0, step, loss=1.0) for step in range(10_000))
     curves.fold([point(0, 10_000, loss=1.0, accuracy=0.5)])
     assert curves["accuracy"][0].points() == [(10_000, 0.5)]
 
 
-def test_metrics_without_end_are_counted_not_kept():
+def test_values_beyond_the_most_curves_are_counted_and_left_out():
     curves = Curves()
     curves.fold(point(0, step, **{f"metric {step}": 1.0}) for step in range(MAX_CURVES + 10))
     assert len(curves) == MAX_CURVES
@@ -116,7 +116,7 @@ def test_metrics_without_end_are_counted_not_kept():
     assert curves["metric 0"][0].count == 2
 
 
-def test_records_cannot_be_changed():
+def test_snapshots_are_frozen():
     snapshot = RunSnapshot(
         id="i", name="f", state="done", started=0.0, seconds=1.0, num_processes=1, summary="", seed=0
     )
@@ -137,12 +137,12 @@ def test_records_cannot_be_changed():
         ("lost", True),
     ],
 )
-def test_a_run_is_over_when_nothing_will_change(state, is_over):
+def test_is_over_is_true_for_every_final_state(state, is_over):
     snapshot = RunSnapshot(id="i", name="f", state=state, started=0.0, seconds=1.0, num_processes=1, summary="", seed=0)
     assert snapshot.is_over is is_over
 
 
-def test_shares_of_time_add_up_to_one():
+def test_shares_of_the_phases_add_up_to_one():
     spans = (PhaseSpan(phase="data", start=0.0, seconds=1.0),)
     phases = RankPhases(seconds={"data": 1.0, "forward": 3.0}, spans=spans)
     assert phases.shares == {"data": 0.25, "forward": 0.75}

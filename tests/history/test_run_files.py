@@ -43,7 +43,7 @@ def run_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_metrics_without_end_take_a_bounded_file(run_folder):
+def test_endless_metrics_take_a_bounded_file(run_folder):
     file = MetricsFile(run_folder, limit=200_000)
     every = points(50_000)
     for start in range(0, len(every), 5_000):
@@ -60,7 +60,7 @@ def test_metrics_without_end_take_a_bounded_file(run_folder):
             assert steps[-1] > 40_000, "the curve goes on to the end"
 
 
-def test_one_huge_line_does_not_take_the_room_of_all(run_folder):
+def test_huge_line_leaves_room_for_later_lines(run_folder):
     file = MetricsFile(run_folder, limit=10_000)
     huge = MetricPoint(rank=0, step=0, time=0.0, values={f"metric {number}": 1.0 for number in range(1000)})
     small = MetricPoint(rank=0, step=1, time=0.0, values={"loss": 1.0})
@@ -69,7 +69,7 @@ def test_one_huge_line_does_not_take_the_room_of_all(run_folder):
     assert file.num_left_out == 1
 
 
-def test_ten_thousand_metrics_a_second_are_encoded_in_a_fraction_of_it(run_folder):
+def test_encoding_ten_thousand_metrics_takes_a_fraction_of_a_second(run_folder):
     every = points(2_500)
     file = MetricsFile(run_folder)
     started = time.process_time()
@@ -95,7 +95,7 @@ class Log:
 
 
 @pytest.mark.parametrize("num_writes", [1, 7, 1000])
-def test_a_log_without_end_keeps_its_beginning_and_its_end(num_writes, run_folder):
+def test_endless_log_keeps_its_beginning_and_its_end(num_writes, run_folder):
     reader, file = Log(), LogFile(run_folder, 0, 1, limit=100_000)
     lines = [f"line {number:08}\n" for number in range(50_000)]
     size = len(lines) // num_writes + 1
@@ -110,7 +110,7 @@ def test_a_log_without_end_keeps_its_beginning_and_its_end(num_writes, run_folde
     assert "[534 kB not recorded here]" in text
 
 
-def test_a_log_that_just_fits_is_whole(run_folder):
+def test_log_that_just_fits_is_whole(run_folder):
     reader, file = Log(), LogFile(run_folder, 0, 1, limit=100)
     reader.log.write("x" * 100)
     file.write(reader)
@@ -125,27 +125,27 @@ def numbers(home: Path) -> list[int]:
     return [int(name.split("-")[1]) for name in run_folders.list_ids(home)]
 
 
-def test_the_oldest_go_when_there_are_too_many(tmp_path):
+def test_prune_removes_the_oldest_of_too_many_runs(tmp_path):
     for number in range(1, 8):
         make_run(tmp_path, number)
     run_folders.prune(tmp_path, max_runs=3)
     assert numbers(tmp_path) == [7, 6, 5]
 
 
-def test_the_oldest_go_when_they_are_too_large(tmp_path):
+def test_prune_removes_the_oldest_of_too_large_runs(tmp_path):
     for number, size in enumerate([10, 4000, 10, 3000], 1):
         make_run(tmp_path, number, size=size)
     run_folders.prune(tmp_path, max_runs=9, max_bytes=5000)
     assert numbers(tmp_path) == [4, 3]
 
 
-def test_the_newest_stays_however_large_it_is(tmp_path):
+def test_prune_keeps_the_newest_run_whatever_its_size(tmp_path):
     make_run(tmp_path, 1, size=10_000)
     run_folders.prune(tmp_path, max_runs=9, max_bytes=10)
     assert numbers(tmp_path) == [1]
 
 
-def test_a_run_that_goes_on_stays(tmp_path):
+def test_prune_keeps_a_live_run(tmp_path):
     make_run(tmp_path, 1, state="running", kernel=owners.identify())
     make_run(tmp_path, 2, state="running", kernel={**owners.identify(), "start": 1})
     make_run(tmp_path, 3)
@@ -154,7 +154,7 @@ def test_a_run_that_goes_on_stays(tmp_path):
     assert numbers(tmp_path) == [4, 1]
 
 
-def test_nothing_but_runs_is_removed(tmp_path):
+def test_prune_removes_only_files_of_runs(tmp_path):
     for number in range(1, 4):
         make_run(tmp_path, number)
     (tmp_path / "20261121-000001-train-000001" / "notes.txt").write_text("mine")
@@ -170,7 +170,7 @@ def test_nothing_but_runs_is_removed(tmp_path):
 # Who writes.
 
 
-def test_a_process_lives_until_it_is_reaped_or_not():
+def test_process_is_alive_until_it_ends_reaped_or_not():
     program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     owner = {**owners.identify(), "pid": program.pid, "start": owners._start_of(program.pid)}
     assert owners.is_alive(owner, age=math.inf)
@@ -183,12 +183,12 @@ def test_a_process_lives_until_it_is_reaped_or_not():
 
 
 @pytest.mark.parametrize("other", [{"boot": "another"}, {"pid_namespace": "pid:[1]"}])
-def test_of_another_machine_the_time_of_its_last_word_counts(other):
+def test_owner_on_another_machine_is_alive_while_it_writes(other):
     owner = {**owners.identify(), **other}
     assert owners.is_alive(owner, age=1)
     assert not owners.is_alive(owner, age=owners.SILENCE + 1)
 
 
 @pytest.mark.parametrize("owner", [None, [], {}, "kernel"])
-def test_who_is_not_named_is_dead(owner):
+def test_invalid_owner_is_not_alive(owner):
     assert not owners.is_alive(owner, age=math.inf)

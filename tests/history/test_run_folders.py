@@ -67,7 +67,7 @@ def strict_json(text: str) -> Any:
         ("auto", {run_folders.VARIABLE: "off"}, None),
     ],
 )
-def test_the_place_is_found(chosen, environment, found, monkeypatch):
+def test_find_home_follows_the_option_and_the_environment(chosen, environment, found, monkeypatch):
     for name in ("XDG_STATE_HOME", run_folders.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/home/me", **environment}.items():
@@ -84,19 +84,19 @@ def test_the_place_is_found(chosen, environment, found, monkeypatch):
         ("a\0b", r"is not a path"),
     ],
 )
-def test_what_is_no_place_is_refused(value, message):
+def test_invalid_runs_folder_is_refused(value, message):
     with pytest.raises(ConfigError, match=message):
         LaunchConfig(runs_folder=value)
 
 
-def test_a_path_is_kept_as_text():
+def test_runs_folder_given_as_path_is_kept_as_text():
     assert LaunchConfig(runs_folder=Path("some/where")).runs_folder == "some/where"
 
 
 # What a run leaves.
 
 
-def test_a_run_is_read_back_as_it_was(home):
+def test_recorded_run_equals_the_live_run(home):
     run = launch(speak, 2, output="none", seed=3, env={"COLOUR": "blue"}, max_grad_norm=0.5)
     run.result()
     again = open_run(run.id)
@@ -118,14 +118,14 @@ def test_a_run_is_read_back_as_it_was(home):
     ]
 
 
-def test_only_the_user_may_read_it(home):
+def test_run_folder_is_readable_by_the_user_alone(home):
     run = launch(speak, 1, output="none")
     run.result()
     paths = [home, home / run.id, *(home / run.id).iterdir()]
     assert [path.name for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
 
 
-def test_secrets_are_not_written_down(home):
+def test_secrets_are_not_recorded(home):
     env = {"WANDB_API_KEY": "hush", "HF_TOKEN": "hush", "db_password": "hush", "TOKENIZERS_PARALLELISM": "false"}
     run = launch(speak, 1, output="none", env=env)
     run.result()
@@ -133,7 +133,7 @@ def test_secrets_are_not_written_down(home):
     assert dict(open_run(run.id).config.env) == {"TOKENIZERS_PARALLELISM": "false"}
 
 
-def test_a_failure_is_kept_however_short_the_run(home):
+def test_short_run_that_fails_is_recorded(home):
     def fail() -> None:
         raise ValueError("boom")
 
@@ -146,7 +146,7 @@ def test_a_failure_is_kept_however_short_the_run(home):
     assert "raise ValueError" in again.snapshot().failures[0].traceback
 
 
-def test_a_short_run_with_nothing_to_say_leaves_nothing(home):
+def test_short_silent_run_leaves_no_folder(home):
     with Session(2, output="none") as session:
         session.run(int)
         assert len(runs()) == 0
@@ -155,12 +155,12 @@ def test_a_short_run_with_nothing_to_say_leaves_nothing(home):
     assert [run.name for run in runs()] == ["speak", "speak"]
 
 
-def test_no_folder_is_left_if_none_is_wanted(home):
+def test_no_folder_is_left_when_recording_is_off(home):
     notebook_launch(speak, 1, output="none", runs_folder=None)
     assert not home.exists()
 
 
-def test_a_folder_can_be_chosen(home, tmp_path, monkeypatch):
+def test_runs_folder_option_chooses_the_folder(home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     notebook_launch(speak, 1, output="none", runs_folder="here")
     assert [run.name for run in runs("here")] == ["speak"]
@@ -169,7 +169,7 @@ def test_a_folder_can_be_chosen(home, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_numbers_that_json_does_not_know_come_back(number, home):
+def test_non_finite_numbers_survive_json(number, home):
     run = launch(speak, 1, output="none", kwargs={"number": number})
     run.result()
     for path in (home / run.id).glob("*.json*"):
@@ -184,7 +184,7 @@ def test_numbers_that_json_does_not_know_come_back(number, home):
 NASTY = "<script>alert('1')</script>/../\"x\"\n\N{SNOWMAN}"
 
 
-def test_names_and_text_cannot_break_out(home):
+def test_names_and_texts_of_users_cannot_leave_their_file(home):
     def measure() -> str:
         from notebook_launcher import context
 
@@ -206,7 +206,7 @@ def test_names_and_text_cannot_break_out(home):
         assert "&lt;script" in html
 
 
-def test_only_ranks_that_wrote_something_have_a_file(home):
+def test_only_ranks_with_output_have_a_log_file(home):
     def some(rank_count: int) -> None:
         if int(os.environ["RANK"]) in (3, rank_count - 1):
             print("here")
@@ -219,7 +219,7 @@ def test_only_ranks_that_wrote_something_have_a_file(home):
 
 
 @pytest.mark.parametrize("rank", [-1, 1, "0"])
-def test_a_rank_that_is_not_there_is_refused(rank, home):
+def test_logs_of_a_missing_rank_raise_lookup_error(rank, home):
     notebook_launch(speak, 1, output="none")
     with pytest.raises(LookupError, match=rf"there is no rank {rank!r}: this run has 1, 0 to 0"):
         runs()[0].logs(rank)
@@ -228,7 +228,7 @@ def test_a_rank_that_is_not_there_is_refused(rank, home):
 # While it goes on.
 
 
-def test_a_run_can_be_read_while_it_goes_on(home, tmp_path):
+def test_live_run_can_be_read_from_its_folder(home, tmp_path):
     def in_two_steps(go: str) -> None:
         report(loss=1.0)
         print("one", flush=True)
@@ -267,7 +267,7 @@ run.id
 
 
 @pytest.mark.slow
-def test_a_killed_kernel_leaves_a_run_that_is_lost(home):
+def test_killed_kernel_leaves_a_lost_run(home):
     with Kernel() as kernel:
         run_id = evaluate(kernel, ENDLESS)
         again = wait_until(lambda: (home / run_id / "rank-1.log").exists() and open_run(run_id))
@@ -295,7 +295,7 @@ if __name__ == "__main__":
 """
 
 
-def test_two_kernels_write_side_by_side(home):
+def test_two_kernels_record_side_by_side(home):
     codes = [LAUNCHES.replace("NAME", repr(name)) for name in ("one", "two")]
     programs = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for code in codes]
     assert [program.wait(timeout=50) for program in programs] == [0, 0]
@@ -307,7 +307,7 @@ def test_two_kernels_write_side_by_side(home):
 # What cannot be written.
 
 
-def test_a_place_that_is_no_folder_is_said_once(home, capfd):
+def test_unusable_runs_folder_is_reported_once(home, capfd):
     home.write_text("a file")
     assert list(notebook_launch(speak, 1)) == [7]
     err = capfd.readouterr().err
@@ -315,13 +315,13 @@ def test_a_place_that_is_no_folder_is_said_once(home, capfd):
     assert f"in {home}: Not a directory" in err
 
 
-def test_a_home_that_nobody_knows_is_said_once(monkeypatch, capfd):
+def test_unknown_home_is_reported_once(monkeypatch, capfd):
     monkeypatch.delenv(run_folders.VARIABLE)
     assert list(notebook_launch(speak, 1, runs_folder="~nobody-at-all/runs")) == [7]
     assert capfd.readouterr().err.count("recording of the run ended: RuntimeError: Could not determine") == 1
 
 
-def test_a_disk_that_fills_up_does_not_fail_the_run(home, tmp_path, capfd):
+def test_full_disk_does_not_fail_the_run(home, tmp_path, capfd):
     def flood(go: str) -> str:
         print("before", flush=True)
         wait_for(go)
@@ -355,7 +355,7 @@ def test_a_disk_that_fills_up_does_not_fail_the_run(home, tmp_path, capfd):
 # In good measure.
 
 
-def test_a_rank_that_reports_as_fast_as_it_can_is_recorded(home):
+def test_flood_of_reports_is_recorded(home):
     def fast() -> None:
         for step in range(10_000):
             report(step=step, loss=1.0)
@@ -365,7 +365,7 @@ def test_a_rank_that_reports_as_fast_as_it_can_is_recorded(home):
     assert [point.step for point in open_run(run.id).metrics] == list(range(10_000))
 
 
-def test_a_launch_makes_room(home, monkeypatch):
+def test_launch_removes_old_runs(home, monkeypatch):
     monkeypatch.setattr(run_folders, "MAX_RUNS", 3)
     for number in range(1, 6):
         make_run(home, number)
@@ -375,7 +375,7 @@ def test_a_launch_makes_room(home, monkeypatch):
     assert runs()[0].id == run.id
 
 
-def test_cell_run_and_record_tell_one_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cell_run_and_record_show_the_same_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = launch(speak, 2, runs_folder=tmp_path)
     run.result(50)
     seconds = run.snapshot().seconds

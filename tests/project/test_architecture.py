@@ -274,7 +274,7 @@ def test_imports_follow_the_layers(module):
         ("widgets.panel", "import widgets.monitor"),
     ],
 )
-def test_a_forbidden_import_is_caught(module, source):
+def test_forbidden_import_is_reported(module, source):
     assert _violations(source, f"{PACKAGE}.{module}")
 
 
@@ -289,7 +289,7 @@ def test_a_forbidden_import_is_caught(module, source):
         ("channel", "import socket\nfrom notebook_launcher import messages"),
     ],
 )
-def test_an_allowed_import_passes(module, source):
+def test_allowed_import_is_not_reported(module, source):
     assert _violations(source, f"{PACKAGE}.{module}") == []
 
 

@@ -51,7 +51,7 @@ def runs(folder: Path) -> list[Run]:
     return [run for run in (first, second, failed) if run.wait(50)]
 
 
-def test_the_curves_of_all_runs_are_in_one_plot(runs: list[Run]) -> None:
+def test_one_plot_holds_the_curves_of_all_runs(runs: list[Run]) -> None:
     comparison = compare(*runs)
     assert comparison.metrics == ["loss", "<b>odd</b>"]
     words = words_of(comparison.svg())
@@ -60,7 +60,7 @@ def test_the_curves_of_all_runs_are_in_one_plot(runs: list[Run]) -> None:
     assert "loss" not in words_of(compare(*runs, metrics="<b>odd</b>").svg())
 
 
-def test_what_differs_is_told(runs: list[Run]) -> None:
+def test_settings_that_differ_are_listed(runs: list[Run]) -> None:
     comparison = compare(*runs[:2])
     assert comparison.settings["threads_per_process"] == {"A": "1", "B": "null"}
     assert comparison.settings["env['MODE']"] == {"A": "set"}
@@ -95,7 +95,7 @@ def test_runs_without_metrics_are_compared_without_a_picture(runs: list[Run]) ->
     assert "<img" not in bundle["text/html"]
 
 
-def test_results_that_left_no_folder_have_no_curves_but_the_rest(runs: list[Run]) -> None:
+def test_results_without_a_folder_are_compared_without_curves(runs: list[Run]) -> None:
     results = launch(print, 2, output="none", runs_folder=None).result()
     comparison = compare(runs[0], results)
     assert comparison.runs["B"].name == "results 2"
@@ -105,20 +105,20 @@ def test_results_that_left_no_folder_have_no_curves_but_the_rest(runs: list[Run]
     assert {"A: train", "B: results 2"} <= set(words_of(comparison.svg()))
 
 
-def test_results_of_a_failure(runs: list[Run]) -> None:
+def test_results_of_a_failed_run_are_compared(runs: list[Run]) -> None:
     error = runs[2].exception()
     assert error is not None
     (run,) = compare(error.results).runs.values()  # type: ignore[attr-defined] # every error of a run has them
     assert (run.state, run.failures[0].summary) == ("failed", "ValueError: <script>boom</script>")
 
 
-def test_runs_are_found_in_their_folders(runs: list[Run], folder: Path) -> None:
+def test_compare_accepts_ids_and_folders(runs: list[Run], folder: Path) -> None:
     comparison = compare(runs[0], folder / runs[1].id, str(folder / runs[1].id))
     assert [run.id for run in comparison.runs.values()] == [runs[0].id, runs[1].id, runs[1].id]
     assert comparison.samples_per_second["B"] == pytest.approx(compare(runs[1]).samples_per_second["A"])
 
 
-def test_a_run_that_goes_on_is_compared_as_it_is_now() -> None:
+def test_live_run_is_compared_as_it_is_now() -> None:
     def wait() -> None:
         import time
 
@@ -149,7 +149,7 @@ def test_a_run_that_goes_on_is_compared_as_it_is_now() -> None:
         ([Run], r"is not a run: <class .*Run'> \(type\)\. Pass"),
     ],
 )
-def test_what_is_no_run_is_refused(wrong: list[Any], message: str) -> None:
+def test_compare_rejects_what_is_not_a_run(wrong: list[Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compare(*wrong)
 
@@ -161,17 +161,17 @@ def test_what_is_no_run_is_refused(wrong: list[Any], message: str) -> None:
         (["loss", "zzz"], r"no run has reported 'zzz'\. There are: 'loss', '<b>odd</b>'\."),
     ],
 )
-def test_a_metric_that_nobody_reported(runs: list[Run], metrics: Any, message: str) -> None:
+def test_unreported_metric_raises_config_error(runs: list[Run], metrics: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compare(runs[0], metrics=metrics)
 
 
-def test_an_id_that_no_run_has() -> None:
+def test_unknown_id_raises_lookup_error() -> None:
     with pytest.raises(LookupError, match="there is no run '20001231-no-such-run'"):
         compare("20001231-no-such-run")
 
 
-def test_as_many_runs_as_there_are_letters(runs: list[Run]) -> None:
+def test_compare_takes_at_most_26_runs(runs: list[Run]) -> None:
     comparison = compare(*[runs[0]] * MAX_RUNS)
     assert isinstance(comparison, Comparison)
     assert "Z: train" in words_of(comparison.svg())

@@ -101,7 +101,7 @@ def trained() -> Any:
     return run
 
 
-def test_a_real_run_as_one_message(trained: Any) -> None:
+def test_reset_holds_a_whole_real_run(trained: Any) -> None:
     message = json.loads(json.dumps(Feed(trained).reset(), allow_nan=False))
     assert message["type"] == "reset"
     assert message["run"]["state"] == "done"
@@ -121,7 +121,7 @@ def test_a_real_run_as_one_message(trained: Any) -> None:
     assert [log["text"] for log in message["logs"]] == ["trained\n", "trained\n"]
 
 
-def test_what_accumulating_saved_is_measured(trained: Any) -> None:
+def test_saving_by_accumulation_is_measured(trained: Any) -> None:
     phases = trained.phases
     sync = Feed(trained).reset()["run"]["sync"]
     expected = [one.seconds["sync"] / one.counts["sync"] * (one.micro_batches - one.windows) for one in phases.values()]
@@ -160,14 +160,14 @@ def test_the_effective_batch_is_that_of_a_full_window(
     assert Feed(reader).reset()["run"]["effective_batch"] == text
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_missing_measurement_is_named() -> None:
     assert "Not measured" in measure_sync([]).text
     alone = measure_sync([RankPhases(windows=3, micro_batches=6, seconds={"forward": 1.0}, counts={"forward": 6})])
     assert (alone.saved_seconds, alone.mean_seconds, alone.share) == (None, None, 0.0)
     assert "Not measured" in alone.text
 
 
-def test_updates_add_up_to_what_a_reset_says() -> None:
+def test_updates_add_up_to_a_reset() -> None:
     reader = Reader(ranks=(RankSnapshot(rank=0), RankSnapshot(rank=1)))
     feed = Feed(reader)
     curves: dict[tuple[str, int], list[int]] = {}
@@ -190,7 +190,7 @@ def test_updates_add_up_to_what_a_reset_says() -> None:
     assert logs == {log["rank"]: log["text"] for log in whole["logs"]}
 
 
-def test_nothing_new_is_no_message_and_age_comes_once_a_second() -> None:
+def test_no_news_is_no_message_but_the_age_once_a_second() -> None:
     reader = Reader()
     feed = Feed(reader)
     feed.reset()
@@ -204,7 +204,7 @@ def test_nothing_new_is_no_message_and_age_comes_once_a_second() -> None:
     assert update["run"]["seconds"] == pytest.approx(2.1)
 
 
-def test_memory_is_refreshed_once_a_second_and_a_state_at_once() -> None:
+def test_memory_is_sent_once_a_second_and_a_state_at_once() -> None:
     reader = Reader(ranks=(RankSnapshot(rank=0, state="running", memory=1),))
     feed = Feed(reader)
     feed.reset()
@@ -216,7 +216,7 @@ def test_memory_is_refreshed_once_a_second_and_a_state_at_once() -> None:
     assert [(rank["state"], rank["memory"]) for rank in update["ranks"]] == [("saving", 3)]
 
 
-def test_ten_thousand_metrics_a_second_stay_small() -> None:
+def test_ten_thousand_metrics_a_second_make_small_messages() -> None:
     reader = Reader()
     feed = Feed(reader)
     feed.reset()
@@ -252,7 +252,7 @@ def test_the_page_never_gets_more_points_than_it_keeps() -> None:
     assert (kept[0], kept[-1]) == (0, 99_400)
 
 
-def test_64_ranks_stay_bounded() -> None:
+def test_messages_of_64_ranks_are_bounded() -> None:
     spans = tuple(PhaseSpan(phase="forward", start=at / 1000, seconds=0.001) for at in range(1024))
     reader = Reader(
         ranks=tuple(RankSnapshot(rank=rank, state="running", last_line="x" * 10_000) for rank in range(64)),
@@ -277,7 +277,7 @@ def test_64_ranks_stay_bounded() -> None:
     assert all(log["text"].endswith("z\n") for log in update["logs"])
 
 
-def test_more_curves_than_are_kept_are_left_out() -> None:
+def test_curves_beyond_the_limit_are_left_out() -> None:
     reader = Reader()
     for name in range(3000):
         reader.report(0, **{str(name): 1.0})
@@ -307,7 +307,7 @@ def test_rounding_stays_near_and_finite(value: float) -> None:
     assert math.isfinite(rounded)
 
 
-def test_names_and_texts_of_the_users_travel_as_they_are() -> None:
+def test_names_and_texts_of_users_are_sent_unchanged() -> None:
     failure = FailureRecord(rank=0, summary=SCRIPT, traceback=SCRIPT * 10_000, last_lines=(SCRIPT,))
     rank = RankSnapshot(rank=0, last_line=SCRIPT, metrics={SCRIPT: 1.0})
     reader = Reader(ranks=(rank,), logs={0: SCRIPT + "\n"}, fields={"failures": (failure,), "name": SCRIPT})
@@ -318,7 +318,7 @@ def test_names_and_texts_of_the_users_travel_as_they_are() -> None:
     assert len(message["errors"][0]["traceback"]) < 21_000
 
 
-def test_of_a_long_log_the_page_gets_the_end_in_whole_lines() -> None:
+def test_page_gets_the_end_of_a_long_log_in_whole_lines() -> None:
     reader = Reader(logs={0: "".join(f"line {at}\n" for at in range(100_000))})
     feed = Feed(reader)
     (log,) = feed.reset()["logs"]
@@ -365,7 +365,7 @@ def test_notices_are_in_the_next_message_and_in_every_reset() -> None:
     assert len(feed.reset()["notices"]) <= 20
 
 
-def test_buttons_are_on_while_somebody_hears_them() -> None:
+def test_buttons_are_enabled_while_the_run_can_act() -> None:
     reader = Reader(phases={0: RankPhases(windows=1, micro_batches=1, samples=1.0, seconds={"step": 1.0})})
     assert not any(Feed(reader).reset()["run"]["actions"].values())
     assert all(Feed(reader, can_act=True).reset()["run"]["actions"].values())
@@ -376,14 +376,14 @@ def test_buttons_are_on_while_somebody_hears_them() -> None:
     assert not any(Feed(reader, can_act=True).reset()["run"]["actions"].values())
 
 
-def test_ranks_that_the_user_stopped_are_no_errors() -> None:
+def test_ranks_that_the_user_stopped_are_not_errors() -> None:
     failures = (FailureRecord(rank=0, summary="stopped"), FailureRecord(rank=1, summary="ValueError: boom"))
     ranks = (RankSnapshot(rank=0, state="stopped"), RankSnapshot(rank=1, state="failed"))
     reader = Reader(ranks=ranks, fields={"failures": failures})
     assert [error["rank"] for error in Feed(reader).reset()["errors"]] == [1]
 
 
-def test_an_error_that_comes_later_is_sent_once() -> None:
+def test_later_error_is_sent_once() -> None:
     reader = Reader()
     feed = Feed(reader)
     feed.reset()
@@ -394,7 +394,7 @@ def test_an_error_that_comes_later_is_sent_once() -> None:
     assert feed.update() is None
 
 
-def test_progress_is_that_of_the_rank_behind() -> None:
+def test_progress_is_that_of_the_rank_furthest_behind() -> None:
     ranks = [
         RankSnapshot(rank=0, done=30, total=100, rate=10.0),
         RankSnapshot(rank=1, done=20, total=100, rate=8.0, description="epoch 1", metrics={"loss": 0.31, "lr": 1e-3}),
@@ -419,11 +419,11 @@ def test_progress_is_that_of_the_rank_behind() -> None:
         (RankSnapshot(rank=0, step=1, metrics={"a\r\nb\x1b": 1.0}), "f: step 1, a  b  1"),
     ],
 )
-def test_the_line_of_progress(rank: RankSnapshot, line: str) -> None:
+def test_progress_line_shows_share_rate_and_metrics(rank: RankSnapshot, line: str) -> None:
     assert progress_line("f", [rank]) == line
 
 
-def test_the_slowest_rank_is_the_one_behind_or_the_one_that_does_not_wait() -> None:
+def test_slowest_rank_is_behind_or_waits_least() -> None:
     def run(*ranks: RankSnapshot, **waits: float) -> int | None:
         phases = {
             int(name[1:]): RankPhases(seconds={"sync": share, "forward": 1.0 - share}, counts={"sync": 5})
@@ -455,7 +455,7 @@ def test_seconds_of_a_wait_are_sent_once_a_second() -> None:
     assert waits("", 2.5)["run"]["waiting"] == ""
 
 
-def test_news_before_the_whole_run_was_asked_for_are_the_run() -> None:
+def test_update_before_a_reset_holds_the_run() -> None:
     message = Feed(Reader()).update()
     assert message is not None
     assert message["run"]["state"] == Reader().snapshot().state

@@ -168,7 +168,7 @@ def last_steps(messages: list[dict[str, Any]]) -> list[int]:
     return [max(steps) for steps in drawn if steps]
 
 
-def test_stop_while_the_cell_is_busy(every_kernel: Kernel) -> None:
+def test_stop_button_works_while_the_cell_is_busy(every_kernel: Kernel) -> None:
     cell = every_kernel.start("notebook_launch(train, 2)", allow_stdin=True)
     page = Page.opened(every_kernel, cell)
     page.send("hello")
@@ -198,7 +198,7 @@ def test_stop_while_the_cell_is_busy(every_kernel: Kernel) -> None:
     assert page.messages[-1]["run"]["state"] == "stopped"
 
 
-def test_messages_are_few(kernel: Kernel) -> None:
+def test_page_gets_at_most_four_messages_a_second(kernel: Kernel) -> None:
     kernel.execute("def flood():\n    for step in range(30_000): report(step=step, loss=1.0, other=2.0)")
     cell = kernel.start("notebook_launch(flood, 2, output='none', monitor=True)", allow_stdin=True)
     page = Page.opened(kernel, cell)
@@ -210,7 +210,7 @@ def test_messages_are_few(kernel: Kernel) -> None:
     assert max(in_any_second) <= 6  # Four a second, the answer to the first hello, and the last one.
 
 
-def test_64_ranks(kernel: Kernel) -> None:
+def test_monitor_of_64_ranks_shows_every_rank(kernel: Kernel) -> None:
     kernel.execute(
         "def many():\n"
         "    for step in range(40):\n"
@@ -231,7 +231,7 @@ def test_64_ranks(kernel: Kernel) -> None:
     assert len(drawing["image/svg+xml"]) < 2_000_000
 
 
-def test_a_page_is_reloaded_while_the_cell_waits(every_kernel: Kernel) -> None:
+def test_page_reloaded_while_the_cell_waits_gets_the_run(every_kernel: Kernel) -> None:
     cell = every_kernel.start("notebook_launch(train, 2)", allow_stdin=True)
     page = Page.opened(every_kernel, cell)
     page.send("hello", page="first")
@@ -252,7 +252,7 @@ def test_a_page_is_reloaded_while_the_cell_waits(every_kernel: Kernel) -> None:
     close_comm(every_kernel, control)
 
 
-def test_a_page_is_reloaded_while_the_cell_computes(kernel: Kernel) -> None:
+def test_page_reloaded_while_the_cell_computes_gets_the_run(kernel: Kernel) -> None:
     cell = kernel.start(
         "import time\nrun = launch(train, 2)\nwhile run.state != 'stopped': time.sleep(0.001)", allow_stdin=True
     )
@@ -298,7 +298,7 @@ def test_other_messages_keep_their_order_and_get_their_replies(every_kernel: Ker
     assert every_kernel.wait(second).stdout == "second\n"
 
 
-def test_a_run_that_nobody_waits_for(every_kernel: Kernel) -> None:
+def test_detached_run_shows_its_monitor(every_kernel: Kernel) -> None:
     cell = every_kernel.start("run = launch(train, 2)", allow_stdin=True)
     page = Page.opened(every_kernel, cell)
     page.send("hello")
@@ -310,7 +310,7 @@ def test_a_run_that_nobody_waits_for(every_kernel: Kernel) -> None:
     assert evaluate(every_kernel, "run.wait(); run.state") == "stopped"
 
 
-def test_clicks_of_a_front_end_that_uses_subshells(kernel: Kernel) -> None:
+def test_clicks_from_a_front_end_with_subshells_arrive(kernel: Kernel) -> None:
     subshell = kernel.ask_control("create_subshell_request")["subshell_id"]
     cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
     page = Page.opened(kernel, cell)
@@ -321,7 +321,7 @@ def test_clicks_of_a_front_end_that_uses_subshells(kernel: Kernel) -> None:
     kernel.ask_control("delete_subshell_request", subshell_id=subshell)
 
 
-def test_what_the_page_asks_for(kernel: Kernel) -> None:
+def test_requests_of_the_page_are_carried_out(kernel: Kernel) -> None:
     def notices(messages: list[dict[str, Any]]) -> str:
         return "\n".join(notice for message in messages for notice in message.get("notices", ()))
 
@@ -351,7 +351,7 @@ def test_only_the_newest_monitors_of_ended_runs_stay_open(kernel: Kernel) -> Non
     assert not any(page.is_closed for page in pages[1:])
 
 
-def test_two_monitors_of_one_run_and_a_reload(kernel: Kernel) -> None:
+def test_two_monitors_of_one_run_survive_a_reload(kernel: Kernel) -> None:
     cell = kernel.start("run = launch(train, 2, monitor=False)\ndisplay(Monitor(run))\nMonitor(run)")
     pages = [Page.opened(kernel, cell, number) for number in (0, 1)]
     for page in pages:
@@ -368,7 +368,7 @@ def test_two_monitors_of_one_run_and_a_reload(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("reader", ["run", "open_run(run.id)"])
-def test_a_run_that_is_over_is_there_to_look_around_in(kernel: Kernel, reader: str) -> None:
+def test_run_that_is_over_can_be_explored(kernel: Kernel, reader: str) -> None:
     outcome = kernel.execute(
         "from notebook_launcher import open_run\n"
         "def short(): print('from a rank'); train(5)\n"
@@ -392,7 +392,7 @@ def test_a_run_that_is_over_is_there_to_look_around_in(kernel: Kernel, reader: s
     assert WIDGET_VIEW not in outcome.displays[0]["data"]
 
 
-def test_a_short_run_shows_nothing(kernel: Kernel) -> None:
+def test_short_run_shows_no_monitor(kernel: Kernel) -> None:
     for _ in range(3):  # another program can make a run of milliseconds take more than the second that it may
         outcome = executed(kernel, "notebook_launch(train, 2, kwargs={'steps': 1})")
         if not outcome.displays:
@@ -402,14 +402,14 @@ def test_a_short_run_shows_nothing(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("options", ["monitor=False", "output='none'"])
-def test_no_monitor_where_none_is_wanted(kernel: Kernel, options: str) -> None:
+def test_no_monitor_is_shown_when_it_is_off(kernel: Kernel, options: str) -> None:
     outcome = executed(kernel, f"notebook_launch(train, 2, kwargs={{'steps': 120}}, {options})")
     assert outcome.error is None
     assert not outcome.displays
     assert not outcome.of("comm_open")
 
 
-def test_nobody_answers(kernel: Kernel) -> None:
+def test_line_of_progress_appears_if_no_page_answers(kernel: Kernel) -> None:
     """A page that cannot draw widgets: progress as text, and no dead widget in the end."""
     outcome = executed(kernel, "notebook_launch(train, 2, kwargs={'steps': 550})")
     assert outcome.error is None
@@ -421,7 +421,7 @@ def test_nobody_answers(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("hellos", [0, 1])
-def test_a_picture_is_kept_for_the_case_that_the_kernel_dies(kernel: Kernel, hellos: int) -> None:
+def test_folded_picture_stands_below_the_monitor_of_a_live_run(kernel: Kernel, hellos: int) -> None:
     cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
     page = Page.opened(kernel, cell)
     for _ in range(hellos):
@@ -441,7 +441,7 @@ def test_a_picture_is_kept_for_the_case_that_the_kernel_dies(kernel: Kernel, hel
     assert bool(page.messages) == bool(hellos)
 
 
-def test_what_a_picture_has_read_is_missing_on_no_page() -> None:
+def test_metrics_read_for_a_picture_reach_the_page_too() -> None:
     def report_and_wait() -> None:
         report(step=7, loss=1.0)
         for _ in track(range(10**6)):
@@ -461,13 +461,13 @@ def test_what_a_picture_has_read_is_missing_on_no_page() -> None:
     assert [curve["steps"] for curve in sent[0]["curves"]] == [[7]]
 
 
-def test_a_captured_cell_gets_no_monitor(kernel: Kernel) -> None:
+def test_captured_cell_shows_no_monitor(kernel: Kernel) -> None:
     outcome = executed(kernel, "%%capture\nnotebook_launch(train, 2, kwargs={'steps': 120})")
     assert outcome.error is None
     assert not outcome.of("comm_open", "display_data")
 
 
-def test_an_ipykernel_that_is_built_otherwise(kernel: Kernel) -> None:
+def test_buttons_work_after_the_cell_if_ipykernel_has_no_tap(kernel: Kernel) -> None:
     code = (
         "from notebook_launcher.widgets import tap\n"
         "known, tap._running_kernel = tap._running_kernel, lambda: object()\n"
@@ -482,7 +482,7 @@ def test_an_ipykernel_that_is_built_otherwise(kernel: Kernel) -> None:
     assert kernel.execute("tap._running_kernel = known; run.wait()").error is None
 
 
-def test_a_view_that_cannot_be_imported_costs_the_view_alone(kernel: Kernel) -> None:
+def test_import_error_of_the_view_does_not_fail_the_run(kernel: Kernel) -> None:
     hide = (
         "import sys\nkept = {name: sys.modules.pop(name) for name in list(sys.modules) if 'launcher.widgets' in name}\n"
     )
@@ -497,7 +497,7 @@ def test_a_view_that_cannot_be_imported_costs_the_view_alone(kernel: Kernel) -> 
     assert outcome.stdout.endswith("None\n")
 
 
-def test_in_a_session(kernel: Kernel) -> None:
+def test_stop_button_ends_a_run_of_a_session(kernel: Kernel) -> None:
     cell = kernel.start("with Session(2) as session: session.run(train)", allow_stdin=True)
     page = Page.opened(kernel, cell)
     page.send("hello")
@@ -509,7 +509,7 @@ def test_in_a_session(kernel: Kernel) -> None:
 
 
 @pytest.mark.usefixtures("no_loop_left")
-def test_a_notebook_that_a_program_runs_keeps_no_widget() -> None:
+def test_notebook_run_by_a_program_keeps_no_widget() -> None:
     source = f"import time\nfrom notebook_launcher import *{TRAIN}\nnotebook_launch(train, 2, kwargs={{'steps': 150}})"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
     nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute(
@@ -527,18 +527,18 @@ def test_a_notebook_that_a_program_runs_keeps_no_widget() -> None:
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
-def test_the_option_takes_three_values(value: Any) -> None:
+def test_monitor_option_takes_three_values(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"monitor=.* is unknown. It can be True, False or 'auto'"):
         LaunchConfig(monitor=value)
     assert LaunchConfig().monitor == "auto"
 
 
-def test_what_is_no_run_is_refused() -> None:
+def test_monitor_of_something_else_raises_type_error() -> None:
     with pytest.raises(TypeError, match=r"Monitor\(3\): not a run. Pass what launch\(...\) returned"):
         Monitor(3)  # type: ignore[arg-type]
 
 
-def test_a_closed_monitor_goes_with_its_last_reference() -> None:
+def test_closed_monitor_is_freed_with_its_last_reference() -> None:
     run = launch(print, 1, output="none")
     run.wait()
     monitor = Monitor(run)

@@ -165,7 +165,7 @@ def test_a_segment_sets_its_option(name, word, value):
         ("backend", 2, "Choose auto or gloo: nccl needs a GPU for each process (no GPU found)."),
     ],
 )
-def test_what_cannot_be_is_said_beside_its_field_and_keeps_the_launch_off(name, typed, message):
+def test_invalid_value_is_noted_at_its_field_and_disables_launch(name, typed, message):
     panel = ConfigPanel(train)
     type_in(panel, name, typed)
     assert message in note_of(panel, name)
@@ -182,7 +182,7 @@ def test_what_cannot_be_is_said_beside_its_field_and_keeps_the_launch_off(name, 
     assert "nbp-error" not in note_of(panel, name)
 
 
-def test_a_mistake_in_one_field_outlives_typing_in_another():
+def test_mistake_in_one_field_survives_typing_in_another():
     panel = ConfigPanel(train)
     type_in(panel, "seed", "abc")
     type_in(panel, "num_processes", "2")
@@ -192,14 +192,14 @@ def test_a_mistake_in_one_field_outlives_typing_in_another():
     assert (panel.config.seed, panel.config.num_processes) == (None, 2)
 
 
-def test_what_is_typed_is_left_as_it_was_typed():
+def test_typed_text_stays_as_typed():
     panel = ConfigPanel(train)
     type_in(panel, "timeout", "1e3")
     type_in(panel, "seed", "3")
     assert field(panel, "timeout").control.value == "1e3"
 
 
-def test_the_config_can_be_set_and_observed():
+def test_config_can_be_set_and_observed():
     panel = ConfigPanel(train, 2)
     seen: list[LaunchConfig] = []
     panel.observe(lambda change: seen.append(change["new"]), "config")
@@ -213,7 +213,7 @@ def test_the_config_can_be_set_and_observed():
     assert panel.config.env == {"A": "b"}
 
 
-def test_options_are_those_of_a_launch():
+def test_panel_takes_the_options_of_a_launch():
     assert ConfigPanel(train, 2, config=LaunchConfig(seed=1), timeout=5).config == LaunchConfig(
         num_processes=2, seed=1, timeout=5
     )
@@ -224,7 +224,7 @@ def test_options_are_those_of_a_launch():
 # The machine.
 
 
-def test_processes_are_bounded_by_the_machine(on):
+def test_too_many_processes_for_the_machine_are_refused(on):
     assert "64 at most on 2 CPU cores" in note_of(ConfigPanel(train), "num_processes")
     on(16, 4)
     panel = ConfigPanel(train)
@@ -265,7 +265,7 @@ def test_gpus_are_picked_by_name_and_memory(on):
     assert panel.problems == {}
 
 
-def test_memory_is_looked_at_again(on, monkeypatch):
+def test_free_memory_of_gpus_can_be_read_again(on, monkeypatch):
     on(16, 1)
     panel = ConfigPanel(train)
     fresh = GPU(index=0, name="H200", total_memory=140 * GIGABYTE, free_memory=140 * GIGABYTE)
@@ -285,7 +285,7 @@ def test_memory_is_looked_at_again(on, monkeypatch):
         ((8, 1, (5, 2)), ["fp16", "bf16"], "fp16 needs compute capability 5.3"),
     ],
 )
-def test_precisions_that_the_hardware_has_not_are_grey(on, on_machine, grey, reason):
+def test_unsupported_precisions_are_grey(on, on_machine, grey, reason):
     on(*on_machine)
     panel = ConfigPanel(train)
     buttons = field(panel, "mixed_precision").buttons
@@ -297,7 +297,7 @@ def test_precisions_that_the_hardware_has_not_are_grey(on, on_machine, grey, rea
         assert panel.problems == {}  # It runs, if slowly; who says so in code is not stopped.
 
 
-def test_what_the_machine_refuses_stands_beside_the_field_it_is_about(on):
+def test_refusal_of_the_machine_is_noted_at_its_field(on):
     on(16, 2)
     panel = ConfigPanel(train, 4, backend="nccl")
     assert "Enter 2 or less, or choose gloo as backend: nccl needs a GPU for each process." in note_of(
@@ -306,7 +306,7 @@ def test_what_the_machine_refuses_stands_beside_the_field_it_is_about(on):
     assert panel.launch_button.disabled
 
 
-def test_backends_that_need_a_gpu_say_so():
+def test_backends_that_need_a_gpu_show_the_reason():
     words = [word for word, _ in field(ConfigPanel(train), "backend").control.options]
     assert "nccl (no GPU found)" in words
 
@@ -403,7 +403,7 @@ def test_arguments_are_set_by_typing_and_choosing():
         ("sizes", "words", "Enter a Python literal, such as 3, &#x27;text&#x27; or [1, 2]."),
     ],
 )
-def test_an_argument_that_is_no_value_is_refused(name, typed, message):
+def test_typed_argument_without_a_value_is_refused(name, typed, message):
     def function(lr=0.1, epochs=3, sizes=(1, 2)):
         pass
 
@@ -415,7 +415,7 @@ def test_an_argument_that_is_no_value_is_refused(name, typed, message):
     assert panel.problems == {}
 
 
-def test_what_is_required_and_cannot_be_typed_comes_from_code():
+def test_required_argument_that_cannot_be_typed_comes_from_code():
     def function(model: Model, data, *, steps: int):
         pass
 
@@ -437,7 +437,7 @@ def test_what_is_required_and_cannot_be_typed_comes_from_code():
     assert set(panel.problems) == {"arguments.model", "arguments.data"}
 
 
-def test_an_argument_that_the_function_does_not_take_is_refused():
+def test_unknown_argument_is_refused():
     panel = ConfigPanel(train)
     with pytest.raises(ConfigError, match=r"arguments\['epoch'\]: train has no parameter of that name. Did you mean"):
         panel.arguments["epoch"] = 3
@@ -571,7 +571,7 @@ def test_disabled_stop_button_says_that_there_is_no_run():
     assert ConfigPanel(train).stop_button.tooltip == "There is no run to stop."
 
 
-def test_a_function_that_cannot_be_launched_keeps_the_launch_off():
+def test_function_that_cannot_be_launched_disables_launch():
     async def function():
         pass
 
@@ -615,7 +615,7 @@ def test_panel_shows_the_steps_and_the_precision_that_the_environment_gives(monk
 
 
 @pytest.mark.parametrize("size", [0, -8])
-def test_a_micro_batch_has_a_sample_at_least(size):
+def test_micro_batch_must_be_at_least_one_sample(size):
     panel = ConfigPanel(train, 2)
     type_in(panel, "batch_size", str(size))
     assert "Enter a whole number, 1 or more." in note_of(panel, "batch_size")
@@ -653,7 +653,7 @@ def test_a_function_without_a_micro_batch_says_how_to_get_one():
         ({}, {"mode": Optimizer.SGD, "lr": float("inf")}),
     ],
 )
-def test_the_code_does_the_same(names, options, arguments):
+def test_code_of_the_panel_makes_the_same_launch(names, options, arguments):
     def function(lr=0.1, epochs=1, name="", sizes=(), mode=Optimizer.ADAM):
         pass
 
@@ -663,13 +663,13 @@ def test_the_code_does_the_same(names, options, arguments):
     assert max(map(len, panel.code.splitlines())) <= 120
 
 
-def test_the_code_says_only_what_differs(names):
+def test_code_holds_only_options_that_differ_from_defaults(names):
     names.update(train=train)
     panel = ConfigPanel(train, 4, kwargs={"epochs": 5, "lr": 0.1}, mixed_precision="bf16")
     assert panel.code.splitlines()[-1] == 'notebook_launch(train, 4, kwargs={"epochs": 5}, mixed_precision="bf16")'
 
 
-def test_the_code_names_what_has_no_literal(names):
+def test_code_names_objects_without_a_literal(names):
     model, nameless = Model(), Model()
     panel = ConfigPanel(lambda model, other: 0, kwargs={"model": model, "other": nameless})
     names.update(my_model=model, my_panel=panel)
@@ -707,7 +707,7 @@ def test_the_code_of_a_partial_is_a_call_of_it(names):
     assert names["panel"].code.splitlines()[-1] == "notebook_launch(panel.fn)"
 
 
-def test_the_four_that_matter_stand_first():
+def test_four_essential_fields_come_first():
     panel = ConfigPanel(train)
     first = [box.children[0].description for box in panel.view.children[2].children[:3]]
     assert first == ["Processes", "Micro-batch size", "Accumulation steps"]
@@ -715,7 +715,7 @@ def test_the_four_that_matter_stand_first():
     assert not panel.view.advanced.is_open
 
 
-def test_arguments_for_a_function_that_takes_any(names):
+def test_function_with_kwargs_takes_any_argument(names):
     def function(lr=0.1, **more):
         pass
 
@@ -727,7 +727,7 @@ def test_arguments_for_a_function_that_takes_any(names):
     assert panel.problems == {}
 
 
-def test_large_arguments_cost_a_stroke_of_a_key_little():
+def test_typing_stays_fast_with_large_arguments():
     def function(data, model, lr=0.1):
         pass
 
@@ -739,7 +739,7 @@ def test_large_arguments_cost_a_stroke_of_a_key_little():
 
 
 @pytest.mark.parametrize("value", [None, 3, "auto", {"num_processes": 2}, LaunchConfig])
-def test_what_is_no_config_is_refused_and_changes_nothing(value):
+def test_invalid_config_is_refused_and_changes_nothing(value):
     panel = ConfigPanel(train, 2)
     with pytest.raises(traitlets.TraitError, match="expected a LaunchConfig"):
         panel.config = value
@@ -747,7 +747,7 @@ def test_what_is_no_config_is_refused_and_changes_nothing(value):
     assert field(panel, "num_processes").control.value == "2"
 
 
-def test_the_code_imports_what_the_notebook_lacks(names):
+def test_code_has_the_imports_that_the_notebook_lacks(names):
     panel = ConfigPanel(functools.reduce, kwargs={})
     assert "from functools import reduce" in panel.code or "from _functools import reduce" in panel.code
     from notebook_launcher import notebook_launch
@@ -801,7 +801,7 @@ def test_settings_are_saved_and_loaded(tmp_path):
     assert other.config == LaunchConfig(num_processes=1)
 
 
-def test_its_text_is_short():
+def test_repr_of_a_panel_is_short():
     assert repr(ConfigPanel(train)) == "<ConfigPanel(train): not launched yet>"
     assert repr(ConfigPanel()) == "<ConfigPanel(): not launched yet>"
 
@@ -882,7 +882,7 @@ def test_settings_that_the_function_no_longer_takes_are_left_out(notebook):
     assert dict(panel.arguments) == {}
 
 
-def test_nothing_is_kept_where_runs_leave_nothing_or_no_notebook_is_known(notebook, monkeypatch):
+def test_no_settings_are_kept_without_recording_or_a_known_notebook(notebook, monkeypatch):
     file = last_settings.file_of(tuned, LaunchConfig())
     assert file is not None
     assert file.parent == notebook / "panels"

@@ -80,7 +80,7 @@ def click(kernel: Kernel, button: str, panel: str = "panel") -> None:
     client.shell_channel.send(client.session.msg("comm_msg", content))
 
 
-def test_the_oldest_ipywidgets() -> None:
+def test_panel_works_with_the_oldest_ipywidgets() -> None:
     path = os.pathsep.join([str(installed("7.7.5", "ipywidgets", "ipython-genutils")), str(ROOT)])
     with warm_kernel(env={"PYTHONPATH": path, "NOTEBOOK_LAUNCHER_RUNS": "off"}) as kernel:
         shown = kernel.execute("import ipywidgets; print(ipywidgets.__version__)" + PANEL)
@@ -115,21 +115,21 @@ def sent(kernel: Kernel, comm_id: str) -> list[str]:
     return [content.get("type", "") for content in mine]
 
 
-def test_it_is_shown_as_a_widget_with_a_text(kernel: Kernel, cell: str) -> None:
+def test_panel_is_shown_as_a_widget_with_a_text(kernel: Kernel, cell: str) -> None:
     shown, kept = (content["data"] for content in kernel.outcome(cell).displays[:2])
     assert "notebook_launch(train, 2)" in kept["text/html"]
     assert shown["text/plain"] == "<ConfigPanel(train): not launched yet>"
     assert shown["application/vnd.jupyter.widget-view+json"]["model_id"] == evaluate(kernel, "panel.model_id")
 
 
-def test_a_click_runs_what_the_fields_say(kernel: Kernel, cell: str) -> None:
+def test_click_on_launch_runs_with_the_values_of_the_fields(kernel: Kernel, cell: str) -> None:
     status = evaluate(kernel, 'panel.view.argument_fields["lr"].control.value = "0.5"; run_by_click()')
     assert "✓ train: done in " in status
     assert evaluate(kernel, "list(panel.results), panel.run.config.num_processes") == ([0.5, 1.0], 2)
     assert evaluate(kernel, "type(panel._running.monitor_box.children[0]).__name__") == "Monitor"
 
 
-def test_what_the_ranks_write_and_the_picture_come_to_the_panels_cell(kernel: Kernel, cell: str) -> None:
+def test_output_and_picture_of_a_run_come_to_the_panels_cell(kernel: Kernel, cell: str) -> None:
     before = set(final(kernel.outcome(cell)))
     msg_id = kernel.start('panel.arguments["lr"] = 0.25; panel.launch_button.click()')
     shown = kernel.wait(cell, until=lambda cell: "lr is 0.25" in cell.stdout and new_picture(cell, before, "done, "))
@@ -144,7 +144,7 @@ def new_picture(cell: Outcome, before: set[str], says: str = "") -> Any:
     return pictures[-1] if pictures and f">train on 2 ranks: {says}" in pictures[-1].get("text/html", "") else None
 
 
-def test_a_picture_is_kept_for_the_case_that_the_kernel_dies(kernel: Kernel, cell: str) -> None:
+def test_folded_picture_stands_below_the_panel_of_a_live_run(kernel: Kernel, cell: str) -> None:
     before = set(final(kernel.outcome(cell)))
     evaluate(kernel, 'panel.arguments["endless"] = True; panel.launch_button.click(); 0')
     shown = kernel.wait(cell, until=lambda cell: new_picture(cell, before, "running"))
@@ -157,7 +157,7 @@ def test_a_picture_is_kept_for_the_case_that_the_kernel_dies(kernel: Kernel, cel
     assert len(set(final(shown)) - before) == 1
 
 
-def test_a_click_from_a_front_end_is_heard_and_a_second_one_starts_nothing(kernel: Kernel, cell: str) -> None:
+def test_second_click_on_launch_starts_nothing(kernel: Kernel, cell: str) -> None:
     before = kernel.outcome(cell).stdout.count("train: 2 CPU ranks")
     evaluate(kernel, 'over = Waiting(panel.launch_button, "disabled", lambda is_off: not is_off); 0')
     click(kernel, "launch_button")
@@ -167,7 +167,7 @@ def test_a_click_from_a_front_end_is_heard_and_a_second_one_starts_nothing(kerne
     assert kernel.outcome(cell).stdout.count("train: 2 CPU ranks") == before + 1
 
 
-def test_a_failure_is_shown_as_in_a_cell_and_launch_is_free_again(kernel: Kernel) -> None:
+def test_failure_is_shown_as_in_a_cell_and_launch_is_enabled_again(kernel: Kernel) -> None:
     assert "✕ train: failed after" in evaluate(kernel, 'panel.arguments["fails"] = True; run_by_click()')
     error = evaluate(kernel, "panel._running.error.value")
     assert "rank 1 of 2 failed first; rank 0 ended because of it." in error
@@ -217,7 +217,7 @@ def test_status_of_a_run_gives_way_to_a_field_that_has_to_be_fixed(kernel: Kerne
     assert then.startswith("2 CPU ranks, gloo")
 
 
-def test_what_cannot_be_launched_is_shown(kernel: Kernel) -> None:
+def test_refused_launch_is_shown_in_the_panel(kernel: Kernel) -> None:
     code = (
         "captured = threading.Lock()\n"
         "broken, panel = panel, ConfigPanel(lambda: captured, 2)\n"
