@@ -30,7 +30,7 @@ def chosen(file: str) -> tuple[set[str], set[str]]:
         ("widgets/static/monitor/plot.js", {"page", "widgets"}),
         ("docs/index.md", {"project"}),
         ("pyproject.toml", {"project"}),
-        ("tests/support/police.py", {"project"}),
+        ("tests/support/leaks.py", {"project"}),
         ("benchmarks/launch.py", set()),
     ],
 )
