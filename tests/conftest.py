@@ -1,4 +1,4 @@
-"""What every test gets: the check for leaks, interrupts, and a place of its own for the folders of runs."""
+"""Fixtures of all tests: kernels, the check for leaks, interrupts, and a place of their own for run folders."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(autouse=True, scope="session")
 def runs_aside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let no run of the tests, nor of the kernels that they start, push out one of the user's."""
+    """Keep the runs of the tests, and of the kernels that they start, out of the user's folder of runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("runs")))
         yield
@@ -104,7 +104,7 @@ def runs_aside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def light_collections() -> Iterator[None]:
-    """Let the garbage collector, which many tests call, not look at all that was imported: 0.2 s each time."""
+    """Freeze all imported objects, so that the collections that tests ask for skip them: 0.2 s each time."""
     gc.collect()
     gc.freeze()
     yield
@@ -113,7 +113,7 @@ def light_collections() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> Iterator[None]:
-    """SIGINT raises, here and in what is started from here, also where the tests run in the background, without it."""
+    """Let SIGINT raise, here and in child processes, also if the tests run in the background, which ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Many curves made one: the mean over ranks with the range that they span, and a smoothed line."""
+"""Several curves merged into one: the mean over ranks with their range, and a smoothed line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["Series", "mean_of", "series_of", "smooth"]
 
 MAX_BUCKETS = 256
-"""Where ranks report at different steps, their values are averaged over this many stretches of the steps."""
+"""Number of intervals of steps over which values are averaged, if ranks report at different steps."""
 LARGEST_STEP = 10**15
-"""Steps beyond count as this; a picture cannot tell them apart."""
+"""Largest step; a picture cannot show larger steps apart, so they count as this one."""
 
 Point = tuple[int, float]
 
@@ -28,11 +28,11 @@ class Series:
 
     label: str
     points: Sequence[Point]
-    """(step, value) in the order of arrival; values may be NaN or infinite."""
+    """Points (step, value) in the order of arrival; values may be NaN or infinite."""
     band: Sequence[tuple[int, float, float]] = ()
-    """(step, lowest, highest) around the line."""
+    """Range around the line, as (step, lowest, highest)."""
     style: int = 0
-    """Which look it has: one for each label."""
+    """Number of the line's style; each label has its own."""
 
 
 def series_of(label: str, curve: Curve, style: int) -> Series:

@@ -1,4 +1,4 @@
-"""From points to ink: lines that break at what cannot be drawn, thinned to what the eye can tell apart."""
+"""Lines of a plot: broken at values that cannot be drawn, and thinned to the pixels of the plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["draw_series", "oddities"]
 Pixel = tuple[float, float]
 
 FEW = 16
-"""A line with so few points shows each of them."""
+"""Largest number of points of a line that marks each point."""
 NUM_MARKERS = 5
 """Markers along a line with more points."""
 NEAR = 8.0
@@ -62,7 +62,7 @@ def draw_series(
 
 
 def _segments(points: Iterable[tuple[int, float]], x: Scale, y: Scale) -> list[list[Pixel]]:
-    """Return unbroken lines: one ends at a value that cannot be drawn, and where the steps begin anew."""
+    """Return unbroken lines; a line ends at a value that cannot be drawn, and where the steps start again."""
     segments: list[list[Pixel]] = [[]]
     last = -math.inf
     for step, value in points:
@@ -76,7 +76,7 @@ def _segments(points: Iterable[tuple[int, float]], x: Scale, y: Scale) -> list[l
 
 
 def _thin(segment: Sequence[Pixel], x: Scale, columns: int) -> list[Pixel]:
-    """Return at most two points for each column, its highest and its lowest, and both ends."""
+    """Return the highest and the lowest point of each column of pixels, and both ends of the line."""
     if len(segment) <= columns:
         return list(segment)
     width = max((x.end - x.start) / columns, 1e-9)
@@ -104,7 +104,7 @@ def _path(segments: Iterable[Sequence[Pixel]]) -> str:
 
 
 def _marked(pixels: Sequence[Pixel], place: int, num: int) -> list[Pixel]:
-    """Return where a line has its markers; those of lines that lie on each other stand side by side."""
+    """Return the places of a line's markers; the markers of lines that lie on each other stand side by side."""
     if len(pixels) <= FEW:
         return list(pixels[min(place, len(pixels) - 1) % num :: num]) if pixels else []
     if num == 1:

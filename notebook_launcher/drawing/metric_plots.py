@@ -1,4 +1,4 @@
-"""The curves of one run: a plot for each metric, a line for each rank or their mean."""
+"""Plots of one run's metrics: a plot for each metric, with a line for each rank or their mean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_LINES", "curves_picture", "curves_svg"]
 
 MAX_LINES = 6
-"""Lines of a plot that can be told apart; more ranks are drawn as their mean."""
+"""Largest number of lines in a plot; more ranks are drawn as their mean."""
 MEAN = "mean of the ranks; the band spans from the lowest to the highest"
 
 

@@ -1,4 +1,4 @@
-"""Small multiples: one plot a metric, all with the same look, under one legend."""
+"""Small multiples: one plot for each metric, all in the same style, under one legend."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["MAX_PLOTS", "Plot", "PlotOptions", "draw_plots", "legend_of"]
 
 MAX_PLOTS = 24
 MAX_POINTS = 30_000
-"""Points in a picture, shared out among its lines: about 300 kB."""
+"""Points in a picture, shared among its lines: about 300 kB."""
 PLOT_WIDTH = 290.0
-"""The narrowest that a plot gets where there are several."""
+"""Smallest width of a plot among several, in pixels."""
 GAP, HEAD, FOOT, EDGE = 22.0, 24.0, 20.0, 8.0
 ROW = 18.0
 """Pixels between two rows of a legend."""
@@ -33,17 +33,17 @@ ROW = 18.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """What one metric's plot shows."""
+    """Contents of one metric's plot."""
 
     title: str
     series: tuple[Series, ...]
     note: str = ""
-    """Beside the title."""
+    """Text beside the title."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlotOptions:
-    """How all plots of a picture are drawn."""
+    """Options of all plots of a picture."""
 
     width: float = 720.0
     log: bool = False
@@ -51,7 +51,7 @@ class PlotOptions:
 
 
 def draw_plots(plots: Sequence[Plot], options: PlotOptions, *, legend: Sequence[tuple[int, str]]) -> Picture:
-    """Return the first `MAX_PLOTS` plots in rows, the legend above, and below it what was left out.
+    """Return the first `MAX_PLOTS` plots in rows, with the legend above and a note on the others below.
 
     Args:
         plots: In the order in which they are drawn.

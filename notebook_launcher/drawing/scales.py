@@ -1,4 +1,4 @@
-"""From values to pixels, with ticks at numbers that people read: 1, 2 and 5 times a power of ten."""
+"""Scales from values to pixels, with ticks at round numbers: 1, 2 and 5 times a power of ten."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 __all__ = ["Scale", "linear_ticks", "log_ticks", "make_scale", "tick_labels"]
 
 LARGEST = 1e300
-"""Values beyond are drawn at the edge: differences of larger ones overflow."""
+"""Largest value; larger ones are drawn at the edge, because their differences overflow."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Maps [low, high] to pixels [start, end]."""
+    """A mapping of values in [low, high] to pixels in [start, end]."""
 
     low: float
     high: float
@@ -27,7 +27,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return the pixel of a value; one beyond an end lies at that end."""
+        """Return the pixel of a value; a value beyond an end of the scale lies at that end."""
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
@@ -67,7 +67,7 @@ def make_scale(
 
 
 def linear_ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` numbers within [low, high], equally far apart."""
+    """Return about `count` equidistant round numbers within [low, high]."""
     if not (high > low and math.isfinite(high - low)):
         return [low]
     raw = (high - low) / max(count, 1)

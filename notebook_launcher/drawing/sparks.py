@@ -1,4 +1,4 @@
-"""Curves as text, for where no picture is shown: `█▆▅▃▂▁`."""
+"""Curves as text, for front ends without pictures: `█▆▅▃▂▁`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def spark_line(points: Sequence[tuple[int, float]], width: int = 24) -> str:
-    """Return a curve in at most `width` characters: the mean of each stretch, a cross where one is not finite."""
+    """Return a curve in at most `width` characters: each is the mean of an interval, a cross if it is not finite."""
     if not points:
         return ""
     num = min(width, len(points))

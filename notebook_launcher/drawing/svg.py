@@ -1,4 +1,4 @@
-"""The few pieces of SVG that the pictures are made of."""
+"""Elements of SVG that pictures consist of."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["SIZE", "SMALL", "Picture", "document", "marker", "number", "stack", "text"]
 
 SIZE, SMALL = 12.0, 11.0
-"""Font sizes in pixels: titles, and all else."""
+"""Font sizes in pixels: of titles, and of all other text."""
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','DejaVu Sans',sans-serif"
 
 
@@ -29,7 +29,7 @@ class Picture:
 
 
 def stack(pictures: Iterable[Picture], *, gap: float = 18.0) -> Picture:
-    """Put pictures below each other."""
+    """Return one picture with the given ones below each other."""
     parts: list[str] = []
     top = width = 0.0
     for picture in pictures:
@@ -40,7 +40,7 @@ def stack(pictures: Iterable[Picture], *, gap: float = 18.0) -> Picture:
 
 
 def document(picture: Picture, title: str) -> str:
-    """Return a whole `<svg>`, which shrinks with the page and can stand in a file of its own."""
+    """Return a whole `<svg>`, which shrinks with the page and is also valid as a file."""
     width, height = number(picture.width), number(picture.height)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
@@ -51,7 +51,7 @@ def document(picture: Picture, title: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a coordinate with a tenth of a pixel."""
+    """Return a coordinate, rounded to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -66,7 +66,7 @@ def text(
     width: float | None = None,
     fill: str = "currentColor",
 ) -> str:
-    """Return one line of text on the base line `y`; what is wider than `width` is cut and stands in its tooltip."""
+    """Return one line of text on the base line `y`; text wider than `width` is cut, with a tooltip for the whole."""
     shown = words if width is None else shorten(words, width, size * (1.06 if bold else 1.0))
     title = f"<title>{escape(words)}</title>" if shown != words else ""
     attributes = "" if anchor == "start" else f' text-anchor="{anchor}"'
@@ -76,7 +76,7 @@ def text(
 
 
 def marker(style: LineStyle, at: Sequence[tuple[float, float]], radius: float = 3.2) -> str:
-    """Return the marker of a line at each of these places, as one path."""
+    """Return a line's marker at each of the places, as one path."""
     path = "".join(_SHAPES[style.marker](x, y, radius) for x, y in at)
     stroke = f' stroke="{style.colour}" stroke-width="2"' if style.marker in ("cross", "bar") else ""
     return f'<path d="{path}" fill="{style.colour}"{stroke}/>' if at else ""

@@ -1,4 +1,4 @@
-"""Widths of texts, estimated: what draws a picture does not know the fonts of the page that shows it."""
+"""Estimated widths of texts, because a picture is drawn without knowing the fonts of the page that shows it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WIDE = frozenset("mwMW%@")
 
 
 def shorten(text: str, width: float, size: float) -> str:
-    """Return as much of the text as fits into `width` pixels at this font size, with an ellipsis if it is cut."""
+    """Return the text, cut with an ellipsis if it is wider than `width` pixels at this font size."""
     if text_width(text, size) <= width:
         return text
     room = width - size
@@ -23,7 +23,7 @@ def shorten(text: str, width: float, size: float) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """Return about how many pixels wide a text is, in DejaVu Sans: the widest of the fonts that a page may choose."""
+    """Return the approximate width of a text in pixels, in DejaVu Sans, the widest font that a page may choose."""
     return size * sum(_ems(character) for character in text)
 
 

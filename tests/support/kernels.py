@@ -37,13 +37,13 @@ PATIENCE = 100.0
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a cell has put out so far."""
+    """Messages with which a kernel has answered a cell so far."""
 
     msg_id: str
     messages: tuple[dict[str, Any], ...]
     """All iopub messages that answer this cell, in order."""
     done: bool = False
-    """Whether the kernel has said that the cell ended."""
+    """True once the kernel has reported the end of the cell."""
 
     def of(self, *kinds: str) -> list[dict[str, Any]]:
         """Return the contents of the messages of these types."""
@@ -159,7 +159,7 @@ class Kernel:
 
     @property
     def log(self) -> str:
-        """What the kernel wrote to its own terminal."""
+        """Text that the kernel wrote to its own terminal."""
         return Path(self._log.name).read_text()
 
     def execute(

@@ -1,7 +1,7 @@
 """Check after each test that nothing is left of what the test started or changed.
 
-Processes are found by a mark in the environment that they inherit, so that one whose parents are all
-dead is found as well. Leftovers get `PATIENCE` seconds to go away by themselves.
+A process is found by a mark in its inherited environment, also after its parents have died. Leftovers get `PATIENCE`
+seconds to end by themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs to keep and to read again."""
+"""Small runs, and folders of made-up runs, for tests of recording."""
 
 from __future__ import annotations
 

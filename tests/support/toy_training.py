@@ -1,4 +1,4 @@
-"""Small models and data for tests of training, and the sessions that they run in."""
+"""Small models and data for tests of training, and sessions of several numbers of ranks."""
 
 from __future__ import annotations
 

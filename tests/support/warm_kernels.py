@@ -1,4 +1,4 @@
-"""A kernel to launch from, and what must be the same in it before and after a launch."""
+"""A kernel that has launched once, and a check that a launch leaves it unchanged."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tests.support.kernels import Outcome
 
 PATIENCE = 2.0
-"""Seconds for threads alone: that of a run which nobody waited for may still be drawing its picture."""
-# Runs in the kernel. Reads what is, and says it as JSON.
+"""Seconds for threads alone: the thread of a detached run may still be drawing its picture."""
+# Runs in the kernel. Prints the kernel's surroundings as JSON.
 LOOK = """
 def _look():
     import json, os, signal, sys, threading, psutil
@@ -84,7 +84,7 @@ def look(kernel: Kernel) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def warm_kernel(cwd: Path | None = None, env: dict[str, str] | None = None) -> Iterator[Kernel]:
-    """A kernel that has launched once, so that whatever lasts (the fork server) is there."""
+    """Start a kernel and launch once, so that all lasting parts (the fork server) exist."""
     with Kernel(cwd=cwd, env=env) as kernel:
         outcome = kernel.execute(FIRST)
         assert outcome.error is None, outcome.traceback
@@ -127,7 +127,7 @@ def final(outcome: Outcome) -> dict[str, dict[str, Any]]:
 
 
 def takes_less_than(limit: float, attempt: Callable[[], float], tries: int = 3) -> bool:
-    """Whether one of a few attempts, each of which returns its seconds, stays below a limit.
+    """Return True if one of a few attempts, each of which returns its seconds, stays below a limit.
 
     Another program on the machine makes an attempt slower by seconds at times; nothing makes it faster.
     """
