@@ -143,14 +143,23 @@ RULES = [
 
 
 CIRCLES: dict[frozenset[str], str] = {
-    frozenset({"processes.frontend", "processes.shell"}): "each of a rank's shell and its front end needs the other",
-    frozenset({"processes.boot", "processes.rank"}): "types only: a rank is described by what boots it",
+    frozenset(
+        {"processes.frontend", "processes.shell"}
+    ): "the front end imports the shell, and with it IPython, only when a rank needs it",
+    frozenset({"processes.boot", "processes.rank"}): "types only: boot sends the RankStart that a rank declares",
     frozenset({"errors", "kernel.results"}): "types only: an error carries the results of the ranks that returned",
     frozenset({"context", "training.recording.phases", "training.safepoint"}): (
         "types only: a rank's context holds its Accelerator's clock and safepoint"
     ),
-    frozenset({"kernel.attempt", "kernel.culprit"}): "types only: an attempt is judged by its ranks' ends",
-    frozenset({"kernel.conductor", "kernel.progress", "kernel.snapshots"}): "types only: both read the run's thread",
+    frozenset(
+        {
+            "kernel.argument_text",
+            "kernel.checks",
+            "kernel.failure_display",
+            "kernel.outcome",
+            "kernel.run_data",
+        }
+    ): "types only: a run's record holds its outcome, which is concluded from the record",
     frozenset({"kernel.run", "kernel.views"}): "types only: a view follows the run that shows it",
     frozenset({"training.accumulation.members", "training.accumulation.targets"}): (
         "types only: a target is resolved to members"
@@ -171,8 +180,6 @@ CIRCLES: dict[frozenset[str], str] = {
 REPEATED = {
     "collectives": "methods of the Accelerator beside the functions that they call",
     "saving": "methods of the Accelerator beside the functions that they call",
-    "memory": "cgroup events of a rank beside the room for a parcel",
-    "modules": "modules that a rank reloads beside modules that travel",
 }
 """File names that occur twice, with the reason. The modules of `compat` have the names of Accelerate's."""
 
