@@ -48,8 +48,8 @@ def mean_of(label: str, curves: Iterable[Curve], style: int) -> Series:
     """Return the mean over ranks, and the lowest and highest of them as its band.
 
     Ranks that report at the same steps are averaged step by step. Otherwise each rank's values are averaged over
-    stretches of the steps, and interpolated within its first and last step. Where a rank is NaN or infinite, so is
-    the mean.
+    intervals of steps, and interpolated between its first and last step. Where a rank is NaN or infinite, so is the
+    mean.
     """
     every = [points for curve in curves if (points := sorted(_points_of(curve), key=lambda point: point[0]))]
     if not every:

@@ -23,7 +23,7 @@ MARKERS = ("circle", "square", "triangle", "diamond", "cross", "bar")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LineStyle:
-    """How one line looks: no two of the first 30 are alike."""
+    """Style of one line; no two of the first 30 styles are equal."""
 
     colour: str
     marker: str
@@ -31,6 +31,6 @@ class LineStyle:
 
 
 def line_style(index: int) -> LineStyle:
-    """Return the look of line `index`: six colours with a marker each, then the same dashed."""
+    """Return the style of line `index`: six colours with a marker each, then the same colours dashed."""
     turn, place = divmod(index, len(SERIES))
     return LineStyle(SERIES[place], MARKERS[place], _DASHES[turn % len(_DASHES)])

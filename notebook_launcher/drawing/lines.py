@@ -36,16 +36,16 @@ def draw_series(
     place: int = 0,
     num: int = 1,
 ) -> str:
-    """Return a line, its band, and what is drawn behind it.
+    """Return a line, with its band and its raw points behind it.
 
     Args:
-        series: Where the raw points and the band come from.
+        series: The raw points and the band.
         shown: The points of the line itself, which may be smoothed.
-        x: Of the steps.
-        y: Of the values.
-        columns: Into how many columns the plot is divided; of each, the lowest and the highest point are drawn.
-        place: Which of the plot's lines it is, from 0.
-        num: How many lines the picture has. One alone needs no markers to be told from others.
+        x: Scale of the steps.
+        y: Scale of the values.
+        columns: Number of columns of the plot; the lowest and the highest point of each are drawn.
+        place: Number of the line in its plot, from 0.
+        num: Number of lines in the picture; a single line needs no markers.
     """
     style = line_style(series.style)
     drawn = [_thin(segment, x, columns) for segment in _segments(shown, x, y)]
@@ -57,7 +57,7 @@ def draw_series(
     dash = f' stroke-dasharray="{style.dash}"' if style.dash else ""
     body += f'<path d="{_path(drawn)}" {line} stroke-width="1.6"{dash}/>' if drawn else ""
     pixels = [pixel for segment in drawn for pixel in segment]
-    lone = [segment[0] for segment in drawn if len(segment) == 1]  # Of these there is no line.
+    lone = [segment[0] for segment in drawn if len(segment) == 1]  # A single point makes no line.
     return body + marker(style, lone + _marked(pixels, place, num), 2.6)
 
 

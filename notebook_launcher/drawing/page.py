@@ -1,8 +1,8 @@
-"""A whole run as one static HTML fragment, one SVG and one text: what a saved notebook keeps of it.
+"""A whole run as a static HTML fragment, an SVG and a text, which a saved notebook keeps.
 
-Whoever cleans HTML takes `<svg>` out of it, so the picture is an output of its own. Of a notebook that it does not
-trust, one from another machine, JupyterLab 4.6 shows no `image/svg+xml` either, but keeps an `<img>` in HTML that
-carries the picture: `picture_html`.
+Programs that sanitise HTML remove `<svg>`, so the picture is an output of its own. In a notebook that is not trusted,
+because it comes from another machine, JupyterLab 4.6 does not show `image/svg+xml` either, but it keeps an `<img>` that
+holds the picture: `picture_html`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["call_text", "headline", "picture_html", "static_html", "static_svg",
 WIDTH = 720.0
 MAX_FAILURES = 32
 MAX_TRACEBACKS = 2
-"""Of a text: ranks tend to fail alike."""
+"""Tracebacks in a text; ranks tend to fail in the same way."""
 
 
 def headline(snapshot: RunSnapshot) -> str:
-    """Return `train on 2 ranks: done, 12 s`, with what else is worth a word."""
+    """Return `train on 2 ranks: done, 12 s`, with other facts such as restarts."""
     words = f"{one_line(snapshot.name, 80)} on {plural(snapshot.num_processes, 'rank')}: {_state(snapshot)}"
     return ", ".join([words, *_facts(snapshot)])
 
@@ -61,13 +61,13 @@ def call_text(snapshot: RunSnapshot) -> str:
 def static_html(
     snapshot: RunSnapshot, curves: Curves, *, logs: Mapping[int, str] | None = None, picture: bool = False
 ) -> str:
-    """Return the run as an HTML fragment without scripts, style sheets and references to anything outside.
+    """Return the run as an HTML fragment without scripts, style sheets and references to other files.
 
     Args:
-        snapshot: What is known of the run.
-        curves: Its metrics; the table shows their means over the ranks.
-        logs: What ranks wrote, by rank; the last 20,000 characters of each are kept.
-        picture: Whether the curves and the timeline are in it, as an image that carries its own data.
+        snapshot: State of the run.
+        curves: Metrics of the run; the table shows their means over the ranks.
+        logs: Output of ranks, by rank; the last 20,000 characters of each are kept.
+        picture: True to add the curves and the timeline, as an image that holds its own data.
     """
     parts = [_summary_html(snapshot), sections.failures_html(sections.failures_of(snapshot))]
     if picture:
@@ -106,12 +106,12 @@ def _summary_html(snapshot: RunSnapshot) -> str:
 
 
 def _is_bare_error(snapshot: RunSnapshot) -> bool:
-    """Return whether the run failed without a rank that did; a stop on request is no failure."""
+    """Return True if the run failed although no rank did; a stop on request is not a failure."""
     return bool(snapshot.error) and not snapshot.failures and snapshot.state != "stopped"
 
 
 def picture_html(svg: str, description: str) -> str:
-    """Return an `<img>` that carries an SVG: it is shown where SVG itself is taken out of a page."""
+    """Return an `<img>` that holds an SVG, for pages from which SVG itself is removed."""
     data = base64.b64encode(svg.encode()).decode()
     style = "max-width:100%;margin-top:14px"
     return f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(description)}" style="{style}">'
@@ -133,8 +133,8 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:
     """Return the run as plain text: for terminals, and for front ends that show no HTML.
 
     Args:
-        snapshot: What is known of the run.
-        curves: Its metrics, drawn in one line each; None: without them.
+        snapshot: State of the run.
+        curves: Metrics of the run, drawn in one line each. None: no metrics.
     """
     told = filter(None, [one_line(snapshot.waiting, 1000), call_text(snapshot)])
     lines = [headline(snapshot), *told, one_line(snapshot.summary, 300)]

@@ -54,9 +54,9 @@ def draw_plots(plots: Sequence[Plot], options: PlotOptions, *, legend: Sequence[
     """Return the first `MAX_PLOTS` plots in rows, with the legend above and a note on the others below.
 
     Args:
-        plots: In the order in which they are drawn.
-        options: How.
-        legend: (style, label) of each kind of line.
+        plots: Plots in the order in which they are drawn.
+        options: Options of all plots.
+        legend: Entries (style, label), one for each kind of line.
     """
     shown, left_out = plots[:MAX_PLOTS], plots[MAX_PLOTS:]
     parts = [_legend(legend, options.width)] if legend else []

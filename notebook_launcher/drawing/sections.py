@@ -1,4 +1,4 @@
-"""The parts of a run's page: its ranks, metrics, phases, errors, settings and output."""
+"""Sections of a run's page: ranks, metrics, phases, errors, settings and output."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ __all__ = [
 
 MAX_LOGS = 16
 MAX_LOG = 20_000
-"""Characters of a rank's output, the last ones."""
+"""Last characters of a rank's output that are kept."""
 PRE = "margin:4px 0 8px;padding:6px 10px;overflow:auto;max-height:360px;font-size:12px;line-height:1.4;white-space:pre"
 
 
 def rank_columns(ranks: Sequence[RankSnapshot]) -> list[Column]:
-    """Return what is known of each rank, those that failed first."""
+    """Return the columns of the table of ranks; failed ranks come first."""
     ranks = sorted(ranks, key=lambda rank: (rank.state != "failed", rank.rank))
     return [
         Column("rank", [str(rank.rank) for rank in ranks], kind="number"),
@@ -110,7 +110,7 @@ def metrics_html(curves: Curves) -> str:
 
 
 def shares_html(phases: Mapping[int, RankPhases]) -> str:
-    """Return a table of the share that each phase had of the ranks' time."""
+    """Return a table with the share of each phase in the ranks' time."""
     told = {rank: known for rank, known in sorted(phases.items()) if any(known.seconds.values())}
     if not told:
         return ""
@@ -124,7 +124,7 @@ def shares_html(phases: Mapping[int, RankPhases]) -> str:
 
 
 def failures_of(snapshot: RunSnapshot) -> list[FailureRecord]:
-    """Return what failed; a rank that ended because the user stopped the run did not."""
+    """Return the failures, without those of ranks that ended because the user stopped the run."""
     stopped = {rank.rank for rank in snapshot.ranks if rank.state == "stopped"}
     return [failure for failure in snapshot.failures if failure.victim or failure.rank not in stopped]
 
@@ -138,7 +138,7 @@ def because(failure: FailureRecord, failures: Sequence[FailureRecord]) -> str:
 
 
 def failures_html(failures: Sequence[FailureRecord]) -> str:
-    """Return each rank's error with its traceback; the first is the culprit's and stands open."""
+    """Return each rank's error with its traceback; the culprit's comes first and is unfolded."""
     parts = []
     for place, failure in enumerate(failures[:FEW_ROWS]):
         body = f'<pre style="{PRE}">{escape(failure.traceback)}</pre>' if failure.traceback else ""
@@ -153,7 +153,7 @@ def failures_html(failures: Sequence[FailureRecord]) -> str:
 
 
 def plain_settings(snapshot: RunSnapshot) -> dict[str, str]:
-    """Return what a run was launched with as text, by name: the function's arguments, and the options.
+    """Return the settings of a run as text, by name: the function's arguments, and the options.
 
     Of environment variables only that they were set is told: their values may be secrets, and notebooks are shared.
     """
@@ -172,7 +172,7 @@ def _plain(value: Any) -> str:
 
 
 def settings_html(snapshot: RunSnapshot) -> str:
-    """Return all settings, folded away."""
+    """Return all settings, folded."""
     settings = plain_settings(snapshot)
     if not settings:
         return ""
@@ -181,7 +181,7 @@ def settings_html(snapshot: RunSnapshot) -> str:
 
 
 def logs_html(logs: Mapping[int, str]) -> str:
-    """Return the end of each rank's output, folded away."""
+    """Return the end of each rank's output, folded."""
     written = {rank: log for rank, log in sorted(logs.items()) if log.strip()}
     parts = [folded(f"Output of rank {rank}", _log_html(log)) for rank, log in list(written.items())[:MAX_LOGS]]
     if len(written) > MAX_LOGS:

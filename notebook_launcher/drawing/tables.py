@@ -1,4 +1,4 @@
-"""HTML and text tables. Their styles stand in them, which JupyterLab keeps where it does not trust a notebook.
+"""Tables in HTML and text. Styles are inline, because JupyterLab keeps these in a notebook that is not trusted.
 
 Tables carry no class, id or `<style>`, so nothing of the page around them changes.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["FEW_ROWS", "MAX_ROWS", "Column", "folded", "joined", "note_html", "state_html", "table_html", "table_text"]
 
 FEW_ROWS = 16
-"""Rows that are in view; the others are folded away."""
+"""Rows in view; further rows are folded."""
 MAX_ROWS = 200
 MAX_TEXT_ROWS = 32
 
@@ -33,7 +33,7 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its name, its cells as plain text, and what they are."""
+    """A column of a table: name, cells as plain text, and the kind of the cells."""
 
     name: str
     cells: Sequence[str]
@@ -41,12 +41,12 @@ class Column:
 
 
 def table_html(columns: Sequence[Column], *, caption: str = "", more: str = "more rows") -> str:
-    """Return a table without the columns that are empty; rows beyond the first 16 are folded away.
+    """Return a table without empty columns; rows beyond the first 16 are folded.
 
     Args:
-        columns: All of one length; the text is escaped here.
-        caption: In bold above it.
-        more: What the rows are called that are folded away.
+        columns: Columns of one length; this function escapes their text.
+        caption: Text above the table, in bold.
+        more: Name of the folded rows.
     """
     columns = [column for column in columns if any(column.cells)]
     num_rows = len(columns[0].cells) if columns else 0
@@ -104,7 +104,7 @@ def folded(summary: str, body: str, *, opened: bool = False) -> str:
 
 
 def table_text(columns: Sequence[Column]) -> list[str]:
-    """Return a table as lines of text, without the columns that are empty."""
+    """Return a table as lines of text, without empty columns."""
     columns = [column for column in columns if any(column.cells)]
     if not columns:
         return []
@@ -123,7 +123,7 @@ def table_text(columns: Sequence[Column]) -> list[str]:
 
 
 def note_html(note: str) -> str:
-    """Return a line in a weaker ink; nothing for no text."""
+    """Return a line in a weaker ink; an empty text for an empty note."""
     return f'<div style="opacity:.75">{escape(note)}</div>' if note else ""
 
 

@@ -1,6 +1,6 @@
-"""Where the ranks' time goes: a lane for each over its last windows, and the share of each phase as text.
+"""Timeline of the ranks: a lane for each rank over its last windows, and the share of each phase as text.
 
-A phase has a colour, a letter and a pattern or a height of its own: each alone is enough to tell it.
+A phase has a colour, a letter, and a pattern or a height of its own. Each of these alone identifies it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["mean_shares", "sync_text", "timeline_picture", "timeline_svg"]
 
 
 MAX_WINDOWS = 6
-"""Updates of a rank that are shown, the last ones."""
+"""Last updates of a rank that are shown."""
 MAX_SPANS = 96
-"""Spans of a rank that are shown where windows are long."""
+"""Spans of a rank that are shown if its windows are long."""
 FEW_RANKS = 16
-"""With more ranks the lanes get thin and the shares are summed up."""
+"""Number of ranks up to which lanes are high and each rank has its own row of shares."""
 LABEL, GAP = 58.0, 16.0
-"""Pixels: a rank's name, and between the lanes and the table of shares."""
+"""Width of a rank's name, and gap between the lanes and the table of shares, in pixels."""
 SWATCH = 30.0
 
 
@@ -40,8 +40,8 @@ def timeline_svg(phases: Mapping[int, RankPhases], *, width: float = 720.0) -> s
     """Return the ranks' last windows as one `<svg>`, beside the share that each phase had of the whole run.
 
     Args:
-        phases: By rank, as `RunSnapshot.phases` has them. At most 64 ranks are drawn; a line says how many are not.
-        width: In pixels.
+        phases: Phases by rank, as in `RunSnapshot.phases`. At most 64 ranks are drawn; a note counts the others.
+        width: Width in pixels.
     """
     return document(timeline_picture(phases, width=width), "Where the time of the ranks goes")
 
@@ -70,13 +70,13 @@ def mean_shares(phases: Mapping[int, RankPhases]) -> dict[str, float]:
 
 
 def sync_text(phases: Mapping[int, RankPhases]) -> str:
-    """Return what waiting for the other ranks cost, and what accumulating saved; empty if nothing was measured."""
+    """Return the cost of waiting for other ranks and the time saved by accumulation; empty if not measured."""
     cost = measure_sync(phases.values())
     return "" if cost.mean_seconds is None else cost.text
 
 
 def _stretch(phases: Mapping[int, RankPhases]) -> tuple[float, float]:
-    """Return the seconds that are shown: the last windows of the rank that is the first to have ended."""
+    """Return the interval in seconds that is shown: the last windows of the rank whose spans end first."""
     last = min(phases.values(), key=lambda told: _end(told.spans[-1]))
     spans = last.spans[-MAX_SPANS:]
     updates = [span for span in spans if span.phase == "step"]

@@ -1,4 +1,4 @@
-"""Runs read again from their folders, whatever state these are in; and the list of them."""
+"""Runs that are read from their folders, in whatever state the folders are, and the list of runs."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _check_svg(root: ET.Element, width: float, height: float) -> None:
 
 
 def words_of(svg: str) -> list[str]:
-    """What stands in a picture, tooltips left out."""
+    """Return the texts in a picture, without tooltips."""
     return [element.text or element[0].tail or "" for element in parse_svg(svg).iter() if element.tag.endswith("}text")]
 
 

@@ -1,4 +1,4 @@
-"""What pictures and tables are made of: text, scales, colours, averages."""
+"""Parts of pictures and tables: text, scales, colours, averages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accelerate's settings file: what it writes is read, and what we write it accepts."""
+"""Accelerate's settings file: files of Accelerate are read, and Accelerate accepts the written ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ tpu_use_cluster: false
 tpu_use_sudo: false
 use_cpu: false
 """
-"""What `accelerate config` of 1.15 writes for two of three GPUs."""
+"""File that `accelerate config` of 1.15 writes for two of three GPUs."""
 NO = {"num_processes": 1, "mixed_precision": "no"}
 
 
@@ -52,7 +52,7 @@ def num_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def accepted(path: Path) -> Any:
-    """Return what `accelerate launch` makes of a file."""
+    """Return the arguments that `accelerate launch` reads from a file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from accelerate.commands import launch

@@ -1,4 +1,4 @@
-"""The options of a launch: what is refused, and what the refusal says."""
+"""Options of a launch: refused values, and the words of each refusal."""
 
 from __future__ import annotations
 

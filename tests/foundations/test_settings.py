@@ -1,4 +1,4 @@
-"""What a launch says about training, as the ranks see it."""
+"""Options of a launch, as the ranks observe them."""
 
 from __future__ import annotations
 

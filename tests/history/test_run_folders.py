@@ -1,4 +1,4 @@
-"""What runs leave behind while they go on and when they end, and what happens where it cannot be written."""
+"""Run folders: contents during a run and after it, and failures of writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the monitor's page is sent: complete, bounded, and JSON whatever the run does."""
+"""Messages to the monitor's page: complete, bounded, and JSON whatever the run does."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Page:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """What the page was sent, in order."""
+        """Messages to the page, in order."""
         return [message["content"]["data"]["content"] for message in self._received]
 
     @property
