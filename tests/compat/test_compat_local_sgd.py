@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
-from tests.support.toy_training import Sessions, make_data, make_model, sessions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.toy_training import make_data, make_model, sessions_fixture
 
 OURS = ("notebook_launcher", "notebook_launcher.compat")
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(1, 2) as opened:
-        yield opened
+ranks = sessions_fixture(1, 2)
 
 
 def train(library: str, num_steps: int, *, enabled: bool = True, fail: bool = False) -> list[torch.Tensor]:

@@ -6,22 +6,14 @@ import multiprocessing
 import os
 import pickle
 import warnings
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from notebook_launcher import compat
-from tests.support.toy_training import Sessions, make_model, sessions
+from tests.support.toy_training import Sessions, make_model, sessions_fixture
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(1, 2) as opened:
-        yield opened
+ranks = sessions_fixture(1, 2)
 
 
 def test_a_states_debug_switches_the_comparison_of_shapes(ranks):

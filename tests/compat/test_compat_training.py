@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.support.toy_training import Sessions, sessions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.toy_training import sessions_fixture
 
 LIBRARIES = ("accelerate", "notebook_launcher.compat")
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(1, 2, 3) as opened:
-        yield opened
+ranks = sessions_fixture(1, 2, 3)
 
 
 def load(library: str) -> Any:

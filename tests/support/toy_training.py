@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,16 @@ from notebook_launcher import Session
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Sessions", "full_gradient", "make_data", "make_model", "sessions", "shards_on_cpus"]
+__all__ = [
+    "Sessions",
+    "full_gradient",
+    "make_data",
+    "make_model",
+    "session_fixture",
+    "sessions",
+    "sessions_fixture",
+    "shards_on_cpus",
+]
 
 NUM_FEATURES = 3
 shards_on_cpus = pytest.mark.skipif(
@@ -41,6 +51,34 @@ def sessions(*numbers: int) -> Iterator[Sessions]:
         for session in opened.values():
             session.run(_import_compiler)
         yield Sessions(opened)
+
+
+def sessions_fixture(*numbers: int) -> Any:
+    """Return a fixture: sessions of these numbers of ranks for all tests of a file."""
+
+    @pytest.fixture(scope="module")
+    def opened_sessions() -> Iterator[Sessions]:
+        with sessions(*numbers) as opened:
+            yield opened
+
+    return opened_sessions
+
+
+def session_fixture(number: int, set_up: Callable[[], Any] = os.getpid) -> Any:
+    """Return a fixture: a session of so many ranks for all tests of a file.
+
+    Args:
+        number: The number of ranks.
+        set_up: Function that the ranks run first. They start with it, so they are there before the first test begins.
+    """
+
+    @pytest.fixture(scope="module")
+    def opened_session() -> Iterator[Session]:
+        with Session(number, output="none") as session:
+            session.run(set_up)
+            yield session
+
+    return opened_session
 
 
 def _import_compiler() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,18 +19,12 @@ from notebook_launcher.training import (
     ProcessState,
     prepare_data_loader,
 )
-from tests.support.toy_training import Sessions, make_data, make_model, sessions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.toy_training import make_data, make_model, sessions_fixture
 
 mse = torch.nn.functional.mse_loss
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(2) as opened:
-        yield opened
+ranks = sessions_fixture(2)
 
 
 def make_loader(num_samples=14):

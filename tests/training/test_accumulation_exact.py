@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.toy_training import Sessions, full_gradient, make_data, make_model, sessions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture
 
 RANKS = st.integers(1, 4)
 STEPS = st.integers(1, 5)
@@ -22,10 +19,7 @@ MANY = settings(
 )
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(1, 2, 3, 4) as opened:
-        yield opened
+ranks = sessions_fixture(1, 2, 3, 4)
 
 
 def train(loader_kind: str, num_samples: int, batch_size: int, steps: int, config: dict[str, Any]) -> list[Any]:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from notebook_launcher import Accelerator
-from tests.support.toy_training import Sessions, full_gradient, make_data, make_model, sessions, shards_on_cpus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.toy_training import (
+    full_gradient,
+    make_data,
+    make_model,
+    sessions_fixture,
+    shards_on_cpus,
+)
 
 mse = torch.nn.functional.mse_loss
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(2, 3) as opened:
-        yield opened
+ranks = sessions_fixture(2, 3)
 
 
 def accumulate(accelerator: Any, target: Any, call: Any, optimizer: Any, sizes: list[int]) -> list[torch.Tensor]:

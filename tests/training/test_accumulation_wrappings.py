@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.toy_training import Sessions, make_data, make_model, sessions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.toy_training import make_data, make_model, sessions_fixture
 
 ONE_MODEL = ["prepared", "compiled", "container", "new container", "own module", ".module", "old name", "part", "none",
              "list", "optimizer", "changing"]  # fmt: skip
@@ -46,10 +43,7 @@ class Own(torch.nn.Module):
         return outputs
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(1, 2, 3) as opened:
-        yield opened
+ranks = sessions_fixture(1, 2, 3)
 
 
 def plain_updates(net: torch.nn.Module, options: dict[str, Any]) -> tuple[Any, Any]:

@@ -12,19 +12,14 @@ import torch
 from notebook_launcher import notebook_launch
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.process import arrivals
-from tests.support.toy_training import sessions
+from tests.support.toy_training import sessions_fixture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.toy_training import Sessions
 
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(2) as opened:
-        yield opened
+ranks = sessions_fixture(2)
 
 
 def save(folder: Path) -> Any:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from notebook_launcher import Session
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.plugins import DataLoaderConfiguration
 from notebook_launcher.training.random import set_seed
+from tests.support.toy_training import session_fixture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,15 +68,11 @@ class Training:
         return repr((self.seen, weights, moments, random.random(), torch.rand(2).tolist()))
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Session]:
-    with Session(2, output="none") as session:
-        session.run(warm_up)  # ranks start with the first run
-        yield session
-
-
 def warm_up() -> None:
     """Do nothing."""
+
+
+ranks = session_fixture(2, warm_up)
 
 
 def interrupt_and_go_on(folder: Any, kind: str, stop_after: int) -> tuple[str, str]:

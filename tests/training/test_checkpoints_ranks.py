@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from notebook_launcher import RankFailedError, Session, notebook_launch
+from notebook_launcher import RankFailedError, notebook_launch
 from notebook_launcher.training import checkpoints
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError
 from notebook_launcher.training.checkpoints.window import merge_windows
 from notebook_launcher.training.random import set_seed
-from tests.support.toy_training import shards_on_cpus
+from tests.support.toy_training import session_fixture, shards_on_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -81,15 +80,11 @@ class Averaging:
         return loss
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Session]:
-    with Session(2, output="none") as session:
-        session.run(warm_up)  # ranks start with the first run
-        yield session
-
-
 def warm_up() -> None:
     """Do nothing."""
+
+
+ranks = session_fixture(2, warm_up)
 
 
 def files(folder: Path) -> set[str]:

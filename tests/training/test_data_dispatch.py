@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -15,18 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from notebook_launcher.training.data import Round, gather_for_metrics, prepare_data_loader, skip_first_batches
 from notebook_launcher.training.data.portions import Portions
 from notebook_launcher.training.data.rows import count_rows, join_batches, take_rows
-from tests.support.toy_training import sessions
+from tests.support.toy_training import sessions_fixture
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.toy_training import Sessions
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(2) as opened:
-        yield opened
+ranks = sessions_fixture(2)
 
 
 @dataclasses.dataclass

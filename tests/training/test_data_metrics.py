@@ -10,18 +10,15 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
-from tests.support.toy_training import sessions
+from tests.support.toy_training import sessions_fixture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from tests.support.toy_training import Sessions
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(2, 3) as opened:
-        yield opened
+ranks = sessions_fixture(2, 3)
 
 
 def evaluate(length: int, compute: Callable[[torch.Tensor], Any], **options: Any) -> list[Any]:

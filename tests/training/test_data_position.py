@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,20 +19,12 @@ from notebook_launcher.training.data import (
     skip_first_batches,
 )
 from notebook_launcher.training.random import capture_rng_states, restore_rng_states
-from tests.support.toy_training import sessions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.toy_training import Sessions
+from tests.support.toy_training import sessions_fixture
 
 LENGTH = 50
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(1, 2, 3) as opened:
-        yield opened
+ranks = sessions_fixture(1, 2, 3)
 
 
 class Stream(IterableDataset[int]):

@@ -11,11 +11,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler, get_worker_info
 
 from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
-from tests.support.toy_training import sessions
+from tests.support.toy_training import sessions_fixture
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.toy_training import Sessions
 
 SIZES = (0, 1, 2, 3, 5, 8, 9, 13)
@@ -23,10 +21,7 @@ POLICIES = [(True, "weigh"), (False, "weigh"), (False, "stop")]
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(1, 2, 3) as opened:
-        yield opened
+ranks = sessions_fixture(1, 2, 3)
 
 
 class Stream(IterableDataset[int]):

@@ -10,21 +10,17 @@ import torch
 from torch.utils.data import DataLoader
 
 from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
-from tests.support.toy_training import full_gradient, make_data, make_model, sessions
+from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.toy_training import Sessions
 
 EQUAL, UNEVEN, ONE_EMPTY = (4, 4, 4, 4), (1, 5, 0, 7), (5, 4, 0, 0)
 POLICIES = [(True, "weigh"), (False, "weigh"), (False, "stop")]
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(1, 2) as opened:
-        yield opened
+ranks = sessions_fixture(1, 2)
 
 
 def read_shards(shards: list[tuple[int, int]]) -> Iterator[dict[str, int]]:

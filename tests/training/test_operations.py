@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 
-from notebook_launcher import Session
 from notebook_launcher.training import operations
+from tests.support.toy_training import session_fixture
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from notebook_launcher import Session
 
 
 class Pair(NamedTuple):
@@ -59,18 +59,10 @@ CONTAINERS: list[Any] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Session]:
-    with Session(2, output="none") as session:
-        session.run(os.getpid)
-        yield session
+pair = session_fixture(2)
 
 
-@pytest.fixture(scope="module")
-def trio() -> Iterator[Session]:
-    with Session(3, output="none") as session:
-        session.run(os.getpid)
-        yield session
+trio = session_fixture(3)
 
 
 @pytest.fixture(params=[2, 3])

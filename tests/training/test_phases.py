@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,16 +12,9 @@ from notebook_launcher.history.schema import RankPhases
 from notebook_launcher.kernel.live import MAX_SPANS, LiveRecords
 from notebook_launcher.training.recording import phases
 from notebook_launcher.training.recording.phases import PHASES, PhaseClock, make_clock
+from tests.support.toy_training import session_fixture
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with Session(2, output="none") as session:
-        session.run(time.monotonic)  # So that its ranks are there before the first test looks around.
-        yield session
+session = session_fixture(2)
 
 
 class Line:

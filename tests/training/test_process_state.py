@@ -9,7 +9,6 @@ import sys
 from collections import deque
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -17,15 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from notebook_launcher import Session, notebook_launch
+from notebook_launcher import notebook_launch
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.training.plugins import DistributedType
 from notebook_launcher.training.process.environment import Place, flag, read_place
 from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.process.splitting import split
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.toy_training import session_fixture
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = {
@@ -38,18 +35,10 @@ TORCHRUN = {
 }
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Session]:
-    with Session(2, output="none") as session:
-        session.run(os.getpid)
-        yield session
+pair = session_fixture(2)
 
 
-@pytest.fixture(scope="module")
-def trio() -> Iterator[Session]:
-    with Session(3, output="none") as session:
-        session.run(os.getpid)
-        yield session
+trio = session_fixture(3)
 
 
 # Alone

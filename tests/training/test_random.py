@@ -9,28 +9,21 @@ import os
 import random
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from notebook_launcher import Session
 from notebook_launcher.training import random as seeding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Session]:
-    with Session(2, output="none") as session:
-        session.run(set_up)  # ranks start with the first run
-        yield session
+from tests.support.toy_training import session_fixture
 
 
 def set_up() -> None:
     """Do nothing."""
+
+
+ranks = session_fixture(2, set_up)
 
 
 def draw() -> tuple[float, float, float]:

@@ -9,17 +9,14 @@ import torch
 
 from notebook_launcher import Accelerator, LaunchConfig, notebook_launch
 from notebook_launcher.training.rank_check.fingerprints import fingerprint, fingerprint_nested, is_comparable, sketch
-from tests.support.toy_training import Sessions, make_data, make_model, sessions
+from tests.support.toy_training import Sessions, make_data, make_model, sessions_fixture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(2, 3) as opened:
-        yield opened
+ranks = sessions_fixture(2, 3)
 
 
 class Training:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from notebook_launcher import Session
 from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.recording import trackers as tracking
 from notebook_launcher.training.recording.tracker_classes import BlankTracker, GeneralTracker, JSONLinesTracker, plain
@@ -24,10 +23,12 @@ from notebook_launcher.training.recording.trackers import (
     filter_trackers,
     register_tracker_class,
 )
+from tests.support.toy_training import session_fixture
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from notebook_launcher import Session
 
 
 class Memory(GeneralTracker):
@@ -72,11 +73,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "_CLASSES", dict(tracking._CLASSES))
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with Session(2, output="none") as session:
-        session.run(time.monotonic)  # So that its ranks are there before the first test looks around.
-        yield session
+session = session_fixture(2)
 
 
 def lines_of(folder: Path) -> list[Any]:

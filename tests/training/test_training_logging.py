@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher import Session
 from notebook_launcher.training.recording.logging import get_logger
+from tests.support.toy_training import session_fixture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(scope="module")
-def trio() -> Iterator[Session]:
-    with Session(3, output="none") as session:
-        session.run(os.getpid)
-        yield session
+trio = session_fixture(3)
 
 
 @pytest.fixture
