@@ -276,7 +276,7 @@ class Accumulation:
     def _take_synced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""
         for model, before in watched:
-            if model.grad_versions(all_of_them=before is not None) != before:
+            if model.has_gradients() if before is None else model.grad_versions() != before:
                 self._note(model)
         if self.members.leaves and reduce_leaves(self.members.leaves):
             self.members.leaf_notes.num_synced += 1
@@ -284,8 +284,8 @@ class Accumulation:
     def _watched(self) -> list[tuple[SyncedModel, list[int] | None]]:
         """Return the models that this backward may reach, each with the versions of its gradients before.
 
-        The versions tell two networks of one loop apart. With a single network nothing has to be told apart, so not
-        every gradient is looked at: None stands for the versions.
+        The versions tell two networks of one loop apart. A single network has None in place of them, because every
+        gradient is its own, and reading all versions would take time.
         """
         synced_models = self.members.synced_models
         if len(synced_models) == 1 and synced_models[0].notes.forwards:

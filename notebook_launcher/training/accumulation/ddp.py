@@ -38,19 +38,15 @@ class SyncedModel(DistributedDataParallel):
         self.trained = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
         """The parameters that get gradients."""
 
-    def grad_versions(self, *, all_of_them: bool = True) -> list[int] | None:
-        """Return how often each gradient was written to, -1 where there is none; None if there is none at all.
-
-        Args:
-            all_of_them: False: return an empty list in place of the versions.
-        """
-        for one in self.trained:
+    def has_gradients(self) -> bool:
+        """Return True if any parameter has a gradient."""
+        for one in self.trained:  # noqa: SIM110 - any() would make a generator at every backward
             if one.grad is not None:
-                break
-        else:
-            return None
-        if not all_of_them:
-            return []
+                return True
+        return False
+
+    def grad_versions(self) -> list[int]:
+        """Return the number of writes to each gradient; -1 for a parameter without a gradient."""
         return [-1 if one.grad is None else one.grad._version for one in self.trained]  # noqa: SLF001
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
