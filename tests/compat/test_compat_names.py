@@ -1,4 +1,4 @@
-"""What code written for Accelerate reaches for beside training: operations in debug mode, launchers, small helpers."""
+"""Names that code written for Accelerate uses beside training: operations in debug mode, launchers, small helpers."""
 
 from __future__ import annotations
 

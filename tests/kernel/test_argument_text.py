@@ -1,4 +1,4 @@
-"""What a function was called with, in a few words: in the run, its folder, its views and beside another run's."""
+"""Arguments of a call in a few words: in the run, its folder, its views and beside another run's."""
 
 from __future__ import annotations
 

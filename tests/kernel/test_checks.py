@@ -1,4 +1,4 @@
-"""What is found wrong with a function and its arguments before any process starts."""
+"""Errors in a function and its arguments that are found before any process starts."""
 
 from __future__ import annotations
 

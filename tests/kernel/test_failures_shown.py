@@ -1,4 +1,4 @@
-"""How a cell shows that a launch failed: once in full, the culprit first, without frames of this package."""
+"""A failed launch as a cell shows it: once in full, the culprit first, without frames of this package."""
 
 from __future__ import annotations
 

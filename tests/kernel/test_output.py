@@ -1,4 +1,4 @@
-"""What a cell shows of its ranks, in a real kernel with real ranks."""
+"""Output of ranks in a cell, in a real kernel with real ranks."""
 
 from __future__ import annotations
 

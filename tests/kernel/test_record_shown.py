@@ -1,4 +1,4 @@
-"""What a run leaves at the end of its cell: one line, or a record, below all that its ranks wrote."""
+"""Record of a run at the end of its cell: one line, or a record, below all that its ranks wrote."""
 
 from __future__ import annotations
 

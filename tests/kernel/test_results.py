@@ -1,4 +1,4 @@
-"""What a launch returns."""
+"""Results that a launch returns."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def is_up(outcome: Outcome) -> bool:
 
 
 def is_stuck(outcome: Outcome) -> bool:
-    """Whether both ranks of `in_collective` are where they stay."""
+    """Return True once both ranks of `in_collective` are in their collectives for good."""
     return outcome.done or all(f"rank {rank} is up" in outcome.stdout for rank in (0, 1))
 
 

@@ -1,4 +1,4 @@
-"""What happens when somebody else dies: the kernel, the fork server, the supervisor."""
+"""Deaths of other processes than ranks: the kernel, the fork server, the supervisor."""
 
 from __future__ import annotations
 

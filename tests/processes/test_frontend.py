@@ -1,4 +1,4 @@
-"""What a rank shows and asks: forked from a warm server, in a fresh process, and forked from a kernel."""
+"""Rich output and questions of a rank: forked from a warm server, in a fresh process, and forked from a kernel."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ os._exit(0)
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """What a rank sent and printed."""
+    """Messages and output of a rank."""
 
     records: list[Any]
     stdout: str

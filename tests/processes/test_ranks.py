@@ -1,4 +1,4 @@
-"""What a rank survives of the code that it runs, and how it ends."""
+"""Code that a rank survives, and the ends of ranks."""
 
 from __future__ import annotations
 

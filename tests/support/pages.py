@@ -43,7 +43,7 @@ class Block:
     code: str
     mark: str
     value: str
-    """What follows the mark's colon."""
+    """Text after the mark's colon."""
     shown: tuple[str, ...]
     """Lines that it puts out."""
 

@@ -1,4 +1,4 @@
-"""What an Accelerator does on several ranks, and what it refuses."""
+"""An Accelerator on several ranks: its work, and its refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where windows begin and end, whatever the loop does, on one process."""
+"""Beginnings and ends of windows, whatever the loop does, on one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every rank must call, called on the main process only: a line says so, and nothing fails that is merely slow."""
+"""Calls for all ranks that only the main process makes: a line says so, and nothing fails that is merely slow."""
 
 from __future__ import annotations
 

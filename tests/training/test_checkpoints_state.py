@@ -29,7 +29,7 @@ MANIFEST = "checkpoint_manifest.json"
 
 
 class Meter:
-    """Something of the user's that has a state."""
+    """An object of the user with a state."""
 
     def __init__(self, state: Any = None) -> None:
         self.state = state
@@ -42,7 +42,7 @@ class Meter:
 
 
 class Opaque:
-    """Something that only unpickling brings back."""
+    """An object that only unpickling restores."""
 
 
 class Training:

@@ -1,4 +1,4 @@
-"""Where a rank's time goes: what it tells, and what the run makes of it."""
+"""Phases of a rank's time: records of the rank, and their sums in the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a process is among its peers, and what only some of them do."""
+"""Place of a process among its peers, and calls that only some of them make."""
 
 from __future__ import annotations
 

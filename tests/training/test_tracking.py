@@ -1,4 +1,4 @@
-"""Where a training's metrics go: files, trackers of the user's, and the live run."""
+"""Destinations of a training's metrics: files, trackers of the user's, and the live run."""
 
 from __future__ import annotations
 

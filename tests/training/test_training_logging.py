@@ -1,4 +1,4 @@
-"""Who speaks in the log, in which order, and how often."""
+"""Processes that write to the log, their order, and repeated messages."""
 
 from __future__ import annotations
 

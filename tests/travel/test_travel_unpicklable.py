@@ -1,4 +1,4 @@
-"""What cannot travel is refused by its name, before anything starts."""
+"""Objects that cannot travel are refused by name, before anything starts."""
 
 # the classes stand for the user's
 
