@@ -1,4 +1,4 @@
-"""Attributes for screen readers, which core widgets do not set: a script that lies in the page beside them."""
+"""Attributes for screen readers, which core widgets do not set: a script beside them in the page sets them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Attributes"]
 
 
 class Attributes(anywidget.AnyWidget):
-    """Draws nothing; sets the ARIA attributes of the panel that it lies in.
+    """An invisible widget that sets the ARIA attributes of the panel around it.
 
     Args:
         looked_at: Called when the user turns to the panel with the pointer or the keyboard.

@@ -1,4 +1,4 @@
-"""The monitor that a run shows by itself; `notebook_launcher.kernel.views` asks for it by name."""
+"""Monitor that a run shows by itself; `notebook_launcher.kernel.views` imports it by name."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class EffectiveBatch:
 
     @property
     def total(self) -> int | None:
-        """Samples of one update on all ranks; None where a factor is unknown."""
+        """Samples of one update on all ranks; None if a factor is unknown."""
         if self.micro_batch is None or self.accumulation is None or self.processes is None:
             return None
         return self.micro_batch * self.accumulation * self.processes

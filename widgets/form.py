@@ -49,7 +49,7 @@ SEGMENT_FIELDS = {
         dict(zip(OUTPUTS, ("Of all ranks", "Of rank 0", "None: the monitor has all logs"), strict=True)),
     ),
 }
-"""The label, and each word with its tip."""
+"""Label of each field, and its words with their tips."""
 CHOICE_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
     "backend": ("Backend", {**{word: word for word in BACKENDS}, "none: the function starts its own group": None}),
     "comm_hook": ("Gradient compression", {word: word for word in COMM_HOOKS}),
@@ -116,6 +116,6 @@ def _write(default: Any, value: Any) -> str:
 
 
 def _words(choices: Sequence[Any]) -> list[str]:
-    """Return a word for each choice, another one for each: `1` and `"1"` have quotes where both can be chosen."""
+    """Return a distinct word for each choice: if both 1 and "1" can be chosen, the text has quotes."""
     words = [each.name if isinstance(each, enum.Enum) else str(each) for each in choices]
     return words if len(set(words)) == len(words) else [repr(each) for each in choices]

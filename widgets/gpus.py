@@ -1,4 +1,4 @@
-"""The field for `devices`: all GPUs, some of them, or the CPU."""
+"""Field for `devices`: all GPUs, some of them, or the CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIPS = {
 
 
 class DevicesField(Field):
-    """Reports what `LaunchConfig.devices` takes: None, a tuple of indices, or `"cpu"`."""
+    """A field that reports values of `LaunchConfig.devices`: None, a tuple of indices, or `"cpu"`."""
 
     def __init__(
         self, key: str, changed: Callable[[str, Any], None], *, machine: Machine, look_again: Callable[[], None]
@@ -51,7 +51,7 @@ class DevicesField(Field):
         self.segments.mark_unfit(dict.fromkeys(("all", "some"), machine.why_no_gpu) if machine.why_no_gpu else {})
 
     def show(self, value: Any) -> None:
-        """Show which devices are chosen; where no GPU can be used, all of them means the CPU."""
+        """Show the chosen devices; if no GPU can be used, None is shown as the CPU."""
         is_cpu = value == "cpu" or (value is None and self._why_no_gpu)
         self.segments.choose("CPU" if is_cpu else "all" if value is None else "some")
         with self.unreported():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["describe_gpu", "describe_machine", "misfits", "processes_hint", "unfit_backends", "unfit_precisions"]
 
 ARITHMETIC = {"fp16": (5, 3), "bf16": (8, 0)}
-"""The compute capability from which a GPU computes in it (CUDA C++ Programming Guide, arithmetic instructions)."""
+"""Lowest compute capability with arithmetic in this precision (CUDA C++ Programming Guide)."""
 
 
 def describe_machine(machine: Machine) -> str:
@@ -36,7 +36,7 @@ def describe_gpu(at: int, gpu: GPU) -> str:
 
 
 def processes_hint(machine: Machine, plan: Plan | None) -> str:
-    """Return how many processes an empty field means, and how many there may be."""
+    """Return a hint: the number of processes for an empty field, and the largest number."""
     most = f"{rank_limit(machine)} at most"
     if plan is not None and plan.use_gpu:
         return f"Automatic: {len(plan.config.devices or machine.gpus)}, one for each GPU; {most}"
@@ -44,7 +44,7 @@ def processes_hint(machine: Machine, plan: Plan | None) -> str:
 
 
 def misfits(machine: Machine, config: LaunchConfig) -> dict[str, str]:
-    """Return the options that ask for more than the machine has, each with what to do instead."""
+    """Return the options that the machine cannot satisfy, each with what to do instead."""
     found, num, limit = {}, config.num_processes or 1, rank_limit(machine)
     chosen = config.devices if isinstance(config.devices, tuple) else ()
     missing = [at for at in chosen if at >= len(machine.gpus)]

@@ -1,4 +1,4 @@
-"""Picture of a panel below it: a saved notebook shows the picture where the widget is gone.
+"""Picture below a panel: a saved notebook shows the picture when the widget is gone.
 
 JupyterLab 4.6 takes the widget's representation of an output that it trusts, even if the kernel that had the widget
 is gone, and then shows "model not found". The picture is therefore an output of its own, and its style sheet hides
@@ -25,7 +25,7 @@ body:has(.{live}:not(.jupyter-widgets-disconnected)) .jp-OutputArea-child:has(.{
 body:not(:has(.{live}:not(.jupyter-widgets-disconnected))) .jp-OutputArea-child:has(+ .jp-OutputArea-child .{kept}) \
 {{ display: none }}
 """
-"""Shows the panel while its kernel lives, else the picture."""
+"""Style sheet that shows the panel while its kernel lives, else the picture."""
 CELL = "padding:2px 16px 2px 0;border:0;text-align:left;vertical-align:baseline"
 MUTED = "opacity:.75"
 CODE = "margin:4px 0 0;padding:8px;background:rgba(128,128,128,.12);white-space:pre-wrap;overflow-wrap:anywhere"

@@ -1,4 +1,4 @@
-"""Line of a panel that names the settings of an earlier run, with a button that takes them back."""
+"""Line of a panel that lists the settings taken from an earlier run, with a button that resets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load and Save for Accelerate's settings file."""
+"""Load and Save buttons for Accelerate's settings file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["SettingsFile"]
 
 
 class SettingsFile:
-    """A path and two buttons; below them, errors and the keys that a load left out."""
+    """A path and two buttons; below them a note with errors, or with the keys that a load ignored."""
 
     def __init__(self, get: Callable[[], LaunchConfig], put: Callable[[LaunchConfig], None]) -> None:
         self._get = get

@@ -37,7 +37,7 @@ def ansi_to_html(text: str) -> str:
 
 def _select(classes: set[str], codes: str) -> set[str]:
     numbers = [int(code or 0) for code in codes.split(";")]
-    if numbers[0] == 38:  # a colour by number: of 256 the first 16 are these
+    if numbers[0] == 38:  # a colour by number: the first 16 of 256 are the named ones
         numbers = [30 + numbers[2] % 8] if len(numbers) > 2 and numbers[1] == 5 and numbers[2] < 16 else []
     for number in numbers:
         if number == 0:
@@ -52,7 +52,9 @@ def _select(classes: set[str], codes: str) -> set[str]:
 
 def _text(error: BaseException) -> str:
     if isinstance(error.__cause__, RemoteTraceback):
-        return str(error.__cause__)  # It says all; what a cell adds is who raised it in the kernel.
+        return str(
+            error.__cause__
+        )  # The cause is complete; a cell would add only the frames that raised it in the kernel.
     if (render := getattr(error, "_render_traceback_", None)) is not None:
         return "\n".join(render())
     ipython: Any = sys.modules.get("IPython")
@@ -61,6 +63,6 @@ def _text(error: BaseException) -> str:
         try:
             lines = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
             return str(shell.InteractiveTB.stb2text(lines))
-        except Exception:  # noqa: BLE001, S110 - a shell that cannot draw it must not hide it
+        except Exception:  # noqa: BLE001, S110 - an error of the shell must not hide this one
             pass
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))
