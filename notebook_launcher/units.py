@@ -24,12 +24,14 @@ __all__ = [
     "Formats",
     "format_bytes",
     "format_count",
+    "format_elapsed",
     "format_metrics",
     "format_number",
     "format_rate",
     "format_seconds",
     "format_share",
     "plural",
+    "plural_verb",
     "rank_list",
 ]
 
@@ -78,6 +80,11 @@ def format_seconds(seconds: float | None) -> str:
         return f"{whole // MINUTE} min {whole % MINUTE:02d} s"
     minutes = math.floor(seconds / MINUTE + 0.5)
     return f"{minutes // MINUTE:,} h {minutes % MINUTE:02d} min"
+
+
+def format_elapsed(seconds: float) -> str:
+    """Return a duration that is still growing: as `format_seconds`, but from 10 s on in whole seconds."""
+    return format_seconds(math.floor(seconds) if seconds >= 10 else seconds)
 
 
 def format_bytes(number: float | None) -> str:
@@ -159,6 +166,12 @@ def format_metrics(metrics: Mapping[str, float], limit: int = 4) -> str:
 def plural(count: int, noun: str) -> str:
     """Return `1 rank` or `2 ranks`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def plural_verb(words: str, count: int) -> str:
+    """Return words that begin with `is` or `has` for so many subjects: `have returned` for `has returned` and 2."""
+    verb, space, rest = words.partition(" ")
+    return words if count == 1 else {"is": "are", "has": "have"}.get(verb, verb) + space + rest
 
 
 def rank_list(ranks: Iterable[int]) -> str:

@@ -18,6 +18,7 @@ from notebook_launcher.errors import (
 from notebook_launcher.kernel import culprit, failure_display
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.kernel.run_outcome import RunOutcome
+from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,8 +140,8 @@ def _error(
             error.args = (f"{error}\n{stacks.in_past_tense}",)
         return error
     if failures and asked_to_stop:
-        listed = ", ".join(map(str, sorted(failure.rank for failure in failures)))
-        return RunStoppedError(f"the run was stopped before rank{'s' * (len(failures) > 1)} {listed} returned")
+        ranks = rank_list(failure.rank for failure in failures)
+        return RunStoppedError(f"the run was stopped before {ranks} returned")
     return None
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.stacks import GROUP_CALLS, Stacks
-from notebook_launcher.units import format_seconds, rank_list
+from notebook_launcher.units import format_elapsed, plural_verb, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -118,14 +118,16 @@ class Hang:
 
     def text(self, now: float) -> str:
         """Return `rank 0 has waited 12 s in all_reduce (Cell In[3], line 4); rank 1 is at line 7: time.sleep(60)`."""
-        waits = self._waits(now, lambda ranks: "has waited" if len(ranks) == 1 else "have waited")
+        waits = self._waits(now, lambda ranks: plural_verb("has waited", len(ranks)))
         others: dict[str, list[int]] = {}
         for stack in self.stacks:
             if stack.rank not in self.since:
                 others.setdefault(self._describe(stack), []).append(stack.rank)
         for rank, end in self.absent.items():
             others.setdefault(f"has {end}", []).append(rank)
-        return "; ".join([*waits, *(f"{rank_list(ranks)} {_plural(words, ranks)}" for words, ranks in others.items())])
+        return "; ".join(
+            [*waits, *(f"{rank_list(ranks)} {plural_verb(words, len(ranks))}" for words, ranks in others.items())]
+        )
 
     def farewell(self, now: float) -> str:
         """Return the line that ends the notice: `rank 0 waited 47 s in all_reduce (...); the run goes on`."""
@@ -155,7 +157,7 @@ class Hang:
     def _waits(self, now: float, verb: Callable[[list[int]], str]) -> list[str]:
         seconds = {call: now - min(self.since[rank] for rank in ranks) for call, ranks in self._calls().items()}
         return [
-            f"{rank_list(ranks)} {verb(ranks)} {_seconds(seconds[call])} in {call}"
+            f"{rank_list(ranks)} {verb(ranks)} {format_elapsed(seconds[call])} in {call}"
             for call, ranks in self._calls().items()
         ]
 
@@ -308,15 +310,3 @@ def _is_in_call(stack: RankStack) -> bool:
 
 def _call(stack: RankStack) -> str:
     return f"{stack.waiting_in} ({stack.here.place})" if stack.here is not None else str(stack.waiting_in)
-
-
-def _seconds(seconds: float) -> str:
-    """Return the seconds in words; of long ones only the whole part, as they are still growing."""
-    return format_seconds(math.floor(seconds) if seconds >= 10 else seconds)
-
-
-def _plural(words: str, ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return words
-    verb, _, rest = words.partition(" ")
-    return f"{ {'is': 'are', 'has': 'have'}.get(verb, verb) } {rest}"

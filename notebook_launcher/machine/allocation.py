@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.context import MAX_RANKS
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.units import plural
+from notebook_launcher.units import plural, plural_verb
 
 if TYPE_CHECKING:
     from notebook_launcher.machine.devices import Machine
@@ -87,7 +87,7 @@ def _choose_backend(backend: str | None, num_processes: int, num_gpus: int, mach
         if num_processes > num_gpus:
             msg = (
                 f"num_processes={num_processes} with backend={backend!r}: NCCL needs a GPU for each rank, and "
-                f"there {'is' if num_gpus == 1 else 'are'} {num_gpus}. Use num_processes={num_gpus}, or "
+                f"there {plural_verb('is', num_gpus)} {num_gpus}. Use num_processes={num_gpus}, or "
                 "backend='gloo' to let ranks share."
             )
             raise ConfigError(msg, field="num_processes")

@@ -117,7 +117,15 @@ TEXTS = {
 }
 
 
-OF_PYTHON_ALONE = ("FORMATS", "Formats", "format_metrics", "plural", "rank_list")
+OF_PYTHON_ALONE = (
+    "FORMATS",
+    "Formats",
+    "format_elapsed",
+    "format_metrics",
+    "plural",
+    "plural_verb",
+    "rank_list",
+)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +158,17 @@ def test_every_public_function_has_a_row_for_each_edge():
 
 def test_plural_counts_a_noun():
     assert [units.plural(count, "rank") for count in (0, 1, 2, 1234)] == ["0 ranks", "1 rank", "2 ranks", "1,234 ranks"]
+
+
+def test_verb_agrees_with_the_number_of_its_subjects():
+    assert [units.plural_verb("has returned", count) for count in (1, 2)] == ["has returned", "have returned"]
+    assert [units.plural_verb("is", count) for count in (0, 1)] == ["are", "is"]
+    assert units.plural_verb("waited", 2) == "waited"
+
+
+def test_growing_duration_has_whole_seconds_from_10_on():
+    texts = [units.format_elapsed(seconds) for seconds in (0.3821, 9.99, 12.9, 63.5)]
+    assert texts == ["382 ms", "9.99 s", "12 s", "1 min 03 s"]
 
 
 def test_metrics_beyond_the_limit_are_counted():

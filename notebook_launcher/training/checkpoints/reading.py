@@ -14,6 +14,7 @@ from notebook_launcher.training.checkpoints.staging import contents
 from notebook_launcher.training.checkpoints.weights import check_fit, fill_in, read_weights
 from notebook_launcher.training.checkpoints.window import merge_windows
 from notebook_launcher.training.random import derive_rng_states
+from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -191,7 +192,7 @@ class Reader:
         if new and layout.random_states(0) in self.files:
             self.remarks.append(
                 f"{self.folder} was saved by fewer ranks: the random number generators of "
-                f"rank{'s' if len(new) > 1 else ''} {', '.join(map(str, new))} start from states derived from rank 0's."
+                f"{rank_list(new)} start from states derived from rank 0's."
             )
         if self._rank not in new:
             states: dict[str, Any] = self._load(layout.random_states(self._rank))

@@ -13,6 +13,7 @@ import time
 import torch.distributed as dist
 
 from notebook_launcher import context
+from notebook_launcher.units import rank_list
 
 __all__ = ["meet"]
 
@@ -55,6 +56,5 @@ def meet(call: str, patience: float = math.inf) -> None:
 
 
 def _print_notice(call: str, absent: list[int]) -> None:
-    ranks = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
-    text = f"{call} waits for {ranks}: every rank must call it, not inside `if accelerator.is_main_process`"
+    text = f"{call} waits for {rank_list(absent)}: every rank must call it, not inside `if accelerator.is_main_process`"
     print(f"{text}. If a rank is only busy, nothing is wrong.", file=sys.stderr, flush=True)  # noqa: T201

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.units import plural_verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,7 +47,7 @@ def read_place(environ: Mapping[str, str]) -> Place | None:
     if missing:
         raise ConfigError(
             f"WORLD_SIZE={num_processes} says that this process is part of {num_processes}, but "
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. notebook_launch(...) and "
+            f"{' and '.join(missing)} {plural_verb('is', len(missing))} not set. notebook_launch(...) and "
             "torchrun set all of them; to run alone, unset WORLD_SIZE: os.environ.pop('WORLD_SIZE')."
         )
     rank = _number(environ, "RANK") or 0
