@@ -146,17 +146,7 @@ CIRCLES: dict[frozenset[str], str] = {
     frozenset(
         {"processes.frontend", "processes.shell"}
     ): "the front end imports the shell, and with it IPython, only when a rank needs it",
-    frozenset({"processes.boot", "processes.rank"}): "types only: boot sends the RankStart that a rank declares",
     frozenset({"errors", "kernel.results"}): "types only: an error carries the results of the ranks that returned",
-    frozenset(
-        {
-            "kernel.argument_text",
-            "kernel.checks",
-            "kernel.failure_display",
-            "kernel.outcome",
-            "kernel.run_data",
-        }
-    ): "types only: a run's record holds its outcome, which is concluded from the record",
     frozenset({"kernel.run", "kernel.views"}): "types only: a view follows the run that shows it",
     frozenset({"training.accumulation.members", "training.accumulation.targets"}): (
         "types only: a target is resolved to members"
