@@ -1,7 +1,7 @@
 import { fillBand, linearTicks, pixelLine, strokeRuns } from "./plotting.js";
 
 /** @import { Theme } from "./canvas.js" */
-/** @import { Extent, PlotLine, ToPixel } from "./plotting.js" */
+/** @import { Extent, PlotLine, ToPixel, ValueScale } from "./plotting.js" */
 /** @import { Units } from "./units.js" */
 
 /**
@@ -17,7 +17,64 @@ import { fillBand, linearTicks, pixelLine, strokeRuns } from "./plotting.js";
  * }} Axes
  */
 
-const PIXELS_PER_TICK = 70;
+const PLOT_EDGE = { top: 6, right: 3, bottom: 20, left: 1 };
+const NUM_TICKS = 6; // of the values, about
+const PIXELS_PER_TICK = 70; // of the steps, about
+
+/**
+ * Return the axes of a plot. The labels of the values take the room at its left that they need.
+ * @param {CanvasRenderingContext2D} context
+ * @param {number} width
+ * @param {number} height
+ * @param {Theme} theme
+ * @param {Extent} domain
+ * @param {ValueScale} scale
+ * @returns {Axes}
+ */
+export function makeAxes(context, width, height, theme, domain, scale) {
+  const ticks = scale.ticks(NUM_TICKS);
+  const label = Math.max(...ticks.map(({ text }) => context.measureText(text).width));
+  const [left, right] = [PLOT_EDGE.left + label + 6, width - PLOT_EDGE.right];
+  const [top, bottom] = [PLOT_EDGE.top, height - PLOT_EDGE.bottom];
+  const span = domain[1] - domain[0];
+  return {
+    context,
+    theme,
+    ticks,
+    domain,
+    box: { left, right, top, bottom, width },
+    toX: (step) => (span ? left + ((step - domain[0]) / span) * (right - left) : (left + right) / 2),
+    toY: (value) => bottom - scale.part(value) * (bottom - top),
+  };
+}
+
+/**
+ * Return the step at a position, as a fraction between two steps too.
+ * @param {Axes} axes
+ * @param {number} x
+ */
+export function stepAt({ box: { left, right }, domain }, x) {
+  const part = Math.min(1, Math.max(0, (x - left) / (right - left)));
+  return domain[0] + part * (domain[1] - domain[0]);
+}
+
+/**
+ * Return the nearest step inside `domain` that any line has a point at.
+ * @param {PlotLine[]} lines
+ * @param {number} wanted
+ * @param {Extent} domain
+ */
+export function nearestStep(lines, wanted, domain) {
+  /** @type {number | null} */
+  let nearest = null;
+  for (const { steps } of lines) {
+    for (const step of steps) {
+      if (step < domain[0] || step > domain[1]) continue;
+      if (nearest === null || Math.abs(step - wanted) < Math.abs(nearest - wanted)) nearest = step;
+    }
+  }
+  return nearest;
+}
 
 /** @param {Axes} axes @param {Units} units */
 export function drawAxes({ context, theme, ticks, domain, box, toX }, units) {

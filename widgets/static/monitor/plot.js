@@ -1,4 +1,13 @@
-import { drawAxes, drawCursorLine, drawPlotLine, drawSelection, drawWords } from "./axes.js";
+import {
+  drawAxes,
+  drawCursorLine,
+  drawPlotLine,
+  drawSelection,
+  drawWords,
+  makeAxes,
+  nearestStep,
+  stepAt,
+} from "./axes.js";
 import { styleOf, Surface, Tooltip } from "./canvas.js";
 import { h, icon, setAttribute, setHidden, setText } from "./elements.js";
 import { fillDot, valueScale } from "./plotting.js";
@@ -12,7 +21,6 @@ import { extentOf } from "./series.js";
 /** @import { Metric } from "./series.js" */
 
 const PIN = "M3.5 1h5v1.2l-.9.6.3 2.4 1.6 1.5V8H6.6L6 11.4 5.4 8H2.5V6.7l1.6-1.5.3-2.4-.9-.6z";
-const PLOT_EDGE = { top: 6, right: 3, bottom: 20, left: 1 };
 const SHORTEST_DRAG = 4; // pixels; a shorter one is a click
 
 /** One metric: name, last value, and a canvas to zoom (drag, keys) and to read values from (hover, keys). */
@@ -189,7 +197,10 @@ export class Plot {
   #draw(context, width, height, theme) {
     const lines = this.#lines(theme);
     const extent = extentOf(lines.map((line) => line.steps));
-    this.#axes = extent && this.#axesOf(context, width, height, theme, lines, extent);
+    if (extent) this.#extent = extent;
+    const domain = this.#zoom ?? extent;
+    const scale = domain && valueScale(lines, domain, this.#options.isLog, this.#legend.units);
+    this.#axes = scale && makeAxes(context, width, height, theme, domain, scale);
     if (!this.#axes) {
       this.tooltip.hide();
       drawWords(context, width, height, theme, this.#whyEmpty(extent));
@@ -230,37 +241,6 @@ export class Plot {
       });
   }
 
-  /**
-   * Return the axes, or null if no value is in sight.
-   * @param {CanvasRenderingContext2D} context
-   * @param {number} width
-   * @param {number} height
-   * @param {Theme} theme
-   * @param {PlotLine[]} lines
-   * @param {Extent} extent
-   * @returns {Axes | null}
-   */
-  #axesOf(context, width, height, theme, lines, extent) {
-    this.#extent = extent;
-    const domain = this.#zoom ?? extent;
-    const scale = valueScale(lines, domain, this.#options.isLog, this.#legend.units);
-    if (!scale) return null;
-    const ticks = scale.ticks(6);
-    const label = Math.max(...ticks.map(({ text }) => context.measureText(text).width));
-    const [left, right] = [PLOT_EDGE.left + label + 6, width - PLOT_EDGE.right];
-    const [top, bottom] = [PLOT_EDGE.top, height - PLOT_EDGE.bottom];
-    const span = domain[1] - domain[0];
-    return {
-      context,
-      theme,
-      ticks,
-      domain,
-      box: { left, right, top, bottom, width },
-      toX: (step) => (span ? left + ((step - domain[0]) / span) * (right - left) : (left + right) / 2),
-      toY: (value) => bottom - scale.part(value) * (bottom - top),
-    };
-  }
-
   /** @param {Extent | null} extent */
   #whyEmpty(extent) {
     if (this.#options.isLog && extent) return "No value above zero, which a log scale needs";
@@ -291,32 +271,4 @@ export class Plot {
     if (more > 0) rows.splice(limits.tooltip_rows, more, { label: `and ${more} more`, value: "" });
     return this.tooltip.show(x, 0, `step ${units.formatCount(step)}`, rows);
   }
-}
-
-/**
- * Return the step at a position, as a fraction between two steps too.
- * @param {Axes} axes
- * @param {number} x
- */
-function stepAt({ box: { left, right }, domain }, x) {
-  const part = Math.min(1, Math.max(0, (x - left) / (right - left)));
-  return domain[0] + part * (domain[1] - domain[0]);
-}
-
-/**
- * Return the nearest step inside `domain` that any line has a point at.
- * @param {PlotLine[]} lines
- * @param {number} wanted
- * @param {Extent} domain
- */
-function nearestStep(lines, wanted, domain) {
-  /** @type {number | null} */
-  let nearest = null;
-  for (const { steps } of lines) {
-    for (const step of steps) {
-      if (step < domain[0] || step > domain[1]) continue;
-      if (nearest === null || Math.abs(step - wanted) < Math.abs(nearest - wanted)) nearest = step;
-    }
-  }
-  return nearest;
 }

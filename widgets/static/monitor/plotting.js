@@ -16,6 +16,7 @@ import { extentOf } from "./series.js";
  * }} PlotLine
  */
 /** @typedef {(value: number) => number} ToPixel */
+/** @typedef {NonNullable<ReturnType<typeof valueScale>>} ValueScale */
 /** @typedef {CanvasRenderingContext2D} Context */
 /** @typedef {[low: number, high: number]} Extent */
 
