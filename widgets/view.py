@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import html
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -14,6 +13,7 @@ from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.argument_text import describe_value
 from notebook_launcher.training_settings import STEPS_VARIABLE
 from notebook_launcher.widgets import hardware, typed
+from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.attributes import Attributes
 from notebook_launcher.widgets.fields import ChoiceField, TextField
 from notebook_launcher.widgets.form import argument_field, argument_value, option_fields
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PanelView"]
 
-CSS = Path(__file__).parent / "static" / "panel.css"
+STYLE = join_modules(STATIC / "panel.css")
 MICRO = "micro-batch"
 # Core widgets have no other way to the clipboard. If the browser refuses it, a click selects the code.
 COPY = (
@@ -72,7 +72,7 @@ class PanelView:
         """Section with `file`."""
         sections = ipywidgets.VBox([self.advanced.box, self.files.box])
         self.children = [
-            ipywidgets.HTML(f"<style>{CSS.read_text(encoding='utf-8')}</style>", layout={"display": "none"}),
+            ipywidgets.HTML(f"<style>{STYLE}</style>", layout={"display": "none"}),
             ipywidgets.VBox([ipywidgets.HTML(self._title()), self.recalled.box]),
             _grid(self._essential()),
             self._formula,
