@@ -68,7 +68,10 @@ def observe() -> Surroundings:
     return Surroundings(
         processes={process: _describe(process) for process in processes},
         threads={
-            thread: f"{thread!r}" for thread in threading.enumerate() if type(thread).__name__ not in LASTING_THREADS
+            thread: f"{thread!r}"
+            for thread in threading.enumerate()
+            # An interrupt inside `Thread.start` leaves a thread that never began in Python's list.
+            if type(thread).__name__ not in LASTING_THREADS and thread.ident is not None
         },
         descriptors=_descriptors(),
         listeners=_listeners(processes),
