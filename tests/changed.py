@@ -1,10 +1,11 @@
 """Runs the tests of the packages that changed since the branch left main: `make check`.
 
 A package is tested in the folder of tests with its name. Two minutes do not suffice for every test there, so slow tests
-are left out, and of the tests that need the machine alone only those in files that changed, or that share a word of
-their name with a changed file:
+are left out. Of the tests that need the machine alone, only those run that are in a changed file, or in a file that
+shares a word of its name with a changed file. So it is for all tests of `tests/training`, unless no file shares a word:
 
     notebook_launcher/kernel/stacks.py      tests/kernel that run side by side, and tests/kernel/test_stacks.py
+    notebook_launcher/training/data/x.py    tests/training/test_data_*.py
     widgets/static/monitor/plot.js          tests/widgets and tests/page likewise, and their files test_monitor*.py
     notebook_launcher/config.py             tests/foundations
     pyproject.toml, README.md, docs/...     tests/project
@@ -23,6 +24,8 @@ MAIN = ("origin/main", "main")
 """The first of these that exists is the branch to compare with."""
 FOLDERS = {"widgets": ("widgets", "page"), "engines": ("processes",), "machine": ("foundations", "kernel")}
 """Folders of tests for code whose tests are not in the folder with its name."""
+LARGE = ROOT / "tests/training"
+"""The folder whose tests take two minutes by themselves; the next one takes half a minute."""
 OPTIONS = {
     "tests that may run side by side": ("-n", "logical", "--dist", "loadfile", "-m", "not alone and not slow"),
     "tests that need the machine alone": ("-m", "alone and not slow"),
@@ -71,9 +74,10 @@ def choose(files: list[Path]) -> tuple[set[Path], set[Path]]:
     alone = set(side_by_side)
     for file in files:
         for folder in folders_for(file):
-            side_by_side.add(folder)
-            named = {test: words_of(test.relative_to(ROOT)) - words_of(folder) for test in folder.glob("test_*.py")}
-            alone |= {test for test, words in named.items() if words & words_of(file)}
+            words = words_of(file) - words_of(Path(folder.name))
+            named = {test for test in folder.glob("test_*.py") if words & words_of(test.relative_to(ROOT))}
+            side_by_side |= named if named and folder == LARGE else {folder}
+            alone |= named
     return side_by_side, alone
 
 

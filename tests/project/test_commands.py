@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 FOLDERS_OF_FILES = (ROOT, ROOT / "notebook_launcher", ROOT / "notebook_launcher/training/accumulation")
 """Folders that a path in `CONTRIBUTING.md` may start from."""
+DATA_TESTS = (ROOT / "tests/training").glob("test_data_*.py")
 
 
 def chosen(file: str) -> tuple[set[str], set[str]]:
@@ -24,8 +25,9 @@ def chosen(file: str) -> tuple[set[str], set[str]]:
     ("file", "folders"),
     [
         ("notebook_launcher/kernel/stacks.py", {"kernel"}),
-        ("notebook_launcher/engines/local.py", {"processes"}),
-        ("notebook_launcher/training/checkpoints/saving.py", {"training"}),
+        ("notebook_launcher/engines/process_tree.py", {"processes"}),
+        ("notebook_launcher/training/data/shard.py", {f"training/{path.name}" for path in DATA_TESTS}),
+        ("notebook_launcher/training/rules.py", {"training"}),
         ("notebook_launcher/config.py", {"foundations"}),
         ("widgets/static/monitor/plot.js", {"page", "widgets"}),
         ("docs/index.md", {"project"}),
