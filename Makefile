@@ -63,7 +63,7 @@ docs: $(VENV)/installed-docs  ## build the documentation; EXECUTE=force runs the
 dist: $(VENV)/installed-dist  ## build wheel and sdist, check them, and try them in an empty environment (10 minutes)
 	@rm -rf dist $(RELEASE) && mkdir -p $(RELEASE)
 	@echo "==> wheel and source distribution"
-	@$(BIN)/python -m build --no-isolation --outdir dist
+	@$(BIN)/python -m build --quiet --no-isolation --outdir dist
 	@$(BIN)/python -m twine check --strict dist/*
 	@tar -xf dist/*.tar.gz --strip-components=1 -C $(RELEASE)
 	@rm -r $(RELEASE)/notebook_launcher $(RELEASE)/widgets
