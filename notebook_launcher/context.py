@@ -69,8 +69,8 @@ class RunStopped(KeyboardInterrupt):
         super().__init__(message)
 
 
-class Safepoint(Protocol):
-    """A safepoint as the stop flag needs it; `training.safepoint` has the class."""
+class AgreedStop(Protocol):
+    """The part of a safepoint that the stop flag needs; the class is in `training.safepoint`."""
 
     num_backwards: int
 
@@ -95,7 +95,7 @@ class RankContext:
     """The rank's `PhaseClock`, once a loop is measured."""
     last_progress: float = -math.inf
     """Time at which `progress` last sent a record."""
-    safepoint: Safepoint | None = None
+    safepoint: AgreedStop | None = None
     """The safepoint of the first Accelerator that made an update; it saves and stops all ranks together."""
     waits_since: tuple[int, float] = (-1, 0.0)
     """Number of backwards when a rank that is to stop was last allowed a step, and the time of the first such."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from notebook_launcher import notebook_launch
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.training.plugins import DistributedType
-from notebook_launcher.training.process.environment import Place, flag, read_place
+from notebook_launcher.training.process.environment import ProcessPlace, flag, read_place
 from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.process.splitting import split
 from tests.support.toy_training import session_fixture
@@ -100,10 +100,13 @@ def test_a_decorator_must_be_told_the_process(name, where):
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        ({}, Place(rank=2, num_processes=4, local_rank=1, num_local=2)),
-        ({"LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}, Place(rank=2, num_processes=4, local_rank=2, num_local=None)),
+        ({}, ProcessPlace(rank=2, num_processes=4, local_rank=1, num_local=2)),
+        (
+            {"LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""},
+            ProcessPlace(rank=2, num_processes=4, local_rank=2, num_local=None),
+        ),
         ({"WORLD_SIZE": ""}, None),
-        ({"WORLD_SIZE": "1", "RANK": "0"}, Place(rank=0, num_processes=1, local_rank=1, num_local=2)),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, ProcessPlace(rank=0, num_processes=1, local_rank=1, num_local=2)),
         ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": ""}, None),
         ({"WORLD_SIZE": "1", "MASTER_PORT": ""}, None),
     ],

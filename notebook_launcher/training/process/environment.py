@@ -13,13 +13,13 @@ from notebook_launcher.units import plural_verb
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Place", "clear_environment", "flag", "patch_environment", "read_place"]
+__all__ = ["ProcessPlace", "clear_environment", "flag", "patch_environment", "read_place"]
 
 MEETING_POINT = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ProcessPlace:
     """The place of this process among those that were started with it."""
 
     rank: int
@@ -30,7 +30,7 @@ class Place:
     """Number of processes on this machine; None: the variables do not give it."""
 
 
-def read_place(environ: Mapping[str, str]) -> Place | None:
+def read_place(environ: Mapping[str, str]) -> ProcessPlace | None:
     """Return the place that torchrun's variables give; None if they are not set.
 
     `WORLD_SIZE=1` counts only with all the others: some schedulers set it for every job.
@@ -54,7 +54,7 @@ def read_place(environ: Mapping[str, str]) -> Place | None:
     if not 0 <= rank < num_processes:
         raise ConfigError(f"RANK={rank} with WORLD_SIZE={num_processes}: it must be 0 to {num_processes - 1}.")
     local_rank = _number(environ, "LOCAL_RANK")
-    return Place(
+    return ProcessPlace(
         rank=rank,
         num_processes=num_processes,
         local_rank=rank if local_rank is None else local_rank,

@@ -15,7 +15,7 @@ from notebook_launcher import context
 from notebook_launcher.training.operations.checking import debug_mode
 from notebook_launcher.training.plugins import DistributedType, warn_user
 from notebook_launcher.training.process.arrivals import meet
-from notebook_launcher.training.process.environment import Place, flag, read_place
+from notebook_launcher.training.process.environment import ProcessPlace, flag, read_place
 from notebook_launcher.training.process.splitting import split
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class ProcessState:
             f"Device: {self.device}\n"
         )
 
-    def _choose_backend(self, place: Place) -> str:
+    def _choose_backend(self, place: ProcessPlace) -> str:
         if not self._use_gpu or not dist.is_nccl_available():
             return "gloo"
         # NCCL refuses two processes of one group on one GPU.
@@ -274,7 +274,7 @@ def wait_for_everyone() -> None:
     ProcessState().wait_for_everyone()
 
 
-def _adopt(backend: str | None, timeout: timedelta | None) -> Place:
+def _adopt(backend: str | None, timeout: timedelta | None) -> ProcessPlace:
     """Return this process' place in the group that is up."""
     up = dist.get_backend()
     if backend is not None and backend != up:
@@ -287,7 +287,9 @@ def _adopt(backend: str | None, timeout: timedelta | None) -> Place:
         # The only name torch has for it.
         dist.distributed_c10d._set_pg_timeout(timeout)  # noqa: SLF001
     local_rank = os.environ.get("LOCAL_RANK") or dist.get_rank()
-    return Place(rank=dist.get_rank(), num_processes=dist.get_world_size(), local_rank=int(local_rank), num_local=None)
+    return ProcessPlace(
+        rank=dist.get_rank(), num_processes=dist.get_world_size(), local_rank=int(local_rank), num_local=None
+    )
 
 
 def _start(backend: str, timeout: timedelta | None, device: torch.device) -> None:

@@ -45,7 +45,7 @@ __all__ = ["Peers", "forget"]
 PATIENCE = timedelta(days=30)
 
 
-class Outcome(enum.Enum):
+class AttemptOutcome(enum.Enum):
     """The end of one process' attempt."""
 
     DONE = b"done"
@@ -77,39 +77,39 @@ class Peers:
             gives_up: Whether an error asks for another attempt.
         """
         mine = self._outcome(error, gives_up)
-        if mine is Outcome.GAVE_UP:
+        if mine is AttemptOutcome.GAVE_UP:
             # Before it leaves: a process that gets an error from that must find the reason.
             self._store.set(f"{self._number}/given up", "")
-        if mine is Outcome.FAILED:
+        if mine is AttemptOutcome.FAILED:
             # The error must not be hidden by that of a store that has ended with the others.
             with contextlib.suppress(RuntimeError):
                 self._store.set(self._key(self._rank), mine.value)
             return False
         self._store.set(self._key(self._rank), mine.value)
-        if mine is not Outcome.DONE:
+        if mine is not AttemptOutcome.DONE:
             forget(error)
             _leave_group()
         outcomes = self._everyone()
-        if Outcome.FAILED in outcomes or Outcome.GAVE_UP not in outcomes:
+        if AttemptOutcome.FAILED in outcomes or AttemptOutcome.GAVE_UP not in outcomes:
             return False
-        if mine is Outcome.DONE:
+        if mine is AttemptOutcome.DONE:
             _leave_group()
         self._meet_again()
         return True
 
-    def _outcome(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> Outcome:
+    def _outcome(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> AttemptOutcome:
         if error is None:
-            return Outcome.DONE
+            return AttemptOutcome.DONE
         if gives_up(error):
-            return Outcome.GAVE_UP
+            return AttemptOutcome.GAVE_UP
         if isinstance(error, Exception) and self._store.check([f"{self._number}/given up"]):
-            return Outcome.RELEASED
-        return Outcome.FAILED
+            return AttemptOutcome.RELEASED
+        return AttemptOutcome.FAILED
 
-    def _everyone(self) -> list[Outcome]:
+    def _everyone(self) -> list[AttemptOutcome]:
         keys = [self._key(rank) for rank in range(self._num_processes)]
         self._store.wait(keys, PATIENCE)
-        return [Outcome(self._store.get(key)) for key in keys]
+        return [AttemptOutcome(self._store.get(key)) for key in keys]
 
     def _key(self, rank: int) -> str:
         return f"{self._number}/rank {rank}"
