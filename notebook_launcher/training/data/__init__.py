@@ -1,4 +1,4 @@
-"""Sharded data: each rank gets its part of every round, and knows how much of it is real."""
+"""Sharded data: each rank gets its part of every round, and knows how many of its samples are real."""
 
 from __future__ import annotations
 

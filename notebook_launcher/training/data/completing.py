@@ -38,7 +38,7 @@ def fill(parts: list[Any], real: tuple[int, ...], start: Sequence[Any], size: in
 
 
 def keep_step(parts: list[Any], real: tuple[int, ...], previous: Sequence[Any], *, leave: bool) -> Round:
-    """Give ranks without samples, in place, their last batch again; with `leave`, None.
+    """Give ranks without samples their last batch again, in place; with `leave`, None.
 
     Args:
         parts: Every rank's indices.

@@ -31,7 +31,7 @@ NOTHING: Any = ([], None, 0), True
 
 
 class DataLoaderDispatcher(PreparedLoader):
-    """A `DataLoader` that rank 0 iterates, and whose batches it deals out.
+    """A `DataLoader` that rank 0 iterates, dealing out its batches to all ranks.
 
     Only rank 0 touches the data set. Structure and types of batches are kept; what is no tensor travels by
     pickle. An exception in the data set is raised on every rank.
@@ -91,7 +91,7 @@ class DataLoaderDispatcher(PreparedLoader):
 
     @property
     def num_processes(self) -> int:
-        """Among how many ranks the data are shared out."""
+        """Number of ranks that the data are shared out among."""
         return self._num_processes
 
     @property
@@ -162,7 +162,7 @@ class DataLoaderDispatcher(PreparedLoader):
             yield delivery
 
     def _lead(self, start: Position, order: Order | None, where: torch.device | None) -> Iterator[Delivery]:
-        """Read, send the others their parts, and yield one's own. `where` is None alone."""
+        """Read the data, send the other ranks their parts, and yield rank 0's own. `where` is None for a lone rank."""
         rounds = look_ahead(self._deal(start, order))
         is_last = False
         while not is_last:
@@ -189,12 +189,12 @@ class DataLoaderDispatcher(PreparedLoader):
                 return
 
     def _deal(self, start: Position, order: Order | None) -> Iterator[tuple[list[Any], Round, int]]:
-        """Yield every round's batches, what they count, and the samples of the epoch with it."""
+        """Yield the batches of every round, their counts, and the samples of the epoch up to its end."""
         skip = 0 if start or self._walked is not None else self.skip_batches
         return itertools.islice(self._portions().deal(self._batches(start, order)), skip, None)
 
     def _batches(self, start: Position, order: Order | None) -> Iterator[tuple[Any, int]]:
-        """Yield what rank 0 reads, and the samples of the epoch with it."""
+        """Yield the batches that rank 0 reads, each with the samples of the epoch up to its end."""
         if not start:
             self._check()
         if self._walked is not None:
@@ -233,7 +233,7 @@ class DataLoaderDispatcher(PreparedLoader):
 
 
 def _read_past(batches: Iterator[Any], skip: int) -> list[Any]:
-    """Read `skip` samples, and return what is left of the batch in which they end."""
+    """Read `skip` samples, and return the rest of the batch in which they end."""
     while skip > 0:
         batch = next(batches, None)
         rows = 0 if batch is None else count_rows(batch)

@@ -1,4 +1,4 @@
-"""Before an epoch, ranks compare what they are about to walk through, so that they fail at once and not in step 12."""
+"""Epoch plans, which ranks compare before an epoch, so that they fail at once and not in step 12."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class EpochPlan(NamedTuple):
     """The data that a rank is about to walk through."""
 
     num_samples: int | None
-    """Of the data set; None if it has no length."""
+    """Samples of the data set; None if it has no length."""
     num_batches: int | None
-    """Of all ranks; None if unknown."""
+    """Batches of all ranks; None if unknown."""
     epoch: int
     begins_at: int
     """The sample of the epoch at which the rank begins."""
     skip_batches: int
-    """Batches of its own that it leaves out."""
+    """Number of its own batches that the rank skips."""
     seed: int
-    """Of a seedable sampler; any number otherwise."""
+    """Seed of a seedable sampler; any number otherwise."""
 
 
 def agree_on_plan(mine: EpochPlan) -> EpochPlan:
-    """Exchange plans and return rank 0's, whose seed is everybody's; every rank must call it.
+    """Exchange plans, and return the plan with rank 0's seed; every rank must call this.
 
     Raises:
         RuntimeError: On every rank, if the plans differ in anything but the seed.

@@ -1,4 +1,4 @@
-"""Ranks that read different streams keep in step: before each round they exchange what each of them has read."""
+"""Steps of ranks that read different streams: before each round they exchange the counts of their batches."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 __all__ = ["OWN_SHARDS", "Common", "InStep", "Readings", "wrong_readers"]
 
 OWN_SHARDS = -1
-"""In place of `Position.stream`, where every rank reads streams of its own."""
+"""The value of `Position.stream` where every rank reads streams of its own."""
 
 
 class Common(NamedTuple):
-    """A round that all ranks are in."""
+    """A round in which all ranks take part."""
 
     batch: Any
     round: Round
     is_last: bool
     read: list[tuple[int, int] | None]
-    """For each rank, which of its streams the batch came from, and how much of that was had; None without a batch."""
+    """For each rank: the stream of its batch, and the samples of that stream so far; None without a batch."""
 
 
 class _Report(NamedTuple):
@@ -48,7 +48,7 @@ NOTHING = _Report(0, 0, 0, 0, 0)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class InStep:
-    """Hands out batches that ranks read for themselves, as many on every rank.
+    """Yields batches that ranks read for themselves, equally many on every rank.
 
     Ranks that have read everything before the others repeat their first batch: with `even_batches` it counts, with
     `uneven="weigh"` it has weight 0. With `drop_last` and `uneven="stop"` the first round that lacks a batch is left
@@ -61,7 +61,7 @@ class InStep:
     uneven: str
 
     def rounds(self, batches: Iterable[tuple[Any, Receipt]]) -> Iterator[Common]:
-        """Yield this rank's batches with what all ranks have.
+        """Yield this rank's batches with the rounds of all ranks.
 
         Raises:
             ValueError: With `uneven="error"`, on every rank, where some ranks have a batch and others have none.
@@ -84,7 +84,7 @@ class InStep:
             batch, reports = following, reports_of_following
 
     def _read(self, own: Iterator[tuple[Any, Receipt]]) -> tuple[Any, list[_Report]]:
-        """Read this rank's next batch, and exchange what it counts."""
+        """Read this rank's next batch, and exchange its counts."""
         batch, mine = None, NOTHING
         if (found := next(own, None)) is not None:
             batch, receipt = found
@@ -95,7 +95,7 @@ class InStep:
         return batch, [_Report(*numbers) for numbers in everybody]
 
     def _example(self, batch: Any, reports: list[_Report]) -> tuple[Any, list[int]]:
-        """Return this rank's first batch, or that of another where it has none; and the rows of all of these."""
+        """Return this rank's first batch, or another rank's if it has none, and the rows of all first batches."""
         rows = [report.rows for report in reports]
         owner = next((rank for rank, count in enumerate(rows) if count), None)
         if owner is None or all(rows):
@@ -130,11 +130,11 @@ class Readings:
         self._ranks = [list(numbers[rank * width : (rank + 1) * width]) for rank in range(num_processes)]
 
     def of_rank(self, rank: int) -> list[int]:
-        """Return the stream of a rank's last batch, and what the rank has had of each stream."""
+        """Return the stream of a rank's last batch, and the samples that the rank has had of each stream."""
         return list(self._ranks[rank])
 
     def note(self, read: list[tuple[int, int] | None]) -> None:
-        """Take note of one round."""
+        """Count one round."""
         for numbers, one in zip(self._ranks, read, strict=True):
             if one is not None:
                 numbers[0], numbers[1 + one[0]] = one

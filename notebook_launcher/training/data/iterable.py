@@ -24,7 +24,7 @@ class StreamRound(NamedTuple):
 
     elements: list[Any]
     round: Round | None
-    """None: every rank has a full batch."""
+    """The counts of the round; None: every rank has a full batch."""
     consumed: int
     """Elements of the stream that all ranks together have had, with this round."""
 
@@ -109,7 +109,7 @@ class IterableDatasetShard(IterableDataset[Any]):
             yield from part.elements
 
     def rounds(self, skip: int = 0) -> Iterator[StreamRound]:
-        """Yield this rank's elements, round by round; first of all a round without elements.
+        """Yield this rank's elements, round by round, beginning with a round without elements.
 
         Args:
             skip: How many elements of the stream have been had; they are read when the empty round is asked for.

@@ -65,7 +65,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
 
     @property
     def iteration(self) -> int:
-        """The epoch that the next loop is, or this one, counted from 0."""
+        """The number of the current or next epoch, counted from 0."""
         return self._progress.iteration
 
     @iteration.setter
@@ -101,7 +101,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             yield Delivery(batch, drawn, is_last, Position(start.epoch, samples))
 
     def _arguments(self) -> dict[str, Any]:
-        """Return what makes a loader of the same data."""
+        """Return the arguments that make a loader of the same data."""
         indices = None if isinstance(self.dataset, IterableDataset) else sampler_chain(self)[0]
         return {**data_arguments(self, indices), **fetching_arguments(self)}
 
@@ -110,11 +110,11 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         raise NotImplementedError
 
     def _prepare_epoch(self, start: Position) -> None:
-        """Do what ranks do together before an epoch."""
+        """Prepare an epoch together with the other ranks."""
 
     @property
     def num_processes(self) -> int:
-        """Among how many ranks the data are shared out."""
+        """Number of ranks that the data are shared out among."""
         raise NotImplementedError
 
     @property
@@ -141,7 +141,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples of the whole data set; raises TypeError if it has no length."""
+        """Samples of the whole data set; a TypeError is raised if it has no length."""
         return int(self.dataset.total_length) if hasattr(self.dataset, "total_length") else len(self.dataset)  # type: ignore[arg-type]
 
     def _nominal_batch_size(self) -> int | None:
@@ -150,16 +150,16 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         return getattr(sampler_chain(self)[0], "batch_size", None)
 
     def get_sampler(self) -> Any:
-        """Return what draws single indices."""
+        """Return the sampler that draws single indices."""
         return get_sampler(self)
 
     def set_sampler(self, sampler: Any) -> None:
-        """Replace what draws single indices."""
+        """Replace the sampler that draws single indices."""
         owner = next(link for link in reversed(sampler_chain(self)) if hasattr(link, "sampler"))
         owner.sampler = sampler
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next loop, where samplers or the data set know several.
+        """Choose the order of the next loop, if samplers or the data set have several.
 
         A position that was loaded for another epoch is given up.
         """
@@ -168,7 +168,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         self._take_chosen_epoch()
 
     def _take_chosen_epoch(self) -> int | None:
-        """Return the epoch that a seedable sampler was given by another than this loader; None without."""
+        """Return the epoch that other code than this loader gave to a seedable sampler; None if none did."""
         sampler = self.get_sampler()
         return sampler.take_chosen() if isinstance(sampler, SeedableRandomSampler) else None
 
@@ -221,7 +221,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             self.end()
 
     def _with_progress(self, deliveries: Iterator[Delivery], start: Position) -> Iterator[Delivery]:
-        """Report to a launcher, if there is one, how far the loop is and how long it waits for data."""
+        """Report the progress of the loop, and its waits for data, to a launcher if there is one."""
         clock = make_clock()
         if clock is None or len(self.stack.loaders) > 1:
             yield from deliveries
@@ -235,7 +235,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             clock.mark(None)
 
     def _moving(self, deliveries: Iterator[Delivery]) -> tuple[Iterator[Delivery], Callable[[Any], Any] | None]:
-        """Return where batches come from, and what is left to be done to each to have it on the device."""
+        """Return the deliveries, and the function that moves a batch to the device; None if nothing is left to move."""
         if self.device is None:
             return deliveries, None
         device = torch.device(self.device)
@@ -244,7 +244,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         return deliveries, lambda batch: send_to_device(batch, device, non_blocking=self._non_blocking)
 
     def _find_start(self) -> tuple[Position, Order | None]:
-        """Return where the next loop begins, and what drew its order if that is known."""
+        """Return the position at which the next loop begins, and the states that drew its order if they are known."""
         wanted = self._progress.begin_at
         if wanted is None:
             return Position(self.iteration), None
@@ -255,7 +255,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         return Position(wanted.epoch) if by_hand else wanted, self._progress.order
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loop stands, or where it was left, in plain types and tensors.
+        """Return the position of the loop, or the point where it was left, in plain types and tensors.
 
         It holds the epoch, the number of samples that all ranks together have had of it (the batch at hand
         counts), and the states of what draws the order. Another number of ranks can continue from it.
@@ -267,7 +267,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         return pack(position, order, sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next loop begin right after the batch that was at hand when the state was taken.
+        """Let the next loop begin right after the batch that was current when the state was taken.
 
         Data that were had already are not loaded; of an iterable data set they are read and thrown away.
 
@@ -293,6 +293,6 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         self._progress.anew = True
 
     def _owners(self) -> list[Any]:
-        """Return what has generators that draw the order."""
+        """Return the objects whose generators draw the order."""
         links = [self.dataset] if isinstance(self.dataset, IterableDataset) else sampler_chain(self)
         return generator_owners(links)

@@ -1,4 +1,4 @@
-"""The arguments that make a loader like another one."""
+"""The arguments of a loader that is made like another loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Knowing that an item is the last one."""
+"""A look ahead by one item, so that the last item is known as such."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def look_ahead(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    """Yield each item, and whether it is the last, one item behind.
+    """Yield each item with True if it is the last, reading one item ahead.
 
     An exception comes where it would come without looking ahead: after the item before.
     """

@@ -1,4 +1,4 @@
-"""Gathering what was computed of a batch, each sample of the data set once."""
+"""Gathering of per-batch results, so that every sample of the data set counts once."""
 
 from __future__ import annotations
 

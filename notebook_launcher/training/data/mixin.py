@@ -47,5 +47,5 @@ class DataLoaderStateMixin:
         self.stack.begin(self)
 
     def end(self) -> None:
-        """Be no longer active."""
+        """Stop being the active loader."""
         self.stack.end(self)

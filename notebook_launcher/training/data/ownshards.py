@@ -16,7 +16,7 @@ __all__ = ["OwnShards", "is_split_by_node", "shards_of_rank"]
 
 
 def shards_of_rank(dataset: Any, num_processes: int, process_index: int) -> Any:
-    """Return the part of a streamed data set that this rank reads; None where every rank must read everything.
+    """Return the part of a streamed data set that this rank reads; None if every rank must read everything.
 
     Raises:
         ValueError: The data set was split by the user, and not for this rank of these ranks.
@@ -36,7 +36,7 @@ def shards_of_rank(dataset: Any, num_processes: int, process_index: int) -> Any:
 
 
 def is_split_by_node(dataset: Any) -> bool:
-    """Return whether the user called `datasets.distributed.split_dataset_by_node`."""
+    """Return True if the user called `datasets.distributed.split_dataset_by_node`."""
     return _is_stream(dataset) and getattr(dataset, "_distributed", None) is not None
 
 
@@ -56,7 +56,7 @@ class OwnShards(IterableDatasetShard):
         raise TypeError("how many elements are in a rank's shards is known at their end")
 
     def check(self) -> None:
-        """Return: lengths are not known."""
+        """Do nothing, because lengths are not known."""
 
     def rounds(self, skip: int = 0) -> Iterator[StreamRound]:
         """Yield this rank's elements, batch by batch; first of all an empty batch. Rounds count this rank alone.

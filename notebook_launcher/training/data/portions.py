@@ -118,7 +118,7 @@ class Portions:
         return found
 
     def _apart(self, batch: Any) -> tuple[list[Any], Round]:
-        """Cut a batch into parts that differ by one sample; ranks that there is none for repeat the first."""
+        """Cut a batch into parts that differ by one sample at most; ranks without a part repeat the first."""
         small, more = divmod(count_rows(batch), self.num_processes)
         real = tuple(small + (rank < more) for rank in range(self.num_processes))
         return self._slices(batch, real), Round(tuple(max(1, count) for count in real), real, real)
@@ -135,7 +135,7 @@ class Portions:
 
 
 def _whole(group: list[Any], missing: int = 0) -> tuple[list[Any], Round]:
-    """Give each rank a batch; the ranks that there is none for repeat one, with weight 0."""
+    """Give each rank a batch; ranks without a batch repeat one, with weight 0."""
     batches = [*group, *itertools.islice(itertools.cycle(group), missing)]
     real = (*map(count_rows, group), *[0] * missing)
     return batches, Round(tuple(map(count_rows, batches)), real, real)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["LoaderProgress", "Order", "Position", "generator_owners", "pack", "unpack"]
 
 DEFAULT_GENERATORS = ("random_state", "numpy_random_seed", "torch_manual_seed")
-"""Of `capture_rng_states`: what samplers without a generator of their own draw from."""
+"""The states of `capture_rng_states` that samplers without a generator of their own draw from."""
 
 
 class Position(NamedTuple):
@@ -40,7 +40,7 @@ class LoaderProgress:
     """The progress of a loader; a loader of the rest of an epoch shares that of the whole."""
 
     iteration: int
-    """The epoch that the next loop is, counted from 0."""
+    """The number of the next loop's epoch, counted from 0."""
     position: Position
     """The point at which the loop stands, or was left."""
     order: Order | None = None
@@ -59,7 +59,7 @@ class LoaderProgress:
             self.position = Position(epoch)
 
     def count_epoch(self, epoch: int) -> None:
-        """Take note that epoch `epoch` is through."""
+        """Count an epoch that has ended."""
         if self.iteration == epoch:
             self.iteration = epoch + 1
             self.position = Position(self.iteration)
@@ -67,12 +67,12 @@ class LoaderProgress:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
-    """The states of what draws the order, from before it was drawn."""
+    """The states of the generators that draw the order, from before it was drawn."""
 
     generators: tuple[Any, ...]
-    """Of samplers and data sets; None where one has no generator and draws from torch's."""
+    """States of samplers' and data sets' generators; None for an object that draws from torch's generator."""
     defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Of Python, NumPy and torch."""
+    """States of the default generators of Python, NumPy and torch."""
 
     @classmethod
     def capture(cls, owners: Sequence[Any], *, with_defaults: bool = True) -> Order:
@@ -81,7 +81,7 @@ class Order:
         return cls(tuple(generators), _default_states() if with_defaults else {})
 
     def restore_generators(self, owners: Sequence[Any]) -> None:
-        """Set the generators of samplers and data sets; one that is missing is made."""
+        """Set the generators of samplers and data sets; make those that are missing."""
         for owner, state in zip(owners, self.generators, strict=False):
             if state is None:
                 continue
@@ -91,7 +91,7 @@ class Order:
 
     @contextlib.contextmanager
     def replayed(self, owners: Sequence[Any]) -> Iterator[None]:
-        """Draw inside as it was drawn then.
+        """Draw the same order again inside the block.
 
         Afterwards the default generators are as they were before. Those of samplers and data sets are not,
         since they go on from there.
@@ -115,7 +115,7 @@ class Order:
 
 
 def pack(position: Position, order: Order | None, seed: int | None) -> dict[str, Any]:
-    """Return it all in plain types and tensors."""
+    """Return a position, order and seed in plain types and tensors."""
     return {
         "epoch": position.epoch,
         "samples": position.samples,
@@ -128,7 +128,7 @@ def pack(position: Position, order: Order | None, seed: int | None) -> dict[str,
 
 
 def unpack(state: dict[str, Any]) -> tuple[Position, Order | None, int | None]:
-    """Return what `pack` was given; raises ValueError for another dictionary."""
+    """Return the arguments of `pack`; raise ValueError for another dictionary."""
     try:
         position = Position(state["epoch"], state["samples"], tuple(state["streams"]), state["stream"])
         generators, defaults, seed = state["generators"], state["defaults"], state["seed"]
@@ -146,7 +146,7 @@ def _default_states() -> dict[str, Any]:
 
 
 def generator_owners(candidates: Iterable[Any]) -> list[Any]:
-    """Return those that have a `generator` of torch's, or None in its place."""
+    """Return the candidates with a `generator` attribute that is torch's, or None."""
     missing = object()
     return [
         candidate

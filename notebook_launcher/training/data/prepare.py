@@ -1,4 +1,4 @@
-"""From the user's loader to one that a rank takes its share from."""
+"""Preparation of a user's loader, so that each rank gets its share."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def prepare_data_loader(
     check_ranks: bool = True,
     stack: LoaderStack | None = None,
 ) -> DataLoaderShard | DataLoaderDispatcher:
-    """Return a loader that gives this rank its share of what `dataloader` would give.
+    """Return a loader that yields this rank's share of the batches of `dataloader`.
 
     Args:
         dataloader: What to share out. A random sampler in it gets a generator if it has none, and several
@@ -158,7 +158,7 @@ def _check_split(dataloader: DataLoader[Any], num_processes: int) -> None:
 
 
 def _indices(dataloader: DataLoader[Any], data_seed: int | Literal[False] | None) -> Any:
-    """Return where the loader takes its indices from; None for an iterable data set.
+    """Return the sampler that the loader takes its indices from; None for an iterable data set.
 
     `data_seed` is False where the order shall stay the sampler's own.
     """
@@ -184,7 +184,7 @@ def _indices(dataloader: DataLoader[Any], data_seed: int | Literal[False] | None
 
 
 def _shared_generator(dataloader: DataLoader[Any], indices: Any) -> torch.Generator | None:
-    """Return what draws the order, which must be the same on all ranks. A sampler without one gets one."""
+    """Return the generator that draws the order, the same on all ranks. A sampler without a generator gets one."""
     if indices is None:
         found = getattr(dataloader.dataset, "generator", None)
         return found if isinstance(found, torch.Generator) else None

@@ -19,7 +19,7 @@ class Round:
     rows: tuple[int, ...]
     """Samples in each rank's batch, with those that were added to even it out."""
     real: tuple[int, ...]
-    """Samples of it that no rank has had before; `gather_for_metrics` keeps these. They come first."""
+    """Samples of each batch that no rank has had before; they come first, and `gather_for_metrics` keeps them."""
     weights: tuple[int, ...]
     """The batch's weight in a window's mean: `rows`, or 0 for a batch that only keeps step."""
 
@@ -37,7 +37,7 @@ class LoaderStack:
         # Weakly: its object holds this stack, and a cycle would keep models until the garbage collector comes.
         self._on_begin = None if on_begin is None else weakref.WeakMethod(on_begin)
         self.on_next: Callable[[], None] | None = None
-        """Called when a loop that stands in no other asks for its next batch."""
+        """Called when an outermost loop asks for its next batch."""
         self.gradient_state: Callable[[], Any] = _no_state
         """Returns the `GradientState` whose loaders these are; None outside an Accelerator."""
 
@@ -48,7 +48,7 @@ class LoaderStack:
             on_begin()
 
     def end(self, loader: Any) -> None:
-        """Take `loader` out, wherever it stands."""
+        """Remove `loader` from the stack, wherever it stands."""
         kept = [ref for ref in self._loaders if ref() is not None]
         for at in reversed(range(len(kept))):
             if kept[at]() is loader:
@@ -68,7 +68,7 @@ class LoaderStack:
 
     @property
     def loaders(self) -> list[Any]:
-        """All of them, the oldest first."""
+        """All loaders that are being iterated, the oldest first."""
         return [loader for loader in (ref() for ref in self._loaders) if loader is not None]
 
     def __reduce__(self) -> tuple[type[LoaderStack], tuple[()]]:

@@ -1,4 +1,4 @@
-"""The samples of a batch that is made already: count them, take some, join batches.
+"""Rows of a collated batch, which are its samples: counting, taking, joining.
 
 A sample is an element along dimension 0 of every tensor that is as long as the batch, and an item of every
 list of plain objects that is as long (names, texts). Anything else belongs to the batch as a whole.
@@ -24,13 +24,13 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
 def find_rows(batch: Any) -> int | None:
-    """Return how many samples there are; None where nothing tells."""
+    """Return the number of samples; None if it cannot be known."""
     size = find_batch_size(batch)
     return next(map(len, _flat_lists(batch)), None) if size is None else size
 
 
 def count_rows(batch: Any) -> int:
-    """Return how many samples there are; 1 where nothing tells."""
+    """Return the number of samples; 1 if it cannot be known."""
     rows = find_rows(batch)
     return 1 if rows is None else rows
 
@@ -60,7 +60,7 @@ def take_rows(batch: Any, start: int, stop: int, num_rows: int) -> Any:
 
 
 def join_batches(batches: Sequence[Any]) -> Any:
-    """Return one batch with the samples of all.
+    """Return one batch with the samples of all batches.
 
     Raises:
         TypeError: They hold something that is neither a tensor, a list nor a plain object.

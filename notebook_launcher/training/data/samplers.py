@@ -1,4 +1,4 @@
-"""Samplers: a random order that a seed and an epoch determine, and what is wrapped in what."""
+"""Samplers: a random order that seed and epoch determine, and the chain of samplers in a loader."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ class SeedableRandomSampler(RandomSampler):
 
 
 def new_generator(seed: int) -> torch.Generator:
-    """Return a generator where torch makes its tensors by default, seeded with `seed` modulo 2**64."""
+    """Return a generator on torch's default device, seeded with `seed` modulo 2**64."""
     generator = torch.Generator(device=torch.get_default_device())
     generator.manual_seed(seed if seed < 2**64 else seed - 2**64)
     return generator
 
 
 def count_samples(batch: Any) -> int:
-    """Return how many samples a sampler's item stands for: the length of a list of indices, 1 for an index."""
+    """Return the number of samples of a sampler's item: the length of a list of indices, 1 for an index."""
     try:
         return len(batch)
     except TypeError:
@@ -80,7 +80,7 @@ def count_samples(batch: Any) -> int:
 
 
 def length_of(one: Any) -> int | None:
-    """Return `len(one)`; None if it does not know."""
+    """Return `len(one)`; None if it has no length."""
     try:
         return len(one)
     except (TypeError, NotImplementedError):
@@ -89,12 +89,12 @@ def length_of(one: Any) -> int | None:
 
 
 def sampler_chain(dataloader: Any) -> list[Any]:
-    """Return what a loader takes its indices from, the outermost first: shard, batch sampler, sampler."""
+    """Return the samplers of a loader, the outermost first: shard, batch sampler, sampler."""
     return links_of(dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler)
 
 
 def links_of(link: Any) -> list[Any]:
-    """Return a batch sampler, or sampler, and what it takes its indices from, and so on."""
+    """Return a batch sampler or sampler with all samplers inside it, the outermost first."""
     links: list[Any] = []
     while link is not None and not any(link is known for known in links):
         links.append(link)

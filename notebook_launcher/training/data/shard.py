@@ -34,7 +34,7 @@ __all__ = ["DataLoaderShard"]
 
 
 class DataLoaderShard(PreparedLoader):
-    """A `DataLoader` whose batches are one rank's.
+    """A `DataLoader` that yields one rank's batches.
 
     What the rank's share is, a `BatchSamplerShard`, an `IterableDatasetShard` or an `OwnShards` decides; without any,
     it is everything.
@@ -97,7 +97,7 @@ class DataLoaderShard(PreparedLoader):
 
     @property
     def num_processes(self) -> int:
-        """Among how many ranks the data are shared out."""
+        """Number of ranks that the data are shared out among."""
         return 1 if self.shard is None else self.shard.num_processes
 
     @property
@@ -107,7 +107,7 @@ class DataLoaderShard(PreparedLoader):
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples of the whole data set; raises TypeError if it has no length."""
+        """Samples of the whole data set; a TypeError is raised if it has no length."""
         if isinstance(self.dataset, IterableDatasetShard):
             return len(self.dataset.dataset)
         return super().total_dataset_length
@@ -195,7 +195,7 @@ class DataLoaderShard(PreparedLoader):
     def _fetch(
         self, stream: StreamWithReceipts, epoch: int, reading: list[int], order: Order | None
     ) -> Iterator[tuple[Any, Receipt]]:
-        """Yield what this rank reads, from where `reading` is: the stream that was read last, and what of each."""
+        """Yield this rank's batches from the position `reading` on: the stream read last, and the samples of each."""
         last_stream, *consumed = reading
         stream.order(epoch, last_stream, consumed)
         owners = self._owners()

@@ -1,4 +1,4 @@
-"""One rank's share of a batch sampler, and what the other ranks get in the same round.
+"""One rank's share of a batch sampler, with the other ranks' shares of the same round.
 
 Every rank walks through the whole batch sampler, which costs indices and no data; so each knows, round by
 round, how many samples all of them have.
@@ -75,7 +75,7 @@ class BatchSamplerShard(BatchSampler):
 
     @property
     def total_length(self) -> int:
-        """Batches of all ranks."""
+        """Number of batches of all ranks."""
         return len(self.batch_sampler)
 
     def __len__(self) -> int:
@@ -166,7 +166,7 @@ class BatchSamplerShard(BatchSampler):
     def _complete(
         self, parts: list[Any], real: tuple[int, ...], start: list[Any], previous: list[Any], *, is_last: bool
     ) -> Round:
-        """Change `parts` so that ranks stay in step, and return their round."""
+        """Complete `parts` so that ranks stay in step, and return their round."""
         if self.even_batches and (is_last or self.split_batches):
             size = self.batch_size
             return fill(parts, real, start, size // self.num_processes if size and self.split_batches else size)

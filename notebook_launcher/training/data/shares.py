@@ -17,7 +17,7 @@ class Share(NamedTuple):
     """One rank's batch of a round."""
 
     indices: Any
-    """None: it has none, and its iteration is over."""
+    """The rank's indices; None: it has none, and its iteration is over."""
     round: Round
     samples: int
     """Samples of the epoch that all ranks together have had, with this round."""
@@ -45,7 +45,7 @@ def _unshared(batch_sampler: Any, skip: int) -> Iterator[Share]:
 
 
 def rest_of(batches: Iterable[Any], skip: int) -> Iterator[Any]:
-    """Leave out the first `skip` samples."""
+    """Skip the first `skip` samples."""
     for batch in batches:
         count = count_samples(batch)
         if 0 < count <= skip:

@@ -16,7 +16,7 @@ __all__ = ["SkipBatchSampler"]
 
 
 class SkipBatchSampler(BatchSampler):
-    """Leaves out the first `skip_batches` batches of another batch sampler, every time it is iterated."""
+    """A batch sampler that skips the first `skip_batches` batches of another one in every iteration."""
 
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
         self.batch_sampler = batch_sampler
@@ -26,7 +26,7 @@ class SkipBatchSampler(BatchSampler):
 
     @property
     def total_length(self) -> int:
-        """Batches of the other one."""
+        """Number of the other sampler's batches."""
         return len(self.batch_sampler)
 
     def __len__(self) -> int:
@@ -36,7 +36,7 @@ class SkipBatchSampler(BatchSampler):
         return itertools.islice(iter(self.batch_sampler), self.skip_batches, None)
 
     def shares(self, skip: int = 0) -> Iterator[Share]:
-        """Yield the batches that are left, with their rounds.
+        """Yield the remaining batches, with their rounds.
 
         Args:
             skip: How many samples of the epoch have been had; if any, the first batches are among them.

@@ -24,15 +24,15 @@ class Receipt(NamedTuple):
     """The origin of a batch."""
 
     round: Round | None
-    """None: every rank has a full batch."""
+    """The round; None: every rank has a full batch."""
     stream: int
-    """Of which worker's stream it is; 0 without workers."""
+    """The worker whose stream the batch comes from; 0 without workers."""
     consumed: int
     """Number of elements of that stream up to and including the batch."""
 
 
 class StreamWithReceipts(IterableDataset[Any]):
-    """Yields `(element, Receipt)`; `(None, None)` for the elements of a batch that is to be thrown away."""
+    """Yields `(element, Receipt)`; `(None, None)` for the elements of a batch to be dropped."""
 
     def __init__(self, shard: IterableDatasetShard, num_workers: int, *, persistent: bool) -> None:
         self.shard = shard
@@ -83,13 +83,13 @@ class CollateWithReceipt:
 
 
 class StartWorker:
-    """Calls the user's `worker_init_fn` in a worker whose data set is, for all to see, the user's."""
+    """Calls the user's `worker_init_fn` in a worker that shows the user's data set as its own."""
 
     def __init__(self, worker_init_fn: Callable[[int], Any]) -> None:
         self._worker_init_fn = worker_init_fn
 
     def __call__(self, worker_id: int) -> None:
-        """Prepare the worker that this is."""
+        """Prepare this worker."""
         info = get_worker_info()
         assert info is not None
         # torch documents functions that change `get_worker_info().dataset`; the record itself refuses assignment.

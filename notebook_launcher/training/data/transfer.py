@@ -18,7 +18,7 @@ __all__ = ["Delivery", "copied_ahead"]
 
 
 class Delivery(NamedTuple):
-    """One rank's batch, and what is known with it."""
+    """One rank's batch with its round and position."""
 
     batch: Any
     round: Round | None

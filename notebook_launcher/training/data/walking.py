@@ -1,4 +1,4 @@
-"""A batch sampler that remembers which round each batch belongs to, for the loader that fetches with it.
+"""A batch sampler that remembers the round of each batch, for the loader that fetches with it.
 
 torch takes indices in the main process, with and without workers, sooner than it hands out the batches that
 are loaded for them, and in the same order. So the rounds wait here for their batches.
@@ -22,13 +22,13 @@ __all__ = ["Walk", "WalkedSampler"]
 
 
 class Walk:
-    """One walk through a batch sampler, one batch ahead of the loader, so that the last is known as such."""
+    """One walk through a batch sampler, a batch ahead of the loader, so that the last batch is known as such."""
 
     def __init__(self, batch_sampler: Any, skip: int, order: Order | None) -> None:
         self.order = order
         """The states that made the order; None until the first batch is drawn."""
         self.taken: collections.deque[tuple[Round, int, bool]] = collections.deque()
-        """Of the batches that are being loaded: the round, the samples with it, and whether it is the last."""
+        """For each batch that is being loaded: its round, the samples so far, and True if it is the last."""
         self._batch_sampler = batch_sampler
         self._skip = skip
         self._shares: Iterator[Share] | None = None
@@ -76,7 +76,7 @@ class WalkedSampler:
         self._newest: Walk | None = None
 
     def begin_at(self, skip: int, order: Order | None) -> None:
-        """Leave out the first `skip` samples, in the order that `order` makes, from now on."""
+        """Skip the first `skip` samples of the order that `order` makes, from now on."""
         self._skip = skip
         self._order = order
 

@@ -31,7 +31,7 @@ class ReceivedBatch(NamedTuple):
     round: Round
     is_last: bool
     samples: int
-    """Samples of the epoch that all ranks have had with it."""
+    """Samples of the epoch that all ranks have had, with this batch."""
 
 
 class BatchParcel(NamedTuple):
@@ -43,7 +43,7 @@ class BatchParcel(NamedTuple):
 
 
 def pack(parts: Sequence[Any], device: torch.device) -> list[BatchParcel]:
-    """Return the other ranks' batches as they are sent.
+    """Return the parcels of the other ranks' batches.
 
     Args:
         parts: One for each rank but the first.
@@ -53,7 +53,7 @@ def pack(parts: Sequence[Any], device: torch.device) -> list[BatchParcel]:
 
 
 def send(parcels: Sequence[BatchParcel], drawn: Round, *, is_last: bool, samples: int, device: torch.device) -> None:
-    """Send every other rank its part; all of them must `receive`.
+    """Send every other rank its part; all other ranks must call `receive`.
 
     Args:
         parcels: The other ranks' parts.
@@ -86,7 +86,7 @@ def send_error(error: Exception, device: torch.device) -> None:
 
 
 def receive(device: torch.device) -> ReceivedBatch | None:
-    """Return this rank's part of the next round; None if there is no more.
+    """Return this rank's part of the next round; None at the end of the data.
 
     Raises:
         Exception: What the data set raised on rank 0.
@@ -106,7 +106,7 @@ def receive(device: torch.device) -> ReceivedBatch | None:
 
 
 def wire_device(device: torch.device) -> torch.device:
-    """Return `device`, or where the group can send from."""
+    """Return `device`, or the CPU or GPU that the group can send from."""
     kinds = {entry.partition(":")[0] for entry in dist.get_backend_config().split(",")}
     if "cuda" in kinds and ("cpu" not in kinds or device.type == "cuda") and "nccl" in dist.get_backend_config():
         return device if device.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
@@ -121,7 +121,7 @@ def _announce(kind: int, numbers: list[int], drawn: Round | None, sizes: list[in
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Leaves plain tensors out, and notes their shapes."""
+    """A pickler that leaves plain tensors out, and notes their shapes."""
 
     def __init__(self, file: io.BytesIO, device: torch.device) -> None:
         super().__init__(file, protocol=5)
@@ -136,7 +136,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes room for the tensors that were left out."""
+    """An unpickler that makes room for the tensors that were left out."""
 
     def __init__(self, file: io.BytesIO, device: torch.device) -> None:
         super().__init__(file)
