@@ -1,4 +1,4 @@
-"""Running out of memory, and trying again with less."""
+"""Device memory: releasing it, and running again with a smaller batch where it has run out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORTAGES = (
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
-    """Give the GPU memory that torch holds in reserve back to the driver; nothing happens without CUDA.
+    """Return the GPU memory that torch holds in reserve to the driver; without CUDA do nothing.
 
     Args:
         garbage_collection: Whether to collect reference cycles first, which takes tens of milliseconds.
@@ -54,7 +54,7 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 def should_reduce_batch_size(exception: BaseException) -> bool:
-    """Return whether an error says that a GPU or the machine had too little memory."""
+    """Return True for an error of a GPU or machine with too little memory."""
     if isinstance(exception, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(exception, RuntimeError) and any(words in str(exception) for words in SHORTAGES)
@@ -116,7 +116,7 @@ def find_executable_batch_size(
 
 
 class _Search:
-    """One decorated function, and the size that it has come down to."""
+    """One decorated function with its current batch size."""
 
     def __init__(
         self,

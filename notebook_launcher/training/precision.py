@@ -1,4 +1,4 @@
-"""Mixed precision: a forward that computes in it and answers in float32, and the gradient scaler."""
+"""Mixed precision: a forward that computes in it and returns float32, and the gradient scaler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random number generators: seed them, make them the same on all ranks, keep and restore their states."""
+"""Random number generators: seeding, equal states on all ranks, keeping and restoring of states."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ __all__ = [
 
 
 def resolve_precision(argument: Any, conflicts: list[str]) -> str:
-    """Return the precision; raises ValueError if it is unknown."""
+    """Return the precision; raise ValueError if it is unknown."""
     if argument is not None:
         chosen = _precision("mixed_precision", argument)
         _compare("mixed_precision", chosen, conflicts)
@@ -69,7 +69,7 @@ def check_precision(precision: str, device: torch.device) -> None:
 def resolve_accumulation(
     steps: int | None, plugin: GradientAccumulationPlugin | None, rules: Rules, conflicts: list[str]
 ) -> GradientAccumulationPlugin:
-    """Return the plugin, with the number of steps settled."""
+    """Return the plugin with the resolved number of steps."""
     if plugin is not None and not isinstance(plugin, GradientAccumulationPlugin):
         raise TypeError(f"gradient_accumulation_plugin={plugin!r} is not a GradientAccumulationPlugin.")
     if steps is not None:
@@ -106,7 +106,7 @@ def resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> float
 
 
 def resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[str]) -> DistributedDataParallelKwargs:
-    """Return how DDP is built, with the launcher's communication hook if the code names none."""
+    """Return the arguments of DDP, with the launch's communication hook if the code names none."""
     launched = _launched("comm_hook")
     handler = handler or DistributedDataParallelKwargs()
     if launched is None or launched == "no":
@@ -129,7 +129,7 @@ def resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> 
 
 
 def resolve_loaders(config: DataLoaderConfiguration | None, **shortcuts: Any) -> DataLoaderConfiguration:
-    """Return the configuration with the shortcuts in it; raises ValueError where the two differ."""
+    """Return the configuration with the shortcuts in it; raise ValueError if the two differ."""
     given = {name: value for name, value in shortcuts.items() if value is not None}
     if config is None:
         return DataLoaderConfiguration(**given)
@@ -151,7 +151,7 @@ def report_conflicts(conflicts: list[str]) -> None:
 
 
 def _launched(name: str) -> Any:
-    """Return the launcher's setting; None without a launcher, and where the launch gave none."""
+    """Return a setting of the launch; None without a launcher, and if the launch gave none."""
     rank = context.current()
     return getattr(getattr(rank, "settings", None), name, None)
 

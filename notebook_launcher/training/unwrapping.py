@@ -1,4 +1,4 @@
-"""Models without what `prepare` and `torch.compile` put around them."""
+"""Models without the wrappers of `prepare` and `torch.compile`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def synced_part(model: Any) -> Any:
 
 
 def unwrap_model(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:  # noqa: FBT001, FBT002 - Accelerate's signature
-    """Return the model that was handed to `prepare`.
+    """Return the model that `prepare` was given.
 
     Args:
         model: As `prepare` returned it; anything else is returned as it is.

@@ -1,4 +1,4 @@
-"""Checkpoints: written aside and renamed, with a manifest, loadable with another number of ranks."""
+"""Checkpoints: written to a folder aside and renamed, with a manifest, loadable with another number of ranks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["FileRecord", "measure", "sync_folder", "write_object", "write_tensors", "write_text"]
 
 CHUNK = 2**20
-"""Bytes read at a time; a digest gets no faster with more."""
+"""Bytes read at a time; larger reads make a digest no faster."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class _DigestingFile:
 
 
 def write_object(path: Path, obj: Any) -> FileRecord:
-    """Write an object with `torch.save`; raises OSError if the disk does not take it."""
+    """Write an object with `torch.save`; raise OSError if the disk is full or fails."""
     with path.open("wb") as file:
         digesting = _DigestingFile(file)
         try:
@@ -73,14 +73,14 @@ def write_object(path: Path, obj: Any) -> FileRecord:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text; raises OSError if the disk does not take it."""
+    """Write a text; raise OSError if the disk is full or fails."""
     with path.open("wb") as file:
         file.write(text.encode())
         _sync(file)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> FileRecord:
-    """Write tensors as safetensors; raises OSError if the disk does not take it."""
+    """Write tensors as safetensors; raise OSError if the disk is full or fails."""
     # safetensors (0.8) makes a file for its owner alone and ignores the umask.
     with path.open("wb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -96,7 +96,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
 
 
 def measure(path: Path, *, sync: bool = False) -> FileRecord:
-    """Return what the file holds; with `sync`, once it is on the disk."""
+    """Return size and digest of a file; with `sync`, once the file is on the disk."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:
         if sync:

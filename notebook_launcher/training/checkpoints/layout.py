@@ -1,4 +1,4 @@
-"""Names in a checkpoint: of its files, which are Accelerate's where it has one, and of its folder."""
+"""Names in a checkpoint: of its files, which are Accelerate's wherever Accelerate has one, and of its folder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FORMS = (
     r"scaler\.pt",
     r"leaves\.bin",
 )
-"""All that a checkpoint of Accelerate's, or of ours without its manifest, may consist of."""
+"""Names of all files of a checkpoint without manifest: Accelerate's, or this package's with the manifest lost."""
 
 
 def model(index: int, *, safe: bool) -> str:
@@ -71,7 +71,7 @@ def scheduler(index: int) -> str:
 
 
 def loader(index: int) -> str:
-    """Return the file with a loader's position, which Accelerate has no like of."""
+    """Return the file with a loader's position; Accelerate has no such file."""
     return _file_name("dataloader", index, "bin")
 
 
@@ -91,7 +91,7 @@ def window(process_index: int) -> str:
 
 
 def count(files: Iterable[str]) -> dict[str, int]:
-    """Return how many models, optimizers and so on there are among a folder's files."""
+    """Return the numbers of models, optimizers and so on among a folder's files."""
     kinds = {"models": MODEL, "optimizers": OPTIMIZER, "schedulers": SCHEDULER, "custom_objects": CUSTOM}
     files = list(files)
     return {kind: sum(re.fullmatch(form, name) is not None for name in files) for kind, form in kinds.items()}
@@ -129,7 +129,7 @@ def folder_to_save(config: ProjectConfiguration, output_dir: str | os.PathLike[s
 
 
 def folder_to_load(config: ProjectConfiguration, input_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder of the checkpoint to load; a save that a killed process completed is put in its place.
+    """Return the folder of the checkpoint to load, after moving a complete save of a killed process to its place.
 
     Raises:
         ValueError: None was given and naming is not automatic.

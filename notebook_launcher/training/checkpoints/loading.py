@@ -1,4 +1,4 @@
-"""`load_state`: everything is read and checked first, and only then is anything changed."""
+"""`load_state`: everything is read and checked before anything changes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def load_state(
 
 
 def _share_out(parts: Parts, state: State, models: list[torch.nn.Module], weights: list[dict[str, Any]]) -> None:
-    """Spread whole tensors as those that they are loaded into; where there are none, this does nothing."""
+    """Spread whole tensors over the ranks like the tensors that they are loaded into; keep all others."""
     weights[:] = [share_out(tensors, model.state_dict()) for model, tensors in zip(models, weights, strict=True)]
     pairs = zip(parts.optimizers, state.optimizers, strict=True)
     state.optimizers = [share_out_state(optimizer, its_state) for optimizer, its_state in pairs]
@@ -109,7 +109,7 @@ def _apply(
     weights: list[dict[str, Any]],
     model_kwargs: dict[str, Any],
 ) -> None:
-    """Change everything to what was read."""
+    """Load everything that was read into the objects."""
     for model, tensors in zip(models, weights, strict=True):
         model.load_state_dict(tensors, **model_kwargs)
     with torch.no_grad():

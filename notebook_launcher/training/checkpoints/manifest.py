@@ -1,4 +1,4 @@
-"""The manifest: which files a checkpoint consists of, and what each must hold."""
+"""The manifest: the files of a checkpoint, with their sizes and digests."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Manifest:
     """The contents of a manifest."""
 
     num_processes: int
-    """Ranks that saved it."""
+    """Number of ranks that saved the checkpoint."""
     objects: dict[str, int]
     """Number of prepared `models`, `leaves`, `optimizers`, `schedulers`, `dataloaders` and `custom_objects`."""
     files: dict[str, FileRecord]
-    """By path, relative to the folder."""
+    """Size and digest of each file, by path relative to the folder."""
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     time: str = ""
-    """When, in UTC."""
+    """The time of the save, in UTC."""
     format: int = FORMAT
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["load_model", "save", "save_model"]
 
 OURS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
-"""Everything that a save of a model may consist of."""
+"""Names of all files that a save of a model may consist of."""
 CANDIDATES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -87,7 +87,7 @@ def save_model(
 
 
 def _write_shards(stage: Path, state: Mapping[str, torch.Tensor], max_size: int, *, safe: bool) -> str:
-    """Write all files and return the name of the one that readers begin with."""
+    """Write all files, and return the name of the file that readers begin with."""
     tied = find_tied(state) if safe else {}
     kept = {name: tensor for name, tensor in state.items() if name not in tied}
     shards = shard(kept, max_size, "model{}.safetensors" if safe else "pytorch_model{}.bin")

@@ -1,4 +1,4 @@
-"""Objects in files: states of optimizers and of whatever else has one, read without running what they hold."""
+"""Objects in files: states of optimizers and other objects, read without running code that they hold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAIN = (
     range,
     slice,
 )
-"""Types beside torch's own choice whose construction runs nothing; NumPy's are added if it is there."""
+"""Types beside torch's own list whose construction runs no code; NumPy's are added if NumPy is imported."""
 
 
 TRUST = 'load_kwargs={"weights_only": False} to load_state'
@@ -36,7 +36,7 @@ TRUST = 'load_kwargs={"weights_only": False} to load_state'
 
 
 def read_object(path: Path, map_location: Any = "cpu", *, trust: str = TRUST, **load_kwargs: Any) -> Any:
-    """Return what a file holds, of plain types: numbers, text, containers, tensors and NumPy arrays.
+    """Return the object in a file, made of plain types: numbers, text, containers, tensors and NumPy arrays.
 
     Args:
         path: Written by `torch.save`.
@@ -69,7 +69,7 @@ def read_object(path: Path, map_location: Any = "cpu", *, trust: str = TRUST, **
 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
-    """Return what a file of `save` or `torch.save` holds: tensors, NumPy arrays and plain types.
+    """Return the object in a file of `save` or `torch.save`, made of tensors, NumPy arrays and plain types.
 
     Args:
         f: A path, or a file that is open for bytes.
@@ -95,7 +95,7 @@ def unsafe_types(path: Path) -> list[str]:
 
 
 def check_custom_objects(objects: Iterable[Any]) -> None:
-    """Raise ValueError unless every object has `state_dict` and `load_state_dict`; the message lists which have not."""
+    """Raise ValueError, listing them, if objects lack `state_dict` or `load_state_dict`."""
     bad = [
         f"\n\t- Item at index {index}, `{_name(one)}`"
         for index, one in enumerate(objects)

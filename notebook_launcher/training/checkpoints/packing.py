@@ -1,4 +1,4 @@
-"""State dicts as files hold them: each tensor once, and not more in a file than was asked for."""
+"""Packing of state dicts into files: each tensor once, and no file larger than asked for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BINARY_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def find_tied(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of tensors that are another one under a second name, each with the first name.
+    """Return the second names of tied tensors, each with the tensor's first name.
 
     Two tensors are one if they show the same memory in the same way. Views of different parts of one
     storage are different tensors.
@@ -42,7 +42,7 @@ def find_tied(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def compact(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state with every tensor contiguous and in a storage of its own size; tied ones stay one.
+    """Return the state with every tensor contiguous and in a storage of its own size; tied tensors stay tied.
 
     `torch.save` writes a view's whole storage, and safetensors refuses tensors that overlap.
     """
@@ -94,7 +94,7 @@ class Shards:
     files: dict[str, list[str]]
     """The names of the tensors in each file."""
     total_size: int
-    """Bytes of all tensors, tied ones once."""
+    """Bytes of all tensors, counting tied tensors once."""
 
     @property
     def index(self) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ class Parts:
     """The objects, in the order in which they were prepared or registered."""
 
     models: list[torch.nn.Module]
-    """As they were before they were prepared, so that their weights have the names that they give them."""
+    """The models without the wrappers of `prepare`, so that weights have the models' own names."""
     leaves: list[torch.Tensor]
     optimizers: list[Any]
     schedulers: list[Any]

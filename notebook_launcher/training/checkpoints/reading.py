@@ -1,4 +1,4 @@
-"""A checkpoint as it is read: verified, complete, and known to fit, before anything changes."""
+"""Reading of a checkpoint: it is verified, complete, and known to fit, before anything changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class State:
     optimizers: list[dict[str, Any]]
     schedulers: list[dict[str, Any]]
     dataloaders: list[dict[str, Any]]
-    """Empty where the loaders of now are not those of then."""
+    """The loaders' states; empty if other loaders were saved."""
     custom_objects: list[Any]
     scaler: dict[str, Any] | None
     window: dict[str, Any] | None
@@ -85,7 +85,7 @@ class Reader:
             check_file(self.folder, name, records[name])
 
     def read(self, parts: Parts) -> State:
-        """Return everything but the models.
+        """Return the contents of all files, except for the models.
 
         Raises:
             CheckpointError: Other objects were prepared, or a file cannot be read.

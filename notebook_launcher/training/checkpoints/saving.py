@@ -132,7 +132,7 @@ class _CheckpointWriter:
         self.window = capture_window(parts)
 
     def write(self) -> dict[str, FileRecord]:
-        """Write this rank's files and return what they hold."""
+        """Write this rank's files, and return their sizes and digests."""
         for hook in self.parts.save_hooks:
             hook(list(self.parts.models), self.weights, str(self.stage))
         records: dict[str, FileRecord] = {}

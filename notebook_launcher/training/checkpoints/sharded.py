@@ -1,4 +1,4 @@
-"""Tensors that are spread over ranks (FSDP2's): whole in a checkpoint, so that any number of ranks can load it."""
+"""Tensors that FSDP2 spreads over ranks; a checkpoint has them whole, so that any number of ranks can load it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _leaves(tree: Any) -> Iterable[Any]:
 
 
 def share_out(tensors: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whole tensors spread as those of a model's state dict are; all ranks call it together."""
+    """Return whole tensors, spread like the tensors of a model's state dict; all ranks call this together."""
     return {name: _spread_like(state[name], whole) if name in state else whole for name, whole in tensors.items()}
 
 
@@ -69,7 +69,7 @@ def _spread_like(model: Any, whole: Any) -> Any:
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """Return what this rank has of a tensor."""
+    """Return this rank's part of a tensor."""
     part: torch.Tensor = tensor.to_local() if is_spread(tensor) else tensor
     return part
 

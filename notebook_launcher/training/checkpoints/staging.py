@@ -1,4 +1,4 @@
-"""Folders that change from one whole state to the next: written aside, then put in place.
+"""Stages: folders that are written aside, then put in place, so that a target is whole at any moment.
 
 A save goes to `.<name>.partial-<token>` beside its target and, once complete and on the disk, gets there
 in one of two ways:
@@ -37,7 +37,7 @@ RENAME_EXCHANGE = 2
 
 
 def open_stage(target: Path) -> Path:
-    """Return a new empty folder for the files of the next save; what killed saves left is cleared up.
+    """Return a new empty folder for the files of the next save, after removing what killed saves left.
 
     Args:
         target: The folder that is to hold them, a real path; it may exist.
@@ -111,7 +111,7 @@ def discard(stage: Path) -> None:
 
 
 def contents(folder: Path) -> set[str]:
-    """Return the paths of all files in a folder and its folders, relative to it; not those of saves under way."""
+    """Return the relative paths of all files in a folder and its folders, without the files of saves under way."""
     found = set()
     for path in folder.rglob("*"):
         name = path.relative_to(folder)
@@ -121,7 +121,7 @@ def contents(folder: Path) -> set[str]:
 
 
 def replace_file(target: Path, write: Any) -> None:
-    """Let `write(path)` write a file aside, and rename it to `target` when it has."""
+    """Let `write(path)` write a file aside, then rename the file to `target`."""
     target = Path(os.path.realpath(target))
     for leftover in _siblings(target, "partial"):
         leftover.unlink(missing_ok=True)
@@ -162,7 +162,7 @@ def _is_workplace(target: Path) -> bool:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Exchange two folders in one step; return whether the system could."""
+    """Exchange two folders in one step; return False if the system cannot."""
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
     if renameat2 is None:
         return False
@@ -170,7 +170,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def _move_in(ready: Path, target: Path) -> None:
-    """Move the files of a complete save into their folder; going on where another process was killed."""
+    """Move the files of a complete save into their folder, continuing where another process was killed."""
     with _locked(ready):
         try:
             moves = json.loads((ready / MOVES).read_text())

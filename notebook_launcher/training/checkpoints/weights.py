@@ -28,13 +28,13 @@ class Weights:
 
     tensors: dict[str, Any]
     aliases: dict[str, str]
-    """Other names that a tensor had when it was saved, each with the one that it is under."""
+    """Second names that tensors had when they were saved, each with the name that the tensor is stored under."""
     source: str
     """File or folder of the tensors, for messages."""
 
 
 def split_tied(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return what a safetensors file holds of a state: each tensor once, and its metadata.
+    """Return the tensors and the metadata of a safetensors file for a state; it holds each tensor once.
 
     A tied tensor stands under its first name; the metadata have the others, each with the first.
     """
@@ -64,7 +64,7 @@ def write_weights(path: Path, state: Mapping[str, Any], *, safe: bool) -> FileRe
 
 
 def read_weights(paths: Iterable[Path], map_location: Any = "cpu", **load_kwargs: Any) -> Weights:
-    """Return what all files hold together.
+    """Return the tensors of all files together.
 
     Raises:
         CheckpointError: A file is missing or cannot be read.
@@ -104,7 +104,7 @@ def read_index(path: Path) -> list[Path]:
 
 
 def fill_in(model: torch.nn.Module, weights: Weights) -> dict[str, Any]:
-    """Return the tensors by name, with the other names that the model, or the file, has for tied ones."""
+    """Return the tensors by name, tied tensors also by their other names in the model or the file."""
     state = model.state_dict()
     tied = find_tied(state)
     filled = dict(weights.tensors)

@@ -1,4 +1,4 @@
-"""An open window: the gradients that each rank has gathered since the last update, and what they count."""
+"""An open window: the gradients that each rank has gathered since the last update, and their weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def capture_window(parts: Parts) -> dict[str, Any] | None:
 
 
 def merge_windows(windows: Sequence[dict[str, Any]], *, num_processes: int, nominal_divisor: bool) -> dict[str, Any]:
-    """Return the part of each rank of another number of ranks: the same for all.
+    """Return the part of a window for each of another number of ranks; all ranks get the same part.
 
     What is applied where the window ends stays the same. Where gradients are divided by what the window
     held, the ranks' gradients are added up in the end, so their sum is kept; where they are averaged over

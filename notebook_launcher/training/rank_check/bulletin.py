@@ -24,7 +24,7 @@ PATIENCE = 10.0
 
 
 class Bulletin:
-    """Plain data that the ranks write about objects which each of them has one of."""
+    """Plain data that ranks write about objects of which each rank has its own."""
 
     def __init__(self, rank: int, num_processes: int) -> None:
         self._rank = rank
@@ -33,7 +33,7 @@ class Bulletin:
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def write(self, owner: Any, topic: str, content: Any) -> bool:
-        """Write for the others; return False where the process group has no store (MPI).
+        """Write for the other ranks; return False if the process group has no store (MPI).
 
         Args:
             owner: What it is about. Ranks must write about their objects of a type in the same order at first.
@@ -64,7 +64,7 @@ class Bulletin:
         return {rank: json.loads(store.get(key)) for rank, key in keys.items() if store.check([key])}
 
     def exchange(self, owner: Any, topic: str, mine: Any, ranks: Iterable[int]) -> dict[int, Any]:
-        """Write, and return what these ranks write, which are all about to; one that ends meanwhile is left out."""
+        """Write, and return what these ranks are about to write; a rank that ends meanwhile is left out."""
         wanted = set(ranks)
         self.write(owner, topic, mine)
         deadline = time.monotonic() + PATIENCE

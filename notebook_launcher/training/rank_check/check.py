@@ -48,14 +48,14 @@ class Record(NamedTuple):
     """Fingerprint of the parameters' names and shapes."""
     weights: int
     state_form: int
-    """Fingerprint of the names of what optimizers keep. It differs where each rank keeps a part on purpose."""
+    """Fingerprint of the names of the optimizers' states. It differs where each rank keeps a part on purpose."""
     state: int
     rates: list[float]
     """The learning rates of all groups."""
     inputs: int | None
-    """Fingerprint of what the model was called with; None where a prepared loader shares the data out."""
+    """Fingerprint of the model's inputs; None where a prepared loader shares the data out."""
     outside: int | None
-    """Fingerprint of what unprepared optimizers update beside the prepared models; None if there are none."""
+    """Fingerprint of the parameters that unprepared optimizers update beside the prepared models; None without any."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Unit:
     title: str
     notes: Notes
     tensors: list[tuple[str, torch.Tensor]]
-    """Each parameter with its name: those that are trained, that DDP does not ignore and that each rank has whole."""
+    """The parameters with their names, if they are trained, not ignored by DDP, and whole on each rank."""
 
     @classmethod
     def of_model(cls, model: SyncedModel) -> Unit:
@@ -86,7 +86,7 @@ class Unit:
 
 
 class RankCheck:
-    """Compares the parameters that an Accelerator keeps equal, and what optimizers know of them, between ranks."""
+    """Compares between ranks the parameters that an Accelerator keeps equal, and their optimizer states."""
 
     def __init__(
         self, members: Members, optimizers: LiveOptimizers, state: GradientState, *, rank: int, num_processes: int
@@ -102,7 +102,7 @@ class RankCheck:
         self._notified: set[str] = set()
 
     def write(self, watched: Sequence[tuple[SyncedModel, Any]]) -> list[Unit]:
-        """Before a backward: write about what it may reduce, where that is to be compared; return these units."""
+        """Before a backward: write records of the units that are due for a comparison, and return these units."""
         due = [model for model, _ in watched if model.notes.is_due and model.notes.forwards & FORWARD_SYNCED]
         units = [Unit.of_model(model) for model in due if model.notes.compares]
         leaves = self._members.leaves
@@ -112,7 +112,7 @@ class RankCheck:
         return [unit for unit in units if self.bulletin.write(unit.owner, topics[unit.owner], self._record(unit))]
 
     def compare(self, written: Sequence[Unit]) -> None:
-        """After that backward: compare what the ranks have written.
+        """After a backward: compare the records that the ranks have written.
 
         Raises:
             RuntimeError: The ranks' weights, optimizer states or learning rates differ; on every rank.
@@ -133,7 +133,7 @@ class RankCheck:
             self._judge(unit, records, f"update {update}", gather)
 
     def compare_now(self, call: str, exchange: Callable[[Any], list[Any]]) -> None:
-        """Compare everything, where all ranks are at the same place.
+        """Compare everything at a place that all ranks have reached.
 
         Args:
             call: What the user called, for the error: `"save_state"`.

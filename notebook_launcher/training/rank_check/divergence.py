@@ -1,4 +1,4 @@
-"""The error for ranks that have gone apart: which parameter, on which ranks, by how much, and why probably."""
+"""The error for ranks that differ: the parameter, the ranks, the size of the difference, and the probable cause."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Difference:
     model: str
     num_updates: int
     values: Mapping[int, Any]
-    """For each rank, a value that is equal where the ranks agree."""
+    """A value of each rank; equal values mean that the ranks agree."""
     rates: Mapping[int, tuple[float, ...]]
     sketches: Mapping[int, Mapping[str, Sketch]]
-    """For each rank, the tensors concerned by their names."""
+    """The sketches of the tensors concerned, by rank and name."""
     unowned: frozenset[str]
     own_state: str
     """The cause of optimizer states that differ on purpose; empty: none is known."""
@@ -103,7 +103,7 @@ OTHER = (
 
 
 def _sides(values: Mapping[int, Any]) -> tuple[int, list[int]]:
-    """Return the first of the ranks that most agree with, and those that differ from it."""
+    """Return the first rank of the largest group that agrees, and the ranks that differ from it."""
     counts = collections.Counter(values.values())
     most = max(counts.values())
     reference = min(rank for rank, value in values.items() if counts[value] == most)

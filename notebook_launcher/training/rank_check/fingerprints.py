@@ -27,12 +27,12 @@ class Sketch(NamedTuple):
     """A tensor in a few numbers, from which the size of a difference can be estimated."""
 
     bits: int
-    """Its fingerprint."""
+    """Fingerprint of the tensor."""
     norm: float
     projections: tuple[float, ...]
     """Sums of its elements times numbers from -1 to 1 that look random, the same on every rank."""
     epsilon: float
-    """The relative rounding error of its dtype."""
+    """The relative rounding error of the tensor's dtype."""
 
     def distance(self, other: Sketch) -> float:
         """Estimate the norm of the difference, relative to this tensor's own; 0.0 if both are not finite."""

@@ -29,7 +29,7 @@ class ForgottenOptimizers:
     def __init__(self, members: Members) -> None:
         self._members = members
         self._outside: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
-        """By id, in the order of their first steps: optimizers that update nothing that was prepared."""
+        """Optimizers that update nothing that was prepared, by id, in the order of their first steps."""
         self._version = -1
         self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Optimizers that were looked at since members were added last."""

@@ -48,7 +48,7 @@ class GeneralTracker:
         raise NotImplementedError(f"{type(self).__name__} lacks tracker: a tracker must define it.")
 
     def start(self) -> None:
-        """Open what it writes to."""
+        """Open the file, writer or connection of the tracker."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Store the run's hyperparameters."""
@@ -68,7 +68,7 @@ class BlankTracker(GeneralTracker):
 
     @property
     def tracker(self) -> BlankTracker:
-        """Itself."""
+        """The tracker itself."""
         return self
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -78,7 +78,7 @@ class BlankTracker(GeneralTracker):
 
 
 def as_number(value: Any) -> float | None:
-    """Return one number as a float, be it a tensor or an array of one element; None if it is none."""
+    """Return a number, or a tensor or array of one element, as a float; None for other values."""
     if isinstance(value, (str, bytes, bytearray)):
         return None
     try:
@@ -186,7 +186,7 @@ def _number(value: float) -> float | str:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut off what stands after the last newline, unless it is a whole object that only lacks its own."""
+    """Cut off a torn last line; a whole last object that lacks its newline stays."""
     if not path.exists():
         return
     with path.open("r+b") as file:
@@ -228,7 +228,7 @@ class TensorBoardTracker(GeneralTracker):
 
     @classmethod
     def is_available(cls) -> bool:
-        """Return whether TensorBoard is installed."""
+        """Return True if TensorBoard is installed."""
         return importlib.util.find_spec("tensorboard") is not None
 
     @property

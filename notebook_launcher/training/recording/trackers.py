@@ -64,7 +64,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
 def filter_trackers(
     log_with: Any, logging_dir: str | os.PathLike[str] | None = None
 ) -> list[type[GeneralTracker] | GeneralTracker]:
-    """Return what `log_with` names, each once and in its order.
+    """Return the trackers that `log_with` names, each once, in order.
 
     Args:
         log_with: A name, a class or an instance, a list of them, or None. `"all"` stands for every class that is
@@ -149,7 +149,7 @@ class Trackers:
         config: dict[str, Any] | None = None,
         init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Start every tracker that runs on this process, after finishing what runs already.
+        """Start every tracker that runs on this process, after finishing the trackers that run already.
 
         Args:
             project_name: The first argument of every tracker that is made here.
@@ -177,7 +177,7 @@ class Trackers:
         return tracker
 
     def get_tracker(self, name: str, *, unwrap: bool = False) -> Any:
-        """Return the tracker of this name, or with `unwrap` what it writes with.
+        """Return the tracker of this name, or with `unwrap` the object that it writes with.
 
         Where none runs, off the main process or without `log_with`, it is a `BlankTracker`.
 
@@ -198,7 +198,7 @@ class Trackers:
         step: int | None = None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Give metrics to every tracker that runs on this process, and the numbers among them to the live run.
+        """Log metrics to every tracker that runs on this process, and the numbers among them to the live run.
 
         Args:
             values: By name; numbers, tensors of one element, strings, or what else a tracker takes.
