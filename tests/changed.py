@@ -2,7 +2,8 @@
 
 A package is tested in the folder of tests with its name. Two minutes do not suffice for every test there, so slow tests
 are left out. Of the tests that need the machine alone, only those run that are in a changed file, or in a file that
-shares a word of its name with a changed file. So it is for all tests of `tests/training`, unless no file shares a word:
+shares a word of its name with a changed file. The folder `tests/training` is too large to run whole: the same rule
+holds for all of its tests, and the tests of the Accelerator run if no file shares a word:
 
     notebook_launcher/kernel/stacks.py      tests/kernel that run side by side, and tests/kernel/test_stacks.py
     notebook_launcher/training/data/x.py    tests/training/test_data_*.py
@@ -24,8 +25,8 @@ MAIN = ("origin/main", "main")
 """The first of these that exists is the branch to compare with."""
 FOLDERS = {"widgets": ("widgets", "page"), "engines": ("processes",), "machine": ("foundations", "kernel")}
 """Folders of tests for code whose tests are not in the folder with its name."""
-LARGE = ROOT / "tests/training"
-"""The folder whose tests take two minutes by themselves; the next one takes half a minute."""
+LARGE = {ROOT / "tests/training": "test_accelerator_*.py"}
+"""Folders whose tests take two minutes by themselves, with the tests that run if no file shares a word."""
 OPTIONS = {
     "tests that may run side by side": ("-n", "logical", "--dist", "loadfile", "-m", "not alone and not slow"),
     "tests that need the machine alone": ("-m", "alone and not slow"),
@@ -76,7 +77,7 @@ def choose(files: list[Path]) -> tuple[set[Path], set[Path]]:
         for folder in folders_for(file):
             words = words_of(file) - words_of(Path(folder.name))
             named = {test for test in folder.glob("test_*.py") if words & words_of(test.relative_to(ROOT))}
-            side_by_side |= named if named and folder == LARGE else {folder}
+            side_by_side |= (named or set(folder.glob(LARGE[folder]))) if folder in LARGE else {folder}
             alone |= named
     return side_by_side, alone
 
