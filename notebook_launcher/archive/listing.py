@@ -136,7 +136,7 @@ def _why_not_one(run: str, home: Path, ids: list[str], found: list[str]) -> str:
     if found:
         return f"{len(found)} runs in {home} begin with {run!r}: {_listed(found)}. Type more of the id."
     if not ids:
-        return f"there is no run {run!r}: {home} holds none. runs(folder) lists another folder."
+        return f"there is no run {run!r}: no run has left a folder in {home}. runs(folder) lists another folder."
     close = difflib.get_close_matches(run, ids, n=3, cutoff=0.3) or ids[:3]
     return f"there is no run {run!r} in {home}. The closest are {_listed(close)}; runs() lists all {len(ids)}."
 

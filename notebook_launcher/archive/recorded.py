@@ -42,10 +42,13 @@ class RecordedRun:
         self._points: list[MetricPoint] = []
         self._offset = 0
         if not folder.is_dir():
-            msg = f"there is no folder {folder}: the run was removed, by hand or to make room"
+            msg = (
+                f"there is no folder {folder}: the run was removed, by hand or to make room for newer runs. runs() "
+                "lists those that are there."
+            )
             raise LookupError(msg)
         if not run_folders.is_run(folder):
-            msg = f"{folder} holds no run: there is no {run_folders.SUMMARY} in it"
+            msg = f"{folder} does not hold a run: it has no {run_folders.SUMMARY}. Pass a folder that runs() lists."
             raise LookupError(msg)
 
     def __repr__(self) -> str:

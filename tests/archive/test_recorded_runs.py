@@ -115,11 +115,11 @@ def test_open_run_lists_the_closest_ids(name, message, tmp_path):
 
 
 def test_opening_a_folder_without_a_run_raises_lookup_error(tmp_path):
-    with pytest.raises(LookupError, match=rf"there is no run 'x': {tmp_path}/none holds none"):
+    with pytest.raises(LookupError, match=rf"there is no run 'x': no run has left a folder in {tmp_path}/none"):
         open_run("x", tmp_path / "none")
     with pytest.raises(LookupError, match=r"there is no folder .*/gone: the run was removed"):
         open_run(tmp_path / "gone")
-    with pytest.raises(LookupError, match=r"holds no run: there is no summary.json in it"):
+    with pytest.raises(LookupError, match=r"does not hold a run: it has no summary.json"):
         open_run(str(tmp_path))
     with pytest.raises(TypeError, match=r"open_run\(3\): pass a run's id"):
         open_run(3)  # type: ignore[arg-type]

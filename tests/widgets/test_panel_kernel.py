@@ -238,7 +238,7 @@ def test_a_launch_from_code_writes_into_its_own_cell_and_is_shown_in_the_panel(k
     assert evaluate(kernel, "panel.results[1]") == 1.5
     refused = kernel.execute("run = panel.launch(None, endless=True)\npanel.launch()")
     assert refused.error is not None
-    assert refused.error.startswith("CallOrderError: this panel's run goes on")
+    assert refused.error.startswith("CallOrderError: this panel's run is not over")
     assert evaluate(kernel, 'over = Waiting(panel.launch_button, "disabled", bool); run.stop(); run.state') == "stopped"
 
 
@@ -284,7 +284,7 @@ def test_panel_of_a_cell_that_is_run_again_adopts_the_live_run(kernel: Kernel) -
     assert evaluate(kernel, "again._running.monitor_box.children[0].comm.comm_id") == comm_id
     for name in ("again", "first"):
         refused = kernel.execute(f"{name}.launch()")
-        assert (refused.error or "").startswith("CallOrderError: this panel's run goes on")
+        assert (refused.error or "").startswith("CallOrderError: this panel's run is not over")
     click(kernel, "stop_button", panel="again")
     assert evaluate(kernel, "run.wait(30) and run.state") == "stopped"
     kernel.wait(shown.msg_id, until=lambda cell: any(">loop on 2 ranks: stopped" in each for each in pictures(cell)))
