@@ -389,7 +389,7 @@ class Accelerator:
         Returns:
             The prepared objects in the same order; one for one.
         """
-        return self._preparation.prepare(*args, device_placement=device_placement)
+        return self._preparation.prepare(*args, preparer=self, device_placement=device_placement)
 
     def prepare_model(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
@@ -28,7 +28,27 @@ if TYPE_CHECKING:
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["Preparation"]
+__all__ = ["Preparation", "Preparer"]
+
+
+class Preparer(Protocol):
+    """An Accelerator, whose subclasses may override these methods."""
+
+    @property
+    def prepare_data_loader(self) -> Callable[..., Any]:
+        """Prepare a data loader."""
+
+    @property
+    def prepare_model(self) -> Callable[..., Any]:
+        """Prepare a model."""
+
+    @property
+    def prepare_optimizer(self) -> Callable[..., Any]:
+        """Prepare an optimizer."""
+
+    @property
+    def prepare_scheduler(self) -> Callable[..., Any]:
+        """Prepare a learning-rate scheduler."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -51,12 +71,13 @@ class Preparation:
     rng_types: list[str]
     step_scheduler_with_optimizer: bool
 
-    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+    def prepare(self, *args: Any, preparer: Preparer, device_placement: list[bool] | None = None) -> Any:
         """Make objects fit for training on all ranks.
 
         Args:
             args: Models, optimizers, data loaders, schedulers and leaf tensors that require grad, in any order.
                 Anything else comes back as it is.
+            preparer: Prepares each of them.
             device_placement: For each object, whether it is moved to the device.
 
         Returns:
@@ -65,18 +86,18 @@ class Preparation:
         placements: list[bool | None] = [None] * len(args) if device_placement is None else list(device_placement)
         if len(placements) != len(args):
             raise ValueError(f"device_placement has {len(placements)} entries for {len(args)} objects.")
-        first = [self._prepare_one(one, placed) for one, placed in zip(args, placements, strict=True)]
+        first = [self._prepare_one(one, preparer, placed) for one, placed in zip(args, placements, strict=True)]
         # Schedulers last: they follow the optimizers that are prepared by now.
-        result = tuple(self.prepare_scheduler(one) if _is_scheduler(one) else one for one in first)
+        result = tuple(preparer.prepare_scheduler(one) if _is_scheduler(one) else one for one in first)
         return result[0] if len(result) == 1 else result
 
-    def _prepare_one(self, one: Any, placed: bool | None) -> Any:  # noqa: FBT001
+    def _prepare_one(self, one: Any, preparer: Preparer, placed: bool | None) -> Any:  # noqa: FBT001
         if isinstance(one, DataLoader):
-            return self.prepare_data_loader(one, device_placement=placed)
+            return preparer.prepare_data_loader(one, device_placement=placed)
         if isinstance(one, torch.nn.Module):
-            return self.prepare_model(one, device_placement=placed)
+            return preparer.prepare_model(one, device_placement=placed)
         if isinstance(one, torch.optim.Optimizer):
-            return self.prepare_optimizer(one, device_placement=placed)
+            return preparer.prepare_optimizer(one, device_placement=placed)
         if isinstance(one, torch.Tensor) and one.requires_grad and one.is_leaf and self.rules.sync_leaf_tensors:
             return self._prepare_leaf(one, self.device_placement if placed is None else placed)
         return one

@@ -239,3 +239,20 @@ def test_returned_optimizer_and_scheduler_continue_in_the_kernel(ranks):
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] == 0.25
+
+
+def test_prepare_calls_the_methods_that_a_subclass_overrides() -> None:
+    class Recording(Accelerator):
+        def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            prepared.append(model)
+            return super().prepare_model(model, *args, **kwargs)
+
+        def prepare_optimizer(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            prepared.append(optimizer)
+            return super().prepare_optimizer(optimizer, *args, **kwargs)
+
+    prepared: list[Any] = []
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Recording(cpu=True).prepare(model, optimizer)
+    assert prepared == [model, optimizer]
