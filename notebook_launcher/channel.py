@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["AnonymousFile", "Channel", "anonymous_file", "channel_pair"]
 
@@ -67,10 +67,10 @@ class AnonymousFile:
         if self._fds:
             os.close(self._fds.pop())
 
-    def __del__(self) -> None:
-        # In a forked process the number may belong to another file by now.
-        if os.getpid() == self._pid:
-            self.close()
+    def __del__(self, getpid: Callable[[], int] = os.getpid, close: Callable[[int], None] = os.close) -> None:
+        # In a forked process the number may belong to another file by now. When Python exits, `os` may be None here.
+        if getpid() == self._pid and self._fds:
+            close(self._fds.pop())
 
 
 class Channel:
