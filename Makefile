@@ -98,6 +98,6 @@ $(VENV)/installed-%: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 
 # TypeScript's checker reads the types of the widgets' scripts. Without npm, the test that calls it skips and says so.
 $(TSC): | $(VENV)/pyvenv.cfg
-	@if command -v npm >/dev/null; then npm install --no-audit --no-fund --fetch-retries 1 --fetch-timeout 30000 \
+	@if command -v npm >/dev/null; then timeout 60 npm install --no-audit --no-fund --fetch-retries 1 \
 		--prefix $(VENV) typescript@7.0.2 || \
 	echo "TypeScript could not be installed: the types of the widgets' scripts will not be checked." >&2; fi
