@@ -210,6 +210,8 @@ class _Supervisor:
         self._semaphores |= leftovers.named_semaphores(members) - leftovers.named_semaphores([os.getpid()])
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # A rank that was just forked has no session of its own yet.
 
     def _on_gone(self, rank: int) -> None:
         pid = self._pids.pop(rank)

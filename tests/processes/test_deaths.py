@@ -128,6 +128,23 @@ def test_a_failing_supervisor_is_not_taken_for_a_lack_of_memory(monkeypatch: pyt
         notebook_launch(os.getpid, 2, output="none", start_method="fork")
 
 
+def test_failing_supervisor_kills_ranks_that_have_no_session_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    me, setsid = os.getpid(), os.setsid
+
+    def hold_ranks() -> None:
+        if os.getppid() != me:
+            time.sleep(600)
+        setsid()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no store today")
+
+    monkeypatch.setattr("os.setsid", hold_ranks)
+    monkeypatch.setattr("torch.distributed.TCPStore", refuse)
+    with pytest.raises(InternalError, match="the supervisor of this run is gone"):
+        notebook_launch(os.getpid, 2, output="none", start_method="fork")
+
+
 def test_a_store_that_cannot_take_over_a_listening_socket_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = torch.distributed.TCPStore
 
