@@ -53,7 +53,10 @@ class Preparer(Protocol):
 
 @dataclasses.dataclass(kw_only=True)
 class Preparation:
-    """Prepares objects for training on all ranks, and remembers them in `prepared`."""
+    """Prepares objects for training on all ranks, and remembers them in `prepared`.
+
+    Arguments and results are those of the Accelerator's methods of the same names.
+    """
 
     process: ProcessState
     prepared: Prepared
@@ -72,22 +75,11 @@ class Preparation:
     step_scheduler_with_optimizer: bool
 
     def prepare(self, *args: Any, preparer: Preparer, device_placement: list[bool] | None = None) -> Any:
-        """Make objects fit for training on all ranks.
-
-        Args:
-            args: Models, optimizers, data loaders, schedulers and leaf tensors that require grad, in any order.
-                Anything else comes back as it is.
-            preparer: Prepares each of them.
-            device_placement: For each object, whether it is moved to the device.
-
-        Returns:
-            The prepared objects in the same order; one for one.
-        """
+        """Carry out `Accelerator.prepare`: `preparer` prepares each object, schedulers after their optimizers."""
         placements: list[bool | None] = [None] * len(args) if device_placement is None else list(device_placement)
         if len(placements) != len(args):
             raise ValueError(f"device_placement has {len(placements)} entries for {len(args)} objects.")
         first = [self._prepare_one(one, preparer, placed) for one, placed in zip(args, placements, strict=True)]
-        # Schedulers last: they follow the optimizers that are prepared by now.
         result = tuple(preparer.prepare_scheduler(one) if _is_scheduler(one) else one for one in first)
         return result[0] if len(result) == 1 else result
 
@@ -108,13 +100,7 @@ class Preparation:
         device_placement: bool | None = None,  # noqa: FBT001 - Accelerate's signature
         evaluation_mode: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        """Move a model to the device, let it compute in mixed precision and synchronise its gradients.
-
-        Args:
-            model: A module. One that `fully_shard` was applied to, or that is DistributedDataParallel, is only noted.
-            device_placement: None: the Accelerator's.
-            evaluation_mode: Whether the model is only evaluated, so that it has no gradients to synchronise.
-        """
+        """Carry out `Accelerator.prepare_model`."""
         known = self.prepared.find(model)
         if known is not None:
             return known
@@ -146,9 +132,8 @@ class Preparation:
         self.prepared.members.add_leaf(tensor)
         return tensor
 
-    def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> AcceleratedOptimizer:  # noqa: FBT001
-        """Make an optimizer step only where a window ends."""
-        del device_placement  # its state follows its parameters
+    def prepare_optimizer(self, optimizer: Any) -> AcceleratedOptimizer:
+        """Carry out `Accelerator.prepare_optimizer`."""
         if isinstance(optimizer, AcceleratedOptimizer) and self.prepared.find(optimizer) is None:
             optimizer = optimizer.optimizer  # prepared by another Accelerator, whose windows are not these
         known: AcceleratedOptimizer | None = self.prepared.find(optimizer)
@@ -162,7 +147,7 @@ class Preparation:
         return prepared
 
     def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
-        """Make a scheduler advance once for each update of its optimizer."""
+        """Carry out `Accelerator.prepare_scheduler`."""
         if isinstance(scheduler, AcceleratedScheduler) and self.prepared.find(scheduler) is None:
             scheduler = scheduler.scheduler
         known: AcceleratedScheduler | None = self.prepared.find(scheduler)
@@ -194,13 +179,7 @@ class Preparation:
         device_placement: bool | None = None,  # noqa: FBT001 - Accelerate's signature
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
     ) -> Any:
-        """Share a loader's data out among the ranks.
-
-        Args:
-            data_loader: A `torch.utils.data.DataLoader`.
-            device_placement: Whether its batches are moved to the device; None: the Accelerator's.
-            slice_fn_for_dispatch: Where rank 0 reads for all, what cuts a rank's part out of a batch.
-        """
+        """Carry out `Accelerator.prepare_data_loader`."""
         known = self.prepared.find(data_loader)
         if known is not None:
             return known
