@@ -28,11 +28,10 @@ class ForgottenOptimizers:
 
     def __init__(self, members: Members) -> None:
         self._members = members
-        self._outside: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
-        """Optimizers that update nothing that was prepared, by id, in the order of their first steps."""
         self._version = -1
-        self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        """Optimizers that were looked at since members were added last."""
+        self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
+        """Optimizers in the order of their first steps since members were added last: True for those that update
+        nothing that was prepared."""
         me = weakref.ref(self)
 
         def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -52,7 +51,7 @@ class ForgottenOptimizers:
         local = [model for model in self._members.synced_models if _is_local(model)]
         if not local:
             return
-        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        mine = {id(parameter) for parameter in parameters_of(optimizer)}
         for model in local:
             if any(id(parameter) in mine and parameter.grad is not None for parameter in model.trained):
                 name, kind = type(model.module).__name__, type(optimizer).__name__
@@ -66,18 +65,15 @@ class ForgottenOptimizers:
         """Remember an optimizer that updates nothing that was prepared."""
         if self._version != self._members.version:
             self._version = self._members.version
-            self._known.clear()
-            self._outside.clear()
-        if optimizer in self._known:
-            return
-        self._known.add(optimizer)
-        if self._members.synced_models and not self._members.contains_any(parameters_of(optimizer)):
-            self._outside[id(optimizer)] = weakref.ref(optimizer)
+            self._stepped.clear()
+        if optimizer not in self._stepped:
+            prepared = self._members.contains_any(parameters_of(optimizer))
+            self._stepped[optimizer] = bool(self._members.synced_models) and not prepared
 
     @property
     def outside(self) -> list[torch.optim.Optimizer]:
         """Optimizers that have stepped and whose parameters belong to nothing that was prepared."""
-        return [optimizer for optimizer in (ref() for ref in self._outside.values()) if optimizer is not None]
+        return [optimizer for optimizer, outside in self._stepped.items() if outside]
 
     def outside_parameters(self) -> list[torch.Tensor]:
         """Return the parameters of those optimizers that can be compared between ranks."""
