@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher.drawing.colours import BAD, GOOD, SERIES
 from notebook_launcher.history.curves import MAX_POINTS
+from notebook_launcher.history.schema import MAX_SPANS
 from notebook_launcher.units import FORMATS
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Limits:
     unsearched_metrics: int = 6
     """Metrics that are shown without a field to search them."""
     tooltip_rows: int = 8
-    spans: int = 1024
+    spans: int = MAX_SPANS
     """Spans that are kept of a rank's timeline."""
     lanes: int = 64
     """Ranks that a timeline shows."""

@@ -27,7 +27,7 @@ __all__ = ["mean_shares", "sync_text", "timeline_picture", "timeline_svg"]
 
 MAX_WINDOWS = 6
 """Last updates of a rank that are shown."""
-MAX_SPANS = 96
+MAX_DRAWN_SPANS = 96
 """Spans of a rank that are shown if its windows are long."""
 FEW_RANKS = 16
 """Number of ranks up to which lanes are high and each rank has its own row of shares."""
@@ -78,7 +78,7 @@ def sync_text(phases: Mapping[int, RankPhases]) -> str:
 def _stretch(phases: Mapping[int, RankPhases]) -> tuple[float, float]:
     """Return the interval in seconds that is shown: the last windows of the rank whose spans end first."""
     last = min(phases.values(), key=lambda told: _end(told.spans[-1]))
-    spans = last.spans[-MAX_SPANS:]
+    spans = last.spans[-MAX_DRAWN_SPANS:]
     updates = [span for span in spans if span.phase == "step"]
     start = spans[0].start
     if len(updates) > MAX_WINDOWS:

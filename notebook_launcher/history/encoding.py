@@ -21,9 +21,9 @@ from notebook_launcher.history.schema import (
     RunSnapshot,
 )
 
-__all__ = ["MAX_SPANS", "decode_point", "decode_snapshot", "encode", "encode_point", "encode_snapshot"]
+__all__ = ["MAX_SAVED_SPANS", "decode_point", "decode_snapshot", "encode", "encode_point", "encode_snapshot"]
 
-MAX_SPANS = 4096
+MAX_SAVED_SPANS = 4096
 """Spans of all ranks together that a summary holds: 160 kB, and 5 ms of work."""
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def decode_point(line: str | bytes) -> MetricPoint | None:
 
 def encode_snapshot(snapshot: RunSnapshot) -> dict[str, Any]:
     """Return a snapshot as plain data, with as many of the newest spans as there is room for."""
-    num_spans = MAX_SPANS // max(1, len(snapshot.phases))
+    num_spans = MAX_SAVED_SPANS // max(1, len(snapshot.phases))
     return {
         **_fields(snapshot),
         "ranks": [_fields(rank) for rank in snapshot.ranks],

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "MAX_SPANS",
     "FailureRecord",
     "MetricPoint",
     "PhaseSpan",
@@ -22,6 +23,9 @@ __all__ = [
     "RunSnapshot",
     "RunState",
 ]
+
+MAX_SPANS = 1024
+"""Newest spans that are kept of each rank: at least the last 3 s."""
 
 RunState = Literal["starting", "running", "waiting", "stopping", "done", "failed", "stopped", "lost"]
 """`"waiting"`: ranks wait in a collective which others have not entered, for longer than `hang_notice`.
@@ -69,7 +73,7 @@ class RankPhases:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Number of spans by phase."""
     spans: tuple[PhaseSpan, ...] = ()
-    """The newest 1,024 spans, the oldest of them first; of very short spans some are left out."""
+    """The newest `MAX_SPANS` spans, the oldest of them first; of very short spans some are left out."""
 
     @property
     def shares(self) -> dict[str, float]:

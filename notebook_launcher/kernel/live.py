@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 
 from notebook_launcher import messages
-from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RankPhases
+from notebook_launcher.history.schema import MAX_SPANS, MetricPoint, PhaseSpan, RankPhases
 
 __all__ = ["LiveRecords"]
 
 MAX_METRICS = 1_000_000
 """Points of `report(...)` that are kept; beyond this number the oldest are dropped."""
-MAX_SPANS = 1024
-"""Newest spans that are kept of each rank: at least the last 3 s."""
 RATE_SECONDS = 5.0
 """Seconds over which a rate is measured."""
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from notebook_launcher import Session, context, launch, messages
-from notebook_launcher.history.schema import RankPhases
-from notebook_launcher.kernel.live import MAX_SPANS, LiveRecords
+from notebook_launcher.history.schema import MAX_SPANS, RankPhases
+from notebook_launcher.kernel.live import LiveRecords
 from notebook_launcher.training.recording import phases
 from notebook_launcher.training.recording.phases import PHASES, PhaseClock, make_clock
 from tests.support.toy_training import session_fixture

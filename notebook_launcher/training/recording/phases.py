@@ -25,7 +25,7 @@ WATCH_INTERVAL = 0.1
 """Seconds between two windows in which the wait for the ranks is measured."""
 SEND_INTERVAL = 0.2
 """Seconds between two records: an eye follows no more."""
-MAX_SPANS = 64
+MAX_RECORD_SPANS = 64
 """Spans in a record, those of about 16 micro-batches."""
 
 _now = time.monotonic  # The kernel's clock too: ranks can be laid side by side.
@@ -153,7 +153,7 @@ class PhaseClock:
         """Return the seconds and the number of spans of each phase, and the newest spans."""
         seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         counts: dict[str, int] = dict.fromkeys(PHASES, 0)
-        newest: collections.deque[tuple[str, float, float]] = collections.deque(maxlen=MAX_SPANS)
+        newest: collections.deque[tuple[str, float, float]] = collections.deque(maxlen=MAX_RECORD_SPANS)
         since = self._since
         for phase, now in zip(self._phases, self._times, strict=True):
             if phase is not None and since:
