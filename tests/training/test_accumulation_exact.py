@@ -52,9 +52,7 @@ def train(loader_kind: str, num_samples: int, batch_size: int, steps: int, confi
             if loader.current_round.weights[accelerator.process_index]:
                 seen.append((inputs, targets))
             if accelerator.sync_gradients:
-                inner = accelerator.unwrap_model(model)
-                state = {name: value.clone() for name, value in inner.state_dict().items()}
-                updates.append((state, seen, [parameter.grad.clone() for parameter in inner.parameters()]))
+                updates.append((*weights_and_gradients(accelerator.unwrap_model(model)), seen))
                 seen = []
             optimizer.step()
             optimizer.zero_grad()
@@ -62,16 +60,22 @@ def train(loader_kind: str, num_samples: int, batch_size: int, steps: int, confi
     return updates
 
 
+def weights_and_gradients(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Return copies of a model's weights, and of the gradients of its parameters."""
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    return state, [parameter.grad.clone() for parameter in model.parameters()]
+
+
 def check(results: list[Any], num_ranks: int) -> list[float]:
     """Compare every update with the full batch; return the indices of all samples that took part."""
     indices: list[float] = []
     assert len({len(result) for result in results}) == 1, "ranks made different numbers of updates"
     for update in zip(*results, strict=True):
-        rows = [pair for rank in update for pair in rank[1]]
+        rows = [pair for rank in update for pair in rank[2]]
         inputs, targets = (torch.cat(column) for column in zip(*rows, strict=True))
         expected = full_gradient(update[0][0], inputs, targets)
         for rank in update:
-            for mine, wanted in zip(rank[2], expected, strict=True):
+            for mine, wanted in zip(rank[1], expected, strict=True):
                 torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
         indices += (inputs[:, -1] * 64).round().tolist()
     assert num_ranks == len(results)
@@ -126,9 +130,7 @@ def train_weighted(sizes: list[list[int]], steps: int, reduction: str, precision
             accelerator.backward(loss, weight=len(inputs), reduction=reduction)
             seen.append((inputs, targets))
             if accelerator.sync_gradients:
-                inner = accelerator.unwrap_model(model)
-                state = {name: value.clone() for name, value in inner.state_dict().items()}
-                updates.append((state, seen, [parameter.grad.clone() for parameter in inner.parameters()]))
+                updates.append((*weights_and_gradients(accelerator.unwrap_model(model)), seen))
                 seen = []
             optimizer.step()
             optimizer.zero_grad()
