@@ -48,7 +48,7 @@ def make_scale(
         values: Any numbers; what is not finite, and on a log scale what is not positive, does not count.
         start: The pixel of the lowest value, before the margin.
         end: That of the highest.
-        log: Whether equal factors take equal room.
+        log: True if equal factors take equal room.
         margin: As a part of the range.
     """
     drawable = [min(max(value, -LARGEST), LARGEST) for value in values if math.isfinite(value)]

@@ -95,7 +95,7 @@ def folded(summary: str, body: str, *, opened: bool = False) -> str:
     Args:
         summary: Plain text.
         body: HTML.
-        opened: Whether it is open at first.
+        opened: True if it is open at first.
     """
     return (
         f'<details style="margin:8px 0"{" open" * opened}><summary style="cursor:pointer">{escape(summary)}</summary>'

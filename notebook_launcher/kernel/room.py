@@ -58,7 +58,7 @@ class Room:
     def reset(self) -> None:
         """Start again with all the room, because the cell was cleared."""
         self._head, self._spare = _Budget(*HEAD), _Budget(*SPARE)
-        """What is left for the beginning, and for standard error after the beginning."""
+        """Room that is left for the beginning, and for standard error after the beginning."""
         self._is_full = False
         """True once a line did not fit into the beginning."""
         self._held: collections.deque[TextBlock] = collections.deque()

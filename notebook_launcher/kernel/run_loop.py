@@ -47,7 +47,7 @@ class RunLoop:
         parcel_fd: Descriptor of the packed call; None if the ranks inherit the call by a fork.
         questions: Takes what ranks ask the user.
         recorder: Writes the run's folder.
-        can_ask: Whether a cell waits for the run, so that the user can answer.
+        can_ask: True if a cell waits for the run, so that the user can answer.
     """
 
     def __init__(

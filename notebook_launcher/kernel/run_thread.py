@@ -35,7 +35,7 @@ class RunThread:
         ranks: The ranks that serve the run; closed at its end unless they stay for further calls.
         call: The function and its arguments.
         call_parcel: The packed call; None if the ranks inherit the call by a fork.
-        in_cell: Whether a cell waits for the run.
+        in_cell: True if a cell waits for the run.
     """
 
     def __init__(

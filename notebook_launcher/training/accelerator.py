@@ -130,8 +130,8 @@ class Accelerator:
         """Resolve all settings, and join the process group if there is one to join.
 
         Args:
-            device_placement: Whether models and batches are moved to `accelerator.device`.
-            split_batches: Whether each rank gets a slice of every batch; shortcut for `dataloader_config`.
+            device_placement: True if models and batches are moved to `accelerator.device`.
+            split_batches: True if each rank gets a slice of every batch; shortcut for `dataloader_config`.
             mixed_precision: `"no"`, `"fp16"` or `"bf16"`. None: the launch's, then `ACCELERATE_MIXED_PRECISION`.
             gradient_accumulation_steps: Micro-batches per update. None: the launch's, then
                 `ACCELERATE_GRADIENT_ACCUMULATION_STEPS`, then 1.
@@ -150,7 +150,7 @@ class Accelerator:
             project_dir: The folder for checkpoints and logs.
             project_config: Folder and naming of checkpoints and logs in full.
             dynamo_backend: Compile prepared models with this backend of `torch.compile`.
-            check_ranks: Whether ranks compare their weights at updates 1, 2, 4, 8 and so on and at `save_state`, and
+            check_ranks: True if ranks compare their weights at updates 1, 2, 4, 8 and so on and at `save_state`, and
                 raise an error where they differ. None: the launch's, which is True.
             unsupported: Accelerate's arguments without a counterpart; each is refused by its name.
 
@@ -402,7 +402,7 @@ class Accelerator:
         Args:
             model: A module. One that `fully_shard` was applied to, or that is DistributedDataParallel, is only noted.
             device_placement: None: the Accelerator's.
-            evaluation_mode: Whether the model is only evaluated, so that it has no gradients to synchronise.
+            evaluation_mode: True if the model is only evaluated, so that it has no gradients to synchronise.
         """
         return self._preparation.prepare_model(model, device_placement, evaluation_mode)
 
@@ -424,7 +424,7 @@ class Accelerator:
 
         Args:
             data_loader: A `torch.utils.data.DataLoader`.
-            device_placement: Whether its batches are moved to the device; None: the Accelerator's.
+            device_placement: True if its batches are moved to the device; None: the Accelerator's.
             slice_fn_for_dispatch: Cuts a rank's part out of a batch, where rank 0 reads for all.
         """
         return self._preparation.prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
@@ -539,7 +539,7 @@ class Accelerator:
         Args:
             model: As `prepare` returned it.
             keep_fp32_wrapper: Whether its forward stays in mixed precision; False to pickle it.
-            keep_torch_compile: Whether a compiled model stays compiled.
+            keep_torch_compile: True if a compiled model stays compiled.
         """
         return unwrapping.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
 
@@ -679,7 +679,7 @@ class Accelerator:
 
         Args:
             input_data: Results of the active loader's batch: tensors with a row for each sample, or objects.
-            use_gather_object: Whether `input_data` is a list of objects, to be gathered into one list.
+            use_gather_object: True if `input_data` is a list of objects, to be gathered into one list.
 
         Returns:
             The same structure. Rows of samples that were only there to even ranks out are left out. What has

@@ -34,7 +34,7 @@ def clear_device_cache(garbage_collection: bool = False) -> None:  # noqa: FBT00
     """Return the GPU memory that torch holds in reserve to the driver; without CUDA do nothing.
 
     Args:
-        garbage_collection: Whether to collect reference cycles first, which takes tens of milliseconds.
+        garbage_collection: True to collect reference cycles first, which takes tens of milliseconds.
     """
     if garbage_collection:
         gc.collect()

@@ -34,8 +34,8 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
     Args:
         seed: A whole number from -2**63 to 2**64 - 1. NumPy, which takes 32 bits, gets it modulo 2**32.
-        device_specific: Whether each rank's seed is `seed` plus its rank.
-        deterministic: Whether torch may use deterministic algorithms only; an operation that has none
+        device_specific: True if each rank's seed is `seed` plus its rank.
+        deterministic: True if torch may use deterministic algorithms only; an operation that has none
             raises. cuBLAS then needs `CUBLAS_WORKSPACE_CONFIG`, which is set if CUDA is not in use yet.
 
     Raises:

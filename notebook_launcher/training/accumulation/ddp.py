@@ -108,7 +108,7 @@ def wrap(
         device: Where it is.
         kwargs: How DDP is to be built, and the communication hook.
         process_group: None: the default group.
-        compares: Whether the ranks compare the model's weights now and then.
+        compares: True if the ranks compare the model's weights now and then.
     """
     names = ("dim", "broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view",
              "static_graph")  # fmt: skip

@@ -42,7 +42,7 @@ def ends_window(num_batches: int, num_steps: int, loader: Any, *, sync_with_data
         num_batches: Micro-batches of the window, with this one.
         num_steps: Micro-batches of a full window.
         loader: The prepared loader that is being iterated; None outside a loop.
-        sync_with_dataloader: Whether a window ends where its loader ends.
+        sync_with_dataloader: True if a window ends where its loader ends.
     """
     return num_batches >= num_steps or (loader is not None and sync_with_dataloader and bool(loader.end_of_dataloader))
 
@@ -90,7 +90,7 @@ def waits_for_ranks(window: Window | None, members: Members, *, ends: bool, num_
     Args:
         window: The window of the block; None outside any.
         members: What an Accelerator trains.
-        ends: Whether the micro-batch is the last of its window.
+        ends: True if the micro-batch is the last of its window.
         num_processes: Ranks that train together.
     """
     if num_processes == 1:

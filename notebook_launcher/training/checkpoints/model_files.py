@@ -112,7 +112,7 @@ def load_model(
     Args:
         model: Any module; DDP and `torch.compile` are seen through.
         directory: The folder.
-        strict: Whether the names must be the model's, all of them.
+        strict: True if the names must be the model's, all of them.
 
     Returns:
         What `load_state_dict` returns: the names that were missing, and those that were not expected.
@@ -144,7 +144,7 @@ def save(
     Args:
         obj: Anything that `torch.save` takes; with `safe_serialization` a dict of tensors.
         f: A path, where the earlier file stays until the new one is complete, or a file that is open for bytes.
-        save_on_each_node: Whether the first rank of each machine writes.
+        save_on_each_node: True if the first rank of each machine writes.
         safe_serialization: safetensors, with tied tensors under their first name; False: `torch.save`.
 
     Raises:

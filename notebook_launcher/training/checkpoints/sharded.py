@@ -22,7 +22,7 @@ def gather_tree(tree: Any, *, keep: bool) -> Any:
 
     Args:
         tree: Of a state dict. Without spread tensors it comes back as it is, and no rank waits for another.
-        keep: Whether this rank wants the whole tensors; the others get None in their place.
+        keep: True if this rank wants the whole tensors; the others get None in their place.
     """
     if is_spread(tree):
         whole = tree.full_tensor()

@@ -79,7 +79,7 @@ def publish(stage: Path, target: Path, *, last: str, stale: Collection[str], rep
         target: As for `open_stage`.
         last: The file that a reader looks for first, so that it comes last where files are moved one by one.
         stale: Files of the earlier save that this one does not replace.
-        replaceable: Whether the target, if it exists, holds nothing but an earlier save.
+        replaceable: True if the target, if it exists, holds nothing but an earlier save.
     """
     for folder in [stage, *(path for path in stage.rglob("*") if path.is_dir())]:
         sync_folder(folder)

@@ -125,7 +125,7 @@ def check_fit(model: torch.nn.Module, tensors: Mapping[str, Any], source: str, *
         model: Not wrapped.
         tensors: From `fill_in`.
         source: Where they come from.
-        strict: Whether names must agree; shapes always must.
+        strict: True if names must agree; shapes always must.
     """
     if any(module._load_state_dict_pre_hooks for module in model.modules()):  # noqa: SLF001 - no public name
         return  # such a module may rename or reshape what it loads

@@ -34,7 +34,7 @@ def merge_windows(windows: Sequence[dict[str, Any]], *, num_processes: int, nomi
     Args:
         windows: The parts of all ranks that saved.
         num_processes: Ranks that continue.
-        nominal_divisor: Whether gradients are averaged over ranks.
+        nominal_divisor: True if gradients are averaged over ranks.
     """
     sums: dict[str, torch.Tensor] = {}
     for window in windows:

@@ -44,7 +44,7 @@ def keep_step(parts: list[Any], real: tuple[int, ...], previous: Sequence[Any], 
         parts: Every rank's indices.
         real: How many they are.
         previous: The round before; empty in the first, where such ranks get another's batch.
-        leave: Whether such ranks end here.
+        leave: True if such ranks end here.
     """
     another = next(part for part, count in zip(parts, real, strict=True) if count)
     for rank, count in enumerate(real):

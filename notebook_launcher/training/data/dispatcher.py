@@ -38,7 +38,7 @@ class DataLoaderDispatcher(PreparedLoader):
 
     Args:
         dataset: As `DataLoader`'s.
-        split_batches: Whether every batch is cut among the ranks; False: each rank gets whole ones.
+        split_batches: True if every batch is cut among the ranks; False: each rank gets whole ones.
         skip_batches: How many rounds are left out at the start of each epoch.
         use_stateful_dataloader: Accepted; these loaders always know their position.
         slice_fn: See `Portions.slice_fn`.

@@ -25,7 +25,7 @@ def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = Fals
             for each sample. What has another length, such as a mean loss, belongs to the batch as a whole: it
             is gathered, and left out only of ranks that had no sample of their own.
         loader: The prepared loader that the batch came from; None: nothing is left out.
-        use_gather_object: Whether to gather a list of objects even if they are tensors.
+        use_gather_object: True to gather a list of objects even if they are tensors.
 
     Returns:
         The same structure on every rank. Lists of objects are joined into one.

@@ -60,21 +60,21 @@ def prepare_data_loader(
         device: Where batches go with `put_on_device`.
         num_processes: Among how many ranks; None: all.
         process_index: Which of them this is; None: this process' rank.
-        split_batches: Whether each rank gets a slice of every batch; False: every `num_processes`-th batch.
-        put_on_device: Whether batches are moved to `device`.
+        split_batches: True if each rank gets a slice of every batch; False: every `num_processes`-th batch.
+        put_on_device: True if batches are moved to `device`.
         rng_types: Which generators every rank takes from rank 0 before each epoch; None: that of the sampler.
-        dispatch_batches: Whether rank 0 reads for all. None: for an iterable data set, if `put_on_device`. With
+        dispatch_batches: True if rank 0 reads for all. None: for an iterable data set, if `put_on_device`. With
             False, every rank reads its own shards of a Hugging Face `datasets` stream that has enough of them.
-        even_batches: Whether the last round is filled with samples from the start.
+        even_batches: True if the last round is filled with samples from the start.
         slice_fn_for_dispatch: What cuts a rank's part out of a batch that rank 0 read:
             `f(batch, slice, process_index=..., num_processes=...)`.
-        use_seedable_sampler: Whether a random order depends on a seed and the epoch alone.
+        use_seedable_sampler: True if a random order depends on a seed and the epoch alone.
         data_seed: That seed; None: the one that torch's generator was last given. Rank 0's counts.
-        non_blocking: Whether batches are copied to a GPU while the one before is computed on.
+        non_blocking: True if batches are copied to a GPU while the one before is computed on.
         use_stateful_dataloader: Accepted; prepared loaders always know their position.
         uneven: With `even_batches=False`, what a rank does that has run out of batches before others:
             `"weigh"`, `"stop"`, `"error"` or `"leave"` (see `DataLoaderConfiguration.uneven`).
-        check_ranks: Whether ranks that read for themselves compare before each epoch what they are about to walk
+        check_ranks: True if ranks that read for themselves compare before each epoch what they are about to walk
             through. If so, all of them must begin each loop.
         stack: Where the loader stands while it is iterated.
 

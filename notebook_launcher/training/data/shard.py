@@ -47,7 +47,7 @@ class DataLoaderShard(PreparedLoader):
         skip_batches: How many batches are left out at the start of each epoch.
         use_stateful_dataloader: Accepted; these loaders always know their position.
         iteration: The first epoch's number.
-        check_ranks: Whether ranks compare before each epoch what they are about to walk through. If so, all of
+        check_ranks: True if ranks compare before each epoch what they are about to walk through. If so, all of
             them must begin each loop.
         stack: Where the loader stands while it is iterated.
         progress: That of a loader whose rest this is; None: one's own.

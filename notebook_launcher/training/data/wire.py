@@ -58,7 +58,7 @@ def send(parcels: Sequence[BatchParcel], drawn: Round, *, is_last: bool, samples
     Args:
         parcels: The other ranks' parts.
         drawn: What all ranks' parts count.
-        is_last: Whether no other round follows.
+        is_last: True if no other round follows.
         samples: Samples of the epoch with this round.
         device: As for `pack`.
     """

@@ -79,7 +79,7 @@ def recursively_apply(
         data: Lists, tuples, named tuples, mappings and dataclasses in each other; their types are kept.
         args: More positional arguments for `func`.
         test_type: Which leaves `func` is for; the default: tensors.
-        error_on_other_type: Whether another leaf is an error; if not, it stays as it is.
+        error_on_other_type: True if another leaf is an error; if not, it stays as it is.
         kwargs: More keyword arguments for `func`.
 
     Raises:

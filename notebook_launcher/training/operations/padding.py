@@ -28,7 +28,7 @@ def pad_across_processes(
         tensor: Nested tensors, of the same dtypes and numbers of dimensions on all processes.
         dim: Along which dimension; tensors that do not have it stay as they are.
         pad_index: What to fill with: a number, or a tensor that broadcasts to the padding.
-        pad_first: Whether the padding comes before the data.
+        pad_first: True if the padding comes before the data.
 
     Returns:
         The same structure. Its dtypes are kept.

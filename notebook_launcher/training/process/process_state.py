@@ -242,7 +242,7 @@ class ProcessState:
 
         Args:
             inputs: A sequence, tensor, array, data frame, data set, or a mapping of these, equally long.
-            apply_padding: Whether the last item is repeated until all shares are equally long, so that
+            apply_padding: True if the last item is repeated until all shares are equally long, so that
                 results can be gathered.
 
         Yields:

@@ -74,7 +74,7 @@ class Peers:
 
         Args:
             error: What ended this process' attempt; None: it succeeded.
-            gives_up: Whether an error asks for another attempt.
+            gives_up: True if an error asks for another attempt.
         """
         mine = self._outcome(error, gives_up)
         if mine is AttemptOutcome.GAVE_UP:

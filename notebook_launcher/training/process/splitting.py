@@ -18,7 +18,7 @@ def split(inputs: Any, process_index: int, num_processes: int, *, pad: bool = Fa
             rows are), a `datasets.Dataset`, or a mapping of these, all of the same length.
         process_index: Whose share.
         num_processes: How many shares there are.
-        pad: Whether the last item is repeated where that makes all shares equally long.
+        pad: True if the last item is repeated where that makes all shares equally long.
 
     Raises:
         ValueError: The values of a mapping differ in length.

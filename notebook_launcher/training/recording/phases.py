@@ -66,7 +66,7 @@ class PhaseClock:
         the others' time that is spent on waiting for the ranks is taken to be the same.
 
         Args:
-            syncs: Whether the backward will wait for the ranks.
+            syncs: True if the backward will wait for the ranks.
         """
         now = _now()
         self._phases.append("forward")
@@ -86,7 +86,7 @@ class PhaseClock:
         """Mark the end of the backward.
 
         Args:
-            synced: Whether the backward waited for the ranks: its time then belongs to two phases.
+            synced: True if the backward waited for the ranks: its time then belongs to two phases.
         """
         if not synced:
             self.mark("backward")

@@ -14,7 +14,7 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
 
     Args:
         args: For tqdm: what to iterate over, usually.
-        main_process_only: Whether only the first process of each machine shows it.
+        main_process_only: True if only the first process of each machine shows it.
         kwargs: For tqdm. `disable=True` hides it everywhere.
 
     Raises:
