@@ -154,13 +154,13 @@ def test_runs_of_one_second_are_in_order(home):
     assert [run.name for run in runs()] == ["a", "c", "b"]
 
 
-def test_the_table_shows_the_last_metrics(home):
+def test_table_shows_the_last_metrics(home):
     notebook_launch(speak, 2, output="none")
     assert repr(runs()).splitlines()[-1].endswith("loss 0.5, accuracy 1")
     assert "loss 0.5, accuracy 1" in runs()._repr_html_()
 
 
-def test_a_notebook_shows_a_recorded_run_as_a_page(home):
+def test_notebook_shows_a_recorded_run_as_a_page(home):
     notebook_launch(speak, 2, output="none")
     html = runs()[0]._repr_html_()
     assert "accuracy" in html

@@ -49,7 +49,7 @@ def test_one_process_runs_here():
     assert seen == ["here"]
 
 
-def test_a_failure_is_a_child_failed_error_with_the_workers_message():
+def test_failure_is_a_child_failed_error_with_the_workers_message():
     before = int(time.time())
     with pytest.raises(ChildFailedError, match="the reason of rank 1") as caught:
         notebook_launcher(fail_on_one, num_processes=2)
@@ -69,7 +69,7 @@ def die_on_one():
     PartialState().wait_for_everyone()
 
 
-def test_a_killed_process_is_named_with_its_pid_and_signal():
+def test_killed_process_is_named_with_its_pid_and_signal():
     with pytest.raises(ChildFailedError) as caught:
         notebook_launcher(die_on_one, num_processes=2)
     rank, failure = caught.value.get_first_failure()
@@ -131,7 +131,7 @@ def shared_states():
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_the_newest_accelerator_is_shared(num_processes):
+def test_newest_accelerator_is_shared(num_processes):
     from notebook_launcher import notebook_launch
 
     for same, refused in notebook_launch(shared_states, num_processes, output="none"):

@@ -58,7 +58,7 @@ def test_ranks_agree_after_every_average_alone(ranks, library):
 
 @pytest.mark.parametrize("library", OURS)
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_the_numbers_are_accelerates(ranks, num_ranks, library):
+def test_numbers_are_accelerates(ranks, num_ranks, library):
     for wanted, got in zip(
         ranks.run(num_ranks, train, "accelerate", 2), ranks.run(num_ranks, train, library, 2), strict=True
     ):

@@ -16,7 +16,7 @@ from tests.support.toy_training import Sessions, make_model, sessions_fixture
 ranks = sessions_fixture(1, 2)
 
 
-def test_a_states_debug_switches_the_comparison_of_shapes(ranks):
+def test_states_debug_switches_the_comparison_of_shapes(ranks):
     def check():
         state = compat.PartialState(cpu=True)
         uneven = torch.zeros(1 + state.process_index)
@@ -37,7 +37,7 @@ def test_a_states_debug_switches_the_comparison_of_shapes(ranks):
         assert fine == "fine"
 
 
-def test_a_tensor_that_one_rank_has_is_copied_to_the_others(ranks):
+def test_tensor_that_one_rank_has_is_copied_to_the_others(ranks):
     def copy(owners):
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         mine = torch.arange(6, dtype=torch.int16).view(2, 3) if rank in owners else None
@@ -82,7 +82,7 @@ def test_joining_says_what_it_cannot_join(ranks, joined, even_batches, warning):
 
 @pytest.mark.parametrize("library", ["notebook_launcher", "notebook_launcher.compat"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_an_accelerator_pickles_in_a_rank(ranks, num_ranks, library):
+def test_accelerator_pickles_in_a_rank(ranks, num_ranks, library):
     def there_and_back():
         import importlib
 
@@ -109,7 +109,7 @@ def test_an_accelerator_pickles_in_a_rank(ranks, num_ranks, library):
     assert ranks.run(num_ranks, there_and_back) == [(3, rank) for rank in range(num_ranks)]
 
 
-def test_an_accelerator_whose_state_was_reset_says_so():
+def test_accelerator_whose_state_was_reset_says_so():
     compat.AcceleratorState._reset_state(True)
     accelerator = compat.Accelerator(cpu=True)
     compat.AcceleratorState._reset_state(True)
@@ -233,7 +233,7 @@ def test_questions_about_other_parallelism_are_answered():
     compat.GradientState._reset_state()
 
 
-def test_a_tracker_is_named_by_its_type(tmp_path):
+def test_tracker_is_named_by_its_type(tmp_path):
     accelerator = compat.Accelerator(cpu=True, log_with=compat.LoggerType.JSONL, project_dir=tmp_path)
     assert [tracker.name for tracker in accelerator.log_with] == ["jsonl"]
     compat.AcceleratorState._reset_state(True)

@@ -119,7 +119,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_the_same_numbers(ranks, num_ranks, scenario):
+def test_same_numbers(ranks, num_ranks, scenario):
     theirs, ours = (ranks.run(num_ranks, train, library, dict(SCENARIOS[scenario])) for library in LIBRARIES)
     for rank, (wanted, got) in enumerate(zip(theirs, ours, strict=True)):
         for key, value in wanted.items():
@@ -193,7 +193,7 @@ def restore(library: str, folder: str) -> Any:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_the_same_files_and_each_reads_the_others(ranks, num_ranks, tmp_path):
+def test_same_files_and_each_reads_the_others(ranks, num_ranks, tmp_path):
     folders = {library: tmp_path / library for library in LIBRARIES}
     files = {library: ranks.run(num_ranks, save, library, str(folder))[0] for library, folder in folders.items()}
     theirs, ours = (set(files[library]) for library in LIBRARIES)

@@ -165,7 +165,7 @@ def test_every_metric_has_a_plot_and_every_rank_a_name_in_the_legend() -> None:
         ([1] + [NAN] * 1000 + [1], f"{CROSS} NaN from step 1", 44),
     ],
 )
-def test_a_value_that_is_not_finite_is_a_gap_with_a_mark(values: list[float], note: str, num_marks: int) -> None:
+def test_value_that_is_not_finite_is_a_gap_with_a_mark(values: list[float], note: str, num_marks: int) -> None:
     svg = curves_svg(curves_of({"loss": {0: values}}), width=400)
     marks = [element for element in parse_svg(svg).iter() if element.attrib.get("class") == "nonfinite"]
     assert len(marks) == pytest.approx(num_marks, abs=num_marks // 20)
@@ -175,7 +175,7 @@ def test_a_value_that_is_not_finite_is_a_gap_with_a_mark(values: list[float], no
     assert line.attrib["d"].count("M") == len(runs)
 
 
-def test_a_log_scale_leaves_out_what_is_not_positive() -> None:
+def test_log_scale_leaves_out_what_is_not_positive() -> None:
     svg = curves_svg(curves_of({"loss": {0: [100, 10, 0, -1, 0.1]}}), log=True)
     assert "≤ 0 left out from step 2" in words_of(svg)
     assert {"0.1", "1", "10", "100"} <= set(words_of(svg))
@@ -183,7 +183,7 @@ def test_a_log_scale_leaves_out_what_is_not_positive() -> None:
 
 
 @pytest.mark.parametrize(("values", "why"), [([NAN, INF], "no finite value"), ([], "no values")])
-def test_a_metric_without_a_value_to_draw_says_so(values: list[float], why: str) -> None:
+def test_metric_without_a_value_to_draw_says_so(values: list[float], why: str) -> None:
     assert why in words_of(curves_svg(curves_of({"loss": {0: values}}), ["loss"]))
 
 
@@ -222,7 +222,7 @@ def test_more_metrics_than_fit_are_counted_and_named() -> None:
 
 
 @pytest.mark.parametrize("average", [False, True])
-def test_a_long_run_of_many_ranks_takes_a_bounded_picture(*, average: bool) -> None:
+def test_long_run_of_many_ranks_takes_a_bounded_picture(*, average: bool) -> None:
     curves = curves_of(
         {
             f"metric {number}": {rank: (math.sin(step * rank) for step in range(3000)) for rank in range(6)}
@@ -263,7 +263,7 @@ def test_any_values_give_a_picture(
 # Timeline.
 
 
-def test_the_timeline_names_ranks_phases_and_shares() -> None:
+def test_timeline_names_ranks_phases_and_shares() -> None:
     words = words_of(timeline_svg(phases_of(2)))
     assert {"rank 0", "rank 1", *(look.word for look in PHASES.values())} <= set(words)
     assert words.count("6.7 %") == words.count("33.3 %") == 2
@@ -278,7 +278,7 @@ def test_phases_are_told_apart_without_colour() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 16, 64, 100])
-def test_the_timeline_of_many_ranks_is_bounded(num_ranks: int) -> None:
+def test_timeline_of_many_ranks_is_bounded(num_ranks: int) -> None:
     svg = timeline_svg(phases_of(num_ranks, num_windows=200))
     root = parse_svg(svg)
     assert float(root.attrib["height"]) < 720
@@ -325,7 +325,7 @@ def test_every_state_has_a_page_a_picture_and_a_text(state: str, num_ranks: int)
     assert static_text(run).startswith(f"train on {plural(num_ranks, 'rank')}: {state}, 12 s\n")
 
 
-def test_a_page_and_a_text_name_who_waits_for_whom() -> None:
+def test_page_and_a_text_name_who_waits_for_whom() -> None:
     told = "rank 0 has waited 12 s in all_reduce (Cell In[3], line 4); rank 1 is at line 7: x <b>"
     run = run_of(2, state="waiting", waiting=told)
     assert told in Balanced(static_html(run, Curves())).text
@@ -420,7 +420,7 @@ def test_pages_are_bounded() -> None:
         assert words in text
 
 
-def test_the_picture_can_be_in_the_page() -> None:
+def test_picture_can_be_in_the_page() -> None:
     curves = curves_of({"loss": {0: [1, 2]}})
     page = static_html(run_of(), curves, picture=True)
     assert "<img" not in static_html(run_of(), curves)

@@ -238,5 +238,5 @@ def test_spark_lines(values: list[float], line: str) -> None:
     assert spark_line(list(enumerate(values))) == line
 
 
-def test_a_spark_line_is_short() -> None:
+def test_spark_line_is_short() -> None:
     assert len(spark_line([(step, math.sin(step)) for step in range(1000)])) == 24

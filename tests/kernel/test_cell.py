@@ -37,7 +37,7 @@ def test_text_keeps_the_name_of_its_stream(kernel):
     assert outcome.streams == [("stderr", "e\n"), ("stdout", "o\n")]
 
 
-def test_a_thread_writes_into_the_cell_that_launched_even_after_its_end(kernel):
+def test_thread_writes_into_the_cell_that_launched_even_after_its_end(kernel):
     late = """
 import threading
 go = threading.Event()
@@ -55,7 +55,7 @@ thread = threading.Thread(target=later); thread.start()
     assert not second.streams
 
 
-def test_the_live_area_is_one_display_that_is_emptied_at_the_end(kernel):
+def test_live_area_is_one_display_that_is_emptied_at_the_end(kernel):
     outcome = kernel.execute(MAKE + "for text in ('1 %', '2 %', '2 %'): sink.status(text)\nsink.close(); sink.close()")
     (display,) = outcome.displays
     assert display["data"] == {"text/plain": "1 %"}
@@ -74,7 +74,7 @@ def test_live_area_is_sent_again_after_clear_output(kernel):
     assert first["transient"] != second["transient"]
 
 
-def test_a_display_is_updated_by_its_id(kernel):
+def test_display_is_updated_by_its_id(kernel):
     outcome = kernel.execute(
         MAKE
         + "sink.display({'text/plain': 'a'}, {'m': 1}, {'display_id': 'x'})\n"
@@ -157,7 +157,7 @@ def test_plain_python_writes_lines_and_no_live_area():
     assert (out.getvalue(), err.getvalue()) == ("o\nFigure\nt\n", "e\n")
 
 
-def test_a_terminal_has_the_live_line_below_the_text():
+def test_terminal_has_the_live_line_below_the_text():
     program = MAKE + "sink.status('10 %\\n20 %'); sink.text('stdout', 'line\\n'); sink.close(); print('end')"
     ours, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "40"}

@@ -50,7 +50,7 @@ class Cell:
         return "".join(message.text for batch in self.batches for message in batch if isinstance(message, Text))
 
 
-def test_the_first_line_is_published_at_once_and_the_next_a_tick_later():
+def test_first_line_is_published_at_once_and_the_next_a_tick_later():
     cell = Cell()
     cell.feed("a\n")
     assert cell.console.next_due(0.0) == 0
@@ -73,7 +73,7 @@ def test_nothing_is_due_without_output():
     assert Console(2).take(1.0) == []
 
 
-def test_a_line_in_pieces_stays_whole():
+def test_line_in_pieces_stays_whole():
     cell = Cell()
     for piece in ("one", " li", "ne\nan"):
         cell.feed(piece)
@@ -116,7 +116,7 @@ def test_rank_list_joins_consecutive_ranks(ranks, text):
     assert label(ranks) == f"[{text.replace(', ', ',')}] "
 
 
-def test_the_same_line_of_several_ranks_is_shown_once():
+def test_same_line_of_several_ranks_is_shown_once():
     cell = Cell(4)
     for rank in (2, 0, 1, 3):
         cell.feed(f"hello\nI am {rank}\nbye\n", rank)
@@ -125,7 +125,7 @@ def test_the_same_line_of_several_ranks_is_shown_once():
     )
 
 
-def test_the_first_line_waits_a_moment_for_the_other_ranks():
+def test_first_line_waits_a_moment_for_the_other_ranks():
     cell = Cell(2)
     cell.feed("hello\n", 0)
     due = cell.console.next_due(0.0)
@@ -136,7 +136,7 @@ def test_the_first_line_waits_a_moment_for_the_other_ranks():
     assert cell.tick() == [Text("stdout", "[ranks 0,1] hello\n")]
 
 
-def test_the_same_text_on_another_stream_is_another_line():
+def test_same_text_on_another_stream_is_another_line():
     cell = Cell(2)
     cell.feed("x\n", 0)
     cell.feed("x\n", 1, "stderr")
@@ -213,7 +213,7 @@ def test_notices_are_shown_when_no_output_is():
 # Progress bars.
 
 
-def test_a_bar_is_one_live_line_and_its_last_state_a_normal_line():
+def test_bar_is_one_live_line_and_its_last_state_a_normal_line():
     cell = Cell()
     for percent in (0, 10):
         cell.feed(f"\r{percent} %", stream="stderr")
@@ -261,7 +261,7 @@ def test_hiding_the_cursor_leaves_no_line():
     assert cell.finish() == "working\n"
 
 
-def test_a_bar_that_puts_its_return_last_is_live_too():
+def test_bar_that_puts_its_return_last_is_live_too():
     cell = Cell()
     cell.feed("10 %\r20 %\r")
     assert cell.tick() == [Status("20 %")]
@@ -269,7 +269,7 @@ def test_a_bar_that_puts_its_return_last_is_live_too():
     assert cell.finish() == "done\n"
 
 
-def test_a_bar_that_erases_itself_leaves_nothing():
+def test_bar_that_erases_itself_leaves_nothing():
     cell = Cell()
     cell.feed("\r100 %")
     assert cell.tick() == [Status("100 %")]
@@ -311,7 +311,7 @@ NESTED = ("\router 0/2", "\n", "\rinner 0/9", "\x1b[A", "\n", "\rinner 1/9", "\x
 
 
 @pytest.mark.parametrize("place", range(len(NESTED)))
-def test_a_tick_in_the_middle_of_a_nested_redraw_ends_no_bar(place):
+def test_tick_in_the_middle_of_a_nested_redraw_ends_no_bar(place):
     cell = Cell()
     for number, piece in enumerate(NESTED):
         cell.feed(piece, stream="stderr")
@@ -327,7 +327,7 @@ def test_windows_line_ends_and_colours_pass_through():
     assert cell.tick() == [Text("stdout", "\x1b[31mred\x1b[0m\nnext\n")]
 
 
-def test_an_unfinished_line_becomes_live_only_when_it_stays():
+def test_unfinished_line_becomes_live_only_when_it_stays():
     cell = Cell()
     cell.feed("a\nloading ...")
     assert cell.tick() == [Text("stdout", "a\n")]
@@ -336,7 +336,7 @@ def test_an_unfinished_line_becomes_live_only_when_it_stays():
     assert cell.tick() == [Text("stdout", "loading ... done\n"), Status("")]
 
 
-def test_the_live_area_is_bounded():
+def test_live_area_is_bounded():
     cell = Cell(100)
     for rank in range(100):
         cell.feed(f"\r{rank} " + "x" * 1000, rank)
@@ -370,7 +370,7 @@ def test_finish_is_due_at_once_and_the_console_can_go_on():
 # Floods.
 
 
-def test_the_middle_of_a_flood_is_left_out_and_counted():
+def test_middle_of_a_flood_is_left_out_and_counted():
     cell = Cell(2)
     num_lines = 200_000
     for start in range(0, num_lines, 1000):
@@ -385,7 +385,7 @@ def test_the_middle_of_a_flood_is_left_out_and_counted():
     assert sum(log.text().count("\n") for log in cell.console.logs) == num_lines
 
 
-def test_a_lasting_flood_stays_below_the_rate_that_jupyter_allows():
+def test_lasting_flood_stays_below_the_rate_that_jupyter_allows():
     cell = Cell()
     sizes = []
     for _ in range(80):  # 20 s of 4 MB/s
@@ -409,7 +409,7 @@ def test_notices_survive_a_flood():
     assert all(f"notice {number}\n" in shown for number in range(100))
 
 
-def test_a_very_long_line_is_cut_and_takes_no_memory():
+def test_very_long_line_is_cut_and_takes_no_memory():
     cell = Cell()
     for _ in range(160):
         cell.feed("x" * 65_536)
@@ -421,14 +421,14 @@ def test_a_very_long_line_is_cut_and_takes_no_memory():
     assert len(cell.console.logs[0].text()) == 160 * 65_536 + 6
 
 
-def test_a_long_line_that_arrives_whole_is_cut():
+def test_long_line_that_arrives_whole_is_cut():
     cell = Cell()
     cell.feed("a\n" + "x" * 100_000 + "\nb\n")
     assert cell.finish() == f"a\n{'x' * screen.LINE_LIMIT} ... [67,232 more characters in this line]\nb\n"
 
 
 @pytest.mark.parametrize("output", ["all", "none"])
-def test_a_flood_costs_no_work_per_line(output, monkeypatch):
+def test_flood_costs_no_work_per_line(output, monkeypatch):
     """A million lines, counted in calls of our own functions: some per chunk, few per shown line."""
     calls = []
     for cls in (Screen, RankLog, backlog.Backlog, Console):
@@ -531,7 +531,7 @@ def test_cleared_cell_has_all_its_room_again():
     assert "left out" not in cell.finish().rpartition("epoch 3")[2]
 
 
-def test_a_line_that_is_larger_than_the_room_is_left_out_alone():
+def test_line_that_is_larger_than_the_room_is_left_out_alone():
     cell = Cell(kept_in="run.logs(rank)")
     for _ in range(40):
         cell.feed("x" * 40_000 + "\n")
@@ -544,7 +544,7 @@ def test_a_line_that_is_larger_than_the_room_is_left_out_alone():
 # The logs.
 
 
-def test_a_log_keeps_both_streams_in_order_of_arrival():
+def test_log_keeps_both_streams_in_order_of_arrival():
     cell = Cell()
     cell.feed("a")
     cell.feed("E\n", stream="stderr")
@@ -561,14 +561,14 @@ def test_tail_returns_the_last_lines_of_a_log(num_lines):
     assert log.tail(num_lines) == tuple([*lines, "last"][-num_lines:] if num_lines else [])
 
 
-def test_the_tail_shows_the_last_state_of_a_bar():
+def test_tail_shows_the_last_state_of_a_bar():
     log = RankLog()
     assert log.tail(3) == ()
     log.write("a\n\r10 %\r90 %\nunfinished")
     assert log.tail(3) == ("a", "90 %", "unfinished")
 
 
-def test_a_log_leaves_memory_and_no_file_with_a_name(tmp_path, monkeypatch):
+def test_log_leaves_memory_and_no_file_with_a_name(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     log = RankLog()
     for _ in range(50):
@@ -578,7 +578,7 @@ def test_a_log_leaves_memory_and_no_file_with_a_name(tmp_path, monkeypatch):
     assert log.text() == "é" * 2_500_000
 
 
-def test_a_log_stays_in_memory_where_no_file_can_be_made(tmp_path, monkeypatch):
+def test_log_stays_in_memory_where_no_file_can_be_made(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     log = RankLog()
     for number in range(3):

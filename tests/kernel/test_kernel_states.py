@@ -209,7 +209,7 @@ def test_ranks_get_the_kernels_present_environment(kernel: Kernel, tmp_path: Pat
     assert results == [(folder, colour, 5, program) for colour in ("red", "red", "blue")]
 
 
-def test_a_deleted_working_directory_is_refused_and_does_no_lasting_harm(kernel: Kernel, tmp_path: Path) -> None:
+def test_deleted_working_directory_is_refused_and_does_no_lasting_harm(kernel: Kernel, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     outcome = kernel.execute(
@@ -663,7 +663,7 @@ def test_fork_shares_objects_that_cannot_travel(module_kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("start_method", FORKED)
-def test_a_gigabyte_is_shared_by_the_ranks(kernel: Kernel, start_method: str) -> None:
+def test_gigabyte_is_shared_by_the_ranks(kernel: Kernel, start_method: str) -> None:
     """Each rank reads it all; its own memory does not grow by it."""
     private = evaluate(
         kernel,
@@ -754,7 +754,7 @@ def test_same_seed_repeats_every_random_number(kernel: Kernel, start_method: str
 
 
 @pytest.mark.parametrize("start_method", FORKED)
-def test_the_recorded_seed_repeats_a_run(kernel: Kernel, start_method: str) -> None:
+def test_recorded_seed_repeats_a_run(kernel: Kernel, start_method: str) -> None:
     first, again, other, seeds = evaluate(
         kernel,
         f"""

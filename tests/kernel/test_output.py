@@ -160,7 +160,7 @@ def test_text_printed_after_clear_output_stays(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("text", ["no end", "\rbar", "\rover\nnext", "windows\r\nlast"])
-def test_the_last_line_comes_after_lines_without_an_end(kernel: Kernel, text: str) -> None:
+def test_last_line_comes_after_lines_without_an_end(kernel: Kernel, text: str) -> None:
     lines = shown_at_last(kernel, f"notebook_launch(lambda: print({text!r}, end=''), 1, monitor=False)")
     assert lines[1:-1] == text.replace("\r\n", "\n").removeprefix("\r").split("\n")
     assert lines[-1].startswith("<lambda>: done in ")

@@ -73,7 +73,7 @@ def test_results_show_the_last_metrics() -> None:
     assert "<td>loss 0.1235, &lt;b&gt;rate&lt;/b&gt; NaN, c 1, d 2, 1 more</td>" in html
 
 
-def test_a_run_gives_its_results_the_last_metrics_of_each_rank() -> None:
+def test_run_gives_its_results_the_last_metrics_of_each_rank() -> None:
     def measure() -> None:
         for step in range(3):
             report(loss=step / 2)

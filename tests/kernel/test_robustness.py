@@ -31,7 +31,7 @@ def test_launch_works_with_a_default_timeout_for_sockets(kernel: Kernel, start_m
     assert outcome.stdout.endswith("[0, 1]\n")
 
 
-def test_a_reader_that_has_gone_does_not_fail_the_run() -> None:
+def test_reader_that_has_gone_does_not_fail_the_run() -> None:
     program = (
         "import os, sys\n"
         "from notebook_launcher import notebook_launch\n"
@@ -80,7 +80,7 @@ class Asked(Exception):  # noqa: N818
     """The prompt has come."""
 
 
-def test_a_failed_run_does_not_wait_for_an_answer(kernel: Kernel) -> None:
+def test_failed_run_does_not_wait_for_an_answer(kernel: Kernel) -> None:
     def never_answer(_prompt: str, _password: bool) -> str:  # noqa: FBT001 - how the harness calls it
         raise Asked
 
@@ -157,12 +157,12 @@ def test_variables_that_torchs_compiler_reads_at_its_import_reach_the_ranks(kern
     assert outcome.stdout.endswith("False True True\n"), outcome.traceback
 
 
-def test_a_forgotten_session_ends_its_ranks(kernel: Kernel) -> None:
+def test_forgotten_session_ends_its_ranks(kernel: Kernel) -> None:
     outcome = kernel.execute("s = Session(2); s.run(rank)\ndel s\nimport gc; gc.collect()")
     assert outcome.error is None
 
 
-def test_the_culprit_outranks_a_value_that_cannot_be_rebuilt(kernel: Kernel) -> None:
+def test_culprit_outranks_a_value_that_cannot_be_rebuilt(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "class Odd:\n"
         "    def __reduce__(self): return (eval, ('1 / 0',))\n"
@@ -176,7 +176,7 @@ def test_the_culprit_outranks_a_value_that_cannot_be_rebuilt(kernel: Kernel) -> 
     assert (alone.error or "").startswith("ReturnValueError: rank 0: ")
 
 
-def test_a_process_in_a_session_of_its_own_does_not_keep_a_dead_ranks_run(kernel: Kernel) -> None:
+def test_process_in_a_session_of_its_own_does_not_keep_a_dead_ranks_run(kernel: Kernel) -> None:
     began = time.monotonic()
     outcome = kernel.execute(
         "def leaves_a_child():\n"

@@ -168,7 +168,7 @@ def test_session_reports_a_broken_group(kernel: Kernel) -> None:
     assert last_line(kernel, "session.run(wrap); print(*session.run(step))") == "stepped stepped"
 
 
-def test_an_interrupt_at_any_moment_of_the_start_ends_that_run() -> None:
+def test_interrupt_at_any_moment_of_the_start_ends_that_run() -> None:
     def wait() -> None:
         import time
 
@@ -212,7 +212,7 @@ def test_session_survives_an_interrupt_in_a_collective(kernel: Kernel, what: str
     assert last_line(kernel, "print(*session.run(kept))") == expected
 
 
-def test_a_rank_that_died_between_runs_is_replaced(kernel: Kernel) -> None:
+def test_rank_that_died_between_runs_is_replaced(kernel: Kernel) -> None:
     kernel.execute("pid = session.run(keep, args=(1,))[0][0]; os.kill(pid, signal.SIGKILL)")
     kernel.execute("while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)")
     outcome = kernel.execute("print(*session.run(add))")
@@ -270,7 +270,7 @@ def test_closed_session_refuses_runs(kernel: Kernel) -> None:
     assert outcome.stdout.count("<Session of 2 CPU ranks, gloo") == 2
 
 
-def test_a_with_block_ends_the_ranks(kernel: Kernel) -> None:
+def test_with_block_ends_the_ranks(kernel: Kernel) -> None:
     code = "with Session(4) as four: print(*four.run(add)); print(len(set(four.run(os.getpid))))"
     assert last_line(kernel, code) == "4"
 
@@ -312,14 +312,14 @@ def test_closing_can_be_interrupted_and_repeated(start_method: str) -> None:
         session.close()
 
 
-def test_a_run_that_an_interrupt_kept_from_beginning_ends_with_its_session() -> None:
+def test_run_that_an_interrupt_kept_from_beginning_ends_with_its_session() -> None:
     session = Session(1, output="none")
     run = session._start(os.getpid, (), None, in_cell=True)
     session.close()
     assert run.wait(0)
 
 
-def test_a_run_that_an_interrupt_kept_from_beginning_ends_when_it_is_forgotten() -> None:
+def test_run_that_an_interrupt_kept_from_beginning_ends_when_it_is_forgotten() -> None:
     ranks = Ranks.planned(1, None, {"output": "none"}, many_calls=False)
     run = Run.start(ranks, os.getpid, (), None, in_cell=True)
     assert ranks.tree is not None
@@ -328,7 +328,7 @@ def test_a_run_that_an_interrupt_kept_from_beginning_ends_when_it_is_forgotten()
     assert ranks.tree is None
 
 
-def test_an_unclosed_session_goes_with_its_kernel() -> None:
+def test_unclosed_session_goes_with_its_kernel() -> None:
     with warm_kernel() as kernel:
         outcome = kernel.execute("session = Session(2)\nlen(session.run(ready))")
         assert outcome.result == "2", outcome.traceback
@@ -347,7 +347,7 @@ def test_session_drops_the_arguments_of_earlier_runs(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("waits_in", ["barrier", "backward"])
-def test_a_kept_model_does_not_cost_the_peers_their_memory(waits_in):
+def test_kept_model_does_not_cost_the_peers_their_memory(waits_in):
     def build() -> None:
         builtins.kept = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))  # type: ignore[attr-defined]
 

@@ -142,7 +142,7 @@ def test_backward_that_waits_for_gradients_is_a_wait(tmp_path):
     stuck(tmp_path, body, until=lambda found: calls(found) == expected, setup=setup, num_processes=2)
 
 
-def test_the_main_thread_comes_first_and_others_follow(tmp_path):
+def test_main_thread_comes_first_and_others_follow(tmp_path):
     body = """
     started = threading.Event()
     def work():
@@ -195,7 +195,7 @@ def test_idle_and_silent_ranks_are_named():
     assert str(Stacks()) == "no rank is up yet"
 
 
-def test_a_real_rank_that_has_returned_runs_nothing():
+def test_real_rank_that_has_returned_runs_nothing():
     def first_waits() -> None:
         import torch.distributed as dist
 
@@ -219,7 +219,7 @@ def test_ranks_in_the_same_place_share_a_sentence():
     assert Stacks.parse({0: there, 1: there, 2: there}).verdict == "ranks 0-2 are in train, /home/u/train.py, line 7"
 
 
-def test_a_rank_in_a_library_is_where_the_user_called_it():
+def test_rank_in_a_library_is_where_the_user_called_it():
     stack = parse_stacks(0, text_dump((LIBRARY, 1, "join"), ("/home/u/train.py", 7, "train")))
     assert here(stack).function == "train"
     assert here(parse_stacks(0, text_dump((LIBRARY, 1, "join")))).function == "join"
@@ -232,7 +232,7 @@ def test_text_that_is_no_stack_is_skipped():
     assert parse_stacks(0, '  File "a", line ??? in b\n').threads == ()
 
 
-def test_a_cell_is_named_and_quoted():
+def test_cell_is_named_and_quoted():
     code = (
         "import inspect\nfrom notebook_launcher.kernel.stacks import *\n"
         "def train():\n    pass\n"

@@ -114,7 +114,7 @@ def is_stuck(outcome: Outcome) -> bool:
 
 @pytest.mark.parametrize("name", ["sleeping", "computing", "in_collective", "ignoring", "cooperative", "in_c_code"])
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
-def test_the_interrupt_button_ends_the_run(kernel: Kernel, name: str, num_processes: int) -> None:
+def test_interrupt_button_ends_the_run(kernel: Kernel, name: str, num_processes: int) -> None:
     def attempt() -> float:
         with unchanged(kernel):
             cell = kernel.start(f"notebook_launch({name}, {num_processes})")
@@ -147,7 +147,7 @@ def test_stop_uses_no_more_rungs_than_needed(kernel: Kernel, name: str, rung: st
     assert outcome.stdout.endswith(f"{rung} {rung} stopped True RunStoppedError\n")
 
 
-def test_a_function_may_catch_the_interrupt_and_return(kernel: Kernel) -> None:
+def test_function_may_catch_the_interrupt_and_return(kernel: Kernel) -> None:
     with unchanged(kernel):
         cell = kernel.start(
             "def saving():\n    try: cooperative()\n    except KeyboardInterrupt: return 'saved'\n"
@@ -161,7 +161,7 @@ def test_a_function_may_catch_the_interrupt_and_return(kernel: Kernel) -> None:
     assert outcome.stdout.endswith("s; every rank had returned\n['saved', 'saved']\n")
 
 
-def test_a_second_interrupt_kills_at_once(kernel: Kernel) -> None:
+def test_second_interrupt_kills_at_once(kernel: Kernel) -> None:
     def attempt() -> float:
         with unchanged(kernel):
             cell = kernel.start("notebook_launch(ignoring, 2)")
@@ -198,7 +198,7 @@ def test_exit_handlers_and_threads_do_not_hold_a_stop_up(kernel: Kernel, name: s
 
 
 @pytest.mark.parametrize("wait", [lambda run: run.wait(0.01), lambda run: run.stacks(), lambda run: run.wait(0)])
-def test_an_interrupt_at_any_bytecode_of_a_wait_does_not_hang_the_run(wait: Callable[[Run], object]) -> None:
+def test_interrupt_at_any_bytecode_of_a_wait_does_not_hang_the_run(wait: Callable[[Run], object]) -> None:
     def sleep() -> None:
         import time
 
@@ -227,7 +227,7 @@ def test_interrupt_shows_the_ranks_that_wait_and_their_stacks(kernel: Kernel) ->
     assert outcome.stderr == ""
 
 
-def test_a_stop_on_request_leaves_no_error_in_cell_and_record(kernel: Kernel, tmp_path: Path) -> None:
+def test_stop_on_request_leaves_no_error_in_cell_and_record(kernel: Kernel, tmp_path: Path) -> None:
     outcome = kernel.execute(
         f"run = launch(ignoring, 2, runs_folder={str(tmp_path)!r})\n"
         "while not (all('up' in run.logs(rank) for rank in (0, 1)) and run.stacks()[0].waiting_in): time.sleep(0.01)\n"
@@ -247,7 +247,7 @@ def test_a_stop_on_request_leaves_no_error_in_cell_and_record(kernel: Kernel, tm
     assert outcome.traceback == "the run was stopped before ranks 0, 1 returned"
 
 
-def test_a_clean_up_that_fails_during_a_stop_is_named(kernel: Kernel) -> None:
+def test_clean_up_that_fails_during_a_stop_is_named(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def careless():\n"
         "    try: sleeping()\n"

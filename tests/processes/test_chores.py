@@ -143,9 +143,7 @@ def test_launches_during_the_chores_and_at_their_end_are_served_at_once(kernel: 
     assert servers(kernel)[0] == server
 
 
-def test_a_run_that_ends_during_the_chores_does_not_wait_for_them(
-    kernel: Kernel, chores: Chores, tmp_path: Path
-) -> None:
+def test_run_that_ends_during_the_chores_does_not_wait_for_them(kernel: Kernel, chores: Chores, tmp_path: Path) -> None:
     path = str(tmp_path / "go")
     run(kernel, f"run = launch(until, 2, args=({path!r},))")
     with chores.held():
@@ -165,7 +163,7 @@ def test_ranks_that_were_started_during_the_chores_outlive_them(kernel: Kernel, 
     assert ends(deputy)
 
 
-def test_a_server_killed_at_its_chores_is_replaced_and_ends_no_run(kernel: Kernel, chores: Chores) -> None:
+def test_server_killed_at_its_chores_is_replaced_and_ends_no_run(kernel: Kernel, chores: Chores) -> None:
     run(kernel, "again()")
     with chores.held():
         server, deputy = servers(kernel)
@@ -179,7 +177,7 @@ def test_a_server_killed_at_its_chores_is_replaced_and_ends_no_run(kernel: Kerne
     assert ends(deputy)
 
 
-def test_a_killed_kernel_takes_a_server_at_its_chores_with_it(folder: Path, chores: Chores) -> None:
+def test_killed_kernel_takes_a_server_at_its_chores_with_it(folder: Path, chores: Chores) -> None:
     with Kernel() as kernel:
         run(kernel, f"{DEFINITIONS}os.environ['PYTHONPATH'] = {str(folder)!r}")
         run(kernel, "again()")

@@ -158,7 +158,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("where", "how"), TABLE)
-def test_the_cell_gets_the_true_culprit(kernel: Kernel, where: str, how: str) -> None:
+def test_cell_gets_the_true_culprit(kernel: Kernel, where: str, how: str) -> None:
     def attempt() -> float:
         with unchanged(kernel):
             began = time.monotonic()
@@ -235,7 +235,7 @@ def test_partial_results_are_on_the_exception(kernel: Kernel) -> None:
     assert outcome.stdout.endswith("1 {0: {'rank': 0}} [\"KeyError: 'late'\"]\n")
 
 
-def test_a_traceback_shows_the_cells_own_lines(kernel: Kernel) -> None:
+def test_traceback_shows_the_cells_own_lines(kernel: Kernel) -> None:
     outcome = kernel.execute("table('function', 'exception')")
     assert "rank 1 of 2 failed first; rank 0 ended because of it." in outcome.traceback
     assert 'raise ValueError("boom")' in outcome.traceback
@@ -244,12 +244,12 @@ def test_a_traceback_shows_the_cells_own_lines(kernel: Kernel) -> None:
     assert "notebook_launcher/processes" not in outcome.traceback
 
 
-def test_the_last_output_is_in_the_message(kernel: Kernel) -> None:
+def test_last_output_is_in_the_message(kernel: Kernel) -> None:
     outcome = kernel.execute("table('function', 'os._exit')")
     assert "Its last output:\n    last words" in (outcome.error or "")
 
 
-def test_a_crash_names_the_users_line_and_shows_the_last_words_before_the_dump(kernel: Kernel) -> None:
+def test_crash_names_the_users_line_and_shows_the_last_words_before_the_dump(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def crash():\n"
         "    print('epoch 3', flush=True)\n"
@@ -265,7 +265,7 @@ def test_a_crash_names_the_users_line_and_shows_the_last_words_before_the_dump(k
     assert sorted(output[1:]) == ["    epoch 3", "    step 17"]  # Two streams, so in either order.
 
 
-def test_a_crash_outside_of_python_is_where_the_main_thread_was(kernel: Kernel) -> None:
+def test_crash_outside_of_python_is_where_the_main_thread_was(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def mismatch():\n"
         "    import torch, torch.distributed as dist\n"
@@ -279,7 +279,7 @@ def test_a_crash_outside_of_python_is_where_the_main_thread_was(kernel: Kernel) 
     assert "File " not in output
 
 
-def test_a_crash_at_exit_names_the_exit_handler(kernel: Kernel) -> None:
+def test_crash_at_exit_names_the_exit_handler(kernel: Kernel) -> None:
     outcome = kernel.execute("table('exiting', 'segfault')")
     assert "after it had returned: in die, Cell In[" in (outcome.error or "")
     assert "ctypes.string_at(0). The values are in the exception's `results`." in (outcome.error or "")

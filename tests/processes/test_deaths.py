@@ -47,7 +47,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
-def test_a_killed_kernel_takes_everything_with_it(start_method: str) -> None:
+def test_killed_kernel_takes_everything_with_it(start_method: str) -> None:
     def attempt() -> float:
         with Kernel() as kernel:
             kernel.execute(FIRST + LOOPING)
@@ -90,7 +90,7 @@ def test_semaphores_that_fresh_processes_share_by_name_go_with_their_rank(kernel
     assert not Path(f"/dev/shm/sem.{name[1:]}").exists()
 
 
-def test_a_killed_fork_server_is_replaced(kernel: Kernel) -> None:
+def test_killed_fork_server_is_replaced(kernel: Kernel) -> None:
     with unchanged(kernel):
         server = next(process for process in below(kernel.pid) if "forkserver" in " ".join(process.cmdline()))
         server.kill()
@@ -104,7 +104,7 @@ def add() -> float:
     return float(one)
 
 
-def test_a_killed_supervisor_is_our_fault_and_leaves_nothing(kernel: Kernel) -> None:
+def test_killed_supervisor_is_our_fault_and_leaves_nothing(kernel: Kernel) -> None:
     with unchanged(kernel):
         cell = kernel.start(
             "def sleeping():\n    print('up', flush=True); time.sleep(600)\nnotebook_launch(sleeping, 2)"
@@ -119,7 +119,7 @@ def test_a_killed_supervisor_is_our_fault_and_leaves_nothing(kernel: Kernel) -> 
     assert (outcome.error or "").startswith("InternalError: the supervisor of this run is gone")
 
 
-def test_a_failing_supervisor_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_supervisor_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no store today")
 
@@ -145,7 +145,7 @@ def test_failing_supervisor_kills_ranks_that_have_no_session_yet(monkeypatch: py
         notebook_launch(os.getpid, 2, output="none", start_method="fork")
 
 
-def test_a_store_that_cannot_take_over_a_listening_socket_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_that_cannot_take_over_a_listening_socket_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = torch.distributed.TCPStore
 
     def as_in_torch_2_4(*args: Any, use_libuv: bool = True, **options: Any) -> Any:
@@ -172,7 +172,7 @@ def test_nothing_listens_beyond_loopback(kernel: Kernel) -> None:
     assert {address.ip for address in listening} == {"127.0.0.1"}
 
 
-def test_a_kernel_that_ends_normally_leaves_no_fork_server() -> None:
+def test_kernel_that_ends_normally_leaves_no_fork_server() -> None:
     with Kernel() as kernel:
         kernel.execute(FIRST)
         family = below(kernel.pid)
@@ -181,7 +181,7 @@ def test_a_kernel_that_ends_normally_leaves_no_fork_server() -> None:
     assert not [process for process in alive if is_alive(process)], alive
 
 
-def test_a_rank_sees_its_own_session(kernel: Kernel) -> None:
+def test_rank_sees_its_own_session(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def ids(): return os.getpid(), os.getsid(0), os.getpgid(0)\n"
         "print([len(set(i)) for i in notebook_launch(ids, 2)])"

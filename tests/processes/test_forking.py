@@ -99,7 +99,7 @@ def test_ranks_look_before_they_fork(start_method):
         (-1, 255, ""),
     ],
 )
-def test_a_fork_that_leaves_the_function_ends_and_is_no_second_rank(how, status, said):
+def test_fork_that_leaves_the_function_ends_and_is_no_second_rank(how, status, said):
     def fork(how: str | int | None) -> int | str:
         import torch.distributed as dist
 

@@ -166,7 +166,7 @@ def test_partial_state_finds_the_ranks_however_it_is_made(kernel: Kernel) -> Non
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_the_kernels_own_accelerator_does_not_leave_each_rank_alone(kernel: Kernel, start_method: str) -> None:
+def test_kernels_own_accelerator_does_not_leave_each_rank_alone(kernel: Kernel, start_method: str) -> None:
     results, kernels = evaluate(
         kernel,
         f"""
@@ -269,7 +269,7 @@ def test_fabric_trains_on_every_rank(kernel: Kernel, start_method: str) -> None:
 @pytest.mark.parametrize("backend", ["gloo", None])
 @pytest.mark.parametrize("library", ["accelerate", "lightning_fabric"])
 @pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_a_timeout_for_the_process_group_counts(kernel: Kernel, start_method: str, library: str, backend: str) -> None:
+def test_timeout_for_the_process_group_counts(kernel: Kernel, start_method: str, library: str, backend: str) -> None:
     timeouts = evaluate(
         kernel,
         f"""
@@ -621,7 +621,7 @@ def test_torch_compile_works_in_ranks(kernel: Kernel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_the_standard_library_works_in_a_rank(kernel: Kernel, start_method: str) -> None:
+def test_standard_library_works_in_a_rank(kernel: Kernel, start_method: str) -> None:
     results = evaluate(
         kernel,
         f"""
@@ -698,7 +698,7 @@ def test_rich_draws_its_bars_in_a_rank(kernel: Kernel, start_method: str) -> Non
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_a_thread_that_outlives_the_function_is_waited_for(kernel: Kernel, start_method: str) -> None:
+def test_thread_that_outlives_the_function_is_waited_for(kernel: Kernel, start_method: str) -> None:
     outcome = kernel.execute(
         f"""
         def start_thread():

@@ -122,7 +122,7 @@ def test_html_handles_updates_and_clear_output(run):
     assert clear == messages.ClearOutput(wait=True)
 
 
-def test_a_table_is_html(run):
+def test_table_is_html(run):
     (table,) = run("import pandas; display(pandas.DataFrame({'a': [1]}))").displays
     assert "<table" in table["text/html"]
 
@@ -169,7 +169,7 @@ def test_figures_appear_shown_or_not(run, show, monkeypatch):
 WHY = "shown as text, because widgets live in the kernel and a rank is a process of its own"
 
 
-def test_a_widget_comes_out_as_text_that_says_why(run):
+def test_widget_comes_out_as_text_that_says_why(run):
     rank = run("import ipywidgets; slider = ipywidgets.IntSlider(3); display(slider); slider.value = 4")
     assert rank.displays == [{"text/plain": f"IntSlider(value=3)\n({WHY})"}]
     assert rank.stderr == ""
@@ -215,7 +215,7 @@ def test_standard_input_ends_where_nobody_can_answer():
     assert run_rank("import sys; print(repr(sys.stdin.readline()), list(sys.stdin))", [None, None]).stdout == "'' []\n"
 
 
-def test_a_process_that_the_rank_started_cannot_ask():
+def test_process_that_the_rank_started_cannot_ask():
     rank = run_rank("""
         import os
         if os.fork() == 0:
@@ -314,7 +314,7 @@ def test_installing_imports_nothing_heavy():
     assert rank.stdout == "[]\n"
 
 
-def test_a_module_keeps_its_own_loader():
+def test_module_keeps_its_own_loader():
     rank = run_rank("import getpass, inspect; print(type(getpass.__loader__).__name__, inspect.getsource(getpass)[:3])")
     assert rank.stdout == 'SourceFileLoader """\n'
 
@@ -371,7 +371,7 @@ def kernel() -> Iterator[Kernel]:
         yield running
 
 
-def test_a_rank_forked_from_a_kernel_shows_rich_output_once(kernel):
+def test_rank_forked_from_a_kernel_shows_rich_output_once(kernel):
     outcome = kernel.execute("""
 import matplotlib.pyplot as plt
 from IPython.display import HTML, display
@@ -392,7 +392,7 @@ plt.close("all")
     assert "attempted to send message from fork" not in kernel.log
 
 
-def test_a_rank_forked_from_a_kernel_uses_nothing_of_its_sockets(kernel):
+def test_rank_forked_from_a_kernel_uses_nothing_of_its_sockets(kernel):
     outcome = kernel.execute("""
 import ipywidgets, logging, sys
 from tqdm.notebook import tqdm
@@ -416,7 +416,7 @@ run(body)
     assert kernel.execute("slider.value").result == "0"
 
 
-def test_a_rank_forked_from_a_kernel_asks_through_it(kernel):
+def test_rank_forked_from_a_kernel_asks_through_it(kernel):
     answers = iter(["ann", "secret", "p 6 * 7", "c"])
     prompts = []
 

@@ -33,7 +33,7 @@ def group() -> Iterator[Path]:
     group.rmdir()
 
 
-def test_an_out_of_memory_kill_is_recognised(group: Path) -> None:
+def test_out_of_memory_kill_is_recognised(group: Path) -> None:
     with warm_kernel() as kernel, unchanged(kernel):
         outcome = kernel.execute(
             "def hungry():\n"

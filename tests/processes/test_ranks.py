@@ -93,7 +93,7 @@ print(failure_of(battered))
     assert expected in run(kernel, code)
 
 
-def test_a_fork_keeps_its_call_until_another_comes(kernel: Kernel) -> None:
+def test_fork_keeps_its_call_until_another_comes(kernel: Kernel) -> None:
     assert "['again', 'again']" in run(
         kernel,
         """
@@ -120,7 +120,7 @@ print(list(notebook_launch(close, 2, output="none")))
     )
 
 
-def test_an_ignored_interrupt_is_for_one_call(kernel: Kernel) -> None:
+def test_ignored_interrupt_is_for_one_call(kernel: Kernel) -> None:
     assert "True" in run(
         kernel,
         """
@@ -210,7 +210,7 @@ process.returncode = 0
 """
 
 
-def test_a_rank_that_could_not_be_watched_is_still_killed() -> None:
+def test_rank_that_could_not_be_watched_is_still_killed() -> None:
     # In a process of its own: all children are killed.
     subprocess.run([sys.executable, "-c", UNWATCHED], check=True, cwd=ROOT)
 
@@ -224,7 +224,7 @@ print(holder)
 """
 
 
-def test_the_fork_server_ends_with_its_kernel_though_a_copy_of_its_channel_lives_on() -> None:
+def test_fork_server_ends_with_its_kernel_though_a_copy_of_its_channel_lives_on() -> None:
     with warm_kernel() as dying:
         holder = psutil.Process(int(dying.execute(HOLDER).stdout))
         (server,) = (p for p in psutil.Process(dying.pid).children() if "forkserver" in " ".join(p.cmdline()))
@@ -237,7 +237,7 @@ def test_the_fork_server_ends_with_its_kernel_though_a_copy_of_its_channel_lives
             holder.kill()
 
 
-def test_a_folder_whose_name_begins_like_the_environments_is_the_users(tmp_path: Path, monkeypatch) -> None:
+def test_folder_whose_name_begins_like_the_environments_is_the_users(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
     project = tmp_path / "env-projects"
     module = ModuleType("mine")

@@ -339,7 +339,7 @@ def test_importing_the_package_is_light():
     subprocess.run([sys.executable, "-c", IMPORT_PROBE], check=True, cwd=ROOT)
 
 
-def test_the_rest_of_accelerates_names_is_found_without_torch():
+def test_rest_of_accelerates_names_is_found_without_torch():
     probe = """
 import sys, notebook_launcher
 assert not hasattr(notebook_launcher, "nowhere")

@@ -64,7 +64,7 @@ def test_model_built_with_any_ddp_options_trains_alike(ranks, options, ddp, sync
         assert when == synced
 
 
-def test_a_compiled_model_is_saved_by_its_own_names(ranks):
+def test_compiled_model_is_saved_by_its_own_names(ranks):
     def names():
         accelerator = Accelerator(cpu=True, dynamo_backend="eager")
         model = accelerator.prepare(make_model())
@@ -77,7 +77,7 @@ def test_a_compiled_model_is_saved_by_its_own_names(ranks):
     assert ranks.run(2, names) == [(own, own, True)] * 2
 
 
-def test_a_forward_of_a_compiled_model_under_no_sync_is_refused(ranks):
+def test_forward_of_a_compiled_model_under_no_sync_is_refused(ranks):
     def mistake():
         accelerator = Accelerator(cpu=True, dynamo_backend="eager")
         model = make_model()
@@ -91,7 +91,7 @@ def test_a_forward_of_a_compiled_model_under_no_sync_is_refused(ranks):
     ranks.run(2, mistake)
 
 
-def test_a_second_backward_through_one_forward_is_refused(ranks):
+def test_second_backward_through_one_forward_is_refused(ranks):
     def mistake():
         accelerator = Accelerator(cpu=True)
         model = make_model()
@@ -109,7 +109,7 @@ def test_a_second_backward_through_one_forward_is_refused(ranks):
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_forward_may_wait_while_another_network_trains(ranks, steps):
+def test_forward_may_wait_while_another_network_trains(ranks, steps):
     def adversaries():
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
         maker, critic = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
@@ -156,7 +156,7 @@ def test_objects_prepared_by_another_accelerator_are_adopted(ranks):
     assert ranks.run(2, again) == [([1.0, 0.5, 0.25], 12, 12, 3)] * 2
 
 
-def test_a_loader_for_other_ranks_is_refused():
+def test_loader_for_other_ranks_is_refused():
     accelerator = Accelerator(cpu=True)
     foreign = prepare_data_loader(make_loader(), num_processes=3, process_index=0)
     with pytest.raises(
@@ -199,7 +199,7 @@ def test_models_are_freed_without_garbage_collector(ranks):
     assert ranks.run(2, leave) == [[True] * 3] * 2
 
 
-def test_an_optimizer_outlives_its_accelerator():
+def test_optimizer_outlives_its_accelerator():
     model: Any = make_model()
     optimizer = Accelerator(cpu=True).prepare(torch.optim.SGD(model.parameters(), lr=0.1))
     before = model[0].weight.detach().clone()

@@ -341,7 +341,7 @@ def test_half_precision_trains_alike_on_several_ranks(ranks, precision):
     assert_same([result[2] for result in results])
 
 
-def test_an_overflow_on_one_rank_is_skipped_by_all(ranks):
+def test_overflow_on_one_rank_is_skipped_by_all(ranks):
     def train():
         accelerator, model, optimizer, loss = prepare(steps=2, mixed_precision="fp16")
         before = weights(model)
@@ -436,7 +436,7 @@ def test_accelerator_reports_settings_in_which_code_and_launch_differ(capsys):
 
 @shards_on_cpus
 @pytest.mark.parametrize("sync_each_batch", [None, False])
-def test_a_sharded_model_accumulates_as_a_whole_one(ranks, sync_each_batch):
+def test_sharded_model_accumulates_as_a_whole_one(ranks, sync_each_batch):
     def train(sharded):
         from torch.distributed.fsdp import fully_shard
 

@@ -70,7 +70,7 @@ def test_gradients_of_a_window_left_by_break_are_dropped():
     training.expect_gradient_of(0, 1, 2, 3)
 
 
-def test_an_exception_before_the_backward_takes_the_micro_batch_back():
+def test_exception_before_the_backward_takes_the_micro_batch_back():
     training = Training(steps=2)
     with pytest.raises(ZeroDivisionError), training.accelerator.accumulate(training.model):
         _ = 1 / 0
@@ -81,7 +81,7 @@ def test_an_exception_before_the_backward_takes_the_micro_batch_back():
     training.expect_gradient_of(0, 1)
 
 
-def test_an_exception_inside_the_backward_drops_the_window():
+def test_exception_inside_the_backward_drops_the_window():
     training = Training(steps=2)
 
     def fail(_):
@@ -275,7 +275,7 @@ def test_two_accelerators_share_no_state():
     assert (first.accelerator.mixed_precision, second.accelerator.mixed_precision) == ("no", "bf16")
 
 
-def test_the_schedule_advances_once_for_each_update():
+def test_schedule_advances_once_for_each_update():
     training = Training(steps=3, num_samples=8)
     raw = torch.optim.lr_scheduler.StepLR(training.optimizer.optimizer, step_size=1, gamma=0.5)
     scheduler = training.accelerator.prepare(raw)
@@ -285,7 +285,7 @@ def test_the_schedule_advances_once_for_each_update():
     assert scheduler.get_last_lr() == [0.1 * 0.5**3], "8 micro-batches are windows of 3, 3 and 2"
 
 
-def test_an_overflow_skips_step_and_schedule():
+def test_overflow_skips_step_and_schedule():
     training = Training(steps=2, mixed_precision="fp16")
     raw = torch.optim.lr_scheduler.StepLR(training.optimizer.optimizer, step_size=1, gamma=0.5)
     scheduler = training.accelerator.prepare(raw)

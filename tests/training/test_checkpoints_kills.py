@@ -126,7 +126,7 @@ print(json.dumps(survey(begin, save, load, target)))
 
 
 @pytest.mark.parametrize(("way", "calls"), [("new", 12), ("alone", 20), ("shared", 20)])
-def test_a_folder_changes_from_one_whole_state_to_the_next(tmp_path, way, calls):
+def test_folder_changes_from_one_whole_state_to_the_next(tmp_path, way, calls):
     check(run(FOLDERS, tmp_path / "parent" / "folder", way), at_least=calls)
 
 
@@ -164,7 +164,7 @@ print(json.dumps(survey(begin, save, load, target)))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "size"), [("alone", 32), ("shared", 64)])
-def test_a_model_is_the_old_one_or_the_new_one(tmp_path, way, size):
+def test_model_is_the_old_one_or_the_new_one(tmp_path, way, size):
     check(run(MODELS, tmp_path / "parent" / "folder", way, size), at_least=20)
 
 
@@ -229,7 +229,7 @@ print(json.dumps(survey(begin, save, load, target)))
 
 
 @pytest.mark.slow
-def test_a_state_is_the_old_one_or_the_new_one_in_all_its_parts(tmp_path):
+def test_state_is_the_old_one_or_the_new_one_in_all_its_parts(tmp_path):
     check(run(STATES, tmp_path / "parent" / "folder"), at_least=20)
 
 
@@ -276,5 +276,5 @@ print(json.dumps({"found": found, "calls": number}))
 
 
 @pytest.mark.slow
-def test_the_newest_checkpoint_is_whole_and_the_limit_is_kept(tmp_path):
+def test_newest_checkpoint_is_whole_and_the_limit_is_kept(tmp_path):
     check(run(NUMBERED, tmp_path / "project"), at_least=20)

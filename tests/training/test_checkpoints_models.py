@@ -101,7 +101,7 @@ def test_files_have_hugging_faces_names(tmp_path, safe, size, expected):
     assert files(tmp_path / "a") == expected
 
 
-def test_the_index_names_each_tensors_file_and_their_size(tmp_path):
+def test_index_names_each_tensors_file_and_their_size(tmp_path):
     checkpoints.save_model(plain(), tmp_path, max_shard_size=100)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     # 3*4+4, 4*4+4 and 4*2+2 numbers of 4 bytes: 64, 80 and 40 bytes.
@@ -111,7 +111,7 @@ def test_the_index_names_each_tensors_file_and_their_size(tmp_path):
         assert name in safetensors.torch.load_file(tmp_path / file)
 
 
-def test_a_tensor_larger_than_a_file_may_be_has_its_own(tmp_path):
+def test_tensor_larger_than_a_file_may_be_has_its_own(tmp_path):
     model = torch.nn.ParameterDict({name: torch.zeros(size) for name, size in {"a": 4, "b": 100, "c": 4}.items()})
     checkpoints.save_model(model, tmp_path, max_shard_size=64)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
@@ -210,7 +210,7 @@ def test_wrappers_are_seen_through(tmp_path):
 @pytest.mark.parametrize("earlier", [{"max_shard_size": 60}, {"safe_serialization": False}, {}])
 @pytest.mark.parametrize("newer", [{"max_shard_size": 100}, {"safe_serialization": False, "max_shard_size": 100}, {}])
 @pytest.mark.parametrize("others", [{}, {"config.json": "{}", "pictures/model.bin": "x", "model-notes.txt": "y"}])
-def test_a_save_leaves_nothing_of_an_earlier_one_and_everything_else(tmp_path, earlier, newer, others):
+def test_save_leaves_nothing_of_an_earlier_one_and_everything_else(tmp_path, earlier, newer, others):
     folder, alone = tmp_path / "folder", tmp_path / "alone"
     checkpoints.save_model(plain(1), folder, **earlier)
     for name, text in others.items():
@@ -237,7 +237,7 @@ def test_files_can_be_read_by_whom_the_umask_lets(tmp_path):
     assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o644
 
 
-def test_a_link_to_a_folder_stays_one(tmp_path):
+def test_link_to_a_folder_stays_one(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     for seed in (1, 2):
@@ -246,7 +246,7 @@ def test_a_link_to_a_folder_stays_one(tmp_path):
     assert files(tmp_path / "real") == {"model.safetensors"}
 
 
-def test_the_folder_that_this_process_works_in_stays_its_own(tmp_path, monkeypatch):
+def test_folder_that_this_process_works_in_stays_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for seed in (1, 2):
         checkpoints.save_model(plain(seed), ".")
@@ -258,7 +258,7 @@ def test_the_folder_that_this_process_works_in_stays_its_own(tmp_path, monkeypat
 
 @FORMATS
 @pytest.mark.parametrize("size", ["10GB", 5000])
-def test_a_full_disk_leaves_the_earlier_save_whole(tmp_path, safe, size):
+def test_full_disk_leaves_the_earlier_save_whole(tmp_path, safe, size):
     checkpoints.save_model(plain(1), tmp_path / "a", safe_serialization=safe)
     with small_files(), pytest.raises(OSError, match="File too large"):
         checkpoints.save_model(plain(2, width=64), tmp_path / "a", max_shard_size=size, safe_serialization=safe)
@@ -375,7 +375,7 @@ def test_strict_false_loads_weights_with_other_names(tmp_path):
         ("model.safetensors.index.json", None, "holds no weights: none of model.safetensors, "),
     ],
 )
-def test_a_damaged_save_is_refused(tmp_path, name, damage, words):
+def test_damaged_save_is_refused(tmp_path, name, damage, words):
     checkpoints.save_model(plain(1), tmp_path, max_shard_size=100)
     (tmp_path / name).unlink() if damage is None else (tmp_path / name).write_bytes(damage)
     model = plain(2)

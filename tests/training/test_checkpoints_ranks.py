@@ -199,7 +199,7 @@ def test_new_ranks_get_own_random_states_with_one_warning(ranks, tmp_path):
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_whose_disk_is_full_is_an_error_on_all(ranks, tmp_path, failing):
+def test_rank_whose_disk_is_full_is_an_error_on_all(ranks, tmp_path, failing):
     def fill_the_disk() -> tuple[str, str, bool]:
         rank = torch.distributed.get_rank()
         training = Training(1)
@@ -226,7 +226,7 @@ def test_a_rank_whose_disk_is_full_is_an_error_on_all(ranks, tmp_path, failing):
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
 
 
-def test_a_rank_that_cannot_begin_or_load_is_an_error_on_all(ranks, tmp_path):
+def test_rank_that_cannot_begin_or_load_is_an_error_on_all(ranks, tmp_path):
     class Picky:
         def state_dict(self) -> dict[str, int]:
             return {}
@@ -258,7 +258,7 @@ def test_a_rank_that_cannot_begin_or_load_is_an_error_on_all(ranks, tmp_path):
 
 
 @pytest.mark.parametrize("dying", [0, 1])
-def test_a_rank_that_dies_while_it_saves_leaves_the_earlier_checkpoint_whole(tmp_path, dying):
+def test_rank_that_dies_while_it_saves_leaves_the_earlier_checkpoint_whole(tmp_path, dying):
     def save_and_die() -> None:
         training = Training(1)
         training.accelerator.save_state(tmp_path / "a")
@@ -383,7 +383,7 @@ def test_sharded_models_are_saved_whole_and_loaded_in_parts(ranks, tmp_path, mic
         assert alone.weights() == saved
 
 
-def test_a_sharded_model_is_saved_whole(ranks, tmp_path):
+def test_sharded_model_is_saved_whole(ranks, tmp_path):
     def save_and_load() -> bool:
         first, second = Sharded(1), Sharded(2)
         checkpoints.save_model(first.model, tmp_path / "a", max_shard_size=200)
@@ -395,7 +395,7 @@ def test_a_sharded_model_is_saved_whole(ranks, tmp_path):
 
 
 @shards_on_cpus
-def test_a_sharded_window_stays_with_its_number_of_ranks(ranks, tmp_path):
+def test_sharded_window_stays_with_its_number_of_ranks(ranks, tmp_path):
     def begin() -> None:
         training = Sharded(1)
         training.train(1)

@@ -214,20 +214,20 @@ FILES = ["model.safetensors", "optimizer.bin", "optimizer_1.bin", "scheduler.bin
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named(saved, name):
+def test_missing_file_is_named(saved, name):
     (saved / name).unlink()
     refuse(Training(2), saved, rf"{name} is missing, and \d+ bytes with sha256 [0-9a-f]{{64}} were written")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_truncated_file_is_named(saved, name):
+def test_truncated_file_is_named(saved, name):
     content = (saved / name).read_bytes()
     (saved / name).write_bytes(content[:-1])
     refuse(Training(2), saved, rf"{name} is damaged: {len(content) - 1} bytes, where {len(content)} were written")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_changed_bit_is_noticed(saved, name):
+def test_changed_bit_is_noticed(saved, name):
     content = bytearray((saved / name).read_bytes())
     content[len(content) // 2] ^= 1
     (saved / name).write_bytes(content)
@@ -235,12 +235,12 @@ def test_a_changed_bit_is_noticed(saved, name):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": "x"}', "\xff\xfe"])
-def test_a_manifest_that_does_not_parse_is_refused(saved, text):
+def test_manifest_that_does_not_parse_is_refused(saved, text):
     (saved / MANIFEST).write_bytes(text.encode("latin1"))
     refuse(Training(2), saved, f"{MANIFEST} is damaged")
 
 
-def test_a_newer_format_is_refused(saved):
+def test_newer_format_is_refused(saved):
     manifest = json.loads((saved / MANIFEST).read_text())
     (saved / MANIFEST).write_text(json.dumps({**manifest, "format": 2}))
     refuse(Training(2), saved, "has format 2, and this version reads up to 1. .* install that version or a later one")
@@ -272,7 +272,7 @@ def test_other_objects_than_were_saved_are_refused(saved, change, words):
     refuse(other, saved, words)
 
 
-def test_a_model_of_another_shape_is_refused(saved):
+def test_model_of_another_shape_is_refused(saved):
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Dropout(0.4), torch.nn.Linear(9, 1))
     leaf = torch.rand(1, requires_grad=True)
@@ -284,7 +284,7 @@ def test_a_model_of_another_shape_is_refused(saved):
     assert not adam.state_dict()["state"]
 
 
-def test_a_leaf_tensor_of_another_shape_is_refused(tmp_path):
+def test_leaf_tensor_of_another_shape_is_refused(tmp_path):
     for size, check in ((2, None), (3, r"leaf tensor 0 has shape \(2,\) in the file, and \(3,\) here")):
         accelerator = Accelerator(cpu=True)
         accelerator.prepare(torch.zeros(size, requires_grad=True))
@@ -307,7 +307,7 @@ def test_names_of_weights_may_differ_if_asked(tmp_path):
     assert torch.equal(other._models[0].weight, accelerator._models[0].weight)
 
 
-def test_an_unknown_map_location_is_refused(saved, training):
+def test_unknown_map_location_is_refused(saved, training):
     with pytest.raises(ValueError, match=r"map_location='moon' is unknown. It can be 'cpu', 'on_device'"):
         training.accelerator.load_state(saved, map_location="moon")
 
@@ -441,7 +441,7 @@ def test_hooks_may_save_and_load_models_themselves(tmp_path, training):
         other.accelerator.load_state(tmp_path / "a")
 
 
-def test_a_hook_that_was_removed_is_not_called(tmp_path, training):
+def test_hook_that_was_removed_is_not_called(tmp_path, training):
     called = []
     handle = training.accelerator.register_save_state_pre_hook(lambda *arguments: called.append(arguments))
     training.accelerator.save_state(tmp_path / "a")
@@ -450,7 +450,7 @@ def test_a_hook_that_was_removed_is_not_called(tmp_path, training):
     assert len(called) == 1
 
 
-def test_a_hook_that_fails_leaves_the_earlier_checkpoint_whole(saved, training):
+def test_hook_that_fails_leaves_the_earlier_checkpoint_whole(saved, training):
     expected = training.state()
 
     def fail(*_: Any) -> None:
@@ -483,7 +483,7 @@ def test_saving_again_leaves_nothing_of_the_earlier_checkpoint_and_all_else(save
     assert {path.name for path in saved.parent.iterdir()} == {"checkpoint"}
 
 
-def test_a_checkpoint_of_accelerates_is_replaced_whole(tmp_path, training):
+def test_checkpoint_of_accelerates_is_replaced_whole(tmp_path, training):
     (tmp_path / "a").mkdir()
     for name in ("random_states_0.pkl", "random_states_1.pkl", "pytorch_model.bin", "sampler.bin", "keep.txt"):
         (tmp_path / "a" / name).write_text("theirs")
@@ -542,7 +542,7 @@ def test_relative_project_dir_works(tmp_path, monkeypatch):
     assert accelerator.load_state() == tmp_path / "project" / "checkpoints" / "checkpoint_0"
 
 
-def test_the_oldest_are_removed_once_the_new_one_is_whole(tmp_path):
+def test_oldest_are_removed_once_the_new_one_is_whole(tmp_path):
     accelerator = project(tmp_path, total_limit=2)
     accelerator.register_for_checkpointing(meter := Meter())
     for meter.state in range(12):
@@ -559,7 +559,7 @@ def test_the_oldest_are_removed_once_the_new_one_is_whole(tmp_path):
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == folders
 
 
-def test_an_automatic_name_that_is_taken_is_not_written_over(tmp_path):
+def test_automatic_name_that_is_taken_is_not_written_over(tmp_path):
     first = project(tmp_path)
     first.save_state()
     first.save_state()
@@ -578,7 +578,7 @@ def test_automatic_names_need_a_project(tmp_path):
         project(tmp_path).load_state()
 
 
-def test_a_folder_that_is_named_wins_over_automatic_naming_and_is_never_removed(tmp_path):
+def test_folder_that_is_named_wins_over_automatic_naming_and_is_never_removed(tmp_path):
     accelerator = project(tmp_path / "project", total_limit=1)
     for name in ("checkpoint_1", "checkpoint_2"):
         assert accelerator.save_state(tmp_path / name) == tmp_path / name

@@ -93,7 +93,7 @@ def test_short_batches_in_the_middle_lose_nothing(num_processes, split):
             assert tuple(map(len, parts)) == drawn.rows
 
 
-def test_an_uneven_end_may_be_an_error():
+def test_uneven_end_may_be_an_error():
     with pytest.raises(ValueError, match=r"3 samples are left for 2 ranks.*uneven=\"stop\""):
         deal([4, 4, 3], num_processes=2, even=False, uneven="error")
 
@@ -204,7 +204,7 @@ class UnpicklableError(Exception):
 
 
 @pytest.mark.parametrize("good", [0, 4, 5])
-def test_an_exception_in_the_data_set_reaches_every_rank(ranks, good):
+def test_exception_in_the_data_set_reaches_every_rank(ranks, good):
     def fail() -> int:
         loader = prepare_data_loader(DataLoader(Broken(good, ZeroDivisionError("by zero"))), dispatch_batches=True)
         seen = 0

@@ -127,7 +127,7 @@ def test_every_loop_has_a_token_of_its_own(loader):
     assert None not in tokens
 
 
-def test_a_loop_over_the_same_loader_inside_a_loop(loader):
+def test_loop_over_the_same_loader_inside_a_loop(loader):
     for count, _ in enumerate(loader):
         token = loader.iteration_token
         assert [len(batch) for batch in loader] == [4, 4, 2]
@@ -163,7 +163,7 @@ def test_loader_classes_are_dataloaders_on_their_own(kind):
         assert [loader.end_of_dataloader for _ in loader] == [False, False, False, True]
 
 
-def test_a_prepared_stream_is_a_dispatcher():
+def test_prepared_stream_is_a_dispatcher():
     assert type(make("stream")) is DataLoaderDispatcher
     assert type(make("stream, not dispatched")) is DataLoaderShard
 
@@ -194,7 +194,7 @@ def test_len_counts_batches_of_this_rank(kind):
     assert len(make(kind, drop_last=True)) == 2
 
 
-def test_the_share_of_one_of_several():
+def test_share_of_one_of_several():
     loader = prepare_data_loader(plain(range(22), batch_size=4), num_processes=2, process_index=1)
     assert (len(loader), loader.total_batch_size, loader.full_rows) == (3, 8, 4)
     rounds = [(batch.tolist(), loader.current_round) for batch in loader]
@@ -221,7 +221,7 @@ def test_stream_of_ready_batches_is_shared_out():
     assert seen == [(2, Round((3, 2), (3, 2), (3, 2)), False), (3, Round((5, 3), (5, 0), (5, 3)), True)]
 
 
-def test_a_batch_sampler_as_sampler():
+def test_batch_sampler_as_sampler():
     sampler = BatchSampler(SequentialSampler(range(22)), batch_size=4, drop_last=False)
     users = plain(Rows(22), sampler=sampler, batch_size=None, collate_fn=default_collate)
     loader = prepare_data_loader(users, num_processes=2, process_index=1)
@@ -260,7 +260,7 @@ class Epochs(BatchSampler):
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_batch_sampler_of_the_users_own(num_processes):
+def test_batch_sampler_of_the_users_own(num_processes):
     sampler = Epochs()
     users = plain(range(10), batch_sampler=sampler)
     loader = prepare_data_loader(users, num_processes=num_processes, process_index=0)
@@ -272,7 +272,7 @@ def test_a_batch_sampler_of_the_users_own(num_processes):
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_seedable_sampler(num_processes):
+def test_seedable_sampler(num_processes):
     users = plain(range(10), batch_size=2, shuffle=True)
     own = users.sampler
     loader = prepare_data_loader(users, None, num_processes, 0, use_seedable_sampler=True, data_seed=3)
@@ -310,7 +310,7 @@ def test_epochs_reach_data_sets():
     assert [batch.tolist() for _ in range(2) for batch in loader] == [[0], [1]]
 
 
-def test_a_sampler_may_be_replaced():
+def test_sampler_may_be_replaced():
     loader = prepare_data_loader(plain(range(8), batch_size=2), num_processes=2, process_index=0)
     sampler = RandomSampler(range(8))
     loader.set_sampler(sampler)
@@ -346,7 +346,7 @@ def test_nothing_is_loaded_of_what_is_skipped():
     assert loaded == [8, 9]
 
 
-def test_the_rest_of_an_epoch_is_part_of_its_loader():
+def test_rest_of_an_epoch_is_part_of_its_loader():
     loader = prepare_data_loader(plain(range(10), batch_size=4, shuffle=True), use_seedable_sampler=True)
     loader.set_epoch(3)
     whole = [batch.tolist() for batch in loader]
@@ -464,7 +464,7 @@ def test_look_ahead_marks_the_last_item():
     assert list(look_ahead("abc")) == [("a", False), ("b", False), ("c", True)]
 
 
-def test_a_loop_draws_as_torchs_own_loader_does():
+def test_loop_draws_as_torchs_own_loader_does():
     class Noisy(Rows):
         def __getitem__(self, index: Any) -> Any:
             return index + torch.rand(())
@@ -500,7 +500,7 @@ def test_dispatching_needs_the_ranks():
         next(iter(loader))
 
 
-def test_a_custom_slice_function_is_told_whose_part_it_cuts():
+def test_custom_slice_function_is_told_whose_part_it_cuts():
     calls = []
 
     def cut(batch: Any, bounds: slice, process_index: int, num_processes: int) -> Any:

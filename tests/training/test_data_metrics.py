@@ -86,7 +86,7 @@ def test_what_belongs_to_the_batch_is_gathered_whole(ranks):
     assert numbers == [[3, 12], [6]]
 
 
-def test_a_tensor_that_looks_like_samples_on_one_rank_only(ranks):
+def test_tensor_that_looks_like_samples_on_one_rank_only(ranks):
     # Two numbers of each batch, of which one rank has two samples.
     for length, expected in ((4, [0, 2, 3, 3]), (5, [0, 2, 3, 4])):
         found = on_all(ranks, 2, length, lambda batch: torch.stack([batch.min(), batch.max()]), even_batches=False)
@@ -117,7 +117,7 @@ def test_after_the_loop_nothing_is_left_out(ranks):
     assert ranks.run(2, gather) == [[0, 1, 2, 0]] * 2
 
 
-def test_a_loader_of_ones_own_leaves_nothing_out(ranks):
+def test_loader_of_ones_own_leaves_nothing_out(ranks):
     def gather() -> Any:
         data: Any = range(3)
         loader = prepare_data_loader(DataLoader(data, batch_size=3), num_processes=1)

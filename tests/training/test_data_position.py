@@ -217,7 +217,7 @@ def test_another_epoch_forgets_the_position():
         assert len(list(other)) == length
 
 
-def test_a_position_can_be_saved_safely():
+def test_position_can_be_saved_safely():
     loader = make("shuffled", 1)
     next(iter(loader))
     file = io.BytesIO()
@@ -270,7 +270,7 @@ def test_positions_in_the_rest_of_an_epoch_are_the_loaders():
 
 
 @pytest.mark.parametrize("kind", [DataLoaderShard, SkipDataLoader])
-def test_a_loader_that_always_skips_goes_on_as_well(kind):
+def test_loader_that_always_skips_goes_on_as_well(kind):
     loaders = [kind(range(10), batch_size=2, skip_batches=2) for _ in range(2)]
     next(iter(loaders[0]))
     loaders[1].load_state_dict(loaders[0].state_dict())

@@ -102,7 +102,7 @@ def run_collect(sessions: Sessions, num_processes: int, *args: Any, **kwargs: An
 
 
 @pytest.mark.parametrize("options", [{}, {"split_batches": True}, {"dispatch_batches": True}])
-def test_a_seedable_order_is_the_same_on_any_number_of_ranks(ranks, options):
+def test_seedable_order_is_the_same_on_any_number_of_ranks(ranks, options):
     options = {**options, "use_seedable_sampler": True}
     alone = flat(run_collect(ranks, 1, options, 23, batch_size=6, shuffle=True))
     assert alone[0] != alone[1]
@@ -158,7 +158,7 @@ def test_workers_are_prepared_as_torch_documents(ranks):
     assert ranks.run(2, samples) == [[0, 1, 2, 3]] * 2
 
 
-def test_a_rank_that_has_run_out_repeats_its_last_batch(ranks):
+def test_rank_that_has_run_out_repeats_its_last_batch(ranks):
     def last() -> Any:
         loader = prepare(range(5), {"even_batches": False}, batch_size=2)
         return [(batch.tolist(), loader.current_round.weights) for batch in loader][-1]
@@ -195,7 +195,7 @@ def test_uneven_batches_may_be_an_error_before_the_loop(ranks, data, dispatch, s
 
 
 @pytest.mark.parametrize("dispatch", [False, True])
-def test_the_error_comes_at_the_end_of_data_of_unknown_length(ranks, dispatch):
+def test_error_comes_at_the_end_of_data_of_unknown_length(ranks, dispatch):
     def fail() -> int:
         options = {"even_batches": False, "uneven": "error", "dispatch_batches": dispatch}
         seen = 0

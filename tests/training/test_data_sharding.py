@@ -143,7 +143,7 @@ def test_ranks_that_have_run_out_follow_the_policy(uneven, batches, last):
     assert list(shards[0].shares())[-1].round == last
 
 
-def test_a_rank_that_never_had_a_batch_gets_anothers():
+def test_rank_that_never_had_a_batch_gets_anothers():
     shard = BatchSamplerShard(BatchSampler(range(2), 4, drop_last=False), 3, 2, even_batches=False, uneven="weigh")
     assert list(shard) == [[0, 1]]
     assert next(shard.shares()).round == Round((2, 2, 2), (2, 0, 0), (2, 0, 0))
@@ -212,7 +212,7 @@ def test_split_streams_need_a_size_that_divides():
 
 @pytest.mark.parametrize("skip", [0, 3, 4, 5, 8, 11, 23, 40])
 @pytest.mark.parametrize("num_processes", [1, 2, 3])
-def test_the_rest_is_shared_out_among_any_number(num_processes, skip):
+def test_rest_is_shared_out_among_any_number(num_processes, skip):
     sampler = BatchSampler(range(23), 4, drop_last=False)
     ranks = [list(BatchSamplerShard(sampler, num_processes, rank).shares(skip)) for rank in range(num_processes)]
     real = [
@@ -249,7 +249,7 @@ def test_last_round_of_a_stream_follows_the_policy(uneven, parts):
     )
 
 
-def test_the_end_of_a_stream_may_be_an_error():
+def test_end_of_a_stream_may_be_an_error():
     shard = IterableDatasetShard(Counting(5), 2, num_processes=2, even_batches=False, uneven="error")
     with pytest.raises(ValueError, match=r"1 of 4 samples are left for the last round.*uneven=\"stop\""):
         list(shard)
@@ -267,7 +267,7 @@ def test_streams_of_batches_deal_whole_ones():
     assert rounds == [Round((3, 2), (3, 2), (3, 2)), Round((4, 4), (4, 0), (4, 0))]
 
 
-def test_a_stream_without_epochs_is_seeded_with_the_epoch():
+def test_stream_without_epochs_is_seeded_with_the_epoch():
     class Shuffled(IterableDataset[int]):
         generator = torch.Generator()
 
@@ -282,7 +282,7 @@ def test_a_stream_without_epochs_is_seeded_with_the_epoch():
     assert list(shard) == first != second
 
 
-def test_a_seedable_order_depends_on_seed_and_epoch_alone():
+def test_seedable_order_depends_on_seed_and_epoch_alone():
     sampler = SeedableRandomSampler(range(10), data_seed=5)
     epochs = [list(sampler) for _ in range(3)]
     assert sampler.epoch == 3
@@ -294,14 +294,14 @@ def test_a_seedable_order_depends_on_seed_and_epoch_alone():
 
 
 @pytest.mark.parametrize("options", [{}, {"num_samples": 13}, {"replacement": True, "num_samples": 40}])
-def test_a_seedable_order_is_accelerates(options):
+def test_seedable_order_is_accelerates(options):
     from accelerate.data_loader import SeedableRandomSampler as Theirs
 
     theirs, ours = (kind(range(10), data_seed=3, **options) for kind in (Theirs, SeedableRandomSampler))
     assert [list(ours) for _ in range(3)] == [list(theirs) for _ in range(3)]
 
 
-def test_a_seedable_sampler_leaves_generators_alone():
+def test_seedable_sampler_leaves_generators_alone():
     generator = torch.Generator().manual_seed(1)
     before = generator.get_state(), torch.get_rng_state()
     list(SeedableRandomSampler(range(10), generator=generator))

@@ -85,11 +85,11 @@ def test_containers_keep_their_type(data):
     assert next(operations.find_tensors(tensors)).shape == ()
 
 
-def test_a_default_dict_keeps_its_factory():
+def test_default_dict_keeps_its_factory():
     assert as_tensors(collections.defaultdict(list, a=1))["b"] == []
 
 
-def test_a_batch_encoding_keeps_what_else_it_holds():
+def test_batch_encoding_keeps_what_else_it_holds():
     from transformers import BatchEncoding
 
     batch = BatchEncoding({"ids": torch.ones(2, 2)}, n_sequences=2)
@@ -203,7 +203,7 @@ def test_convert_to_fp32_converts_16_bit_floats_and_lets_gradients_flow():
     assert half.grad is not None
 
 
-def test_a_structure_is_enough_to_make_tensors_of_the_same_shape():
+def test_structure_is_enough_to_make_tensors_of_the_same_shape():
     data = {"x": torch.ones(2, 3), "y": [torch.ones(1, dtype=torch.int8), "text"]}
     made = operations.initialize_tensors(operations.get_data_structure(data))
     assert [(tensor.shape, tensor.dtype) for tensor in operations.find_tensors(made)] == [
@@ -232,7 +232,7 @@ def test_alone_everything_is_the_identity():
     assert operations.reduce(data)["x"] is not data["x"]
 
 
-def test_an_unknown_reduction_names_the_known_ones():
+def test_unknown_reduction_names_the_known_ones():
     with pytest.raises(ValueError, match=r"reduction='avg' is unknown. It can be 'sum', 'mean', 'max', 'none'"):
         operations.reduce(torch.ones(1), "avg")
 
@@ -416,7 +416,7 @@ def test_reduce_returns_sum_mean_or_max(ranks):
     assert on_all(ranks, reduce) == expected
 
 
-def test_the_mean_of_large_half_floats_is_finite(pair):
+def test_mean_of_large_half_floats_is_finite(pair):
     assert on_all(pair, lambda: operations.reduce(torch.tensor([6e4]).half())).tolist() == [6e4]
 
 

@@ -82,7 +82,7 @@ def test_records_are_few_and_bounded_and_lose_nothing_of_the_sums(line: Line) ->
     assert starts == sorted(set(starts))
 
 
-def test_a_flush_without_news_sends_nothing(line: Line) -> None:
+def test_flush_without_news_sends_nothing(line: Line) -> None:
     line.clock.flush()
     assert line.sent == []
     line.clock.mark(None)
@@ -111,7 +111,7 @@ def synced_backward(line: Line, *, computing: float, waiting: float) -> bool:
     return watched
 
 
-def test_the_wait_for_the_ranks_is_measured_now_and_then_and_taken_to_be_the_same_between(line: Line) -> None:
+def test_wait_for_the_ranks_is_measured_now_and_then_and_taken_to_be_the_same_between(line: Line) -> None:
     assert synced_backward(line, computing=0.03, waiting=0.01)
     assert not synced_backward(line, computing=0.05, waiting=0.03)
     line.now += 0.1
@@ -127,7 +127,7 @@ def test_the_wait_for_the_ranks_is_measured_now_and_then_and_taken_to_be_the_sam
     assert (counts["backward"], counts["sync"]) == (4, 3)
 
 
-def test_a_backward_that_failed_is_not_mistaken_for_the_next(line: Line) -> None:
+def test_backward_that_failed_is_not_mistaken_for_the_next(line: Line) -> None:
     assert line.clock.begin_backward(syncs=True)
     line.clock.mark_computed()
     line.now += 0.05  # Then it fails.
@@ -169,7 +169,7 @@ def record_of(**fields: Any) -> messages.Phases:
     return messages.Phases(**{**given, "counts": {}, "seconds": {}, "spans": (), **fields})
 
 
-def test_the_kernel_sums_up_and_keeps_the_newest_spans() -> None:
+def test_kernel_sums_up_and_keeps_the_newest_spans() -> None:
     live = LiveRecords(launched=10.0)
     spans = tuple(("forward", 10.0 + at, 0.5) for at in range(64))
     for _ in range(100):
@@ -182,7 +182,7 @@ def test_the_kernel_sums_up_and_keeps_the_newest_spans() -> None:
     assert (known.spans[-1].phase, known.spans[-1].start, known.spans[-1].seconds) == ("forward", 63.0, 0.5)
 
 
-def test_the_fullest_windows_are_counted(line: Line) -> None:
+def test_fullest_windows_are_counted(line: Line) -> None:
     live = LiveRecords(launched=0.0)
     for micro_batches, samples in [(3, 192.0), (4, 256.0), (4, 240.0), (4, 256.0), (1, 999.0)]:
         line.clock.end_window(samples, micro_batches)
@@ -218,7 +218,7 @@ def train(num_windows: int) -> None:
     clock.mark("data")
 
 
-def test_a_run_knows_each_ranks_phases(session: Session) -> None:
+def test_run_knows_each_ranks_phases(session: Session) -> None:
     for num_windows in (3, 20):  # The second run knows nothing of the first.
         run = session.launch(train, args=(num_windows,))
         run.result()
@@ -251,7 +251,7 @@ def fail_in_forward() -> None:
     raise ValueError("boom")
 
 
-def test_a_function_that_fails_tells_what_it_spent(session: Session) -> None:
+def test_function_that_fails_tells_what_it_spent(session: Session) -> None:
     run = session.launch(fail_in_forward)
     with pytest.raises(ValueError, match="boom"):
         run.result()
@@ -266,7 +266,7 @@ def loop(total: int | None) -> None:
 
 
 @pytest.mark.parametrize("total", [1000, None])
-def test_a_loop_that_cannot_be_wrapped_tells_how_far_it_is(total: int | None) -> None:
+def test_loop_that_cannot_be_wrapped_tells_how_far_it_is(total: int | None) -> None:
     run = launch(loop, 1, args=(total,), output="none")
     run.result()
     (rank,) = run.ranks
@@ -290,7 +290,7 @@ def test_progress_loop_stops_between_two_items(session: Session) -> None:
     assert run.stop() == "ask"
 
 
-def test_a_prepared_loader_tells_how_far_it_is() -> None:
+def test_prepared_loader_tells_how_far_it_is() -> None:
     def train() -> None:
         import torch
         from torch.utils.data import DataLoader, TensorDataset
@@ -317,7 +317,7 @@ def test_a_prepared_loader_tells_how_far_it_is() -> None:
 
 
 @pytest.mark.parametrize(("around", "num_syncs"), [("nothing", 4), ("backward", 4), ("both", 2)])
-def test_a_loop_without_windows_tells_which_backwards_waited_for_the_ranks(around: str, num_syncs: int) -> None:
+def test_loop_without_windows_tells_which_backwards_waited_for_the_ranks(around: str, num_syncs: int) -> None:
     def train() -> None:
         import contextlib
 

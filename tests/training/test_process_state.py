@@ -89,7 +89,7 @@ def test_repr_names_rank_and_device():
 @pytest.mark.parametrize(
     ("name", "where"), [("on_process", "process_index"), ("on_local_process", "local_process_index")]
 )
-def test_a_decorator_must_be_told_the_process(name, where):
+def test_decorator_must_be_told_the_process(name, where):
     with pytest.raises(ValueError, match=f"{where} is missing: name the process"):
         getattr(ProcessState(cpu=True), name)(print)
 
@@ -111,7 +111,7 @@ def test_a_decorator_must_be_told_the_process(name, where):
         ({"WORLD_SIZE": "1", "MASTER_PORT": ""}, None),
     ],
 )
-def test_the_place_is_read_from_torchrun_s_variables(changes, place):
+def test_place_is_read_from_torchrun_s_variables(changes, place):
     assert read_place(TORCHRUN | changes) == place
 
 
@@ -129,7 +129,7 @@ def test_variables_that_cannot_work_are_named(changes, message):
         read_place(TORCHRUN | changes)
 
 
-def test_a_lone_process_with_a_stale_variable_is_told(monkeypatch):
+def test_lone_process_with_a_stale_variable_is_told(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"RANK and MASTER_ADDR and MASTER_PORT are not set.*os\.environ\.pop"):
         ProcessState(cpu=True)
@@ -170,7 +170,7 @@ def test_shares_follow_each_other_and_are_padded_with_the_last_item(make, length
         assert {type(share) for share in found} <= {type(inputs), list}
 
 
-def test_a_mapping_is_split_value_by_value_and_stays_as_it_was():
+def test_mapping_is_split_value_by_value_and_stays_as_it_was():
     inputs = {"prompts": ["a", "b", "c"], "deep": {"x": torch.arange(3), "frame": pd.DataFrame({"n": [1, 2, 3]})}}
     share = split(inputs, 1, 2, pad=True)
     assert share["prompts"] == ["c", "c"]
@@ -195,11 +195,11 @@ class Rows:
         return Rows([self.rows[at] for at in indices])
 
 
-def test_a_data_set_selects_its_rows():
+def test_data_set_selects_its_rows():
     assert split(Rows([1, 2, 3]), 1, 2, pad=True).rows == [3, 3]
 
 
-def test_a_mapping_of_unequal_values_is_refused():
+def test_mapping_of_unequal_values_is_refused():
     with pytest.raises(ValueError, match=r"differ in length \('a': 2, 'b': 1\)"):
         split({"a": [1, 2], "b": [1]}, 0, 2)
 
@@ -241,7 +241,7 @@ def test_shares_are_those_of_accelerate(trio):
 # Ranks
 
 
-def test_a_rank_adopts_the_group_that_is_up(trio):
+def test_rank_adopts_the_group_that_is_up(trio):
     def look():
         group = dist.group.WORLD
         state = ProcessState()
@@ -258,7 +258,7 @@ def test_a_rank_adopts_the_group_that_is_up(trio):
     ]
 
 
-def test_a_rank_without_a_group_joins_the_others():
+def test_rank_without_a_group_joins_the_others():
     def join():
         assert not dist.is_initialized()
         state = ProcessState(timeout=timedelta(seconds=20))
@@ -278,7 +278,7 @@ def test_one_rank_is_alone():
     assert list(notebook_launch(look, 1, output="none")) == [("DistributedType.NO", False, "gloo")]
 
 
-def test_a_timeout_holds_for_the_group_that_is_up():
+def test_timeout_holds_for_the_group_that_is_up():
     def wait():
         state = ProcessState(timeout=timedelta(seconds=0.2))
         if state.is_main_process:
@@ -288,7 +288,7 @@ def test_a_timeout_holds_for_the_group_that_is_up():
     notebook_launch(wait, 2, output="none")
 
 
-def test_a_backend_that_comes_too_late_is_told(pair):
+def test_backend_that_comes_too_late_is_told(pair):
     def late():
         with pytest.warns(UserWarning, match=r"backend='nccl' has no effect: .* uses 'gloo'"):
             return ProcessState(backend="nccl").backend
@@ -330,7 +330,7 @@ def test_only_the_first_process_prints(pair, capfd):
 
 
 @pytest.mark.parametrize("which", ["main_process_first", "local_main_process_first"])
-def test_the_first_process_goes_first(trio, tmp_path, which):
+def test_first_process_goes_first(trio, tmp_path, which):
     def enter():
         state = ProcessState()
         with getattr(state, which)():
@@ -343,7 +343,7 @@ def test_the_first_process_goes_first(trio, tmp_path, which):
     assert all("0" in found for found in others)
 
 
-def test_an_error_of_the_first_process_lets_the_others_in(trio):
+def test_error_of_the_first_process_lets_the_others_in(trio):
     def enter():
         state = ProcessState()
         with contextlib.suppress(ValueError), state.main_process_first():

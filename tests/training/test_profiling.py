@@ -54,7 +54,7 @@ def test_each_rank_writes_its_trace(tmp_path: Path) -> None:
         assert "aten::mm" in operators(tmp_path / "traces" / f"profile_{rank}.json")
 
 
-def test_a_block_that_fails_leaves_its_trace(tmp_path: Path) -> None:
+def test_block_that_fails_leaves_its_trace(tmp_path: Path) -> None:
     options = ProfileKwargs(activities=["cpu"], output_trace_dir=str(tmp_path))
     with pytest.raises(ValueError, match="boom"), build_profiler(options):
         work()
@@ -63,7 +63,7 @@ def test_a_block_that_fails_leaves_its_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events at the end of each cycle")
-def test_a_schedule_leaves_its_newest_whole_cycle(tmp_path: Path) -> None:
+def test_schedule_leaves_its_newest_whole_cycle(tmp_path: Path) -> None:
     ready: list[Any] = []
     options = ProfileKwargs(
         activities=[ProfilerActivity.CPU],  # type: ignore[list-item] # torch's own are taken too
@@ -79,7 +79,7 @@ def test_a_schedule_leaves_its_newest_whole_cycle(tmp_path: Path) -> None:
     assert operators(tmp_path / "profile_0.json").count("aten::full") == 2
 
 
-def test_a_trace_that_the_user_exports_is_not_exported_twice(tmp_path: Path) -> None:
+def test_trace_that_the_user_exports_is_not_exported_twice(tmp_path: Path) -> None:
     def export(profile: Any) -> None:
         profile.export_chrome_trace(str(tmp_path / "mine.json"))
 
@@ -92,6 +92,6 @@ def test_a_trace_that_the_user_exports_is_not_exported_twice(tmp_path: Path) -> 
     assert "aten::mm" in operators(tmp_path / "mine.json")
 
 
-def test_an_unknown_activity_is_refused() -> None:
+def test_unknown_activity_is_refused() -> None:
     with pytest.raises(ValueError, match=r"activities holds 'cdua', which is unknown. Did you mean 'cuda'\?"):
         build_profiler(ProfileKwargs(activities=["cdua"]))

@@ -30,7 +30,7 @@ def draw() -> tuple[float, float, float]:
     return random.random(), float(np.random.random_sample()), torch.rand(()).item()
 
 
-def test_the_same_seed_gives_the_same_numbers_everywhere():
+def test_same_seed_gives_the_same_numbers_everywhere():
     seeding.set_seed(7)
     first = draw()
     draw()
@@ -51,7 +51,7 @@ def test_seeds_agree_with_pythons_numpys_and_torchs_own():
 
 
 @pytest.mark.parametrize("seed", [-1, 2**40, np.int64(3), True])
-def test_a_seed_may_be_any_whole_number_that_torch_takes(seed):
+def test_seed_may_be_any_whole_number_that_torch_takes(seed):
     seeding.set_seed(seed)
     assert torch.initial_seed() == int(seed) % 2**64
 
@@ -65,7 +65,7 @@ def test_a_seed_may_be_any_whole_number_that_torch_takes(seed):
         (2**64, ValueError, r"from -2\*\*63 to 2\*\*64 - 1"),
     ],
 )
-def test_a_seed_that_cannot_be_one_changes_no_generator(seed, error, words):
+def test_seed_that_cannot_be_one_changes_no_generator(seed, error, words):
     seeding.set_seed(1)
     expected = draw()
     seeding.set_seed(1)
@@ -151,7 +151,7 @@ def test_states_in_accelerates_form_are_restored():
     assert draw() == expected
 
 
-def test_a_derived_state_depends_on_the_state_and_the_rank_alone():
+def test_derived_state_depends_on_the_state_and_the_rank_alone():
     seeding.set_seed(3)
     states = seeding.capture_rng_states()
 

@@ -135,7 +135,7 @@ def test_save_state_compares_and_writes_nothing_where_ranks_differ(ranks: Sessio
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_rank_that_raises_is_no_matter_for_the_others(ranks: Sessions) -> None:
+def test_rank_that_raises_is_no_matter_for_the_others(ranks: Sessions) -> None:
     def train() -> str:
         try:
             change_a_gradient()
@@ -149,7 +149,7 @@ def test_the_rank_that_raises_is_no_matter_for_the_others(ranks: Sessions) -> No
 
 
 @pytest.mark.parametrize("options", [{"check_ranks": False}, {"library": "notebook_launcher.compat"}])
-def test_a_check_that_is_off_finds_nothing(ranks: Sessions, options: dict[str, Any]) -> None:
+def test_check_that_is_off_finds_nothing(ranks: Sessions, options: dict[str, Any]) -> None:
     def train() -> bool:
         training = Training(**options)
         training.step(lambda: training.last.grad.add_(training.rank == 1))
@@ -186,7 +186,7 @@ def train_with_a_forgotten_optimizer(steps: int) -> list[float]:
     return [parameter.item() for parameter in model.parameters()]
 
 
-def test_an_optimizer_that_was_not_prepared_raises_at_its_first_local_step(ranks: Sessions) -> None:
+def test_optimizer_that_was_not_prepared_raises_at_its_first_local_step(ranks: Sessions) -> None:
     with pytest.raises(RuntimeError, match="this SGD was not prepared, and would update the Linear on each rank with"):
         ranks.run(2, train_with_a_forgotten_optimizer, 2)
     first, second = ranks.run(2, train_with_a_forgotten_optimizer, 1)  # every micro-batch is an update of all ranks
@@ -300,7 +300,7 @@ def test_what_ranks_may_keep_for_themselves_raises_nothing(ranks: Sessions, trai
     assert ranks.run(2, train, tmp_path / "checkpoint") == [HARMLESS[train]] * 2
 
 
-def test_a_model_that_ranks_keep_is_compared_in_later_runs_too(ranks: Sessions) -> None:
+def test_model_that_ranks_keep_is_compared_in_later_runs_too(ranks: Sessions) -> None:
     def begin() -> None:
         import __main__
 
@@ -349,7 +349,7 @@ LOADERS = {"forgotten": (2, 1), "prepared": (2, 0), "alone": (1, 0)}
 
 
 @pytest.mark.parametrize("case", LOADERS)
-def test_a_loader_that_was_not_prepared_gives_one_notice(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_loader_that_was_not_prepared_gives_one_notice(case: str, capfd: pytest.CaptureFixture[str]) -> None:
     def train() -> None:
         training = Training()
         data = torch.utils.data.TensorDataset(*make_data(1))  # so that all ranks' batches are equal if it is prepared
@@ -395,7 +395,7 @@ def test_second_model_and_optimizer_that_were_not_prepared_give_one_notice(
 # Switches.
 
 
-def test_the_code_wins_over_the_launch() -> None:
+def test_code_wins_over_the_launch() -> None:
     def look(**options: Any) -> bool:
         return Accelerator(cpu=True, **options).rank_check is not None
 
@@ -417,7 +417,7 @@ def test_check_ranks_rejects_what_is_no_switch() -> None:
 # Fingerprints.
 
 
-def test_a_fingerprint_depends_on_every_bit_and_on_the_order() -> None:
+def test_fingerprint_depends_on_every_bit_and_on_the_order() -> None:
     tensors = [
         torch.rand(5),
         torch.rand(70, 70),
@@ -436,7 +436,7 @@ def test_a_fingerprint_depends_on_every_bit_and_on_the_order() -> None:
         assert fingerprint(changed) != original
 
 
-def test_a_sketch_estimates_how_far_apart_two_tensors_are() -> None:
+def test_sketch_estimates_how_far_apart_two_tensors_are() -> None:
     generator = torch.Generator().manual_seed(0)
     for size in (1, 2, 10, 1000):
         one, change = (torch.rand(size, generator=generator) - 0.5 for _ in range(2))

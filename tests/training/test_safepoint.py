@@ -69,7 +69,7 @@ def train(num_updates: int, *, checkpoint: str | None = None, loops: bool = True
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3])
-def test_a_training_goes_on_from_where_it_was_asked_to_save(tmp_path, monkeypatch, num_processes):
+def test_training_goes_on_from_where_it_was_asked_to_save(tmp_path, monkeypatch, num_processes):
     monkeypatch.chdir(tmp_path)
     run = launch(train, num_processes, args=(NUM_UPDATES,), output="none")
     until(functools.partial(has_reported, run), run)
@@ -122,7 +122,7 @@ def test_what_cannot_save_says_so():
         run.save()
 
 
-def test_a_stop_after_the_step_waits_for_it(tmp_path):
+def test_stop_after_the_step_waits_for_it(tmp_path):
     marks = tmp_path / "marks"
 
     def loop() -> None:
@@ -198,7 +198,7 @@ def test_all_ranks_stop_after_the_same_update(tmp_path, num_processes, loops):
         assert ends.pop().startswith("RunStopped after ")
 
 
-def test_a_checkpoint_is_saved_before_a_stop_after_the_step(tmp_path, monkeypatch):
+def test_checkpoint_is_saved_before_a_stop_after_the_step(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = launch(train, 2, args=(10**9,), output="none")
     until(functools.partial(has_reported, run), run)
@@ -208,7 +208,7 @@ def test_a_checkpoint_is_saved_before_a_stop_after_the_step(tmp_path, monkeypatc
     assert re.fullmatch(r"update_\d+", folder.name)
 
 
-def test_an_accelerator_that_a_session_keeps_trains_on_after_a_stop():
+def test_accelerator_that_a_session_keeps_trains_on_after_a_stop():
     def prepare() -> None:
         accelerator = Accelerator()
         model = torch.nn.Linear(1, 1)
@@ -289,7 +289,7 @@ class SlowBoard:
 
 
 @pytest.mark.parametrize("presses", [1, 2])
-def test_a_rank_may_stop_sooner_than_whoever_asked_it_goes_on(presses):
+def test_rank_may_stop_sooner_than_whoever_asked_it_goes_on(presses):
     def loop() -> None:
         for number in track(range(10**9)):
             if number < 20:  # A rank that always reports would wait for the thread, which is held up, to read.
@@ -353,7 +353,7 @@ def save_slowly(mark: Path) -> None:
     ("function", "state"),
     [(wait_for_the_last, "waiting"), (reduce_with_the_last, "waiting"), (save_slowly, "saving")],
 )
-def test_a_rank_says_that_it_waits_or_saves(tmp_path, function, state):
+def test_rank_says_that_it_waits_or_saves(tmp_path, function, state):
     mark = tmp_path / "mark"
     run = launch(function, 2, args=(mark,), output="none")
     until(lambda: run.ranks[0].state == state, run)

@@ -135,7 +135,7 @@ def test_every_value_has_a_form(value: Any, expected: Any) -> None:
         (b"", []),
     ],
 )
-def test_a_later_run_appends_to_whole_lines(tmp_path: Path, left: bytes, kept: list[Any]) -> None:
+def test_later_run_appends_to_whole_lines(tmp_path: Path, left: bytes, kept: list[Any]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_bytes(left)
     tracker = JSONLinesTracker("run", tmp_path)
@@ -147,7 +147,7 @@ def test_a_later_run_appends_to_whole_lines(tmp_path: Path, left: bytes, kept: l
     assert found[-1]["step"] == 9
 
 
-def test_a_process_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
+def test_process_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
         "from notebook_launcher.training.recording.tracker_classes import JSONLinesTracker\n"
@@ -161,7 +161,7 @@ def test_a_process_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
     assert [line["step"] for line in lines_of(tmp_path / "run")] == list(range(1000))
 
 
-def test_a_line_without_room_is_an_error_and_cut_off_later(tmp_path: Path) -> None:
+def test_line_without_room_is_an_error_and_cut_off_later(tmp_path: Path) -> None:
     tracker = JSONLinesTracker("run", tmp_path)
     tracker.start()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -188,7 +188,7 @@ def test_hyperparameters_are_stored_whole(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.json", "metrics.jsonl"]
 
 
-def test_a_tracker_that_is_not_open_says_so(tmp_path: Path) -> None:
+def test_tracker_that_is_not_open_says_so(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"metrics.jsonl is not open. Call init_trackers\(\) first"):
         JSONLinesTracker("run", tmp_path).log({})
 
@@ -245,13 +245,13 @@ def test_names_classes_and_instances_are_found_once(tmp_path: Path) -> None:
         (int, r"log_with=<class 'int'> is unknown"),
     ],
 )
-def test_an_unknown_tracker_is_refused(tmp_path: Path, log_with: Any, message: str) -> None:
+def test_unknown_tracker_is_refused(tmp_path: Path, log_with: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         filter_trackers(log_with, tmp_path)
 
 
 @pytest.mark.parametrize("log_with", ["jsonl", "all", JSONLinesTracker])
-def test_a_tracker_that_needs_a_folder_says_so(log_with: Any) -> None:
+def test_tracker_that_needs_a_folder_says_so(log_with: Any) -> None:
     with pytest.raises(ValueError, match=r"'jsonl' writes to a folder, and there is none. Pass project_dir="):
         filter_trackers(log_with)
 
@@ -278,7 +278,7 @@ def test_what_cannot_be_registered(tracker_class: Any, message: str) -> None:
         register_tracker_class(tracker_class)
 
 
-def test_a_cell_may_register_its_class_again() -> None:
+def test_cell_may_register_its_class_again() -> None:
     for _ in range(2):
         register_tracker_class(Memory)
 
@@ -292,7 +292,7 @@ def test_taking_the_name_of_one_of_ours_is_said(tmp_path: Path) -> None:
     assert filter_trackers("jsonl", tmp_path) == [Mine]
 
 
-def test_an_incomplete_tracker_cannot_be_made() -> None:
+def test_incomplete_tracker_cannot_be_made() -> None:
     with pytest.raises(NotImplementedError, match=r"Nameless lacks name, tracker: a tracker must define them"):
         Nameless()
     with pytest.raises(NotImplementedError, match=r"Placeless lacks requires_logging_directory, tracker"):
@@ -304,7 +304,7 @@ def test_an_incomplete_tracker_cannot_be_made() -> None:
 # What trackers are told.
 
 
-def test_the_life_of_a_tracker(state: ProcessState, tmp_path: Path) -> None:
+def test_life_of_a_tracker(state: ProcessState, tmp_path: Path) -> None:
     trackers = Trackers(state, [Memory, "jsonl"], tmp_path)
     trackers.init_trackers("run", {"lr": 1}, {"memory": {"tags": ["a"]}, "other": {"ignored": True}})
     step: Any = torch.tensor(2)
@@ -349,7 +349,7 @@ def test_one_that_fails_to_finish_does_not_keep_others_from_it(state: ProcessSta
     assert [memory.told[-1] for memory in memories] == ["finished", "started", "finished"]
 
 
-def test_a_tracker_that_does_not_run(state: ProcessState) -> None:
+def test_tracker_that_does_not_run(state: ProcessState) -> None:
     trackers = Trackers(state, Memory)
     assert isinstance(trackers.get_tracker("memory"), BlankTracker)
     trackers.init_trackers("run")
@@ -358,7 +358,7 @@ def test_a_tracker_that_does_not_run(state: ProcessState) -> None:
     trackers.end_training()
 
 
-def test_a_blank_tracker_does_nothing_whatever_it_is_told() -> None:
+def test_blank_tracker_does_nothing_whatever_it_is_told() -> None:
     blank = BlankTracker()
     blank.start()
     blank.log({"loss": 1.0}, step=1, split="test")
@@ -370,7 +370,7 @@ def test_a_blank_tracker_does_nothing_whatever_it_is_told() -> None:
 
 
 @pytest.mark.parametrize("step", [1.5, "3", torch.tensor([1, 2])])
-def test_a_step_must_be_an_integer(state: ProcessState, step: Any) -> None:
+def test_step_must_be_an_integer(state: ProcessState, step: Any) -> None:
     trackers = Trackers(state, Memory)
     trackers.init_trackers("run")
     with pytest.raises(TypeError, match=r"log\(step=.*: a step must be an integer. Pass int\(step\)"):
@@ -472,7 +472,7 @@ def log_until_stopped(folder: str) -> None:
         trackers.end_training()
 
 
-def test_a_training_that_logs_can_be_asked_to_stop(session: Session, tmp_path: Path) -> None:
+def test_training_that_logs_can_be_asked_to_stop(session: Session, tmp_path: Path) -> None:
     run = session.launch(log_until_stopped, args=(str(tmp_path),))
     while not run.metrics:
         run.wait(0.01)

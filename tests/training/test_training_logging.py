@@ -32,7 +32,7 @@ def test_it_works_before_anything_else(name, caplog):
 
 
 @pytest.mark.parametrize("method", ["warning", "warning_once", "error", "critical"])
-def test_the_record_shows_the_line_that_logged(name, caplog, method):
+def test_record_shows_the_line_that_logged(name, caplog, method):
     line = sys._getframe().f_lineno + 1
     getattr(get_logger(name), method)("here")
     get_logger(name).log(logging.ERROR, "here")
@@ -40,16 +40,16 @@ def test_the_record_shows_the_line_that_logged(name, caplog, method):
     assert (first.filename, first.lineno, second.lineno) == ("test_training_logging.py", line, line + 1)
 
 
-def test_a_wrapper_can_pass_its_caller_s_line(name, caplog):
+def test_wrapper_can_pass_its_caller_s_line(name, caplog):
     def wrapper():
         get_logger(name).warning("here", stacklevel=2)
 
     wrapper()
-    assert caplog.records[0].funcName == "test_a_wrapper_can_pass_its_caller_s_line"
+    assert caplog.records[0].funcName == "test_wrapper_can_pass_its_caller_s_line"
 
 
 @pytest.mark.parametrize(("level", "shown"), [("DEBUG", 2), ("info", 1), (logging.ERROR, 0)])
-def test_the_level_is_that_logger_s_own(name, caplog, level, shown):
+def test_level_is_that_logger_s_own(name, caplog, level, shown):
     root = logging.getLogger().level
     logger = get_logger(name, level)
     logger.debug("d")
@@ -58,18 +58,18 @@ def test_the_level_is_that_logger_s_own(name, caplog, level, shown):
     assert logging.getLogger().level == root
 
 
-def test_the_level_may_come_from_the_environment(name, monkeypatch):
+def test_level_may_come_from_the_environment(name, monkeypatch):
     monkeypatch.setenv("ACCELERATE_LOG_LEVEL", "info")
     assert get_logger(name).isEnabledFor(logging.INFO)
     assert not get_logger(name, "error").isEnabledFor(logging.INFO)
 
 
-def test_an_unknown_level_is_refused(name):
+def test_unknown_level_is_refused(name):
     with pytest.raises(ValueError, match="LOUD"):
         get_logger(name, "loud")
 
 
-def test_a_warning_is_given_once(name, caplog):
+def test_warning_is_given_once(name, caplog):
     logger = get_logger(name)
     for number in (1, 1, 2):
         logger.warning_once("number %d", number)
@@ -81,7 +81,7 @@ def test_a_warning_is_given_once(name, caplog):
     ]
 
 
-def test_an_exception_brings_its_traceback(name, caplog):
+def test_exception_brings_its_traceback(name, caplog):
     try:
         int("boom")
     except ValueError:

@@ -34,7 +34,7 @@ def exhaust() -> None:
 
 
 @pytest.mark.parametrize("allocate", [exhaust, lambda: np.empty(TOO_MUCH, dtype=np.uint8), lambda: bytearray(TOO_MUCH)])
-def test_the_machine_s_lack_of_memory_is_recognised(allocate):
+def test_machine_s_lack_of_memory_is_recognised(allocate):
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         allocate()
     assert should_reduce_batch_size(caught.value)
@@ -52,7 +52,7 @@ def test_the_machine_s_lack_of_memory_is_recognised(allocate):
     ],
     ids=repr,
 )
-def test_a_gpu_s_lack_of_memory_is_recognised(error):
+def test_gpu_s_lack_of_memory_is_recognised(error):
     assert should_reduce_batch_size(error)
 
 
@@ -94,7 +94,7 @@ def test_release_memory_gives_a_none_for_each():
     assert seen() is None
 
 
-def test_a_failed_attempt_leaves_nothing_in_memory():
+def test_failed_attempt_leaves_nothing_in_memory():
     attempts: list[Any] = []
 
     @find_executable_batch_size(starting_batch_size=2)
@@ -122,7 +122,7 @@ def fits_up_to(limit: int, *, memory: list[int]) -> Any:
     return train
 
 
-def test_the_size_falls_as_with_accelerate_until_it_fits():
+def test_size_falls_as_with_accelerate_until_it_fits():
     from accelerate.utils import find_executable_batch_size as theirs
 
     sizes: list[list[int]] = [[], []]
@@ -141,7 +141,7 @@ def test_arguments_follow_the_size_and_the_next_call_starts_where_this_one_ended
     assert train.__name__ == "train"
 
 
-def test_the_reduction_can_be_chosen():
+def test_reduction_can_be_chosen():
     sizes: list[int] = []
     halves = iter([8, 4, 2])
     find_executable_batch_size(fits_up_to(2, memory=sizes), 16, lambda: next(halves))()
@@ -157,7 +157,7 @@ def test_when_nothing_fits_it_says_so(start):
     assert sizes == list(range(start, 0, -1))
 
 
-def test_a_reduction_that_does_not_reduce_is_refused():
+def test_reduction_that_does_not_reduce_is_refused():
     train = find_executable_batch_size(fits_up_to(0, memory=[]), 4, lambda: 4)
     with pytest.raises(ValueError, match=r"returned 4 after a batch size of 4 had not fitted\. It must return"):
         train()
@@ -185,7 +185,7 @@ def test_another_error_is_raised_as_it_is():
         (lambda size, lr: None, (), r"missing a required argument: 'lr'"),
     ],
 )
-def test_a_call_that_does_not_fit_is_a_type_error(function, args, message):
+def test_call_that_does_not_fit_is_a_type_error(function, args, message):
     with pytest.raises(TypeError, match=message):
         find_executable_batch_size(function)(*args)
 
@@ -198,7 +198,7 @@ def test_a_call_that_does_not_fit_is_a_type_error(function, args, message):
         (1, [5, 4], [(12, 1), (5, 3), (4, 3)]),
     ],
 )
-def test_an_accelerator_keeps_the_global_batch(steps, reduce, expected):
+def test_accelerator_keeps_the_global_batch(steps, reduce, expected):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
     found = []
     reductions = iter(reduce or [])
@@ -295,7 +295,7 @@ def test_ranks_that_need_several_attempts_end_with_one_size():
     assert list(notebook_launch(work, 2, output="none", timeout=30)) == [(10, 10, [16, 14, 12, 10, 10])] * 2
 
 
-def test_the_size_of_rank_0_counts():
+def test_size_of_rank_0_counts():
     def work():
         train = find_executable_batch_size(fits_up_to(5, memory=[]), 16, lambda: 5 - dist.get_rank())
         return train()[0]
@@ -318,7 +318,7 @@ def test_another_error_of_a_rank_ends_the_run():
     assert caught.value.rank == 1  # type: ignore[attr-defined]
 
 
-def test_a_rank_that_fails_lets_those_that_have_finished_return():
+def test_rank_that_fails_lets_those_that_have_finished_return():
     def work():
         @find_executable_batch_size
         def train(size):
@@ -342,7 +342,7 @@ def test_when_nothing_fits_all_ranks_say_so():
     notebook_launch(work, 2, output="none", timeout=30)
 
 
-def test_a_model_made_outside_is_refused_afterwards():
+def test_model_made_outside_is_refused_afterwards():
     def work():
         model = DistributedDataParallel(torch.nn.Linear(1, 1))
 
@@ -358,7 +358,7 @@ def test_a_model_made_outside_is_refused_afterwards():
     notebook_launch(work, 2, output="none", timeout=30)
 
 
-def test_a_group_that_is_held_elsewhere_is_told():
+def test_group_that_is_held_elsewhere_is_told():
     def work():
         held = dist.group.WORLD
 
@@ -374,7 +374,7 @@ def test_a_group_that_is_held_elsewhere_is_told():
     assert list(notebook_launch(work, 2, output="none", timeout=30)) == [False, False]
 
 
-def test_an_accelerator_s_models_do_not_stand_in_the_way():
+def test_accelerator_s_models_do_not_stand_in_the_way():
     def work():
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1)
 
@@ -404,7 +404,7 @@ def test_an_accelerator_s_models_do_not_stand_in_the_way():
         assert shrunk[:2] == (2, 2)
 
 
-def test_a_session_goes_on_afterwards():
+def test_session_goes_on_afterwards():
     def work():
         return search("in forward", {1})
 

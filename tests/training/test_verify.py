@@ -17,22 +17,22 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=55)
 
 
-def test_the_command_prints_the_table():
+def test_command_prints_the_table():
     outcome = run("verify", "--processes", "1", "2", "--steps", "4")
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stdout.splitlines()[-1] == "every weight is 2.04000"
     assert outcome.stdout.count("2.04000") == 2 * 3 + 1
 
 
-def test_the_command_fails_without_a_combination():
+def test_command_fails_without_a_combination():
     assert run("verify", "--processes", "3").returncode == 1
 
 
-def test_the_command_wants_a_verb():
+def test_command_wants_a_verb():
     assert run().returncode == 2
 
 
-def test_a_weight_that_differs_is_marked():
+def test_weight_that_differs_is_marked():
     row: dict[str, Any] = {"num_processes": 2, "gradient_accumulation_steps": 2, "micro_batch": 2, "whole": 2.04}
     good = VerificationRow(accumulated=(2.04, 2.04), by_hand=(2.04, 2.04), **row)
     bad = VerificationRow(accumulated=(2.04, 1.53), by_hand=(2.04, 2.04), **row)

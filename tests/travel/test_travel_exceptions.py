@@ -103,7 +103,7 @@ def test_exceptions_arrive_as_they_left(name: str) -> None:
     assert {attribute: getattr(arrived, attribute) for attribute in attributes} == attributes
 
 
-def test_the_traceback_and_the_chain_stay_behind_and_the_notes_come() -> None:
+def test_traceback_and_the_chain_stay_behind_and_the_notes_come() -> None:
     with pytest.raises(Demanding) as caught:
         raise Demanding(1, "x") from KeyError("cause")
     caught.value.__notes__ = ["a note"]
@@ -128,7 +128,7 @@ def test_attributes_that_cannot_travel_are_left_out_and_noted() -> None:
     ]
 
 
-def test_a_class_defined_inside_the_function_travels_along() -> None:
+def test_class_defined_inside_the_function_travels_along() -> None:
     class Local(Exception):
         def __init__(self, a: int, b: int) -> None:
             super().__init__(a)
@@ -150,7 +150,7 @@ class Unbuildable(Exception):
         return int, ("not a number",)
 
 
-def test_an_exception_that_cannot_travel_is_none() -> None:
+def test_exception_that_cannot_travel_is_none() -> None:
     assert travel.pack_exception(Untransportable()) is None
     assert there_and_back(Unbuildable()) is None
 

@@ -64,7 +64,7 @@ def test_generators_are_found_by_name(case: str) -> None:
 
 
 @pytest.mark.parametrize(("num_processes", "output", "count"), [(2, "rank0", 1), (1, "rank0", 0), (2, "none", 0)])
-def test_a_launch_of_several_ranks_names_them_once(
+def test_launch_of_several_ranks_names_them_once(
     num_processes: int, output: str, count: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     notebook_launch(uses_a_global, num_processes, output=output, runs_folder=None)

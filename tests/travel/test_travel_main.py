@@ -114,7 +114,7 @@ def test_classes_are_found_by_plain_pickle_in_the_rank() -> None:
     """)
 
 
-def test_an_exception_of_the_notebook_is_caught_by_its_class() -> None:
+def test_exception_of_the_notebook_is_caught_by_its_class() -> None:
     notebook("""
         class Stopped(Exception):
             def __init__(self, code, text):
@@ -131,7 +131,7 @@ def test_an_exception_of_the_notebook_is_caught_by_its_class() -> None:
     """)
 
 
-def test_the_kernels_class_is_never_modified() -> None:
+def test_kernels_class_is_never_modified() -> None:
     notebook("""
         class Model:
             seen = []
@@ -153,7 +153,7 @@ def test_the_kernels_class_is_never_modified() -> None:
     """)
 
 
-def test_a_class_that_arrives_by_value_under_a_known_id_is_kept_as_it_is() -> None:
+def test_class_that_arrives_by_value_under_a_known_id_is_kept_as_it_is() -> None:
     notebook("""
         import os
         from notebook_launcher import travel
@@ -190,7 +190,7 @@ def test_instances_of_a_redefined_class_are_of_the_class_that_was_sent() -> None
     """)
 
 
-def test_a_class_that_only_the_rank_knows_travels_by_value() -> None:
+def test_class_that_only_the_rank_knows_travels_by_value() -> None:
     notebook("""
         class Base: pass
         def train():
@@ -224,7 +224,7 @@ def test_functions_of_the_notebook_come_back_as_themselves() -> None:
     """)
 
 
-def test_a_definition_that_the_notebook_dropped_is_an_error_by_name() -> None:
+def test_definition_that_the_notebook_dropped_is_an_error_by_name() -> None:
     notebook("""
         from notebook_launcher.errors import ReturnValueError
         def helper(): pass
@@ -268,7 +268,7 @@ def test_cells_show_their_source_in_the_rank() -> None:
     """)
 
 
-def test_the_shell_is_refused_by_name() -> None:
+def test_shell_is_refused_by_name() -> None:
     notebook("""
         from IPython.core.interactiveshell import InteractiveShell
         from notebook_launcher.errors import CaptureError
@@ -285,7 +285,7 @@ def test_the_shell_is_refused_by_name() -> None:
     """)
 
 
-def test_a_wrapped_model_and_a_group_are_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_wrapped_model_and_a_group_are_refused_with_the_way_out(tmp_path: Path) -> None:
     notebook(f"""
         from notebook_launcher.errors import ReturnValueError
         def train(choose):
@@ -348,7 +348,7 @@ def test_modules_that_changed_since_their_import_are_named(tmp_path: Path, compi
     )
 
 
-def test_a_function_that_was_compiled_anew_by_itself_has_not_changed(tmp_path: Path) -> None:
+def test_function_that_was_compiled_anew_by_itself_has_not_changed(tmp_path: Path) -> None:
     # As IPython's %autoreload does, which leaves the compiled file of the module as it was.
     before, after = "def base():\n    return 1\n", "\n\ndef base():\n    return 2000\n"
     (tmp_path / "patched.py").write_text(f"{before}\nclass Net:\n    def forward(self):\n        return 1\n")
@@ -459,7 +459,7 @@ def test_definitions_that_cloudpickle_refuses_travel() -> None:
     """)
 
 
-def test_a_compiled_function_travels_with_its_settings() -> None:
+def test_compiled_function_travels_with_its_settings() -> None:
     notebook("""
         import torch
         graphs = 0

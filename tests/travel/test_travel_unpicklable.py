@@ -126,13 +126,13 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]] = {
 
 @pytest.mark.usefixtures("_no_descriptor_is_left_open")
 @pytest.mark.parametrize("name", CALLS)
-def test_a_capture_is_named(name: str) -> None:
+def test_capture_is_named(name: str) -> None:
     fn, args, kwargs, message = CALLS[name]
     with pytest.raises(CaptureError, match=message):
         travel.pack_call(fn, args, kwargs)
 
 
-def test_a_closure_is_named_with_its_advice() -> None:
+def test_closure_is_named_with_its_advice() -> None:
     mutex = threading.Lock()
 
     def inner() -> Any:
@@ -177,7 +177,7 @@ def test_kinds_are_refused_with_advice(tmp_path: Any) -> None:
     loop.close()
 
 
-def test_an_accelerator_of_the_kernel_is_refused() -> None:
+def test_accelerator_of_the_kernel_is_refused() -> None:
     accelerate = pytest.importorskip("accelerate")
     from accelerate.state import AcceleratorState, PartialState
 
@@ -200,7 +200,7 @@ class Stubborn:
         raise RuntimeError(message)
 
 
-def test_an_unknown_kind_is_named_with_the_picklers_own_reason() -> None:
+def test_unknown_kind_is_named_with_the_picklers_own_reason() -> None:
     with pytest.raises(
         CaptureError, match=r"`args\[0\]\['x'\]` is a .*Stubborn, .* \(RuntimeError: not today\) Create"
     ):
@@ -241,7 +241,7 @@ RETURNS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.usefixtures("_no_descriptor_is_left_open")
 @pytest.mark.parametrize("name", RETURNS)
-def test_a_returned_part_is_named(name: str) -> None:
+def test_returned_part_is_named(name: str) -> None:
     value, message = RETURNS[name]
     with pytest.raises(ReturnValueError, match=message):
         travel.pack_value(value)
@@ -262,6 +262,6 @@ def _refuse() -> None:
     raise OSError(message)
 
 
-def test_a_value_that_cannot_be_rebuilt_is_an_error() -> None:
+def test_value_that_cannot_be_rebuilt_is_an_error() -> None:
     with pytest.raises(ReturnValueError, match="cannot be rebuilt in the notebook: OSError: no such thing here"):
         travel.unpack_value(travel.pack_value(Unbuildable()))

@@ -104,12 +104,12 @@ def test_meta_tensors_keep_their_shape() -> None:
     assert (arrived.shape, arrived.device.type) == ((1 << 20, 1 << 20), "meta")
 
 
-def test_a_non_leaf_tensor_arrives_as_a_leaf() -> None:
+def test_non_leaf_tensor_arrives_as_a_leaf() -> None:
     arrived = there_and_back(torch.ones(3, requires_grad=True) * 2)
     assert (arrived.tolist(), arrived.requires_grad, arrived.is_leaf) == ([2, 2, 2], True, True)
 
 
-def test_a_subclass_of_tensor_keeps_its_type_and_attributes() -> None:
+def test_subclass_of_tensor_keeps_its_type_and_attributes() -> None:
     class Tagged(torch.Tensor):
         pass
 
@@ -130,14 +130,14 @@ def test_tensors_that_shared_memory_still_do(length: int) -> None:
     assert base.sum() == 0
 
 
-def test_a_storage_seen_through_two_objects_travels_once() -> None:
+def test_storage_seen_through_two_objects_travels_once() -> None:
     base = torch.zeros(LARGE)
     fd = travel.pack_value([base, base.view(torch.int32), base.detach()])
     assert base.nbytes < os.fstat(fd).st_size < 1.1 * base.nbytes
     travel.unpack_value(fd)
 
 
-def test_a_module_and_its_optimizer_stay_tied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_module_and_its_optimizer_stay_tied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # The first optimizer of a process imports what would set this for good.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
@@ -255,7 +255,7 @@ def test_arrived_data_is_writable_and_aligned(length: int) -> None:
     assert array.ctypes.data % 64 == tensor.data_ptr() % 64 == 0
 
 
-def test_a_data_frame_arrives() -> None:
+def test_data_frame_arrives() -> None:
     pandas = pytest.importorskip("pandas")
     left = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
     pandas.testing.assert_frame_equal(there_and_back(left), left)
@@ -304,7 +304,7 @@ def test_readers_share_one_copy_and_do_not_see_each_others_writes() -> None:
 
 
 @pytest.mark.parametrize("value", [bytearray(LARGE), np.zeros(LARGE)], ids=["in-band", "out-of-band"])
-def test_a_full_memory_is_an_error_before_it_is_full(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_memory_is_an_error_before_it_is_full(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parcel, "UNCHECKED_SIZE", 1 << 20)
     monkeypatch.setattr(parcel, "available_memory", lambda: 1_000_000)
     with pytest.raises(ResourceError, match=r"the captured data need .* MB of shared memory, 1 MB are avail"):
@@ -313,7 +313,7 @@ def test_a_full_memory_is_an_error_before_it_is_full(value: Any, monkeypatch: py
         travel.pack_value(value)
 
 
-def test_the_largest_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     table = np.zeros(120_000_000, dtype=np.uint8)
     small = np.zeros(10)
     monkeypatch.setattr(parcel, "available_memory", lambda: 0)
@@ -321,7 +321,7 @@ def test_the_largest_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         travel.pack_call(lambda: (small, table), (), {})
 
 
-def test_the_systems_own_refusal_is_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_own_refusal_is_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(AnonymousFile):
         def __init__(self, name: str) -> None:
             super().__init__(name)
@@ -334,7 +334,7 @@ def test_the_systems_own_refusal_is_a_resource_error(monkeypatch: pytest.MonkeyP
         travel.pack_value([1, 2])
 
 
-def test_an_interrupt_at_any_bytecode_of_packing_leaves_no_descriptor() -> None:
+def test_interrupt_at_any_bytecode_of_packing_leaves_no_descriptor() -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -350,7 +350,7 @@ def test_an_interrupt_at_any_bytecode_of_packing_leaves_no_descriptor() -> None:
     packed.pop().close()
 
 
-def test_a_descriptor_of_something_else_is_refused() -> None:
+def test_descriptor_of_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="does not hold a parcel"):
         travel.unpack_call(os.memfd_create("other"))
 

@@ -77,7 +77,7 @@ def test_speed_and_memory_are_measured_against_the_first(runs: list[Run]) -> Non
     assert f"{ratio:.2f}" in repr(comparison)
 
 
-def test_a_notebook_shows_curves_and_tables(runs: list[Run]) -> None:
+def test_notebook_shows_curves_and_tables(runs: list[Run]) -> None:
     bundle = compare(*runs)._repr_mimebundle_()
     page = Balanced(bundle["text/html"])
     for words in ("3 runs compared", "Settings that differ", "✓ done", "✗ failed", runs[1].id, "<script>boom"):

@@ -150,7 +150,7 @@ def test_saving_by_accumulation_is_measured(trained: Any) -> None:
         (3, 6, 0.0, (2, 0.0), 3, ""),
     ],
 )
-def test_the_effective_batch_is_that_of_a_full_window(
+def test_effective_batch_is_that_of_a_full_window(
     windows: int, micro_batches: int, samples: float, fullest: tuple[int, float], num_fullest: int, text: str
 ) -> None:
     told = RankPhases(
@@ -236,7 +236,7 @@ def test_ten_thousand_metrics_a_second_make_small_messages() -> None:
     assert reset["curves"][0]["steps"][-1] == 99_999
 
 
-def test_the_page_never_gets_more_points_than_it_keeps() -> None:
+def test_page_never_gets_more_points_than_it_keeps() -> None:
     reader = Reader()
     feed = Feed(reader)
     feed.reset()

@@ -121,7 +121,7 @@ def pasted(panel: ConfigPanel, names: dict[str, Any]) -> tuple[Any, dict[str, An
         ("num_processes", "2.0", 2),
     ],
 )
-def test_a_field_sets_its_option(name, typed, value):
+def test_field_sets_its_option(name, typed, value):
     panel = ConfigPanel(train)
     type_in(panel, name, typed)
     assert panel.config == LaunchConfig(**{name: value})
@@ -133,7 +133,7 @@ def test_a_field_sets_its_option(name, typed, value):
     ("name", "word", "value"),
     [("mixed_precision", "bf16", "bf16"), ("start_method", "spawn", "spawn"), ("output", "none", "none")],
 )
-def test_a_segment_sets_its_option(name, word, value):
+def test_segment_sets_its_option(name, word, value):
     panel = ConfigPanel(train)
     buttons = field(panel, name).buttons
     buttons[word].value = True
@@ -348,7 +348,7 @@ def test_backends_that_need_a_gpu_show_the_reason():
         (MISSING, print, "code", False),
     ],
 )
-def test_the_kind_of_a_parameter_follows_annotation_and_default(annotation, default, kind, optional):
+def test_kind_of_a_parameter_follows_annotation_and_default(annotation, default, kind, optional):
     def function(x=default):
         pass
 
@@ -584,7 +584,7 @@ def test_function_that_cannot_be_launched_disables_launch():
 # What it comes to.
 
 
-def test_the_effective_batch_is_a_formula():
+def test_effective_batch_is_a_formula():
     panel = ConfigPanel(train, 2)
     type_in(panel, "batch_size", "16")
     type_in(panel, "gradient_accumulation_steps", "4")
@@ -625,7 +625,7 @@ def test_micro_batch_must_be_at_least_one_sample(size):
 
 
 @pytest.mark.parametrize("name", ["micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size"])
-def test_the_micro_batch_is_the_functions_own_parameter(name):
+def test_micro_batch_is_the_functions_own_parameter(name):
     namespace: dict[str, Any] = {}
     exec(f"def function({name}: int = 8): pass", namespace)
     panel = ConfigPanel(namespace["function"], 2)
@@ -633,7 +633,7 @@ def test_the_micro_batch_is_the_functions_own_parameter(name):
     assert panel.effective_batch == 16
 
 
-def test_a_function_without_a_micro_batch_says_how_to_get_one():
+def test_function_without_a_micro_batch_says_how_to_get_one():
     panel = ConfigPanel(lambda lr=0.1: lr, 2, gradient_accumulation_steps=4)
     control, note = panel.view.children[2].children[1].children
     assert control.disabled
@@ -678,7 +678,7 @@ def test_code_names_objects_without_a_literal(names):
     assert pasted(panel, names)[1] == {"model": model, "other": nameless}
 
 
-def test_the_code_names_methods_by_their_objects(names):
+def test_code_names_methods_by_their_objects(names):
     class Trainer:
         def fit(self, lr: float = 0.1):
             pass
@@ -698,7 +698,7 @@ def test_the_code_names_methods_by_their_objects(names):
         assert pasted(panel, names)[0] == function
 
 
-def test_the_code_of_a_partial_is_a_call_of_it(names):
+def test_code_of_a_partial_is_a_call_of_it(names):
     names.update(tuned=functools.partial(train, lr=0.5))
     panel = ConfigPanel(names["tuned"], 2, kwargs={"epochs": 9})
     assert panel.code.splitlines()[-1] == 'notebook_launch(tuned, 2, kwargs={"epochs": 9})'
@@ -768,7 +768,7 @@ def test_positional_only_parameters_go_by_place(names):
     assert panel._state.call() == ((1, 5), {"c": 4})
 
 
-def test_the_code_is_escaped_and_dimmed_while_something_is_wrong(names):
+def test_code_is_escaped_and_dimmed_while_something_is_wrong(names):
     names["f"] = lambda name="": 0
     panel = ConfigPanel(names["f"])
     type_in(panel, "name", "</code><script>")

@@ -231,7 +231,7 @@ def test_refused_launch_is_shown_in_the_panel(kernel: Kernel) -> None:
     assert "captured" in error
 
 
-def test_a_launch_from_code_writes_into_its_own_cell_and_is_shown_in_the_panel(kernel: Kernel) -> None:
+def test_launch_from_code_writes_into_its_own_cell_and_is_shown_in_the_panel(kernel: Kernel) -> None:
     outcome = kernel.execute("panel.launch(None, lr=0.75).result()[0]")
     assert outcome.result == "0.75", outcome.traceback
     assert "lr is 0.75" in outcome.stdout
