@@ -52,9 +52,10 @@ SAVES_ASKED = 1
 HAS_SAFEPOINT = 2
 """1 once an Accelerator has made an update, so that it can save, and stop all ranks together."""
 SAVE_CHOICE = slice(8, 24)
-"""Rank 0's answer, two 64-bit integers: the request, and the update after which all ranks save."""
-STOP_CHOICE = slice(24, 32)
-"""Rank 0's choice, a 64-bit integer: the update after which all ranks stop."""
+"""Rank 0's answer, two 64-bit integers: the request, and the update after which all ranks save; `training.agreement`
+reads and writes it."""
+STOP_CHOICE = slice(24, 40)
+"""Likewise, for the update after which all ranks stop."""
 COOPERATIVE = 64
 MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // 2
 """Rank r marks in byte COOPERATIVE + r that it reads the board, and in byte ACTIVITY + r what it does."""

@@ -41,6 +41,7 @@ __all__ = [
 
 SIDE_BY_SIDE = (
     "acc*",
+    "agreement",
     "ar[cg]*",
     "argument_text",
     "assets",

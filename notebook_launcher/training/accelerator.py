@@ -190,7 +190,7 @@ class Accelerator:
         optimizers = LiveOptimizers()
         self.rank_check = self._make_rank_check(optimizers) if checks and num_processes > 1 else None
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
-        safepoint = make_safepoint(self)
+        safepoint = make_safepoint(self, process)
         self.gradient_state.stack.on_next = None if safepoint is None else safepoint.act
         self._accumulation = Accumulation(
             self.gradient_state,

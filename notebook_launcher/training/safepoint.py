@@ -1,43 +1,44 @@
 """The safepoint: the moment, after the same update, at which all ranks save or stop as the launcher asks.
 
-The launcher asks for a checkpoint, or for the end. Ranks see that at different moments, so rank 0 chooses:
-the end of its next window. It writes that on the board, which all ranks map, before it takes part in that
-window's reduction; a rank that has come out of the reduction therefore finds it there. This costs no message,
-and a look at two bytes for each window.
+The launcher asks for a checkpoint, or for the end, and rank 0 names the update after which all ranks do it; how they
+agree on its number is in `agreement.py`. That costs no message, and a look at two bytes for each window.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
+from notebook_launcher.training.agreement import Agreement, make_fence
 
 if TYPE_CHECKING:
     from notebook_launcher.context import RankContext
+    from notebook_launcher.training.agreement import UpdateFence
+    from notebook_launcher.training.process.process_state import ProcessState
 
 __all__ = ["Safepoint", "make_safepoint"]
-
-SAVE_CHOICE = struct.Struct("<QQ")
-"""Number of the request, and of the update after which it is carried out."""
-STOP_CHOICE = struct.Struct("<Q")
-"""Number of the update; 0: none is chosen yet."""
 
 
 class Safepoint:
     """Counts an Accelerator's synchronised backwards, one for each update, and knows what is due after which."""
 
-    def __init__(self, accelerator: Any, rank: RankContext) -> None:
+    def __init__(self, accelerator: Any, rank: RankContext, fence: UpdateFence) -> None:
         self._accelerator = weakref.ref(accelerator)
         self._rank = rank
         self.num_backwards = 0
         self.is_due = False
         """True if `act` has something to do."""
         self._num_updates = 0
+        self._fence = fence
+        """Keeps this rank from running ahead of its peers' view of the board."""
+        options: dict[str, Any] = {"chooses": rank.rank == 0, "lead": fence.lead if rank.num_processes > 1 else 0}
+        self._saves_agreed = Agreement(rank.board, context.SAVE_CHOICE, **options)
+        self._stop_agreed = Agreement(rank.board, context.STOP_CHOICE, **options)
         self._seen = 0
+        """The last request for a checkpoint that was carried out."""
         self._saves = False
         self._stop_at: int | None = None
 
@@ -47,14 +48,15 @@ class Safepoint:
         if not updated:
             return
         self._num_updates += 1
+        self._fence.pass_update()
         rank = self._rank
         if rank.safepoint is not self and not self._claim(rank):
             return
         board = rank.board
         if board[context.SAVES_ASKED] != self._seen:
-            self._agree_to_save(rank, board[context.SAVES_ASKED])
+            self._agree_to_save(board[context.SAVES_ASKED])
         if board[context.STOP_FLAG] == context.STOP_TOGETHER:
-            self._agree_to_stop(rank)
+            self._agree_to_stop()
 
     def _claim(self, rank: RankContext) -> bool:
         # One Accelerator of a call answers: two would count different updates.
@@ -64,25 +66,15 @@ class Safepoint:
         rank.board[context.HAS_SAFEPOINT] = 1
         return True
 
-    def _agree_to_save(self, rank: RankContext, asked: int) -> None:
-        request, at = SAVE_CHOICE.unpack(rank.board[context.SAVE_CHOICE])
-        if rank.rank == 0 and request != asked and at <= self._num_updates:
-            request, at = asked, self._next_of_all(rank)
-            rank.board[context.SAVE_CHOICE] = SAVE_CHOICE.pack(request, at)
+    def _agree_to_save(self, asked: int) -> None:
+        request, at = self._saves_agreed.look(asked, self._num_updates)
         if at == self._num_updates:
             self._seen, self._saves, self.is_due = request, True, True
 
-    def _agree_to_stop(self, rank: RankContext) -> None:
-        (at,) = STOP_CHOICE.unpack(rank.board[context.STOP_CHOICE])
-        if rank.rank == 0 and not at:
-            at = self._next_of_all(rank)
-            rank.board[context.STOP_CHOICE] = STOP_CHOICE.pack(at)
+    def _agree_to_stop(self) -> None:
+        _, at = self._stop_agreed.look(1, self._num_updates)
         self._stop_at = at or None
         self.is_due = self.is_due or at == self._num_updates
-
-    def _next_of_all(self, rank: RankContext) -> int:
-        # A peer may be past this update already, but not past the next one.
-        return self._num_updates + (rank.num_processes > 1)
 
     def is_past_stop(self) -> bool:
         """Return whether updates were made beyond the last one: in this loop nothing calls `act`."""
@@ -122,7 +114,7 @@ def _nobody() -> None:
     pass
 
 
-def make_safepoint(accelerator: Any) -> Safepoint | None:
+def make_safepoint(accelerator: Any, process: ProcessState) -> Safepoint | None:
     """Return the safepoint of an Accelerator; None without a launcher."""
     rank = context.current()
-    return None if rank is None else Safepoint(accelerator, rank)
+    return None if rank is None else Safepoint(accelerator, rank, make_fence(process.device, process.num_processes))

@@ -135,7 +135,7 @@ class Accumulation:
         if clock is not None:
             clock.end_backward(synced=syncs)
         if self.safepoint is not None:
-            self.safepoint.count(updated=ends)
+            self.safepoint.count(updated=ends and (syncs or self._num_processes == 1))
 
     def _run(self, loss: torch.Tensor, factor: float, kwargs: dict[str, Any], *, is_watched: bool) -> None:
         if is_watched and loss.requires_grad:

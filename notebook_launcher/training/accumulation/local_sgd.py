@@ -85,3 +85,6 @@ class LocalSGD:
         for parameter in self._model.parameters():
             # Into the same memory, which optimizers and DDP refer to; by `data`, since autograd has no part in it.
             parameter.data.copy_(operations.reduce(parameter.data, reduction="mean"))
+        safepoint = self._accelerator._accumulation.safepoint  # noqa: SLF001 - ours
+        if safepoint is not None:  # Only here are the ranks together, so only here may they save or stop together.
+            safepoint.count(updated=True)

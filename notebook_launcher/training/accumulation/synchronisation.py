@@ -85,17 +85,20 @@ def sync_next(members: Iterable[Member]) -> Iterator[None]:
 
 
 def waits_for_ranks(window: Window | None, members: Members, *, ends: bool, num_processes: int) -> bool:
-    """Return True if the backward that is about to run may wait for the other ranks.
+    """Return True if the backward that is about to run may reduce gradients, and so wait for the other ranks.
+
+    It does not inside `no_sync` and `LocalSGD`, even where a window ends.
 
     Args:
         window: The window of the block; None outside any.
         members: What an Accelerator trains.
-        ends: True if the micro-batch is the last of its window.
+        ends: True if the micro-batch is the last of its window, and outside any window.
         num_processes: Ranks that train together.
     """
-    if num_processes == 1:
+    if num_processes == 1 or not (ends or window is None):
         return False
-    return ends if window is not None else any(member.reduces_next for member in members.everybody)
+    trained = members.everybody if window is None else window.members or members.everybody
+    return any(member.reduces_next for member in trained) or (window is not None and not trained)
 
 
 def reduce_leaves(leaves: Sequence[LeafTensor]) -> bool:

@@ -1,0 +1,115 @@
+"""The update at which all ranks do something together, agreed on without a message.
+
+Ranks see a request of the kernel at different moments, so rank 0 names an update and writes its number on the board, a
+page that all ranks map. The named update must lie so far ahead that no rank can have passed it unseen. How far that is
+follows from the gradients' reduction, which no rank completes before every rank has begun it:
+
+- On a CPU, a backward returns when its reduction is done. A rank that counts update `v` knows that rank 0 has begun
+  the reduction of `v`, hence has counted `v - 1`. What rank 0 writes while it counts `u` is seen by all at `u + 1`.
+- On a GPU, a backward returns when its reduction is queued: the wait for an NCCL collective holds up the stream, not
+  the program. A program could be any number of updates ahead of its peers. Therefore `UpdateFence` lets it count update
+  `v` only when the reduction of `v - 1` is done, which says that rank 0 has counted `v - 2`. What rank 0 writes while
+  it counts `u` is seen by all at `u + 2`. The GPU still has the work of a whole window queued, so it does not idle.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableSequence
+    from typing import Any
+
+__all__ = ["Agreement", "Completion", "UpdateFence", "make_fence"]
+
+CHOICE = struct.Struct("<QQ")
+"""Number of the request, and of the update at which it is carried out; 0: no update was named yet."""
+
+
+class Completion(Protocol):
+    """Work of a device that is queued, such as a `torch.cuda.Event` that was recorded behind it."""
+
+    def synchronize(self) -> None:
+        """Wait until the work is done."""
+        ...
+
+
+class UpdateFence:
+    """Keeps a rank from running more than one update ahead of what its device has done."""
+
+    def __init__(self, record: Callable[[], Completion | None] | None) -> None:
+        """Begin before the first update.
+
+        Args:
+            record: Marks the end of all work that is queued by now, or returns None if nothing can be marked now.
+                None: a backward returns when its work is done.
+        """
+        self._record = record
+        self._previous: Completion | None = None
+
+    @property
+    def lead(self) -> int:
+        """Number of updates after which all ranks have seen what rank 0 writes while it counts an update."""
+        return 1 if self._record is None else 2
+
+    def pass_update(self) -> None:
+        """Wait for the reduction of the update before, and mark the end of this one's; after each backward of one."""
+        if self._record is None:
+            return
+        previous, self._previous = self._previous, self._record()
+        if previous is not None:
+            previous.synchronize()
+
+
+class Agreement:
+    """One kind of request, such as a checkpoint, with its place on the board.
+
+    Every rank calls `look` at every update, with its own number of the update; all ranks number alike.
+    """
+
+    def __init__(self, board: Any, place: slice, *, chooses: bool, lead: int) -> None:
+        """Read the board from now on.
+
+        Args:
+            board: The page that all ranks map.
+            place: 16 bytes of it, which only rank 0 writes.
+            chooses: True on rank 0.
+            lead: `UpdateFence.lead`; 0 where there is one rank.
+        """
+        self._board: MutableSequence[int] = board
+        self._place = place
+        self._chooses = chooses
+        self._lead = lead
+
+    def look(self, request: int, update: int) -> tuple[int, int]:
+        """Return the newest request that rank 0 has named an update for, with that update; (0, 0): none.
+
+        Args:
+            request: Number of the request that this rank sees, from 1 on. Rank 0 names an update for it unless it has,
+                but not before the update that it named last is over: a peer might still look for that one.
+            update: Number of the update that this rank has just counted, from 1 on.
+        """
+        named, at = CHOICE.unpack(bytes(self._board[self._place]))
+        if self._chooses and named != request and (not at or at + self._lead <= update):
+            named, at = request, update + self._lead
+            self._board[self._place] = CHOICE.pack(named, at)
+        return named, at
+
+
+def make_fence(device: torch.device, num_processes: int) -> UpdateFence:
+    """Return the fence of a rank that computes on a device."""
+    if num_processes == 1 or device.type != "cuda":
+        return UpdateFence(None)
+
+    def record() -> Completion | None:
+        if torch.cuda.is_current_stream_capturing():  # Neither marks nor waits may be captured in a CUDA graph.
+            return None
+        # `blocking`: a wait that spins would take a core from the data loader's workers.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    return UpdateFence(record)
