@@ -46,10 +46,12 @@ if TYPE_CHECKING:
     from notebook_launcher.training import DataLoaderConfiguration as DataLoaderConfiguration
     from notebook_launcher.training import DistributedDataParallelKwargs as DistributedDataParallelKwargs
     from notebook_launcher.training import DistributedType as DistributedType
+    from notebook_launcher.training import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from notebook_launcher.training import GeneralTracker as GeneralTracker
     from notebook_launcher.training import GradientAccumulationPlugin as GradientAccumulationPlugin
     from notebook_launcher.training import GradScalerKwargs as GradScalerKwargs
     from notebook_launcher.training import InitProcessGroupKwargs as InitProcessGroupKwargs
+    from notebook_launcher.training import ParallelismConfig as ParallelismConfig
     from notebook_launcher.training import ProcessState as ProcessState
     from notebook_launcher.training import ProfileKwargs as ProfileKwargs
     from notebook_launcher.training import ProjectConfiguration as ProjectConfiguration

@@ -59,6 +59,10 @@ class LaunchConfig:
     """Comparison of the weights between ranks. True: an `Accelerator()` made in a rank compares them at updates 1, 2,
     4, 8 and so on, and raises an error if they differ. False: it does not. None: True for this package's
     `Accelerator`, False for that of `notebook_launcher.compat`."""
+    shard: int | None = None
+    """Ranks that share out each model that an `Accelerator()` made in a rank prepares: its parameters, gradients and
+    optimizer state (FSDP2). With more ranks than that, each group of so many ranks has a replica. None: every rank has
+    the whole model, unless the code shards it."""
     start_method: str = "forkserver"
     """Way in which ranks start. `"forkserver"`: they are forked from a clean process, which works whatever the kernel
     did before. `"fork"`: they are forked from the kernel itself, so captured data is shared and need not pickle.
@@ -102,12 +106,12 @@ class LaunchConfig:
         _one_of("output", self.output, OUTPUTS)
         _one_of("display", self.display, OUTPUTS)
         _check_monitor(self.monitor)
-        if self.check_ranks is not None and not isinstance(self.check_ranks, bool):
-            msg = f"check_ranks={self.check_ranks!r} is a {type(self.check_ranks).__name__}; it must be True or False."
-            raise ConfigError(msg, field="check_ranks")
+        _check_switch("check_ranks", self.check_ranks)
         if self.gradient_accumulation_steps is not None:
             steps = _integer("gradient_accumulation_steps", self.gradient_accumulation_steps, minimum=1)
             put("gradient_accumulation_steps", steps)
+        if self.shard is not None:
+            put("shard", _shard(self.shard, self.num_processes))
         put("max_restarts", _integer("max_restarts", self.max_restarts, minimum=0))
         if self.seed is not None:
             put("seed", _integer("seed", self.seed, minimum=0, maximum=MAX_SEED))
@@ -260,6 +264,23 @@ def _one_of(name: str, value: object, choices: tuple[str, ...], *, or_none: bool
     listed = ", ".join(repr(choice) for choice in choices) + (" or None" if or_none else "")
     msg = f"{name}={value!r} is unknown.{hint} It can be {listed}."
     raise ConfigError(msg, field=name)
+
+
+def _check_switch(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, bool):
+        msg = f"{name}={value!r} is a {type(value).__name__}; it must be True or False."
+        raise ConfigError(msg, field=name)
+
+
+def _shard(value: object, num_processes: int | None) -> int:
+    shard = _integer("shard", value, minimum=1)
+    if num_processes is not None and num_processes % shard:
+        msg = (
+            f"shard={shard} with num_processes={num_processes}: {num_processes} / {shard} is no whole number of "
+            f"replicas. It can be {', '.join(str(n) for n in range(1, num_processes + 1) if num_processes % n == 0)}."
+        )
+        raise ConfigError(msg, field="shard")
+    return shard
 
 
 def _check_monitor(value: object) -> None:

@@ -25,6 +25,7 @@ class TrainingSettings:
     max_grad_norm: float | None
     comm_hook: str | None
     check_ranks: bool | None
+    shard: int | None
 
     def resolved(self, environ: Mapping[str, str]) -> TrainingSettings:
         """Return the settings of ranks with this environment: as given, else from Accelerate's variables.

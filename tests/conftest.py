@@ -75,6 +75,7 @@ SIDE_BY_SIDE = (
     "run_files",
     "script_types",
     "settings",
+    "sharded_*",
     "text_progress",
     "tracking",
     "training_logging",

@@ -7,8 +7,8 @@ from typing import Any
 __all__ = ["NAMES"]
 
 REFUSED = {
-    "FSDP plugins are not supported. Apply torch's fully_shard to the model, and prepare the optimizer alone.": """
-        FullyShardedDataParallelPlugin disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading
+    "It is internal to Accelerate's FSDP. Pass fsdp_plugin=, and call prepare, save_state, load_state, save_model.": """
+        disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading
         ensure_weights_retied fsdp2_apply_ac fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model
         fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler load_fsdp_model load_fsdp_optimizer merge_fsdp_weights
         save_fsdp_model save_fsdp_optimizer""",
@@ -24,7 +24,7 @@ REFUSED = {
         megatron_lm_initialize megatron_lm_prepare_data_loader megatron_lm_prepare_model_optimizer_scheduler
         megatron_lm_prepare_optimizer megatron_lm_prepare_scheduler""",
     "Only data parallelism is supported. Leave it out, or apply torch's own parallelism to the model.": """
-        ParallelismConfig TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin
+        TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin
         get_model_tp_size prepare_pippy""",
     'fp8 is not supported. Use mixed_precision="bf16".': """
         AORecipeKwargs FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs apply_fp8_autowrap contextual_fp8_autocast

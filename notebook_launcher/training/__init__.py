@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     from notebook_launcher.training.operations import reduce as reduce
     from notebook_launcher.training.operations import send_to_device as send_to_device
     from notebook_launcher.training.operations import slice_tensors as slice_tensors
+    from notebook_launcher.training.parallelism.fsdp_plugin import (
+        FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
+    )
+    from notebook_launcher.training.parallelism.sizes import ParallelismConfig as ParallelismConfig
     from notebook_launcher.training.plugins import AutocastKwargs as AutocastKwargs
     from notebook_launcher.training.plugins import DataLoaderConfiguration as DataLoaderConfiguration
     from notebook_launcher.training.plugins import DDPCommunicationHookType as DDPCommunicationHookType

@@ -20,6 +20,8 @@ from notebook_launcher.training.accumulation.verify import check_accumulation
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
+from notebook_launcher.training.parallelism.mesh import make_layout
+from notebook_launcher.training.parallelism.sharded_models import Sharding
 from notebook_launcher.training.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -45,11 +47,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.hooks import RemovableHandle
 
     from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
     from notebook_launcher.training.accumulation.verify import AccumulationReport
+    from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
+    from notebook_launcher.training.parallelism.mesh import Layout
+    from notebook_launcher.training.parallelism.sizes import ParallelismConfig
     from notebook_launcher.training.plugins import DistributedType
 
 __all__ = ["Accelerator"]
@@ -64,10 +70,8 @@ HANDLERS = (
 ELSEWHERE = {
     "deepspeed_plugin": "DeepSpeed",
     "deepspeed_plugins": "DeepSpeed",
-    "fsdp_plugin": "FSDP (apply torch's fully_shard to the model, then prepare model and optimizer)",
     "torch_tp_plugin": "tensor parallelism",
     "megatron_lm_plugin": "Megatron-LM",
-    "parallelism_config": "other parallelism than data parallelism",
     "dynamo_plugin": "a dynamo plugin (pass dynamo_backend=, or compile the model yourself)",
 }
 """Accelerate's arguments that have no counterpart, and what they are for."""
@@ -94,12 +98,7 @@ class Accelerator:
 
     # Other ways to parallelise: questions of ported code, and a no to each.
     deepspeed_plugin = None
-    parallelism_config = None
-    torch_device_mesh = None
-    is_composable_parallelism_enabled = False
     fp8_enabled = False
-    is_fsdp2 = False
-    """True if a plugin shards models; models that `fully_shard` was applied to beforehand do not count."""
     flag_tensor: torch.Tensor | None = None
     """This rank's flag, where `set_trigger` has raised it; see `check_trigger`."""
 
@@ -113,6 +112,8 @@ class Accelerator:
         dataloader_config: DataLoaderConfiguration | None = None,
         *,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
+        parallelism_config: ParallelismConfig | None = None,
         max_grad_norm: float | None = None,
         even_batches: bool | None = None,
         dispatch_batches: bool | None = None,
@@ -138,6 +139,9 @@ class Accelerator:
             cpu: Compute on the CPU, though there is a GPU.
             dataloader_config: Settings of prepared loaders.
             gradient_accumulation_plugin: Settings of accumulation in full.
+            fsdp_plugin: Share each model out among the ranks, with these settings.
+            parallelism_config: The number of ranks that share a model out, and of its replicas. None: the launch's
+                `shard`; with `fsdp_plugin` alone, all ranks share each model out.
             max_grad_norm: Clip gradients to this total norm before each update. None: the launch's.
             even_batches: Shortcut for `dataloader_config`.
             dispatch_batches: Shortcut for `dataloader_config`.
@@ -184,6 +188,7 @@ class Accelerator:
             project.set_directories(project_dir)
         self.state = self._make_state(chosen_precision, cpu=cpu)
         resolving.check_precision(chosen_precision, self.state.device)
+        self._layout = self._make_layout(parallelism_config, fsdp_plugin, conflicts)
         self.gradient_state = self._make_gradient_state(plugin)
         rules, process, num_processes = self._rules, self.state, self.state.num_processes
         self._prepared = Prepared(Members(num_processes=num_processes, strict=rules.guards))
@@ -197,6 +202,7 @@ class Accelerator:
             self._prepared.members,
             rules,
             process,
+            self._layout,
             scaler=self._make_scaler(),
             clock=make_clock(),
             safepoint=safepoint,
@@ -205,13 +211,15 @@ class Accelerator:
         self._updates = Updates(
             self._accumulation, optimizers, rules, num_processes=num_processes, max_grad_norm=max_grad_norm
         )
+        computes_in = self.mixed_precision if self.native_amp else "no"
         self._preparation = Preparation(
             process=process,
             prepared=self._prepared,
             updates=self._updates,
             gradient_state=self.gradient_state,
             rules=rules,
-            computes_in=self.mixed_precision if self.native_amp else "no",
+            sharding=Sharding(layout=self._layout, device=self.device, computes_in=computes_in),
+            computes_in=computes_in,
             compares=self.rank_check is not None,
             device_placement=device_placement,
             ddp_handler=ddp_handler,
@@ -238,6 +246,26 @@ class Accelerator:
     def mixed_precision(self) -> str:
         """Precision of the forward pass: `"no"`, `"fp16"` or `"bf16"`."""
         return self.state.mixed_precision
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """True if prepared models are sharded; models that `fully_shard` was applied to beforehand do not count."""
+        return self._layout.shards
+
+    @property
+    def parallelism_config(self) -> ParallelismConfig | None:
+        """The sizes of the mesh of ranks; None where every rank has the whole model."""
+        return None if self._layout.mesh is None else self._layout.sizes
+
+    @property
+    def torch_device_mesh(self) -> DeviceMesh | None:
+        """The mesh of ranks, its outermost dimension first; None where every rank has the whole model."""
+        return self._layout.mesh
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """True if prepared models are sharded."""
+        return self.is_fsdp2
 
     @property
     def native_amp(self) -> bool:
@@ -609,8 +637,8 @@ class Accelerator:
 
     @property
     def data_parallel_rank(self) -> int:
-        """Equal to `process_index`: all parallelism here is data parallelism."""
-        return self.process_index
+        """This rank's number among those that read different data."""
+        return self._layout.data_rank
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
         """Make a function do nothing on every rank but the first."""
@@ -881,6 +909,25 @@ class Accelerator:
     def _make_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
         handler = self.init_handler
         return AcceleratorState(cpu=cpu, backend=handler.backend, timeout=handler.timeout, mixed_precision=precision)
+
+    def _make_layout(
+        self,
+        config: ParallelismConfig | None,
+        plugin: FullyShardedDataParallelPlugin | None,
+        conflicts: list[str],
+    ) -> Layout:
+        state = self.state
+        layout = make_layout(
+            config,
+            plugin,
+            launched=resolving.resolve_shard(config, conflicts),
+            num_processes=state.num_processes,
+            process_index=state.process_index,
+            device=state.device,
+        )
+        if layout.shards:
+            state.note_layout(layout)
+        return layout
 
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
         return GradientState(plugin, self._rules)

@@ -47,7 +47,7 @@ class TextEnum(str, enum.Enum):
 
 
 class DistributedType(TextEnum):
-    """The way in which processes work together: `NO`, `MULTI_CPU` or `MULTI_GPU`.
+    """The way in which processes work together: `NO`, `MULTI_CPU`, `MULTI_GPU`, or `FSDP` where models are sharded.
 
     The other members never occur. They are Accelerate's, for code that compares with them.
     """

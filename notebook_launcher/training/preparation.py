@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.updates import Updates
+    from notebook_launcher.training.parallelism.sharded_models import Sharding
     from notebook_launcher.training.plugins import DataLoaderConfiguration, DistributedDataParallelKwargs
     from notebook_launcher.training.prepared import Prepared
     from notebook_launcher.training.process.process_state import ProcessState
@@ -63,6 +64,7 @@ class Preparation:
     updates: Updates
     gradient_state: GradientState
     rules: Rules
+    sharding: Sharding
     computes_in: str
     """Precision of a prepared model's forward: `"no"`, `"fp16"` or `"bf16"`."""
     compares: bool
@@ -108,8 +110,10 @@ class Preparation:
         place = self.device_placement if device_placement is None else device_placement
         synced = synced_part(model)
         replicated = isinstance(synced, torch.nn.parallel.DistributedDataParallel)
-        precision.compute_in(synced.module if replicated else model, self.process.device.type, self.computes_in)
         ready_made = replicated or synchronises_itself(model)
+        if self.sharding.layout.shards and not evaluation_mode and not ready_made:
+            return self._shard(model)
+        precision.compute_in(synced.module if replicated else model, self.process.device.type, self.computes_in)
         if place and not ready_made and getattr(model, "hf_device_map", None) is None:
             model = model.to(self.process.device)
         trains = any(parameter.requires_grad for parameter in model.parameters())
@@ -119,6 +123,16 @@ class Preparation:
             model = torch.compile(model, backend=self.dynamo_backend)
         self.prepared.members.add_model(model)
         self.prepared.remember(original, model)
+        return model
+
+    def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Share a model out among the ranks, and let optimizers that are prepared already update its shards."""
+        precision.strip_precision(model)  # a sharded model computes in its units' precision
+        self.sharding.shard(model)
+        for prepared in self.prepared.optimizers:
+            self.sharding.replacements.apply(prepared.optimizer)
+        self.prepared.members.add_model(model)
+        self.prepared.remember(model, model)
         return model
 
     def _prepare_leaf(self, tensor: torch.Tensor, place: bool) -> torch.Tensor:  # noqa: FBT001
@@ -139,6 +153,7 @@ class Preparation:
         known: AcceleratedOptimizer | None = self.prepared.find(optimizer)
         if known is not None:
             return known
+        self.sharding.replacements.apply(optimizer)
         prepared = AcceleratedOptimizer(optimizer, self.updates)
         self.prepared.optimizers.append(prepared)
         self.updates.optimizers.add(prepared)
@@ -158,7 +173,7 @@ class Preparation:
             one for one in self.prepared.optimizers if mine is one or mine is one.optimizer
         ] or self.prepared.optimizers
         per_update = (
-            self.process.num_processes
+            self.sharding.layout.num_data_ranks
             if self.rules.scheduler_per_process and not self.dataloader_config.split_batches
             else 1
         )
@@ -196,13 +211,13 @@ class Preparation:
         """Return a loader that was shared out before, for another Accelerator; None for any other."""
         if not isinstance(data_loader, (DataLoaderShard, DataLoaderDispatcher)):
             return None
-        if data_loader.num_processes == 1 < self.process.num_processes:
+        if data_loader.num_processes == 1 < self.sharding.layout.num_data_ranks:
             return None  # from a process that was alone: it has everything
-        if data_loader.num_processes != self.process.num_processes:
+        if data_loader.num_processes != self.sharding.layout.num_data_ranks:
             raise ValueError(
                 f"prepare() got a loader that was prepared for {data_loader.num_processes} processes, but this run "
-                f"has {self.process.num_processes}: a share of a share would miss samples. Prepare the original "
-                "DataLoader."
+                f"has {self.sharding.layout.num_data_ranks}: a share of a share would miss samples. Prepare the "
+                "original DataLoader."
             )
         adopted = copy.copy(data_loader)
         adopted.stack = self.gradient_state.stack
@@ -214,8 +229,8 @@ class Preparation:
         return prepare_data_loader(
             data_loader,
             self.process.device,
-            num_processes=self.process.num_processes,
-            process_index=self.process.process_index,
+            num_processes=self.sharding.layout.num_data_ranks,
+            process_index=self.sharding.layout.data_rank,
             split_batches=config.split_batches,
             put_on_device=place,
             rng_types=list(self.rng_types),

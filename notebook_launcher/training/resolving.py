@@ -32,6 +32,7 @@ __all__ = [
     "resolve_loaders",
     "resolve_max_grad_norm",
     "resolve_precision",
+    "resolve_shard",
     "whole_number",
 ]
 
@@ -140,6 +141,15 @@ def resolve_loaders(config: DataLoaderConfiguration | None, **shortcuts: Any) ->
                 "Pass one."
             )
     return config
+
+
+def resolve_shard(config: Any, conflicts: list[str]) -> int | None:
+    """Return the launch's number of ranks that share a model out; sizes in the code win."""
+    launched = _launched("shard")
+    if getattr(config, "total_size", 1) == 1:
+        return None if launched is None else int(launched)
+    _compare("shard", config.dp_shard_size, conflicts)
+    return None
 
 
 def report_conflicts(conflicts: list[str]) -> None:

@@ -99,7 +99,7 @@ def test_name_that_accelerate_lacks_is_an_import_error(path):
 @pytest.mark.parametrize(
     ("name", "way_out"),
     [
-        ("FullyShardedDataParallelPlugin", "Apply torch's fully_shard to the model"),
+        ("save_fsdp_model", "Pass fsdp_plugin=, and call prepare, save_state"),
         ("DeepSpeedPlugin", "run the program with Accelerate"),
         ("init_empty_weights", "Load the model with its own library"),
         ("TorchDynamoPlugin", 'Pass dynamo_backend="inductor" to Accelerator'),

@@ -16,6 +16,7 @@ CHOSEN: dict[str, Any] = {
     "max_grad_norm": 0.5,
     "comm_hook": "fp16",
     "check_ranks": False,
+    "shard": 2,
 }
 WRITTEN_OUT: dict[str, Any] = {"mixed_precision": "no", "gradient_accumulation_steps": 1, "comm_hook": "no"}
 """Options that say what no option would mean."""
@@ -116,7 +117,7 @@ def observe() -> dict[str, Any]:
     accelerator = Accelerator()
     model = torch.nn.Linear(1, 1, bias=False)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    before = accelerator.unwrap_model(model).weight.item()
+    before = accelerator.unwrap_model(model).weight.sum().item()
     accelerator.backward(model(torch.ones(1, 1)).sum() * 8)
     optimizer.step()
     if os.environ.get("FAIL_ONCE") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -126,9 +127,10 @@ def observe() -> dict[str, Any]:
         "backend": (group_was_up, accelerator.state.backend),
         "mixed_precision": accelerator.mixed_precision,
         "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
-        "max_grad_norm": round(before - accelerator.unwrap_model(model).weight.item(), 3),
+        "max_grad_norm": round(before - accelerator.unwrap_model(model).weight.sum().item(), 3),
         "comm_hook": str(accelerator.ddp_handler.comm_hook),
         "check_ranks": accelerator.rank_check is not None,
+        "shard": accelerator.is_fsdp2,
         "seed": torch.initial_seed(),
         "threads_per_process": torch.get_num_threads(),
         "env": os.environ.get("MINE"),
@@ -145,6 +147,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "max_grad_norm": {"max_grad_norm": 0.5},
     "comm_hook": {"comm_hook": "fp16"},
     "check_ranks": {"check_ranks": False},
+    "shard": {"shard": 2},
     "seed": {"seed": 7},
     "threads_per_process": {"threads_per_process": 3},
     "env": {"env": {"MINE": "here"}},

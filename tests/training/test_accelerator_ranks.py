@@ -286,7 +286,9 @@ def test_communication_hooks_train(ranks, hook):
     ({"gradient_accumulation_steps": 1.5}, ValueError, "gradient_accumulation_steps=1[.]5 is a float"),
     ({"max_grad_norm": -1}, ValueError, "max_grad_norm=-1 must be a number above 0"),
     ({"gradient_acumulation_steps": 2}, TypeError, r"no argument gradient_acumulation_steps=[.] Did you mean"),
-    ({"fsdp_plugin": object()}, ValueError, r"Accelerator\(fsdp_plugin=...\): FSDP .* is not supported"),
+    ({"fsdp_plugin": 5}, TypeError, "fsdp_plugin=5 is not a FullyShardedDataParallelPlugin"),
+    ({"parallelism_config": 5}, TypeError, "parallelism_config=5 is not a ParallelismConfig"),
+    ({"megatron_lm_plugin": object()}, ValueError, r"Accelerator\(megatron_lm_plugin=...\): Megatron-LM is not supp"),
     ({"kwargs_handlers": [3]}, ValueError, "kwargs_handlers holds 3, which is unknown"),
     ({"gradient_accumulation_plugin": 4}, TypeError, "gradient_accumulation_plugin=4 is no"),
 ])  # fmt: skip

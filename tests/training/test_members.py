@@ -33,6 +33,12 @@ class FakeSharded(torch.nn.Linear):
     def set_requires_gradient_sync(self, on: bool) -> None:  # noqa: FBT001 - torch's signature
         self.switch = on
 
+    def set_requires_all_reduce(self, on: bool) -> None:  # noqa: FBT001
+        """Do nothing: there is one replica."""
+
+    def reshard(self) -> None:
+        """Do nothing: no forward has gathered parameters."""
+
 
 def make_members() -> dict[str, Any]:
     optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.recording.phases import PhaseClock
@@ -45,6 +46,7 @@ class Accumulation:
         members: Members,
         rules: Rules,
         process: ProcessState,
+        layout: Layout,
         *,
         scaler: torch.amp.GradScaler | None,
         clock: PhaseClock | None,
@@ -58,6 +60,7 @@ class Accumulation:
             members: What is trained.
             rules: The differences from Accelerate.
             process: This process among its peers.
+            layout: The ranks that read different data: their weights are added up.
             scaler: Scales fp16 losses; None in other precisions.
             clock: Times the phases, if a launcher listens.
             safepoint: Saves and stops all ranks together, if a launcher may ask for it.
@@ -71,8 +74,10 @@ class Accumulation:
         self.check = check
         self._device = process.device
         self._rules = rules
-        self._rank = process.process_index
         self._num_processes = process.num_processes
+        self._num_data_ranks = layout.num_data_ranks
+        self._data_rank = layout.data_rank
+        self._data_group = layout.data_group
         self._blocks: dict[tuple[int, ...], tuple[Any, MicroBatchBlock]] = {}
         """The block of each combination of targets, which are held so that their ids stay theirs."""
         self._version = -1
@@ -175,11 +180,11 @@ class Accumulation:
                 )
             mine = self._given(weight)
             total = self._total(mine)
-            return self._num_processes * (mine if reduction == "mean" else float(mine > 0)) / total if total else 0.0
+            return self._num_data_ranks * (mine if reduction == "mean" else float(mine > 0)) / total if total else 0.0
         weights = self._round_weights()
         if weights is None or steps > 1:
             return 1.0 / steps
-        return float(self._num_processes * weights[self._rank] / (sum(weights) or 1))
+        return float(self._num_data_ranks * weights[self._data_rank] / (sum(weights) or 1))
 
     def _scale_in(self, window: Window, weight: Any, reduction: str) -> float:
         """Count the micro-batch in its window, and return the factor of its loss."""
@@ -200,7 +205,7 @@ class Accumulation:
         first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
         if first_is_last:
             window.correction = 1.0
-            return self._num_processes * mine / (window.world_weight or 1.0)
+            return self._num_data_ranks * mine / (window.world_weight or 1.0)
         factor = mine / (window.divisor * window.reference)
         return factor * window.correction if again and self.state.sync_gradients else factor
 
@@ -210,13 +215,13 @@ class Accumulation:
         weights = None if loader is None else self._round_weights()
         if loader is None or weights is None:
             mine = window.reference if window.kind == "counted" else 1.0
-            window.weigh("counted", mine, mine * self._num_processes, mine)
+            window.weigh("counted", mine, mine * self._num_data_ranks, mine)
             return mine
         full = float(loader.full_rows or max(loader.current_round.rows) or 1)
         reference = window.reference if window.kind == "counted" else full
         # If no loader counted the first micro-batch, a full micro-batch weighs 1.
         unit = full if reference == 1.0 else 1.0
-        mine = weights[self._rank] / unit
+        mine = weights[self._data_rank] / unit
         window.weigh("counted", mine, sum(weights) / unit, reference)
         return mine
 
@@ -224,12 +229,12 @@ class Accumulation:
         """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""
         value = _checked_weight(weight)
         weights = self._round_weights()
-        return 0.0 if weights is not None and any(weights) and not weights[self._rank] else value
+        return 0.0 if weights is not None and any(weights) and not weights[self._data_rank] else value
 
     def _round_weights(self) -> tuple[int, ...] | None:
         loader = self.state.stack.active
         current = None if loader is None else loader.current_round
-        return None if current is None or len(current.weights) != self._num_processes else current.weights
+        return None if current is None or len(current.weights) != self._num_data_ranks else current.weights
 
     def _reference_of_given(self, weight: float) -> float:
         # In fp16 a loss that is weighed with thousands of tokens overflows, so weights are taken
@@ -237,22 +242,22 @@ class Accumulation:
         if self.scaler is None:
             return 1.0
         if self.state.given_reference is None:
-            self.state.given_reference = self._total(max(weight, 1.0)) / self._num_processes
+            self.state.given_reference = self._total(max(weight, 1.0)) / self._num_data_ranks
         return self.state.given_reference
 
     def _total(self, weight: float) -> float:
-        if self._num_processes == 1:
+        if self._num_data_ranks == 1:
             return weight
         total = torch.tensor([weight], dtype=torch.float64, device=self._device)
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self._data_group)
         return float(total)
 
     def _sum_weights(self, window: Window) -> Any:
         """Begin the all-reduce of the weights that only their ranks know, beside the backward."""
-        if self._num_processes == 1 or window.backwards_in_block > 1:
+        if self._num_data_ranks == 1 or window.backwards_in_block > 1:
             return None
         total = torch.tensor([window.weight], dtype=torch.float64, device=self._device)
-        return total, dist.all_reduce(total, async_op=True)
+        return total, dist.all_reduce(total, group=self._data_group, async_op=True)
 
     def _correct(self, window: Window, pending: Any) -> None:
         """Rescale the gradients to the mean over the micro-batches that the window really held."""
@@ -265,7 +270,7 @@ class Accumulation:
             window.world_weight = window.weight
         if not window.world_weight:
             return
-        window.correction = self._num_processes * window.divisor * window.reference / window.world_weight
+        window.correction = self._num_data_ranks * window.divisor * window.reference / window.world_weight
         if window.correction != 1.0:
             trained = (parameter for member in self.state.block.members for parameter in member.parameters())
             # By id, so that a parameter that models share is multiplied once.

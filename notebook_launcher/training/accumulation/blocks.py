@@ -109,8 +109,7 @@ class MicroBatchBlock:
     def _drop(self, window: Window, progress: str) -> None:
         """Drop the gradients of a window that was left before its end."""
         for member in window.members or self.members:
-            for parameter in member.parameters():
-                parameter.grad = None
+            member.drop_gradients()
         self._warn_once(
             "abandoned",
             f"{progress}, by a break or an exception: its gradients were dropped, so that they do not mix with the "

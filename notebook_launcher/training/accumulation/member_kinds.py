@@ -8,7 +8,8 @@
 | `LeafTensor` | after the backward, by `synchronisation.reduce_leaves` | always |
 | `PlainModel`, `StrayParameters` | never: one process, frozen, or not prepared | there is nothing to pause |
 
-`synchronisation.py` decides when a switch is off.
+A sharded model with several replicas is reduced partly inside a window: over the ranks that share a replica out, and
+not over the replicas. `synchronisation.py` decides when a switch is off.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher.training.accumulation.ddp import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
+from notebook_launcher.training.accumulation.held_gradients import drop_held, has_held, parameter_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,6 +70,9 @@ class Member:
         """Switch the synchronisation of gradients on or off; return the state before."""
         return True
 
+    def reduce_partly(self) -> None:
+        """Leave out what can wait for the end of a window, though the switch is on; `set_sync` ends that."""
+
     @property
     def must_sync(self) -> bool:
         """True if the next backward has to synchronise even inside a window."""
@@ -87,6 +92,15 @@ class Member:
     def is_synced(self) -> bool:
         """False if this rank's gradients are known to be its own."""
         return True
+
+    def has_gradients(self) -> bool:
+        """Return True if any parameter has a gradient."""
+        return any(parameter.grad is not None for parameter in self.parameters())
+
+    def drop_gradients(self) -> None:
+        """Drop all gradients, wherever they are kept."""
+        for parameter in self.parameters():
+            parameter.grad = None
 
     def clear_synced(self) -> None:
         """Forget that the gradients were synchronised, because they are cleared."""
@@ -130,10 +144,49 @@ class ShardedModel(PlainModel):
 
     pause = Pause.IF_ASKED
 
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        for one in module.modules():
+            if is_sharded(one):
+                one.reshard()  # type: ignore[operator] # after a forward, a module may have its whole parameters
+        self._parameters = tuple(module.parameters())
+        self._groups = [group for group in parameter_groups(module) if group is not None]
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield the sharded parameters, which optimizers have; between forward and backward the module has others."""
+        return iter(self._parameters)
+
     def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
         """Switch the reduction on or off; return True, because torch does not tell the state before."""
         self.module.set_requires_gradient_sync(on)
         return True
+
+    def reduce_partly(self) -> None:
+        """Reduce over the ranks that share a replica out, and leave the sum over replicas for the window's end."""
+        self.module.set_requires_all_reduce(False)
+
+    @property
+    def is_synced(self) -> bool:
+        """False if gradients were computed that have not been reduced over all ranks."""
+        return not has_held(self._groups)
+
+    def has_gradients(self) -> bool:
+        """Return True if any parameter has a gradient, or FSDP2 keeps one that it has not reduced."""
+        return has_held(self._groups) or super().has_gradients()
+
+    def drop_gradients(self) -> None:
+        """Drop all gradients, also those that FSDP2 keeps itself."""
+        super().drop_gradients()
+        drop_held(self._groups)
+
+    def explain_unsynced(self) -> str:
+        """Return the two ways in which that happens."""
+        return (
+            "Its backward ran under no_sync(), or after set_requires_gradient_sync(False): FSDP2 decides at the "
+            "backward. Put the last micro-batch outside, or write `with accelerator.accumulate(model):` around forward "
+            "and backward. A part of the model that the last micro-batch did not use keeps its sum, too: pass "
+            "DistributedDataParallelKwargs(find_unused_parameters=True)."
+        )
 
 
 class DDPModel(PlainModel):

@@ -6,7 +6,7 @@ forward, so a block sets the switches when it begins.
 | a micro-batch is computed | the switch |
 |---|---|
 | as the last of its window: `ends_window` | on |
-| as another one of its window: `pause` | off; on for all with `sync_each_batch=True`, for sharded models with None |
+| as another one of its window: `pause` | off; on with `sync_each_batch=True`; partly on for sharded models with None |
 | outside any `accumulate` | on |
 | inside `no_sync`: `without_sync` | off |
 | inside `trigger_sync_in_backward`: `sync_next` | on, for the forwards before as well |
@@ -52,11 +52,14 @@ def pause(members: Iterable[Member], *, sync_each_batch: bool | None) -> list[tu
     if sync_each_batch:
         return []
     asked = sync_each_batch is False
-    return [
-        (member, member.set_sync(member.must_sync))
-        for member in members
-        if member.pause is Pause.ALWAYS or (asked and member.pause is Pause.IF_ASKED)
-    ]
+    paused = []
+    for member in members:
+        if member.pause is Pause.ALWAYS or (asked and member.pause is Pause.IF_ASKED):
+            paused.append((member, member.set_sync(member.must_sync)))
+        elif member.pause is Pause.IF_ASKED:
+            member.reduce_partly()
+            paused.append((member, True))
+    return paused
 
 
 def resume(paused: Iterable[tuple[Member, bool]]) -> None:

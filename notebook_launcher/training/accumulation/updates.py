@@ -208,7 +208,7 @@ class Updates:
         for member in members.of_optimizer(prepared.optimizer):
             if member.trains_alone:
                 return
-            if not member.is_synced and any(parameter.grad is not None for parameter in member.parameters()):
+            if not member.is_synced and member.has_gradients():
                 raise RuntimeError(
                     f"step(): the gradients of {member.describe()} were not synchronised, so each rank would go its "
                     f"own way. {member.explain_unsynced()}"

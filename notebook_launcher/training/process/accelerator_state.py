@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.training.plugins import DistributedType
 from notebook_launcher.training.process.process_state import ProcessState
 
 if TYPE_CHECKING:
     import datetime as dt
+
+    from notebook_launcher.training.parallelism.mesh import Layout
 
 __all__ = ["AcceleratorState"]
 
@@ -30,6 +33,12 @@ class AcceleratorState(ProcessState):
     def mixed_precision(self) -> str:
         """`"no"`, `"fp16"` or `"bf16"`."""
         return self._mixed_precision
+
+    def note_layout(self, layout: Layout) -> None:
+        """Note that prepared models are sharded, for code that asks the state."""
+        self.distributed_type = DistributedType.FSDP
+        self.fsdp_plugin = layout.plugin
+        self.parallelism_config = layout.sizes
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self._mixed_precision}\n"

@@ -1,0 +1,49 @@
+"""Gradients that torch's FSDP2 keeps in its own state, where `parameter.grad = None` does not reach them.
+
+A backward that does not reduce leaves whole gradients there, and one that leaves out the all-reduce of HSDP leaves a
+partial sum. Torch has no public way to see or drop them: `reset_iter_state()` of torch 2.13 keeps them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+
+__all__ = ["drop_held", "has_held", "parameter_groups"]
+
+
+def parameter_groups(module: torch.nn.Module) -> Iterator[Any]:
+    """Yield torch's records of the units of a sharded module."""
+    for one in module.modules():
+        if hasattr(one, "_get_fsdp_state"):
+            state: Any = getattr(one, "_get_fsdp_state")()  # noqa: B009 - for mypy, a module's attributes are tensors
+            groups = getattr(state, "_fsdp_param_groups", None)  # older torch has one at most
+            yield from [state._fsdp_param_group] if groups is None else groups  # noqa: SLF001
+
+
+def has_held(groups: Iterable[Any]) -> bool:
+    """Return True if gradients were computed that have not been reduced over all ranks."""
+    for group in groups:
+        if group._partial_reduce_output is not None or any(_is_held(one) for one in group.fsdp_params):  # noqa: SLF001
+            return True
+    return False
+
+
+def drop_held(groups: Iterable[Any]) -> None:
+    """Drop these gradients."""
+    for group in groups:
+        group._partial_reduce_output = None  # noqa: SLF001
+        for parameter in group.fsdp_params:
+            parameter.unsharded_accumulated_grad = None
+            unsharded = getattr(parameter, "_unsharded_param", None)
+            if unsharded is not None:
+                unsharded.grad = None
+
+
+def _is_held(parameter: Any) -> bool:
+    unsharded = getattr(parameter, "_unsharded_param", None)
+    return parameter.unsharded_accumulated_grad is not None or (unsharded is not None and unsharded.grad is not None)

@@ -1,0 +1,62 @@
+"""The initial weights of a sharded model: rank 0's, on every rank.
+
+`fully_shard` communicates nothing, and ranks have seeds of their own: without this, a sharded model would be a mosaic
+of every rank's own initial weights.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["broadcast_from_first", "initialise_on_first", "materialise"]
+
+
+def materialise(modules: Iterable[torch.nn.Module], device: torch.device) -> None:
+    """Give parameters and buffers that are on the meta device memory on `device`, with arbitrary values."""
+    for module in modules:
+        for name, parameter in module._parameters.items():  # noqa: SLF001 - `named_parameters` leaves duplicates out
+            if parameter is not None and parameter.is_meta:
+                empty = torch.empty_like(parameter, device=device)
+                module._parameters[name] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)  # noqa: SLF001
+        for name, buffer in module._buffers.items():  # noqa: SLF001
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)  # noqa: SLF001
+
+
+def initialise_on_first(
+    module: torch.nn.Module, device: torch.device, initialise: Callable[[torch.nn.Module], Any] | None
+) -> None:
+    """Initialise a module whose own tensors are on the meta device on rank 0 as well, by its own rule.
+
+    Raises:
+        ValueError: Nothing says which values the module begins with.
+    """
+    reset = getattr(module, "reset_parameters", None)
+    if initialise is None and not callable(reset):
+        raise ValueError(
+            f"prepare(): parameters of {type(module).__name__} are on the meta device on rank 0 too, and it has no "
+            "reset_parameters(). Load the weights on rank 0 before prepare(), or pass "
+            "FullyShardedDataParallelPlugin(param_init_fn=...)."
+        )
+    materialise([module], device)
+    if initialise is not None:
+        initialise(module)
+    elif callable(reset):
+        reset()
+
+
+def broadcast_from_first(tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+    """Replace the values of tensors by rank 0's, one after the other; `device` is where ranks communicate."""
+    with torch.no_grad():
+        for tensor in tensors:
+            # Contiguous, as collectives want it; a tensor that is there already is not copied.
+            sent = tensor.detach().to(device).contiguous()
+            dist.broadcast(sent, src=0)
+            if sent.data_ptr() != tensor.data_ptr():
+                tensor.copy_(sent)

@@ -1,0 +1,57 @@
+"""The parameters of sharded models in place of those that optimizers were made with, told apart by identity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["Replacements"]
+
+
+class Replacements:
+    """The sharded parameter of each parameter that was sharded."""
+
+    def __init__(self) -> None:
+        # Weakly, so that a whole parameter which no optimizer has any more is freed.
+        self._sharded: Any = WeakIdKeyDictionary()
+
+    def add(self, pairs: Iterable[tuple[torch.nn.Parameter, torch.nn.Parameter]]) -> None:
+        """Note the parameters before and after sharding."""
+        for before, after in pairs:
+            self._sharded[before] = after
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Return True if a parameter was sharded."""
+        return parameter in self._sharded
+
+    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer update the sharded parameters; a state that it has already is shared out."""
+        state: Any = optimizer.state
+        for group in optimizer.param_groups:
+            for at, before in enumerate(group["params"]):
+                after = self._sharded.get(before)
+                if after is None:
+                    continue
+                group["params"][at] = after
+                if before in state:
+                    state[after] = _spread(state.pop(before), before, after)
+
+    def __reduce__(self) -> tuple[type[Replacements], tuple[()]]:
+        return Replacements, ()  # Ids of another process.
+
+
+def _spread(state: Mapping[str, Any], before: torch.Tensor, after: Any) -> dict[str, Any]:
+    """Return the state of a parameter with every tensor of its shape shared out as the parameter is."""
+    from torch.distributed.tensor import distribute_tensor
+
+    def spread(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.shape != before.shape:
+            return value
+        return distribute_tensor(value.to(after.device), after.device_mesh, after.placements)
+
+    return {name: spread(value) for name, value in state.items()}

@@ -1,0 +1,140 @@
+"""The units of a sharded model: modules whose parameters are gathered, used and freed together."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
+
+__all__ = ["find_units"]
+
+Modules = dict[str, torch.nn.Module]
+
+
+def find_units(model: torch.nn.Module, plugin: FullyShardedDataParallelPlugin) -> Modules:
+    """Return the units inside a model by name, inner ones first; the model itself, the outermost, is not among them.
+
+    Raises:
+        ValueError: A class that `transformer_cls_names_to_wrap` names is not in the model.
+        TypeError: `auto_wrap_policy` is nothing that torch or this package knows.
+    """
+    chosen = _choose(model, plugin)
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if name and id(module) in chosen and any(True for _ in module.parameters())
+    }
+    return dict(reversed(found.items()))
+
+
+def _choose(model: torch.nn.Module, plugin: FullyShardedDataParallelPlugin) -> set[int]:
+    policy = plugin.auto_wrap_policy
+    if policy == "NO_WRAP":
+        return set()
+    if policy == "SIZE_BASED_WRAP":
+        return _by_size(model, plugin.min_num_params or 0)
+    if policy == "TRANSFORMER_BASED_WRAP" or (policy is None and _no_split(model)):
+        return _by_class_name(model, plugin.transformer_cls_names_to_wrap or _no_split(model))
+    if policy is None:
+        return _repeated_blocks(model)
+    if isinstance(policy, (set, frozenset, list, tuple)):
+        return {id(module) for module in model.modules() if isinstance(module, tuple(policy))}
+    return _by_policy(model, policy)
+
+
+def _no_split(model: torch.nn.Module) -> list[str]:
+    """Return the names of classes that a transformers model wants to keep in one piece."""
+    return [*(getattr(model, "_no_split_modules", None) or ())]
+
+
+def _by_class_name(model: torch.nn.Module, names: list[str]) -> set[int]:
+    known = {type(module).__name__ for module in model.modules()}
+    if not names:
+        raise ValueError(
+            f"auto_wrap_policy='transformer_based_wrap': {type(model).__name__} has no _no_split_modules. Write "
+            f"transformer_cls_names_to_wrap=[...] with names out of {', '.join(sorted(known))}."
+        )
+    # Of the classes that a model lists, one that it did not build is left out; a user's own list must be right.
+    missing = [name for name in names if name not in known]
+    if len(missing) == len(names) or (missing and names is not _no_split(model) and names != _no_split(model)):
+        raise ValueError(
+            f"transformer_cls_names_to_wrap: {type(model).__name__} contains no {', '.join(missing)}. It contains "
+            f"{', '.join(sorted(known))}."
+        )
+    return {id(module) for module in model.modules() if type(module).__name__ in names}
+
+
+def _by_size(model: torch.nn.Module, fewest: int) -> set[int]:
+    """Return modules with at least so many parameters that are in no smaller unit, as torch's policy does."""
+    chosen: set[int] = set()
+
+    def visit(module: torch.nn.Module) -> int:
+        """Return the number of parameters in a module that no unit inside of it has."""
+        own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        left = own + sum(visit(child) for child in module.children())
+        if fewest and left >= fewest and module is not model and not _is_container(module):
+            chosen.add(id(module))
+            return 0
+        return left
+
+    visit(model)
+    return chosen
+
+
+def _is_container(module: torch.nn.Module) -> bool:
+    """Return True for a module that is never called, so that it cannot gather its parameters."""
+    return isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict))
+
+
+def _repeated_blocks(model: torch.nn.Module) -> set[int]:
+    """Return the modules of which a `ModuleList` or `Sequential` holds several of a class, the outermost alone."""
+    chosen: set[int] = set()
+    pending = collections.deque([model])
+    while pending:
+        module = pending.popleft()
+        children = [child for child in module.children() if any(True for _ in child.parameters())]
+        repeated: set[type] = set()
+        if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
+            counts = collections.Counter(type(child) for child in children)
+            repeated = {kind for kind, count in counts.items() if count > 1}
+        for child in children:
+            if type(child) in repeated and not _is_container(child):
+                chosen.add(id(child))
+            else:
+                pending.append(child)
+    return chosen
+
+
+def _by_policy(model: torch.nn.Module, policy: Any) -> set[int]:
+    """Return what one of torch's policies chooses, an object of `torch.distributed.fsdp.wrap` or a function."""
+    if hasattr(policy, "_run_policy"):
+        return {id(module) for module in policy._run_policy(model, ignored_modules=set(), root_kwargs={})}  # noqa: SLF001 - torch has no public way
+    if not callable(policy):
+        raise TypeError(
+            f"auto_wrap_policy={policy!r} is not a policy. It can be 'transformer_based_wrap', 'size_based_wrap', "
+            "'no_wrap', a set of module classes, or a policy of torch.distributed.fsdp.wrap."
+        )
+    decide = _decision(policy)
+    return {id(module) for module in _inside(model) if decide(module)}
+
+
+def _decision(policy: Callable[..., Any]) -> Callable[[torch.nn.Module], bool]:
+    if len(inspect.signature(policy).parameters) == 1:
+        return lambda module: bool(policy(module))
+
+    def decide(module: torch.nn.Module) -> bool:
+        numel = sum(parameter.numel() for parameter in module.parameters())
+        return bool(policy(module=module, recurse=False, nonwrapped_numel=numel))
+
+    return decide
+
+
+def _inside(model: torch.nn.Module) -> Iterable[torch.nn.Module]:
+    return (module for module in model.modules() if module is not model and not _is_container(module))

@@ -1,0 +1,142 @@
+"""Models that an Accelerator shards: their updates are those of a model that each rank has whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
+from notebook_launcher import ParallelismConfig, notebook_launch
+from tests.support.toy_training import make_data, make_model, sessions, shards_on_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.toy_training import Sessions
+
+pytestmark = shards_on_cpus
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Sessions]:
+    with sessions(1, 2, 3, 4) as opened:
+        opened.run(4, make_replicas)
+        yield opened
+
+
+def make_replicas() -> None:
+    """Make the groups of two replicas, whose sockets stay open as long as the ranks."""
+    from notebook_launcher import Accelerator
+
+    Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_replicate_size=2, dp_shard_size=2))
+
+
+def whole(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the weights of a model, gathered."""
+    found: list[Any] = [parameter.detach() for parameter in model.parameters()]
+    return [one.full_tensor() if hasattr(one, "full_tensor") else one.clone() for one in found]
+
+
+def train(order: str, settings: dict[str, Any], *, num_epochs: int = 4) -> list[torch.Tensor]:
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, **settings)
+    net: Any = make_model(seed=accelerator.process_index)  # of rank 0 alone the weights count
+    plain: Any = torch.optim.AdamW(net.parameters(), lr=0.1)
+    loader: Any = DataLoader(TensorDataset(*make_data(29)), 2)
+    if order == "together":
+        plain, net, loader = accelerator.prepare(plain, net, loader)
+    elif order == "model first":
+        net = accelerator.prepare(net)
+        plain, loader = accelerator.prepare(plain, loader)
+    else:
+        loader, plain = accelerator.prepare(loader, plain)
+        net = accelerator.prepare(net)
+    assert accelerator.is_fsdp2 == (accelerator.num_processes > 1 and bool(settings))
+    for _ in range(num_epochs):
+        for inputs, targets in loader:
+            with accelerator.accumulate(net):
+                accelerator.backward(torch.nn.functional.mse_loss(net(inputs), targets))
+                plain.step()
+                plain.zero_grad()
+    return whole(net)
+
+
+@pytest.mark.parametrize("order", ["together", "model first", "optimizer first"])
+@pytest.mark.parametrize(
+    ("num_ranks", "settings"),
+    [
+        (1, {"fsdp_plugin": Plugin()}),
+        (2, {"parallelism_config": ParallelismConfig(dp_shard_size=2)}),
+        (3, {"fsdp_plugin": Plugin(reshard_after_forward=False)}),
+        (4, {"fsdp_plugin": Plugin(cpu_offload=True, auto_wrap_policy="no_wrap")}),
+        (4, {"parallelism_config": ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)}),
+    ],
+)
+def test_updates_are_those_of_whole_models(ranks, num_ranks, settings, order):
+    expected = ranks.run(num_ranks, train, order, {})
+    for mine in ranks.run(num_ranks, train, order, settings):
+        torch.testing.assert_close(mine, expected[0])
+
+
+def toy() -> tuple[float, bool, str]:
+    """The documented example, whose exact weight is 2.04, with a model in place of the tensor."""
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model: Any = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.02)
+    inputs = torch.arange(1.0, 9.0).view(-1, 1)
+    loader: Any = DataLoader(TensorDataset(inputs, 2 * inputs), batch_size=1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    accelerator.gradient_accumulation_steps = len(loader)
+    for batch, targets in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(torch.nn.functional.mse_loss(model(batch), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+    return float(model.weight.full_tensor()), accelerator.is_fsdp2, str(accelerator.distributed_type)
+
+
+@pytest.mark.parametrize(("num_ranks", "shard"), [(2, 2), (4, 2), (4, 4)])
+def test_an_accelerator_adopts_the_launch_s_shard_and_gives_the_documented_weight(num_ranks, shard):
+    for weight, shards, kind in notebook_launch(toy, num_ranks, shard=shard, devices="cpu", output="none"):
+        assert (f"{weight:.5f}", shards, kind) == ("2.04000", True, "DistributedType.FSDP")
+
+
+@pytest.mark.parametrize("sync_each_batch", [None, False, True])
+@pytest.mark.parametrize("sizes", [(1, 4), (2, 2)])
+def test_gradients_of_a_window_that_was_left_do_not_get_into_the_next_one(ranks, sizes, sync_each_batch):
+    def train() -> list[torch.Tensor]:
+        from notebook_launcher import Accelerator, GradientAccumulationPlugin, ParallelismConfig
+
+        plugin = GradientAccumulationPlugin(num_steps=4, sync_each_batch=sync_each_batch)
+        accelerator = Accelerator(
+            cpu=True, gradient_accumulation_plugin=plugin, parallelism_config=ParallelismConfig(*sizes)
+        )
+        net: Any = make_model()
+        net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.0))
+        loader = accelerator.prepare(DataLoader(TensorDataset(*make_data(32)), 2))
+        for number, (inputs, targets) in enumerate(loader):
+            with accelerator.accumulate(net):
+                accelerator.backward(100 * torch.nn.functional.mse_loss(net(inputs), targets))
+            if number == 1:
+                break
+        for inputs, targets in loader:
+            with accelerator.accumulate(net):
+                accelerator.backward(torch.nn.functional.mse_loss(net(inputs), targets))
+                grads = [parameter.grad for parameter in net.parameters()] if accelerator.sync_gradients else []
+                gathered: list[torch.Tensor] = [grad.full_tensor() for grad in grads]
+                optimizer.step()
+        return gathered
+
+    net = make_model()
+    inputs, targets = make_data(32)
+    torch.nn.functional.mse_loss(net(inputs), targets).backward()
+    expected = [parameter.grad for parameter in net.parameters()]
+    for mine in ranks.run(4, train):
+        torch.testing.assert_close(mine, expected)
