@@ -1,0 +1,1 @@
+"""The command line, `python -m notebook_launcher` or `notebook-launcher`: one module for each command."""

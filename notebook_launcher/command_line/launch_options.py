@@ -1,0 +1,221 @@
+"""Options of `launch`: every field of `LaunchConfig`, under the names that `accelerate launch` and `torchrun` give it.
+
+Their options that have no field are of three kinds: those with a meaning of their own here (`MEANINGS`), those without
+any meaning where one process starts all ranks of one machine (`WITHOUT_EFFECT`), and those that ask for something that
+this package does not do (`REFUSED`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.command_line.field_help import field_help
+from notebook_launcher.config import LaunchConfig
+from notebook_launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["OTHER_NAMES", "REFUSED", "WITHOUT_EFFECT", "add_options", "check_words", "given_options", "without_effect"]
+
+OTHER_NAMES = {
+    "num_processes": ("nproc_per_node",),
+    "devices": ("gpu_ids",),
+    "threads_per_process": ("num_cpu_threads_per_process",),
+    "max_grad_norm": ("gradient_clipping",),
+    "runs_folder": ("log_dir",),
+}
+"""By field: its names in `accelerate launch` and `torchrun`, where they differ."""
+
+WITHOUT_EFFECT = {
+    **dict.fromkeys(
+        ("main_process_ip", "main_process_port", "master_addr", "master_port", "local_addr", "same_network"),
+        "the launcher binds a port of its own on the loopback interface",
+    ),
+    **dict.fromkeys(
+        ("rdzv_backend", "rdzv_conf", "rdzv_endpoint", "rdzv_id", "standalone", "machine_rank", "node_rank", "role"),
+        "ranks of one machine meet at the launcher's own store",
+    ),
+    **dict.fromkeys(("tee", "redirects", "quiet"), "--output chooses the ranks that are shown"),
+    **dict.fromkeys(("local_ranks_filter",), "--output rank0 shows rank 0 alone"),
+    **dict.fromkeys(("monitor_interval",), "a rank's end is noticed at once"),
+    **dict.fromkeys(("run_path", "module_path"), "a script is always run as the main program"),
+    **dict.fromkeys(("enable_cpu_affinity", "numa_binding"), "--threads_per_process limits each rank's threads"),
+}
+"""Options that are accepted and reported as ignored, each with the reason."""
+FLAGS = ("same_network", "standalone", "quiet", "run_path", "enable_cpu_affinity")
+"""Those of them that take no value."""
+
+ELSEWHERE = "use `accelerate launch` for it"
+REFUSED = {
+    "tpu": f"no TPU can be used here; {ELSEWHERE}",
+    "use_deepspeed": f"DeepSpeed is not supported; {ELSEWHERE}",
+    "deepspeed": f"DeepSpeed is not supported; {ELSEWHERE}",
+    "zero": f"DeepSpeed is not supported; {ELSEWHERE}",
+    "use_fsdp": f"sharding with FSDP cannot be chosen on this command line; {ELSEWHERE}",
+    "fsdp": f"sharding with FSDP cannot be chosen on this command line; {ELSEWHERE}",
+    "use_megatron_lm": f"Megatron-LM is not supported; {ELSEWHERE}",
+    "megatron_lm": f"Megatron-LM is not supported; {ELSEWHERE}",
+    "use_parallelism_config": f"only data parallelism is supported; {ELSEWHERE}",
+    "parallelism_config": f"only data parallelism is supported; {ELSEWHERE}",
+    "fp8": f"fp8 is not supported; {ELSEWHERE}",
+    "mpirun": f"ranks are not started by mpirun here; {ELSEWHERE}",
+    "aws": f"nothing is launched in a cloud; {ELSEWHERE}",
+    "dynamo": "nothing is compiled from outside: call torch.compile(model) in the script",
+    "no_python": "ranks are Python processes: name a script, or a module with -m",
+}
+"""Options that cannot work, each with the reason; `--fsdp_offload_params` is refused as `fsdp`."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Add all options to a parser; return them."""
+    group = parser.add_argument_group("settings")
+    added = [
+        _add(group, "config_file", metavar="FILE", help="a settings file of Accelerate's; options win over it"),
+        _add(group, "no_config_file", action="store_true", help="do not read Accelerate's default settings file"),
+        _add(group, "module", short=["-m"], action="store_true", help="SCRIPT names a module, as in python -m"),
+    ]
+    group = parser.add_argument_group("ranks and training", "Fields of LaunchConfig, with its defaults.")
+    texts = field_help(LaunchConfig)
+    for field in dataclasses.fields(LaunchConfig):
+        added += _add_field(group, field, texts.get(field.name, ""))
+    added += [
+        _add(group, "cpu", action="store_true", help="the same as --devices cpu"),
+        _add(group, "multi_gpu", action="store_true", help="fail if there is no GPU, instead of using CPU ranks"),
+        _add(group, "debug", action="store_true", help="compare shapes of tensors before each collective operation"),
+        _add(group, "num_machines", "nnodes", metavar="N", help="1 is the only number of machines"),
+    ]
+    names = ", ".join(f"--{name}" for name in WITHOUT_EFFECT)
+    group = parser.add_argument_group("accepted without effect", f"Named and ignored:\n{textwrap.fill(names, 110)}")
+    for name in WITHOUT_EFFECT:
+        how: dict[str, Any] = {"action": "store_true"} if name in FLAGS else {"metavar": "X"}
+        added.append(_add(group, name, dest=f"ignored_{name}", help=argparse.SUPPRESS, **how))
+    return added
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raise `ConfigError` for the first option before the script that is unknown or cannot work."""
+    options = add_options(argparse.ArgumentParser(add_help=False))
+    known = {spelling: option for option in options for spelling in option.option_strings}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-") or word in ("-", "--"):
+            return
+        typed, has_value, _ = word.partition("=")
+        if typed not in known and typed not in ("-h", "--help"):
+            _refuse(typed, known)
+        elif not has_value and typed in known and known[typed].nargs != 0:
+            next(rest, None)
+
+
+def _refuse(typed: str, known: Iterable[str]) -> None:
+    name = typed.lstrip("-").replace("-", "_")
+    for refused, reason in REFUSED.items():
+        if name == refused or name.startswith(f"{refused}_"):
+            raise ConfigError(f"{typed}: {reason}.")
+    spelling = f"--{name}"
+    longer = [other for other in known if other.startswith(spelling)]
+    close = longer or difflib.get_close_matches(spelling, known, n=1)
+    hint = f"Did you mean {close[0]}?" if close else "`notebook-launcher launch --help` lists the options."
+    raise ConfigError(f"unknown option {typed}. {hint} The script's own options are written after the script.")
+
+
+def given_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `LaunchConfig` that were given, as its constructor takes them; raise `ConfigError`."""
+    fields = {field.name: field for field in dataclasses.fields(LaunchConfig)}
+    given = {name: _value(fields[name], value) for name, value in vars(options).items() if name in fields}
+    if options.num_machines not in (None, "1", "1:1"):
+        raise ConfigError(f"--num_machines {options.num_machines}: a launch from here takes one machine; {ELSEWHERE}.")
+    if options.cpu:
+        if given.get("devices", "cpu") != "cpu":
+            raise ConfigError(f"--cpu and --devices {options.devices} exclude each other. Leave one of them out.")
+        given["devices"] = "cpu"
+    if options.debug:
+        given["env"] = {"ACCELERATE_DEBUG_MODE": "true", **given.get("env", {})}
+    return {**given, **_numbers_by_name(given.get("num_processes"))}
+
+
+def without_effect(options: argparse.Namespace) -> dict[str, str]:
+    """Return the given options that are ignored, as they were typed, each with the reason."""
+    given = {name: getattr(options, f"ignored_{name}", None) for name in WITHOUT_EFFECT}
+    return {
+        f"--{name}" + ("" if value is True else f" {value}"): WITHOUT_EFFECT[name]
+        for name, value in given.items()
+        if value not in (None, False)
+    }
+
+
+def _numbers_by_name(number: Any) -> dict[str, Any]:
+    """Return what torchrun's words for a number of processes mean."""
+    if number == "cpu":
+        from notebook_launcher.machine import devices
+
+        return {"num_processes": devices.look().num_cores, "devices": "cpu"}
+    return {"num_processes": None} if number in ("auto", "gpu") else {}
+
+
+def _add_field(group: Any, field: dataclasses.Field[Any], text: str) -> list[argparse.Action]:
+    unset = "Without it:" if field.default is None else "none:"
+    how: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": field.name}
+    text = text.replace("%", "%%")
+    if str(field.type) in ("bool", "bool | None"):
+        off = _add(group, f"no_{field.name}", action="store_false", help=f"the opposite of --{field.name}", **how)
+        return [_add(group, field.name, action="store_true", help=text, **how), off]
+    how["metavar"] = "N" if _is_number(field) else "X"
+    if field.name == "env":
+        how |= {"metavar": "NAME=VALUE", "action": "append"}
+    short = ["-n"] if field.name == "num_processes" else []
+    names = (field.name, *OTHER_NAMES.get(field.name, ()))
+    return [_add(group, *names, short=short, help=text.replace("None:", unset), **how)]
+
+
+def _is_number(field: dataclasses.Field[Any]) -> bool:
+    return "int" in str(field.type) or "float" in str(field.type)
+
+
+def _add(group: Any, *names: str, short: Sequence[str] = (), **how: Any) -> argparse.Action:
+    spellings = [f"--{name}" for name in names]
+    spellings += [name.replace("_", "-") for name in spellings if "_" in name]
+    action: argparse.Action = group.add_argument(*short, *spellings, **how)
+    return action
+
+
+def _value(field: dataclasses.Field[Any], text: Any) -> Any:
+    """Return the value that a text means for a field; `LaunchConfig` refuses a text that means none."""
+    if not isinstance(text, str):
+        return _environment(text) if field.name == "env" else text
+    if field.name == "devices":
+        return _devices(text)
+    if field.name == "monitor":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    optional = "None" in str(field.type) and field.default is not None
+    if optional and text.lower() == "none":
+        return None
+    return _number(text) if _is_number(field) else text
+
+
+def _number(text: str) -> int | float | str:
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return text
+
+
+def _devices(text: str) -> Any:
+    if text in ("all", "cpu"):
+        return None if text == "all" else text
+    items = [item.strip() for item in text.split(",")]
+    return tuple(map(int, items)) if all(item.isdecimal() for item in items) else text
+
+
+def _environment(items: list[str]) -> Mapping[str, str]:
+    for item in items:
+        if "=" not in item:
+            raise ConfigError(f"--env {item}: write --env NAME=VALUE.", field="env")
+    return dict(item.split("=", 1) for item in items)

@@ -1,0 +1,37 @@
+"""`verify`: train the documented toy model on real ranks, and compare its weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from notebook_launcher.command_line.command import Command
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["COMMAND"]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], metavar="N", help="numbers of ranks")
+    parser.add_argument("--steps", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N", help="accumulation steps")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from notebook_launcher.verification import verify_accumulation
+
+    report = verify_accumulation(options.processes, options.steps)
+    print(report)  # noqa: T201 - this is what the command is for
+    return 0 if report.rows and report.ok else 1
+
+
+COMMAND = Command(
+    name="verify",
+    summary="train the documented toy model on every combination of ranks and steps; exit 1 if a weight differs",
+    description=(
+        "Train the toy model of Accelerate's documentation on every combination of ranks and accumulation steps\n"
+        "that divides its 8 samples. Every weight must be 2.04000, with accumulation and without."
+    ),
+    add_arguments=_add_arguments,
+    run=_run,
+)

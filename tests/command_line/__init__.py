@@ -1,0 +1,1 @@
+"""Tests of run folders and of the records that views read."""

@@ -1,0 +1,245 @@
+"""`notebook-launcher launch` in real processes: scripts, modules, failures, stops, and words that cannot work."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notebook_launcher import LaunchConfig, runs
+from notebook_launcher.command_line.launch_options import OTHER_NAMES, REFUSED, WITHOUT_EFFECT
+from notebook_launcher.command_line.program import COMMANDS, main, make_parser
+from notebook_launcher.history.run_folders import VARIABLE
+from tests.support.programs import command_line, surroundings, type_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = """\
+import json, os, pickle, sys
+import torch, torch.distributed as dist
+
+class Point:
+    x = 1
+
+def main():
+    dist.init_process_group("gloo")     # as a script for torchrun does; the group is up already
+    total = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(total)
+    here = sys.modules["__main__"]
+    facts = {
+        "total": total.item(),
+        "argv": sys.argv,
+        "path": sys.path[0],
+        "file": __file__,
+        "spec": __spec__ and __spec__.name,
+        "package": __package__,
+        "pickled": type(pickle.loads(pickle.dumps(Point()))) is here.Point,
+        "precision": os.environ.get("ACCELERATE_MIXED_PRECISION"),
+        "word": os.environ.get("WORD"),
+        "debug": os.environ.get("ACCELERATE_DEBUG_MODE"),
+    }
+    print(json.dumps(facts) if dist.get_rank() == 0 else "rank 1 is here")
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+"""
+LOOP = """\
+import time, os
+from notebook_launcher import track
+for step in track(range(100_000), description="walking"):
+    time.sleep(0.01)
+"""
+SETTINGS = "distributed_type: MULTI_CPU\nnum_processes: 4\nmixed_precision: bf16\nuse_cpu: true\n"
+
+
+@pytest.fixture
+def script(tmp_path) -> Path:
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    (folder / "train.py").write_text(PROGRAM)
+    return folder / "train.py"
+
+
+def test_script_runs_as_the_main_program_of_each_rank(script, home, tmp_path):
+    (tmp_path / "settings.yaml").write_text(SETTINGS)
+    ours = ["--config_file", "settings.yaml", "--num-processes", 2, "--env", "WORD=a=b", "--debug"]
+    theirs = ["--main_process_port", 29501, "--rdzv_backend=static"]
+    done = type_command("launch", *ours, *theirs, script, "--lr", "0.1", "--cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "[rank 1] rank 1 is here\n" in done.stdout
+    line = next(line for line in done.stdout.splitlines() if line.startswith("[rank 0] {"))
+    assert json.loads(line.removeprefix("[rank 0] ")) == {
+        "total": 3.0,
+        "argv": [str(script), "--lr", "0.1", "--cpu"],
+        "path": str(script.parent),
+        "file": str(script),
+        "spec": None,
+        "package": None,
+        "pickled": True,
+        "precision": "bf16",
+        "word": "a=b",
+        "debug": "true",
+    }
+    assert "settings of settings.yaml: devices=cpu, mixed_precision=bf16\n" in done.stderr
+    assert "ignored: --main_process_port 29501 (the launcher binds a port of its own" in done.stderr
+    assert "ignored: --rdzv_backend static (ranks of one machine meet" in done.stderr
+    (run,) = runs(home)
+    assert (run.name, run.state, run.config.num_processes) == ("train.py", "done", 2)
+
+
+def test_module_of_a_package_runs_and_its_exit_status_is_returned(script, tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(f"{PROGRAM}    import sys\n    sys.exit(7)\n")
+    done = type_command("launch", "-n", 2, "--cpu", "-m", "package", "--lr", "0.1", cwd=tmp_path)
+    assert done.returncode == 7, done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("[rank 0] {"))
+    facts = json.loads(line.removeprefix("[rank 0] "))
+    assert facts["argv"] == [str(package / "__main__.py"), "--lr", "0.1"]
+    assert (facts["spec"], facts["package"], facts["path"]) == ("package.__main__", "package", str(tmp_path))
+    assert "sys.exit(7)" in done.stderr
+
+
+def test_exception_of_one_rank_is_shown_once_with_the_lines_of_the_script(tmp_path):
+    (tmp_path / "__main__.py").write_text(
+        "import os\nprint(__file__)\nif os.environ['RANK'] == '1':\n    raise ValueError('boom')\n"
+    )
+    done = type_command("launch", "-n", 2, "--backend", "none", tmp_path, cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"[ranks 0,1] {tmp_path}/__main__.py" in done.stdout
+    assert done.stderr.count("Traceback") == 1
+    assert f'File "{tmp_path}/__main__.py", line 4, in <module>' in done.stderr
+    assert done.stderr.count("  File ") == 1, "frames of the launcher or of runpy are shown"
+    assert "rank 1 of 2 failed first" in done.stderr
+
+
+def test_terminal_shows_progress_and_its_interrupt_ends_the_run(home, tmp_path):
+    (tmp_path / "walk.py").write_text(LOOP)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        words = command_line("launch", "-n", 2, "--cpu", "walk.py")
+        os.execve(words[0], words, {**surroundings(tmp_path), VARIABLE: str(home), "COLUMNS": "100"})
+    try:
+        shown = _read_until(terminal, b"left")
+        assert b"walk.py: walking" in shown
+        os.write(terminal, b"\x03")
+        shown += _read_until(terminal, b"stopped after")
+    finally:
+        status = _end(pid, terminal)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
+    (run,) = runs(home)
+    assert run.state == "stopped"
+
+
+def test_sigterm_stops_the_run_and_is_the_exit_status(home, tmp_path):
+    (tmp_path / "walk.py").write_text(f"print('on its way', flush=True)\n{LOOP}")
+    words = command_line("launch", "-n", 1, "--cpu", "walk.py")
+    env = {**surroundings(tmp_path), VARIABLE: str(home)}
+    with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while "on its way" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert "stopped after" in process.stdout.read()
+    assert process.returncode == 128 + signal.SIGTERM
+    (run,) = runs(home)
+    assert run.state == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--use_fsdp", "x.py"], "--use_fsdp: sharding with FSDP cannot be chosen"),
+        (["--deepspeed_config_file", "c.json", "x.py"], "--deepspeed_config_file: DeepSpeed is not supported"),
+        (
+            ["--dynamo_backend", "inductor", "x.py"],
+            "--dynamo_backend: nothing is compiled from outside",
+        ),
+        (["--nproc", "2", "x.py"], "unknown option --nproc. Did you mean --nproc_per_node?"),
+        (["--mixed_precison", "no", "x.py"], "unknown option --mixed_precison. Did you mean --mixed_precision?"),
+        (["--zzz", "x.py"], "unknown option --zzz. `notebook-launcher launch --help` lists the options."),
+        (["-n", "two", "."], "num_processes='two' is a str; it must be a whole number."),
+        (["--timeout", "-1", "."], "timeout=-1 must be more than 0 seconds"),
+        (["--devices", "a,b", "."], "devices='a,b' is unknown"),
+        (["--cpu", "--gpu_ids", "0", "."], "--cpu and --devices 0 exclude each other"),
+        (["--nnodes", "2", "x.py"], "--num_machines 2: a launch from here takes one machine"),
+        (["--env", "NAME", "x.py"], "--env NAME: write --env NAME=VALUE."),
+        (["--config_file", "no.yaml", "x.py"], "no.yaml cannot be read"),
+        (["no.py"], "/no.py."),
+        (["json"], "To run a module by its name, write -m before it."),
+        (["."], "is a folder without a __main__.py, so Python cannot run it."),
+        (["-m", "no_such_module"], "there is no module 'no_such_module' in"),
+        (["--multi_gpu", "x.py"], "--multi_gpu: "),
+    ],
+)
+def test_words_that_cannot_work_are_refused_before_anything_starts(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert main(["launch", *words]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("notebook-launcher launch: ")
+    assert message in shown
+
+
+def test_settings_file_that_cannot_be_launched_names_the_way_around(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    file = tmp_path / "accelerate/default_config.yaml"
+    file.parent.mkdir()
+    file.write_text("distributed_type: XLA\n")
+    assert main(["launch", "x.py"]) == 2
+    assert "it is for a TPU" in (shown := capsys.readouterr().err)
+    assert "--no_config_file launches without it." in shown
+    assert main(["launch", "--no_config_file", str(tmp_path / "x.py")]) == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_every_field_of_a_launch_is_an_option_in_both_spellings():
+    parser = make_parser()
+    for field in LaunchConfig.__dataclass_fields__:
+        for name in {field, field.replace("_", "-"), *OTHER_NAMES.get(field, ())}:
+            flag = field == "check_ranks"
+            words = ["launch", f"--{name}", *([] if flag else ["1"]), "x.py"]
+            assert getattr(parser.parse_args(words), field) in ("1", ["1"], True)
+
+
+def test_help_of_each_command_explains_it(capsys):
+    for command in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([command.name, "--help"])
+        assert len(capsys.readouterr().out.split()) > 30
+    assert not REFUSED.keys() & WITHOUT_EFFECT.keys()
+
+
+def _read_until(terminal: int, words: bytes) -> bytes:
+    shown, deadline = b"", time.monotonic() + 60
+    while words not in shown:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, shown
+        try:
+            shown += os.read(terminal, 65536)
+        except OSError:
+            pytest.fail(f"the program has ended: {shown.decode()}")
+    return shown
+
+
+def _end(pid: int, terminal: int) -> int:
+    """Read the terminal to its end, so that the program is not blocked, and reap the program."""
+    try:
+        while os.read(terminal, 65536):
+            pass
+    except OSError:  # Linux's word for the end of a terminal whose last process has ended.
+        pass
+    os.close(terminal)
+    return os.waitpid(pid, 0)[1]
