@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import notebook_launcher
-from notebook_launcher.command_line import launch_command, verify_command
+from notebook_launcher.command_line import env_command, launch_command, verify_command
 from notebook_launcher.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = ["COMMANDS", "main", "make_parser"]
 
 COMMANDS: tuple[Command, ...] = (
     launch_command.COMMAND,
+    env_command.COMMAND,
     verify_command.COMMAND,
 )
 """All commands, in the order in which `--help` lists them. A new command is a module here and a row there."""
@@ -88,5 +89,5 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         names = [name for name in action.option_strings if not re.match(r"--.*-(?=.)", name)]
         if not names or len(names) == len(action.option_strings):
             return super()._format_action_invocation(action)
-        value = "" if action.nargs == 0 else f" {self._format_args(action, (action.metavar or action.dest))}"
+        value = "" if action.nargs == 0 else f" {self._format_args(action, str(action.metavar or action.dest))}"
         return ", ".join(names) + value

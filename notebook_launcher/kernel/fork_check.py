@@ -22,7 +22,7 @@ from notebook_launcher.errors import ConfigError
 if TYPE_CHECKING:
     from notebook_launcher.kernel.plan import Plan
 
-__all__ = ["adapt"]
+__all__ = ["ForkHealth", "adapt", "try_fork"]
 
 BUDGET = 1.0
 """Seconds that the child gets; a healthy child needs far less, as the parallel operation takes under a millisecond."""
@@ -31,18 +31,32 @@ CUDA_CLEAN = b"-"
 PARALLEL_WORKS = b"p"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ForkHealth:
+    """What works in a fork of this process."""
+
+    cuda: bool
+    parallel: bool
+
+
+def try_fork() -> ForkHealth:
+    """Fork a child and return what works in it; call it only where torch is imported."""
+    answers = _ask_child()
+    return ForkHealth(cuda=CUDA_CLEAN in answers, parallel=PARALLEL_WORKS in answers)
+
+
 def adapt(plan: Plan) -> Plan:
     """Return a plan that works in a fork of this process; raises `ConfigError` if none does."""
     if "torch" not in sys.modules or (plan.threads_per_process == 1 and not plan.use_gpu):
         return plan
-    answers = _ask_child()
-    if plan.use_gpu and CUDA_CLEAN not in answers:
+    health = try_fork()
+    if plan.use_gpu and not health.cuda:
         msg = (
             "start_method='fork' with GPUs: this kernel has touched CUDA, and a fork of it cannot use a GPU. Use "
             "start_method='forkserver', which works whatever the kernel did, or restart the kernel."
         )
         raise ConfigError(msg)
-    if PARALLEL_WORKS in answers or plan.threads_per_process == 1:
+    if health.parallel or plan.threads_per_process == 1:
         return plan
     note = " (this kernel has run parallel operations, so a fork of it can run none)"
     return dataclasses.replace(plan, threads_per_process=1, note=note)

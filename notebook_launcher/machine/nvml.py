@@ -19,6 +19,28 @@ class _Utilization(ctypes.Structure):
     _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
 
+class _Process(ctypes.Structure):
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+DISTANCES = {
+    0: "on one board",
+    10: "one PCIe switch apart",
+    20: "several PCIe switches apart",
+    30: "one host bridge apart",
+    40: "on one NUMA node",
+    50: "on different NUMA nodes",
+}
+"""Levels of `nvmlDeviceGetTopologyCommonAncestor`."""
+MAX_PROCESSES = 64
+NVML_P2P_CAPS_INDEX_READ = 0
+
+
 class Library:
     """The library, opened; `close` it. Several may be open at once.
 
@@ -67,6 +89,31 @@ class Library:
         rates = _Utilization()
         known = self._call("nvmlDeviceGetUtilizationRates", self._handle(index), ctypes.byref(rates)) == 0
         return rates.gpu / 100 if known else None
+
+    def driver(self) -> str:
+        """Return the version of the driver; empty if unknown."""
+        text = ctypes.create_string_buffer(96)
+        return text.value.decode(errors="replace") if self._call("nvmlSystemGetDriverVersion", text, 96) == 0 else ""
+
+    def processes(self, index: int) -> list[int]:
+        """Return the ids of processes that compute on the GPU; those of another container may have no id here."""
+        count, found = ctypes.c_uint(MAX_PROCESSES), (_Process * MAX_PROCESSES)()
+        known = self._call("nvmlDeviceGetComputeRunningProcesses_v3", self._handle(index), ctypes.byref(count), found)
+        return [process.pid for process in found[: count.value]] if known == 0 else []
+
+    def distance(self, index: int, other: int) -> str:
+        """Return the way between two GPUs in words."""
+        level = ctypes.c_uint()
+        where = self._handle(index), self._handle(other), ctypes.byref(level)
+        known = self._call("nvmlDeviceGetTopologyCommonAncestor", *where) == 0
+        return DISTANCES.get(level.value, "unknown") if known else "unknown way"
+
+    def peer_access(self, index: int, other: int) -> bool | None:
+        """Return True if a GPU can read another's memory directly; None: unknown."""
+        status = ctypes.c_uint()
+        pair = self._handle(index), self._handle(other)
+        known = self._call("nvmlDeviceGetP2PStatus", *pair, NVML_P2P_CAPS_INDEX_READ, ctypes.byref(status)) == 0
+        return status.value == 0 if known else None
 
     def _handle(self, index: int) -> ctypes.c_void_p:
         handle = ctypes.c_void_p()

@@ -62,7 +62,7 @@ SETTINGS = "distributed_type: MULTI_CPU\nnum_processes: 4\nmixed_precision: bf16
 
 
 @pytest.fixture
-def script(tmp_path) -> Path:
+def script(tmp_path: Path) -> Path:
     folder = tmp_path / "programs"
     folder.mkdir()
     (folder / "train.py").write_text(PROGRAM)

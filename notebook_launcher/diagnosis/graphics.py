@@ -1,0 +1,66 @@
+"""GPUs by NVML: driver, memory, the processes that use them, and access of one GPU to another's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+
+from notebook_launcher.diagnosis.finding import Finding
+from notebook_launcher.machine import devices, nvml
+from notebook_launcher.units import format_bytes
+
+__all__ = ["look_at_gpus"]
+
+AREA = "GPUs"
+MOSTLY_TAKEN = 0.5
+"""Part of a GPU's memory; if others have taken more, a launch may run out of it."""
+
+
+def look_at_gpus() -> list[Finding]:
+    """Return what NVML knows of each visible GPU; one fact if there is none."""
+    machine = devices.look()
+    if not machine.gpus:
+        return [Finding(area=AREA, name="GPUs", fact=machine.why_no_gpu)]
+    findings = []
+    if machine.why_no_gpu:
+        advice = "install a torch that is built for CUDA: https://pytorch.org/get-started/locally"
+        findings = [Finding(area=AREA, name="GPUs", fact=machine.why_no_gpu, verdict="problem", advice=advice)]
+    with contextlib.suppress(OSError), contextlib.closing(nvml.Library()) as library:
+        findings.append(Finding(area=AREA, name="driver", fact=library.driver() or "unknown"))
+        findings += [_gpu(library, place, gpu) for place, gpu in enumerate(machine.gpus)]
+        findings += [_pair(library, one.index, other.index) for one, other in itertools.combinations(machine.gpus, 2)]
+    return findings
+
+
+def _gpu(library: nvml.Library, place: int, gpu: devices.GPU) -> Finding:
+    others = [pid for pid in library.processes(gpu.index) if pid != os.getpid()]
+    users = ", ".join(f"{pid} ({_command(pid)})" for pid in others)
+    fact = f"{gpu.name}, {format_bytes(gpu.free_memory)} free of {format_bytes(gpu.total_memory)}"
+    name = f"GPU {place}"
+    fact += f"; used by {users}" if others else ""
+    if others and gpu.free_memory < MOSTLY_TAKEN * gpu.total_memory:
+        advice = f"end process {others[0]}, or choose other GPUs with devices=[...]"
+        return Finding(area=AREA, name=name, fact=fact, verdict="warning", advice=advice)
+    return Finding(area=AREA, name=name, fact=fact)
+
+
+def _pair(library: nvml.Library, one: int, other: int) -> Finding:
+    name, path = f"GPU {one} to {other}", library.distance(one, other)
+    reachable = library.peer_access(one, other)
+    if reachable is None:
+        return Finding(area=AREA, name=name, fact=f"{path}; peer access unknown")
+    if reachable or os.environ.get("NCCL_P2P_DISABLE") == "1":
+        return Finding(area=AREA, name=name, fact=f"{path}; peer access {'works' if reachable else 'is switched off'}")
+    fact = f"{path}; no peer access, so data goes through the host's memory"
+    advice = 'if a launch with NCCL hangs or fails: env={"NCCL_P2P_DISABLE": "1"}'
+    return Finding(area=AREA, name=name, fact=fact, verdict="warning", advice=advice)
+
+
+def _command(pid: int) -> str:
+    import psutil
+
+    try:
+        return " ".join(psutil.Process(pid).cmdline())[:60] or "a process without a command"
+    except psutil.Error:
+        return "of another user or container"

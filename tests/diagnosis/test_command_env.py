@@ -1,0 +1,175 @@
+"""`notebook-launcher env` and `doctor()`: a real launch, a real fork, a pretended driver, and each verdict's cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from notebook_launcher import Diagnosis, Finding, doctor
+from notebook_launcher.command_line.program import main
+from notebook_launcher.diagnosis import limits, network, process, software, trial
+from notebook_launcher.diagnosis.diagnosis import NAME_WIDTH
+from notebook_launcher.errors import ConfigError
+from tests.support.kernels import ROOT
+from tests.support.programs import type_command
+
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+# Two GPUs without peer access, on different NUMA nodes. Process 1 uses the second, and nearly all of its memory.
+NVML = r"""
+#include <stdio.h>
+#include <string.h>
+static int devices[2] = {0, 1};
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = &devices[index]; return 0; }
+int nvmlDeviceGetName(void *handle, char *name, unsigned size) { snprintf(name, size, "Pretend"); return 0; }
+int nvmlDeviceGetUUID(int *handle, char *uuid, unsigned size) { snprintf(uuid, size, "GPU-%d", *handle); return 0; }
+int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) { *major = 9; *minor = 0; return 0; }
+int nvmlDeviceGetMemoryInfo(int *handle, unsigned long long *memory) {
+    memory[0] = 80000000000ULL; memory[2] = *handle ? 79000000000ULL : 0; memory[1] = memory[0] - memory[2];
+    return 0;
+}
+int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "570.00"); return 0; }
+int nvmlDeviceGetTopologyCommonAncestor(void *a, void *b, unsigned *level) { *level = 50; return 0; }
+int nvmlDeviceGetP2PStatus(void *a, void *b, unsigned kind, unsigned *status) { *status = 1; return kind ? 2 : 0; }
+typedef struct { unsigned pid; unsigned long long used; unsigned a, b; } process;
+int nvmlDeviceGetComputeRunningProcesses_v3(int *handle, unsigned *count, process *found) {
+    *count = *handle; found[0].pid = 1; return 0;
+}
+"""
+# A matrix product starts threads that a fork of the process does not have.
+USED_KERNEL = """
+import sys, torch
+torch.set_num_threads(2)
+torch.ones(1500, 1500) @ torch.ones(1500, 1500)
+torch.ones(1 << 20).add_(1)
+from notebook_launcher import doctor
+print(doctor(launch=False).to_json())
+"""
+
+
+def test_command_ends_with_a_real_launch(tmp_path):
+    done = type_command("env", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert told["ok"]
+    launch = {one["name"]: one for one in told["findings"] if one["area"] == trial.AREA}
+    assert list(launch) == [
+        "start",
+        "all_reduce of 1 MB",
+        "all_reduce of 16 MB",
+        "all_reduce of 64 MB",
+        "loader workers",
+        "stop",
+    ]
+    assert {one["verdict"] for one in launch.values()} == {"good"}
+    assert "gloo" in launch["start"]["fact"]
+    assert launch["all_reduce of 64 MB"]["fact"].endswith("B/s")
+    assert done.stderr == ""
+
+
+def test_fork_of_a_process_that_used_threads_is_tried_and_reported():
+    done = subprocess.run(
+        [sys.executable, "-c", USED_KERNEL], cwd=ROOT, capture_output=True, text=True, check=True, timeout=100
+    )
+    (fork,) = [one for one in json.loads(done.stdout)["findings"] if one["name"] == "fork"]
+    assert fork["verdict"] == "warning"
+    assert "cannot run parallel operations" in fork["fact"]
+    assert 'start_method="fork"' in fork["advice"]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+def test_gpus_are_reported_with_users_and_the_way_between_them(tmp_path):
+    (tmp_path / "nvml.c").write_text(NVML)
+    assert COMPILER is not None
+    made = str(tmp_path / "libnvidia-ml.so.1")
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", made, str(tmp_path / "nvml.c")], check=True)
+    env = {"LD_LIBRARY_PATH": str(tmp_path)}
+    done = type_command("env", "--json", "--no-launch", cwd=tmp_path, env=env)
+    told = {one["name"]: one for one in json.loads(done.stdout)["findings"] if one["area"] == "GPUs"}
+    assert told["driver"]["fact"] == "570.00"
+    assert told["GPU 0"]["fact"] == "Pretend, 80 GB free of 80 GB"
+    assert told["GPU 1"]["fact"].startswith("Pretend, 1 GB free of 80 GB; used by 1 (")
+    assert told["GPU 1"]["advice"].startswith("end process 1, or choose other GPUs")
+    assert told["GPU 0 to 1"]["fact"].startswith("on different NUMA nodes; no peer access")
+    assert 'env={"NCCL_P2P_DISABLE": "1"}' in told["GPU 0 to 1"]["advice"]
+    if "GPUs" in told:  # This torch is built without CUDA, so the pretended GPUs are of no use.
+        assert (done.returncode, told["GPUs"]["verdict"]) == (1, "problem")
+
+
+def test_import_that_opens_a_file_is_found(tmp_path, monkeypatch):
+    (tmp_path / "quiet_module.py").write_text("")
+    (tmp_path / "broken_module.py").write_text("raise OSError('no licence')")
+    (tmp_path / "opening_module.py").write_text(f"file = open({str(tmp_path / 'device')!r}, 'w')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = os.path.realpath(tmp_path / "device")
+    names = ["quiet_module", "broken_module", "opening_module", "json"]
+    assert process.find_opener(path, names) == "opening_module"
+    assert process.find_opener(path, names[:2]) == ""
+    assert "pytest" in process.modules_in_order()
+    assert not {"os", "notebook_launcher", "__main__"} & set(process.modules_in_order())
+
+
+def test_cuda_in_this_process_is_a_warning_that_names_the_import(tmp_path, monkeypatch):
+    (tmp_path / "cuda_starter.py").write_text(f"file = open({str(tmp_path / 'uvm')!r}, 'w')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(process, "CUDA_FILE", os.path.realpath(tmp_path / "uvm"))
+    monkeypatch.setattr(process, "modules_in_order", lambda: ["cuda_starter"])
+    with (tmp_path / "uvm").open("w"):
+        (found,) = process._cuda()
+    assert (found.verdict, found.fact) == ("warning", "started in this process: the import of cuda_starter starts it")
+    assert process._cuda()[0].verdict == "fact"
+
+
+def test_limits_have_a_verdict_by_what_is_left(tmp_path, monkeypatch):
+    assert limits.open_files(100_000, 100_000).verdict == "fact"
+    assert limits.open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).fact == "unlimited"
+    few = limits.open_files(len(list(Path("/proc/self/fd").iterdir())) + 40, 4096)
+    assert (few.verdict, few.advice) == ("warning", "ulimit -n 4096 in the shell that starts Jupyter")
+    assert limits.open_files(20, 4096).verdict == "problem"
+    assert limits.shared_memory(str(tmp_path / "none")).verdict == "problem"
+    monkeypatch.setattr(limits, "SMALL_SHM", 1 << 62)
+    assert "--shm-size" in limits.shared_memory(str(tmp_path)).advice
+
+
+def test_slow_look_up_of_a_name_is_a_warning():
+    assert network.name_finding("name of 127.0.0.1", 0.002).verdict == "fact"
+    slow = network.name_finding("name of 127.0.0.1", 5.0)
+    assert (slow.verdict, slow.fact) == ("warning", "looked up in 5 s")
+    assert "127.0.0.1 localhost" in slow.advice
+
+
+def test_versions_that_do_not_work_are_problems():
+    assert software._ipykernel("7.0.1").advice == "%pip install 'ipykernel>=7.1' and restart the kernel"
+    assert software._torch("").advice == "pip install torch"
+    assert software._torch("2.13.0").verdict == "fact"
+
+
+def test_failed_launch_is_a_problem_with_the_error():
+    found = trial._failure(ConfigError("num_processes=2 is too many"))
+    assert (found.verdict, found.fact) == ("problem", "ConfigError: num_processes=2 is too many")
+    assert "env --json" in found.advice
+    assert "inside a rank" in trial._failure(ValueError("boom")).advice
+
+
+def test_diagnosis_reads_alike_as_text_and_in_a_notebook(capsys):
+    diagnosis = doctor(launch=False)
+    assert {finding.area for finding in diagnosis.findings} >= {"software", "limits", "names", "this process"}
+    for finding in diagnosis.findings:
+        assert finding.name in str(diagnosis)
+        assert bool(finding.advice) == (finding.verdict in ("warning", "problem"))
+    assert diagnosis._repr_html_().count("<table") == len({finding.area for finding in diagnosis.findings})
+    bad = Diagnosis((Finding(area="a", name="<x>", fact="1 < 2", verdict="problem", advice="type & run"),))
+    assert not bad
+    assert str(bad).splitlines() == ["a", f"  ✗ {'<x>':<{NAME_WIDTH}} 1 < 2", "      -> type & run", "1 problem"]
+    assert "&lt;x&gt;" in bad._repr_html_()
+    assert main(["env", "--no-launch"]) == int(not diagnosis.ok)
+    assert "software" in capsys.readouterr().out
