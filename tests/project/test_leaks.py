@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FORK_SERVER = "notebook_launcher.processes.forkserver"
 
-HEADER = """
+HEADER = '''
 import os, signal, socket, subprocess, sys, tempfile, threading
 import psutil, pytest
 from tests.support import leaks
@@ -33,6 +33,23 @@ def start_server(body, *words):
         server.stdout.readline()
     kept.append(server)
 
+READ, WRITE = os.pipe()
+STRANGER = f"""
+import mmap, os, tempfile
+file = tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="psm_")
+file.truncate(1)
+memory = mmap.mmap(file.fileno(), 1)
+print(flush=True)
+os.read({READ}, 1)
+"""
+
+def start_stranger():
+    # Not a descendant of this process, and not of its session; ends when this process does.
+    words = ["bash", "-c", 'setsid "$@" & disown', "bash", sys.executable, "-c", STRANGER]
+    environment = {name: value for name, value in os.environ.items() if name != leaks.MARK}
+    with subprocess.Popen(words, env=environment, pass_fds=[READ], stdout=subprocess.PIPE) as starter:
+        starter.stdout.readline()
+
 def await_sleeper():
     # Between a fork and the end of an exec, a process' environment cannot be read.
     while ["sleep", "61"] not in [one.info["cmdline"] for one in psutil.process_iter(["cmdline"])]:
@@ -45,7 +62,7 @@ def test_excused():
 @pytest.mark.leaks
 def test_no_reason():
     pass
-"""
+'''
 
 LEAKS = {
     "process": "subprocess.Popen(['sleep', '60'])",
@@ -81,6 +98,7 @@ HARMLESS = {
     "patched": "monkeypatch.setenv('LEFT_BEHIND', '1')",
     "server": f"start_server('pass', '{FORK_SERVER}')",
     "deputy": f"start_server('os.setsid(); os.fork() or signal.pause()', '{FORK_SERVER}')",
+    "others_memory": "start_stranger()",
     "late": "leaks.PATIENCE = 10; threading.Thread(target=subprocess.run, args=(['sleep', '0.3'],)).start()",
 }
 

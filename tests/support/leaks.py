@@ -92,7 +92,8 @@ def leftovers(before: Surroundings, after: Surroundings) -> list[str]:
     found += [f"thread {text}" for key, text in after.threads.items() if key not in before.threads]
     found += [f"descriptor {text}" for text in _new_descriptors(before, after)]
     found += [f"listening socket {text}" for key, text in after.listeners.items() if key not in before.listeners]
-    found += [f"file {text}" for key, text in after.files.items() if key not in before.files]
+    files = {path: text for path, text in after.files.items() if path not in before.files}
+    found += [f"file {text}" for path, text in files.items() if not _others_use(path)]
     for key in sorted({*before.settings, *after.settings}):
         was, now = before.settings.get(key), after.settings.get(key)
         if was != now:
@@ -309,6 +310,15 @@ def _may_be_ours(name: str) -> bool:
         pid = re.match(r"torch_(\d+)_", name)
         return pid is None or _is_ours(psutil.Process(int(pid[1])))
     return True
+
+
+def _others_use(path: Path) -> bool:
+    """Return True if a process of another session, such as a parallel worker's, maps this file."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if str(path) in Path(f"/proc/{process.pid}/maps").read_text() and not _is_ours(process):
+                return True
+    return False
 
 
 def _settings() -> dict[Any, str]:
