@@ -108,6 +108,9 @@ class Kernel:
         self._context = zmq.Context()
         connection_file = str(Path(home, "connection.json"))
         self._manager = KernelManager(connection_file=connection_file, context=self._context)
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            # Ports are chosen before the kernel opens them, so that a test beside this one may take one of them.
+            self._manager.transport, self._manager.ip = "ipc", str(Path(home, "socket"))
         self._manager._kernel_spec = KernelSpec(
             argv=[python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
             name="test",
