@@ -15,7 +15,7 @@ from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.drawing import tables
 from notebook_launcher.history import run_folders
 from notebook_launcher.text import escape, one_line
-from notebook_launcher.units import format_metrics, format_seconds, plural
+from notebook_launcher.units import format_bytes, format_metrics, format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,16 +46,68 @@ class RunList(Sequence[RecordedRun]):
         return RunList(self._home, self._items[index]) if isinstance(index, slice) else self._items[index]
 
     def __repr__(self) -> str:
-        lines = tables.table_text(self._columns()) if len(self) else []
-        return "\n".join([self._headline(), *lines, *self._rest()])
+        return self.as_text()
+
+    @property
+    def home(self) -> Path:
+        """Folder that holds the runs' folders."""
+        return self._home
+
+    @property
+    def size(self) -> int:
+        """Bytes that the folders of these runs take of the disk."""
+        return sum(run.size for run in self._items)
+
+    def filter(
+        self,
+        *,
+        name: str | None = None,
+        state: str | None = None,
+        within: float | None = None,
+        before: float | None = None,
+    ) -> RunList:
+        """Return the runs that fit all of these; None: any.
+
+        Args:
+            name: Part of the name of the run or of its function; upper and lower case are the same.
+            state: State, such as `"done"` or `"failed"`.
+            within: Seconds before now, after which the run was launched.
+            before: Seconds before now, before which the run was launched.
+        """
+        now = time.time()
+
+        def fits(run: RecordedRun) -> bool:
+            snapshot = run.snapshot()
+            age = now - snapshot.started
+            return (
+                (name is None or name.casefold() in snapshot.name.casefold())
+                and (state is None or snapshot.state == state)
+                and (within is None or age <= within)
+                and (before is None or age > before)
+            )
+
+        return RunList(self._home, [run for run in self._items if fits(run)])
+
+    def delete(self) -> int:
+        """Remove the folders of these runs; return their number. A run that is not over stays."""
+        over = [run for run in self._items if run.snapshot().is_over]
+        for run in over:
+            run.delete()
+        return len(over)
+
+    def as_text(self, limit: int = MAX_ROWS) -> str:
+        """Return the table as text, with at most `limit` rows."""
+        lines = tables.table_text(self._columns(limit)) if len(self) else []
+        return "\n".join([self._headline(), *lines, *self._rest(limit)])
 
     def _repr_html_(self) -> str:
         head = self._headline()
         table = tables.table_html(self._columns(), caption=head) if len(self) else f"<p>{escape(head)}</p>"
         return "".join([table, *(f"<p>{escape(line)}</p>" for line in self._rest())])
 
-    def _columns(self) -> list[tables.Column]:
-        shown = [run.snapshot() for run in self._items[:MAX_ROWS]]
+    def _columns(self, limit: int = MAX_ROWS) -> list[tables.Column]:
+        shown = [run.snapshot() for run in self._items[:limit]]
+        sizes = [format_bytes(run.size) for run in self._items[:limit]]
         return [
             tables.Column("id", [run.id for run in shown]),
             tables.Column("function", [one_line(run.name, 40) for run in shown]),
@@ -63,15 +115,16 @@ class RunList(Sequence[RecordedRun]):
             tables.Column("state", [run.state for run in shown], kind="state"),
             tables.Column("time", [format_seconds(run.seconds) for run in shown], kind="number"),
             tables.Column("ranks", [str(run.num_processes) for run in shown], kind="number"),
+            tables.Column("disk", sizes, kind="number"),
             tables.Column("last metrics", [_last_metrics(run) for run in shown]),
         ]
 
     def _headline(self) -> str:
         return f"{plural(len(self), 'run') if len(self) else 'no runs'} in {self._home}"
 
-    def _rest(self) -> list[str]:
-        left = len(self) - MAX_ROWS
-        return [f"and {left} older: runs()[{MAX_ROWS}:]"] if left > 0 else []
+    def _rest(self, limit: int = MAX_ROWS) -> list[str]:
+        left = len(self) - limit
+        return [f"and {left} older: runs()[{limit}:]"] if left > 0 else []
 
 
 def runs(folder: str | os.PathLike[str] = "auto") -> RunList:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import LaunchConfig
+from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import encoding, run_folders
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
@@ -154,6 +155,22 @@ class RecordedRun:
         data = _read(path, position)
         size = path.stat().st_size if path.exists() else 0
         return data.decode("utf-8", "replace"), min(position, size) + len(data)
+
+    @property
+    def size(self) -> int:
+        """Bytes that the run's folder takes of the disk."""
+        return run_folders.size_of(self._folder)
+
+    def delete(self) -> None:
+        """Remove the run's folder; files that the user put into it stay.
+
+        Raises:
+            CallOrderError: The run is not over.
+        """
+        if not self.snapshot().is_over:
+            msg = f"the run {self.id} is {self.state}, so its folder cannot be deleted. Stop it first."
+            raise CallOrderError(msg)
+        run_folders.remove(self._folder)
 
     def _tail(self, rank: int) -> str:
         path = self._folder / run_folders.log_name(rank)

@@ -21,7 +21,16 @@ from notebook_launcher.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["OTHER_NAMES", "REFUSED", "WITHOUT_EFFECT", "add_options", "check_words", "given_options", "without_effect"]
+__all__ = [
+    "OTHER_NAMES",
+    "REFUSED",
+    "WITHOUT_EFFECT",
+    "add_options",
+    "check_words",
+    "devices_of",
+    "given_options",
+    "without_effect",
+]
 
 OTHER_NAMES = {
     "num_processes": ("nproc_per_node",),
@@ -190,7 +199,7 @@ def _value(field: dataclasses.Field[Any], text: Any) -> Any:
     if not isinstance(text, str):
         return _environment(text) if field.name == "env" else text
     if field.name == "devices":
-        return _devices(text)
+        return devices_of(text)
     if field.name == "monitor":
         return {"true": True, "false": False}.get(text.lower(), text)
     optional = "None" in str(field.type) and field.default is not None
@@ -207,7 +216,8 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def _devices(text: str) -> Any:
+def devices_of(text: str) -> Any:
+    """Return the devices that a text means: `0,1`, `all` or `cpu`; another text as it is."""
     if text in ("all", "cpu"):
         return None if text == "all" else text
     items = [item.strip() for item in text.split(",")]

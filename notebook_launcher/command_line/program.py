@@ -9,7 +9,14 @@ import sys
 from typing import TYPE_CHECKING
 
 import notebook_launcher
-from notebook_launcher.command_line import env_command, launch_command, verify_command
+from notebook_launcher.command_line import (
+    config_command,
+    env_command,
+    estimate_command,
+    launch_command,
+    runs_command,
+    verify_command,
+)
 from notebook_launcher.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -21,7 +28,10 @@ __all__ = ["COMMANDS", "main", "make_parser"]
 
 COMMANDS: tuple[Command, ...] = (
     launch_command.COMMAND,
+    config_command.COMMAND,
     env_command.COMMAND,
+    runs_command.COMMAND,
+    estimate_command.COMMAND,
     verify_command.COMMAND,
 )
 """All commands, in the order in which `--help` lists them. A new command is a module here and a row there."""

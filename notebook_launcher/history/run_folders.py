@@ -28,6 +28,8 @@ __all__ = [
     "name_in",
     "prune",
     "read_json",
+    "remove",
+    "size_of",
     "time_in",
 ]
 
@@ -130,19 +132,20 @@ def prune(home: Path, *, max_runs: int, max_bytes: int | None = None) -> None:
     `home` cannot be read.
     """
     ids = list_ids(home)
-    sizes = {name: _size(home / name) for name in ids} if max_bytes is not None else {}
+    sizes = {name: size_of(home / name) for name in ids} if max_bytes is not None else {}
     num, size = len(ids), sum(sizes.values())
     for name in reversed(ids[1:]):
         if num <= max_runs and (max_bytes is None or size <= max_bytes):
             return
         folder = home / name
         if not is_live(folder, read_json(folder / SUMMARY)):
-            _remove(folder)
+            remove(folder)
             num -= 1
             size -= sizes.get(name, 0)
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
+    """Remove the files of a run, and its folder if nothing else is in it; errors are ignored."""
     # Another kernel may be removing the folder too, and the user may have put files of their own into it.
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
@@ -152,7 +155,8 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def _size(folder: Path) -> int:
+def size_of(folder: Path) -> int:
+    """Return the bytes in a run's folder; 0 if it is gone."""
     with contextlib.suppress(OSError):
         return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder))
     return 0

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +14,7 @@ from notebook_launcher import LaunchConfig, runs
 from notebook_launcher.command_line.launch_options import OTHER_NAMES, REFUSED, WITHOUT_EFFECT
 from notebook_launcher.command_line.program import COMMANDS, main, make_parser
 from notebook_launcher.history.run_folders import VARIABLE
-from tests.support.programs import command_line, surroundings, type_command
+from tests.support.programs import command_line, end, read_until, surroundings, type_command, type_in_terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,19 +122,16 @@ def test_exception_of_one_rank_is_shown_once_with_the_lines_of_the_script(tmp_pa
 
 def test_terminal_shows_progress_and_its_interrupt_ends_the_run(home, tmp_path):
     (tmp_path / "walk.py").write_text(LOOP)
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(tmp_path)
-        words = command_line("launch", "-n", 2, "--cpu", "walk.py")
-        os.execve(words[0], words, {**surroundings(tmp_path), VARIABLE: str(home), "COLUMNS": "100"})
+    env = {VARIABLE: str(home), "COLUMNS": "100"}
+    pid, terminal = type_in_terminal("launch", "-n", 2, "--cpu", "walk.py", cwd=tmp_path, env=env)
     try:
-        shown = _read_until(terminal, b"left")
+        shown = read_until(terminal, b"left")
         assert b"walk.py: walking" in shown
         os.write(terminal, b"\x03")
-        shown += _read_until(terminal, b"stopped after")
+        shown += read_until(terminal, b"stopped after")
     finally:
-        status = _end(pid, terminal)
-    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
+        status = end(pid, terminal)
+    assert status == 128 + signal.SIGINT
     (run,) = runs(home)
     assert run.state == "stopped"
 
@@ -220,26 +214,3 @@ def test_help_of_each_command_explains_it(capsys):
             main([command.name, "--help"])
         assert len(capsys.readouterr().out.split()) > 30
     assert not REFUSED.keys() & WITHOUT_EFFECT.keys()
-
-
-def _read_until(terminal: int, words: bytes) -> bytes:
-    shown, deadline = b"", time.monotonic() + 60
-    while words not in shown:
-        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
-        assert ready, shown
-        try:
-            shown += os.read(terminal, 65536)
-        except OSError:
-            pytest.fail(f"the program has ended: {shown.decode()}")
-    return shown
-
-
-def _end(pid: int, terminal: int) -> int:
-    """Read the terminal to its end, so that the program is not blocked, and reap the program."""
-    try:
-        while os.read(terminal, 65536):
-            pass
-    except OSError:  # Linux's word for the end of a terminal whose last process has ended.
-        pass
-    os.close(terminal)
-    return os.waitpid(pid, 0)[1]

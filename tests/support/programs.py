@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
+import select
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from tests.support.kernels import ROOT
@@ -12,7 +16,7 @@ from tests.support.kernels import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["command_line", "surroundings", "type_command"]
+__all__ = ["command_line", "end", "read_until", "surroundings", "type_command", "type_in_terminal"]
 
 
 def command_line(*words: object) -> list[str]:
@@ -44,3 +48,36 @@ def type_command(
         check=False,
         timeout=100,
     )
+
+
+def type_in_terminal(*words: object, cwd: Path, env: dict[str, str]) -> tuple[int, int]:
+    """Run the program with these words in a terminal of its own; return its process id and the terminal."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(cwd)
+        command = command_line(*words)
+        os.execve(command[0], command, {**surroundings(cwd), **env})
+    return pid, terminal
+
+
+def read_until(terminal: int, words: bytes) -> bytes:
+    """Return what a terminal shows until it shows these words."""
+    shown, deadline = b"", time.monotonic() + 60
+    while words not in shown:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, shown
+        try:
+            shown += os.read(terminal, 65536)
+        except OSError as error:
+            msg = f"the program has ended: {shown.decode()}"
+            raise AssertionError(msg) from error
+    return shown
+
+
+def end(pid: int, terminal: int) -> int:
+    """Read a terminal to its end, so that the program is not blocked; return the program's exit status."""
+    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error.
+        while os.read(terminal, 65536):
+            pass
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

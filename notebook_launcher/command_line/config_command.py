@@ -1,0 +1,135 @@
+"""`config`: ask for the options that the panel has, and write Accelerate's settings file."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import accelerate_yaml
+from notebook_launcher.command_line.command import Command
+from notebook_launcher.command_line.launch_options import devices_of
+from notebook_launcher.command_line.questions_asked import ask_choice, ask_text
+from notebook_launcher.config import (
+    BACKENDS,
+    COMM_HOOKS,
+    OUTPUTS,
+    START_METHODS,
+    LaunchConfig,
+    load_accelerate_file,
+)
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.training_settings import PRECISIONS
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+__all__ = ["COMMAND"]
+
+CHOICES = {
+    "mixed_precision": ("as the environment says", *PRECISIONS),
+    "backend": (*BACKENDS, "none"),
+    "start_method": START_METHODS,
+    "output": OUTPUTS,
+    "comm_hook": ("no", *(hook for hook in COMM_HOOKS if hook != "no")),
+}
+"""Options with a menu; the others are typed."""
+QUESTIONS = {
+    "num_processes": "Processes",
+    "gradient_accumulation_steps": "Gradient accumulation steps",
+    "mixed_precision": "Mixed precision",
+    "devices": "Devices: GPU indices such as 0,1, all, or cpu",
+    "backend": "Backend of the process group",
+    "start_method": "Start method",
+    "output": "Ranks whose output is shown",
+    "seed": "Seed",
+    "max_grad_norm": "Norm to which gradients are clipped",
+    "comm_hook": "Compression of gradients",
+    "timeout": "Time limit of a run in seconds",
+    "max_restarts": "Restarts after a failure",
+}
+UNSET = {
+    "num_processes": "one for each GPU, else for each core",
+    "gradient_accumulation_steps": "1",
+    "devices": "all",
+    "seed": "random",
+    "max_grad_norm": "no clipping",
+    "timeout": "no limit",
+}
+"""Meaning of None, as the question shows it."""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    where = "the file to write; Accelerate's own if omitted"
+    parser.add_argument("--config_file", "--config-file", metavar="FILE", help=where)
+    parser.add_argument("--default", action="store_true", help="ask nothing: write the defaults")
+
+
+def _run(options: argparse.Namespace) -> int:
+    path = accelerate_yaml.path_to_write(options.config_file)
+    config = LaunchConfig() if options.default else _asked(_present(path))
+    written = config.to_yaml(path)
+    print(f"written: {written}\nnotebook-launcher launch --config_file {written} SCRIPT")  # noqa: T201
+    return 0
+
+
+def _present(path: Path) -> LaunchConfig:
+    if not path.is_file():
+        return LaunchConfig()
+    print(f"The answers in parentheses are those of {path}.")  # noqa: T201
+    return load_accelerate_file(path)[0]
+
+
+def _asked(config: LaunchConfig) -> LaunchConfig:
+    from notebook_launcher.widgets.options import ADVANCED, ESSENTIAL
+
+    for name in ESSENTIAL:
+        config = _ask(config, name)
+    if ask_choice("Other options: devices, backend, seed, clipping, restarts, ...", ("no", "yes"), "no") == "yes":
+        for name in ADVANCED:
+            config = _ask(config, name)
+    return config
+
+
+def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
+    """Return the options with the answer to one question."""
+    now, question = getattr(config, name), QUESTIONS.get(name, name)
+    if name in CHOICES:
+        shown = "none" if name == "backend" and now is None else CHOICES[name][0] if now is None else str(now)
+        chosen: Any = ask_choice(question, CHOICES[name], shown)
+        if chosen == "none" or (name == "mixed_precision" and chosen == CHOICES[name][0]):
+            chosen = None
+        if name == "comm_hook" and chosen == "no" and now is None:
+            chosen = None
+        return dataclasses.replace(config, **{name: chosen})
+
+    def read(text: str) -> LaunchConfig:
+        from notebook_launcher.widgets import typed
+
+        value = devices_of(text) if name == "devices" else typed.reads(name, text)
+        try:
+            return dataclasses.replace(config, **{name: value})
+        except ConfigError as error:
+            raise ValueError(error) from None
+
+    return ask_text(question, read, config, _shown(name, now))
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return UNSET.get(name, "none")
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+COMMAND = Command(
+    name="config",
+    summary="ask for the options of a launch and write Accelerate's settings file",
+    description="""\
+Ask for the options that the panel has, and write them to Accelerate's settings file, which `notebook-launcher launch`,
+`accelerate launch` and the panel read. A terminal shows menus with arrow keys. Enter keeps the answer in parentheses.
+
+  notebook-launcher config
+  notebook-launcher config --config_file settings.yaml --default""",
+    add_arguments=_add_arguments,
+    run=_run,
+)

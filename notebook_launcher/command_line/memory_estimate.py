@@ -1,0 +1,139 @@
+"""Memory that a model takes in training, counted on the meta device: nothing is downloaded or allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+__all__ = ["OPTIMIZERS", "PRECISIONS", "SHARDINGS", "ModelSize", "bytes_of", "make_model", "size_of_model"]
+
+OPTIMIZERS = {"adamw": 2, "adam": 2, "adagrad": 1, "rmsprop": 1, "sgd_momentum": 1, "sgd": 0}
+"""By optimizer: the numbers that it keeps for each parameter."""
+PRECISIONS = {"float32": (4, 4), "mixed (bf16, fp16)": (4, 4), "bfloat16": (2, 2)}
+"""By precision: bytes of a weight and of its gradient. With mixed precision both stay in float32, and only activations
+shrink (torch.autocast)."""
+SHARDINGS = {"none (DDP)": (1, 1, 1), "optimizer and gradients": (1, 0, 0), "everything (FSDP)": (0, 0, 0)}
+"""By sharding: 1 if each rank holds all weights, gradients, states of the optimizer; 0 if it holds its part."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """Numbers in a model."""
+
+    name: str
+    parameters: int
+    trainable: int
+    buffer_bytes: int
+    largest: tuple[str, int]
+    """The module with the most parameters of its own, and their number."""
+
+
+def bytes_of(
+    size: ModelSize, precision: str, sharding: str, *, num_processes: int, optimizer: str
+) -> tuple[int, int, int]:
+    """Return the bytes of weights, gradients and the optimizer's states on one rank."""
+    weight, gradient = PRECISIONS[precision]
+    whole = SHARDINGS[sharding]
+    every = size.parameters * weight, size.trainable * gradient, size.trainable * weight * OPTIMIZERS[optimizer]
+    parts = [bytes_ if is_whole else -(-bytes_ // num_processes) for bytes_, is_whole in zip(every, whole, strict=True)]
+    return parts[0] + size.buffer_bytes, parts[1], parts[2]
+
+
+def size_of_model(name: str, model: torch.nn.Module) -> ModelSize:
+    """Count a model's numbers; parameters that several modules share count once."""
+    parameters = list(model.parameters())
+    own = {
+        module_name: sum(p.numel() for p in module.parameters(recurse=False))
+        for module_name, module in model.named_modules()
+    }
+    largest = max(own, key=lambda module_name: own[module_name])
+    return ModelSize(
+        name=name,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.buffers()),
+        largest=(largest or type(model).__name__, own[largest]),
+    )
+
+
+def make_model(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.Module]:
+    """Return a model on the meta device, with its name.
+
+    Args:
+        target: `package.module:Class`, a folder or file with a configuration of Transformers, or its name
+            for a kind of model.
+        arguments: Arguments of the class, or values that replace those of the configuration.
+
+    Raises:
+        ConfigError: There is no such model, or it cannot be made of these arguments.
+    """
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return _of_class(target, arguments) if ":" in target else _of_configuration(target, arguments)
+    except ConfigError:
+        raise
+    except Exception as error:
+        msg = f"{target} cannot be made on the meta device: {type(error).__name__}: {error}"
+        raise ConfigError(msg) from error
+
+
+def _of_class(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.Module]:
+    import torch
+
+    module_name, _, name = target.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # A console script does not have the working directory on its path.
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        msg = f"{target}: {error}. Write it as package.module:Class, with a module that can be imported from here."
+        raise ConfigError(msg) from error
+    model = found(**arguments)
+    if not isinstance(model, torch.nn.Module):
+        msg = f"{target} made a {type(model).__name__}, which is not a torch.nn.Module."
+        raise ConfigError(msg)
+    return name, model
+
+
+def _of_configuration(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.Module]:
+    try:
+        import transformers
+    except ImportError:
+        msg = f"{target}: configurations need Transformers: pip install transformers. A class is package.module:Class."
+        raise ConfigError(msg) from None
+    path = Path(target).expanduser()
+    file = path / "config.json" if path.is_dir() else path
+    if file.is_file():
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if "model_type" not in values:
+            msg = f"{file} has no model_type, so it is not a configuration of Transformers."
+            raise ConfigError(msg)
+        config = transformers.AutoConfig.for_model(**{**values, **arguments})
+        architecture = getattr(transformers, next(iter(values.get("architectures") or ()), ""), None)
+        if architecture is not None:
+            return architecture.__name__, architecture(config)
+    elif target in transformers.CONFIG_MAPPING:
+        config = transformers.AutoConfig.for_model(target, **arguments)
+    else:
+        msg = (
+            f"{target} is neither a class (package.module:Class), nor a folder with a config.json, nor a model type of "
+            "Transformers. Nothing is downloaded: fetch the model's config.json first."
+        )
+        raise ConfigError(msg)
+    model = transformers.AutoModel.from_config(config)
+    return type(model).__name__, model

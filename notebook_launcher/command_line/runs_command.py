@@ -1,0 +1,152 @@
+"""`runs`: list, show, compare and delete the runs that have left a folder."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from notebook_launcher.command_line.command import Command
+from notebook_launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.archive.listing import RunList
+    from notebook_launcher.archive.recorded import RecordedRun
+
+__all__ = ["COMMAND"]
+
+NUM_LISTED = 16
+TAIL_LINES = 20
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    here = argparse.ArgumentParser(add_help=False)
+    here.add_argument("--folder", default="auto", metavar="FOLDER", help="the folder that holds the runs' folders")
+    some = argparse.ArgumentParser(add_help=False)
+    some.add_argument("--name", metavar="WORDS", help="runs whose name or function contains these words")
+    some.add_argument("--state", metavar="STATE", help="runs in this state: done, failed, stopped, lost, running")
+    some.add_argument("--days", type=float, metavar="N", help="runs of the last N days; with delete, older runs")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    parser.set_defaults(action="list", folder="auto", name=None, state=None, days=None, limit=NUM_LISTED)
+    one = actions.add_parser("list", help="a table of the runs, the newest first", parents=[here, some])
+    one.add_argument("--limit", type=int, default=NUM_LISTED, metavar="N", help=f"rows; {NUM_LISTED} if omitted")
+    one = actions.add_parser("show", help="one run: ranks, metrics, failures, output", parents=[here])
+    one.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
+    one.add_argument("--logs", nargs="?", const="all", metavar="RANK", help="the output of a rank, or of all ranks")
+    one = actions.add_parser("compare", help="settings, speed, memory and last metrics of several runs", parents=[here])
+    one.add_argument("runs", nargs="+", metavar="ID", help="ids, or the beginnings of ids")
+    one = actions.add_parser("delete", help="remove the folders of runs that are over", parents=[here, some])
+    one.add_argument("runs", nargs="*", metavar="ID", help="ids; without ids, --name, --state or --days choose")
+    one.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _run(options: argparse.Namespace) -> int:
+    actions: dict[str, Callable[[argparse.Namespace], int]] = {
+        "list": _list,
+        "show": _show,
+        "compare": _compare,
+        "delete": _delete,
+    }
+    return actions[options.action](options)
+
+
+def _list(options: argparse.Namespace) -> int:
+    print(_chosen(options).as_text(options.limit))  # noqa: T201 - this is what the command is for
+    return 0
+
+
+def _chosen(options: argparse.Namespace) -> RunList:
+    from notebook_launcher.archive.listing import runs
+
+    seconds = None if options.days is None else 86_400 * options.days
+    return runs(options.folder).filter(name=options.name, state=options.state, within=seconds)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from notebook_launcher.drawing.page import static_text
+    from notebook_launcher.drawing.sections import plain_settings
+    from notebook_launcher.history.curves import Curves
+
+    run = _open(options.run, options.folder)
+    snapshot, curves = run.snapshot(), Curves()
+    curves.fold(run.metrics)
+    lines = [static_text(snapshot, curves), "", f"folder: {run.folder}"]
+    lines += [f"{name}: {value}" for name, value in plain_settings(snapshot).items()]
+    for rank in _ranks(options.logs, snapshot.num_processes):
+        lines += ["", f"rank {rank}:", *run.logs(rank).splitlines()]
+    print("\n".join(lines))  # noqa: T201 - this is what the command is for
+    return 0
+
+
+def _open(name: str, folder: str) -> RecordedRun:
+    from notebook_launcher.archive.listing import open_run, runs
+
+    if name != "last":
+        return open_run(name, folder)
+    every = runs(folder)
+    if not every:
+        msg = f"{every!r}. A launch of more than a second leaves one."
+        raise LookupError(msg)
+    return every[0]
+
+
+def _ranks(chosen: str | None, num_processes: int) -> range:
+    if chosen is None:
+        return range(0)
+    if chosen == "all":
+        return range(num_processes)
+    if not chosen.isdecimal() or int(chosen) >= num_processes:
+        msg = f"--logs {chosen}: this run has {num_processes} ranks, 0 to {num_processes - 1}."
+        raise ConfigError(msg)
+    return range(int(chosen), int(chosen) + 1)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from notebook_launcher.widgets.comparison import compare
+
+    print(compare(*(_open(name, options.folder) for name in options.runs)))  # noqa: T201
+    return 0
+
+
+def _delete(options: argparse.Namespace) -> int:
+    from notebook_launcher.archive.listing import RunList, runs
+    from notebook_launcher.units import format_bytes, plural
+
+    every = runs(options.folder)
+    if options.runs:
+        chosen = RunList(every.home, [_open(name, options.folder) for name in options.runs])
+    elif options.name is options.state is options.days is None:
+        raise ConfigError("name the runs to delete, or choose them with --name, --state or --days.")
+    else:
+        older = None if options.days is None else 86_400 * options.days
+        chosen = every.filter(name=options.name, state=options.state, before=older)
+    if not chosen:
+        print("no such run")  # noqa: T201
+        return 1
+    if not options.yes:
+        print(chosen.as_text(NUM_LISTED))  # noqa: T201
+        if input(f"Delete {plural(len(chosen), 'run')}, {format_bytes(chosen.size)}? [y/N] ").lower() not in (
+            "y",
+            "yes",
+        ):
+            return 1
+    freed = chosen.size
+    print(f"deleted {plural(chosen.delete(), 'run')}, {format_bytes(freed)}")  # noqa: T201
+    return 0
+
+
+COMMAND = Command(
+    name="runs",
+    summary="list, show, compare and delete the runs that have left a folder",
+    description="""\
+Runs leave a folder with their settings, metrics and output: those of notebooks and those of `launch`.
+
+  notebook-launcher runs                                  the newest runs
+  notebook-launcher runs list --state failed --days 7
+  notebook-launcher runs show last --logs 0
+  notebook-launcher runs compare 20261121-14 20261121-15
+  notebook-launcher runs delete --state failed --days 30  failed runs that are older than 30 days""",
+    add_arguments=_add_arguments,
+    run=_run,
+)

@@ -1,0 +1,205 @@
+"""`notebook-launcher runs`, `config` and `estimate-memory`, as processes and by their words."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notebook_launcher import CallOrderError, LaunchConfig, runs
+from notebook_launcher.command_line import memory_estimate
+from notebook_launcher.command_line.program import main
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.history import owners
+from tests.support.programs import end, read_until, type_command, type_in_terminal
+from tests.support.toy_runs import make_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODEL = """
+import torch
+class Small(torch.nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.inner = torch.nn.Linear(width, 1000, bias=False)
+        self.frozen = torch.nn.Linear(10, 1)
+        self.frozen.requires_grad_(False)
+class Nothing: pass
+"""
+
+
+@pytest.fixture
+def some_runs(home) -> Path:
+    make_run(home, 1, state="failed", error="ValueError: boom", size=3000, num_processes=2)
+    make_run(home, 2, ranks=[{"rank": 0, "state": "returned", "metrics": {"loss": 0.25}}])
+    make_run(home, 3, name="evaluate", started=time.time())
+    return home
+
+
+def test_runs_command_lists_shows_compares_and_deletes(some_runs, tmp_path):
+    env = {"NOTEBOOK_LAUNCHER_RUNS": str(some_runs)}
+    listed = type_command("runs", cwd=tmp_path, env=env)
+    assert listed.returncode == 0, listed.stderr
+    assert listed.stdout.startswith(f"3 runs in {some_runs}\n")
+    asked = type_command("runs", "delete", "--state", "failed", cwd=tmp_path, env=env, text="y\n")
+    assert asked.returncode == 0, asked.stderr
+    assert "Delete 1 run, 3." in asked.stdout
+    assert "deleted 1 run, 3." in asked.stdout
+    assert len(runs(some_runs)) == 2
+
+
+def test_runs_are_filtered_by_name_state_and_age(some_runs, capsys):
+    def listed(*words: str) -> list[str]:
+        assert main(["runs", "list", *words]) == 0
+        return [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
+
+    assert listed("--name", "EVAL") == ["20261121-000003-train-000003"]
+    assert listed("--state", "failed") == ["20261121-000001-train-000001"]
+    assert listed("--days", "1") == ["20261121-000003-train-000003"]
+    assert listed("--limit", "1") == ["20261121-000003-train-000003", "and"]
+    assert main(["runs", "list", "--state", "lost"]) == 0
+    assert capsys.readouterr().out == f"no runs in {some_runs}\n"
+
+
+def test_one_run_is_shown_with_its_folder_and_output(some_runs, capsys):
+    assert main(["runs", "show", "20261121-000001", "--logs", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "ValueError: boom" in shown
+    assert f"folder: {some_runs}/20261121-000001-train-000001\n" in shown
+    assert shown.endswith("rank 0:\n" + "x" * 3000 + "\n")
+    assert main(["runs", "show", "last"]) == 0
+    assert "evaluate" in capsys.readouterr().out
+    assert main(["runs", "compare", "20261121-000001", "last"]) == 0
+    assert capsys.readouterr().out.startswith("2 runs compared\n")
+
+
+def test_words_of_runs_that_cannot_work_are_refused(some_runs, tmp_path, capsys):
+    for words, message in [
+        (["show", "2026"], "3 runs in"),
+        (["show", "20261121-000001", "--logs", "7"], "--logs 7: this run has 2 ranks, 0 to 1."),
+        (["show", "last", "--folder", str(tmp_path / "none")], "A launch of more than a second leaves one."),
+        (["delete"], "name the runs to delete, or choose them with --name, --state or --days."),
+    ]:
+        assert main(["runs", *words]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["runs", "delete", "--state", "lost", "--yes"]) == 1
+    assert main(["runs", "delete", "--days", "1", "--yes"]) == 0
+    assert [run.name for run in runs()] == ["evaluate"]
+
+
+def test_run_that_is_not_over_is_not_deleted(home):
+    make_run(home, 1, state="running", kernel=owners.identify())
+    (run,) = runs(home)
+    with pytest.raises(CallOrderError, match=r"is running, so its folder cannot be deleted\. Stop it first\."):
+        run.delete()
+    assert runs(home).delete() == 0
+    assert run.folder.exists()
+
+
+def test_config_asks_in_plain_lines_where_there_is_no_terminal(tmp_path):
+    answers = ["two", "2", "4", "bf16", "yes", "cpu", "gloo", "spawn", "", "7", "0.5", "", "", "1"]
+    done = type_command("config", "--config_file", "s.yaml", cwd=tmp_path, text="\n".join([*answers, ""]))
+    assert done.returncode == 0, done.stderr
+    assert "Enter a whole number, 1 or more." in done.stdout
+    assert LaunchConfig.from_yaml(tmp_path / "s.yaml") == LaunchConfig(
+        num_processes=2,
+        gradient_accumulation_steps=4,
+        mixed_precision="bf16",
+        devices="cpu",
+        backend="gloo",
+        start_method="spawn",
+        seed=7,
+        max_grad_norm=0.5,
+        max_restarts=1,
+    )
+
+
+def test_config_keeps_answers_and_says_when_the_input_ends(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "s.yaml"
+    LaunchConfig(num_processes=3, mixed_precision="bf16", devices="cpu").to_yaml(path)
+    answers = iter(["", "", "fp8", "fp16", "no"])
+    asked = []
+
+    def answer(question: str) -> str:
+        asked.append(question)
+        return next(answers)
+
+    monkeypatch.setattr("builtins.input", answer)
+    assert main(["config", "--config_file", str(path)]) == 0
+    assert LaunchConfig.from_yaml(path) == LaunchConfig(num_processes=3, mixed_precision="fp16", devices="cpu")
+    assert asked[0] == "Processes (3): "
+    assert "Type one of as the environment says, no, fp16, bf16." in capsys.readouterr().out
+    assert main(["config", "--default", "--config_file", str(tmp_path / "d.yaml")]) == 0
+    assert LaunchConfig.from_yaml(tmp_path / "d.yaml") == LaunchConfig()
+    assert main(["config", "--config_file", str(tmp_path / "d.json")]) == 2
+
+    def end(_question: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", end)
+    assert main(["config", "--config_file", str(path)]) == 2
+    assert "the input ended at 'Processes'. Type the answers, or use --default." in capsys.readouterr().err
+
+
+def test_config_in_a_terminal_has_menus_with_arrow_keys(tmp_path):
+    pid, terminal = type_in_terminal("config", "--config_file", "s.yaml", cwd=tmp_path, env={"TERM": "xterm"})
+    shown = read_until(terminal, b"else for each core): ")
+    os.write(terminal, b"2\r")
+    shown += read_until(terminal, b"steps (1): ")
+    os.write(terminal, b"\r")
+    shown += read_until(terminal, b"bf16")
+    os.write(terminal, b"\x1b[B\x1b[B\r")  # Two rows down: fp16.
+    shown += read_until(terminal, b"yes")
+    os.write(terminal, b"\r")
+    shown += read_until(terminal, b"written: ")
+    assert end(pid, terminal) == 0, shown.decode()
+    assert LaunchConfig.from_yaml(tmp_path / "s.yaml") == LaunchConfig(num_processes=2, mixed_precision="fp16")
+
+
+def test_estimate_counts_weights_gradients_and_states(tmp_path):
+    (tmp_path / "models.py").write_text(MODEL)
+    words = ["estimate-memory", "models:Small", "--args", '{"width": 8}', "-n", 4, "--optimizer", "adamw"]
+    done = type_command(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "Small: 8,011 parameters, 8,000 of them trained; the largest module is inner with 8,000"
+    (whole,) = [line for line in lines if line.startswith("float32") and "DDP" in line]
+    assert [part.strip() for part in whole.split("  ") if part.strip()][2:] == ["32 kB", "32 kB", "64 kB", "128 kB"]
+    (parts,) = [line for line in lines if line.startswith("bfloat16") and "FSDP" in line]
+    assert [part.strip() for part in parts.split("  ") if part.strip()][2:] == ["4.01 kB", "4 kB", "8 kB", "16 kB"]
+
+
+def test_estimate_reads_configurations_without_a_download(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_embd": 8, "n_head": 1, '
+        '"vocab_size": 10, "n_positions": 4}'
+    )
+    assert main(["estimate-memory", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("GPT2LMHeadModel: ")
+    assert main(["estimate-memory", "gpt2", "--args", '{"n_layer": 1}']) == 0
+    assert capsys.readouterr().out.startswith("GPT2Model: ")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="has no model_type, so it is not a configuration of Transformers"):
+        memory_estimate.make_model(str(tmp_path), {})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["json:Missing"], "has no attribute 'Missing'. Write it as package.module:Class"),
+        (["no_module:Model"], "No module named 'no_module'"),
+        (["json:JSONDecoder"], "made a JSONDecoder, which is not a torch.nn.Module."),
+        (["torch.nn:Linear"], "torch.nn:Linear cannot be made on the meta device: TypeError"),
+        (["torch.nn:Linear", "--args", "[]"], "write an object of names and values"),
+        (["torch.nn:Linear", "--args", "{width: 1}"], "Write JSON, with names in double quotes."),
+        (["torch.nn:Linear", "-n", "0"], "--num_processes 0: enter 1 or more."),
+        (["no/such/model"], "Nothing is downloaded"),
+    ],
+)
+def test_estimate_refuses_what_is_no_model(words, message, capsys):
+    assert main(["estimate-memory", *words]) == 2
+    assert message in capsys.readouterr().err
