@@ -135,5 +135,6 @@ def _of_configuration(target: str, arguments: Mapping[str, Any]) -> tuple[str, t
             "Transformers. Nothing is downloaded: fetch the model's config.json first."
         )
         raise ConfigError(msg)
-    model = transformers.AutoModel.from_config(config)
+    make: Any = transformers.AutoModel.from_config
+    model: torch.nn.Module = make(config)
     return type(model).__name__, model

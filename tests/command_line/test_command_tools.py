@@ -32,7 +32,7 @@ class Nothing: pass
 
 
 @pytest.fixture
-def some_runs(home) -> Path:
+def some_runs(home: Path) -> Path:
     make_run(home, 1, state="failed", error="ValueError: boom", size=3000, num_processes=2)
     make_run(home, 2, ranks=[{"rank": 0, "state": "returned", "metrics": {"loss": 0.25}}])
     make_run(home, 3, name="evaluate", started=time.time())
