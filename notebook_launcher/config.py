@@ -74,6 +74,9 @@ class LaunchConfig:
     hang_notice: float | None = 10.0
     """Seconds that a rank waits in a collective which other ranks have not entered, before the cell and the monitor
     show which rank waits where, and where the others are. None: no notice."""
+    debug: bool = False
+    """True: the first failure opens a debugger in the failed rank's frames, in the cell that waits, before the other
+    ranks are stopped. The run ends as usual once the debugger is left."""
     max_restarts: int = 0
     """Number of times that all ranks start again after one has failed."""
     env: Mapping[str, str] = dataclasses.field(default_factory=lambda: types.MappingProxyType({}))
@@ -106,7 +109,8 @@ class LaunchConfig:
         _one_of("output", self.output, OUTPUTS)
         _one_of("display", self.display, OUTPUTS)
         _check_monitor(self.monitor)
-        _check_switch("check_ranks", self.check_ranks)
+        for name in ("check_ranks", "debug"):
+            _check_switch(name, getattr(self, name))
         if self.gradient_accumulation_steps is not None:
             steps = _integer("gradient_accumulation_steps", self.gradient_accumulation_steps, minimum=1)
             put("gradient_accumulation_steps", steps)

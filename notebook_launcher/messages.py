@@ -6,9 +6,9 @@ pair that the kernel made (`channel.py`); descriptors travel beside the record:
     kernel -> fork server    StartSupervisor
     kernel -> supervisor     Setup, StartRank, SignalRanks, Close
     supervisor -> kernel     RankStarted, RankExited, RankNotStarted
-    kernel -> rank           RunCall, LeaveGroup, InputReply, Finish
+    kernel -> rank           RunCall, LeaveGroup, InputReply, DebugFailure, ForgetFailure, Finish
     rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
-                             InputRequest, Metrics, Progress, Phases, Notice
+                             InputRequest, Metrics, Progress, Phases, Notice, DebugEnded
 
 A rank's standard output and error are pipes, not records. So output of C code, and the last lines before
 a crash, arrive in the same way as `print`.
@@ -27,14 +27,18 @@ __all__ = [
     "CallStarted",
     "ClearOutput",
     "Close",
+    "DebugEnded",
+    "DebugFailure",
     "Display",
     "ExceptionReport",
     "Failure",
     "Finish",
+    "ForgetFailure",
     "Frame",
     "GroupState",
     "InputReply",
     "InputRequest",
+    "KeptFrames",
     "LeaveGroup",
     "Metrics",
     "Notice",
@@ -88,6 +92,8 @@ class Setup:
     backend: str | None
     many_calls: bool
     """True for a session, whose ranks wait for further calls."""
+    keeps_failures: bool
+    """True if a rank keeps the exception of a call, with its frames, for a debugger."""
     use_gpu: bool
     """True if the ranks use GPUs: rank r takes the visible device r modulo the number of devices."""
     master_port: int
@@ -168,6 +174,16 @@ class RunCall:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveGroup:
     """Shut the process group down, so that peers that wait in it get an error."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DebugFailure:
+    """Open the debugger in the frames of the exception with which the last call ended; answered by `DebugEnded`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetFailure:
+    """Release the exception with which the last call ended, and its frames."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +271,17 @@ class ExceptionReport:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KeptFrames:
+    """Frames that a rank keeps of the exception with which a call ended; a part of other records."""
+
+    num_frames: int
+    tensor_bytes: int
+    """Bytes of the tensors that the frames' variables reach."""
+    gpu_bytes: int | None
+    """Bytes that torch has allocated on the rank's GPU, for whatever purpose; None: the rank uses no GPU."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
     """The call has ended with an exception. Descriptor: the parcel of the exception, if it can travel."""
 
@@ -267,6 +294,8 @@ class Raised:
     group: GroupState
     exit_code: int | None = None
     """The exit code, if the exception is a `SystemExit`."""
+    kept: KeptFrames | None = None
+    """The frames that the rank keeps until its next call; None if it keeps none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,6 +381,11 @@ class Unreadable:
     reason: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DebugEnded:
+    """The user has left the debugger that a `DebugFailure` opened."""
+
+
 # Concluded by the kernel, shown, and kept on the exception; never sent.
 
 
@@ -378,3 +412,5 @@ class Failure:
     """The line of Python that called into C code that crashed, if it is known: `f, Cell In[3], line 4: x = g()`."""
     last_lines: tuple[str, ...] = ()
     """The end of the rank's output, without the stacks that a crash adds."""
+    kept: KeptFrames | None = None
+    """The frames that the rank keeps for `Session.debug` until its next call; None if it keeps none."""

@@ -48,7 +48,7 @@ class Attempt:
     """
 
     def __init__(
-        self, tree: ProcessTree, call: messages.RunCall, parcel_fd: int | None, *, deadline: float | None
+        self, tree: ProcessTree, call: messages.RunCall, parcel_fd: int | None, *, deadline: float | None, debug: bool
     ) -> None:
         self.tree = tree
         """The ranks' processes."""
@@ -79,6 +79,10 @@ class Attempt:
         """Time at which ranks that have ended the call leave the process group."""
         self._left: set[int] = set()
         """The ranks that were told to leave the process group."""
+        self.debugged: int | None = None
+        """The rank whose frames the user looks into; nobody is stopped and no clock runs meanwhile."""
+        self._may_debug = debug
+        """True until the first failure has been looked into."""
         self._stop_grace = SESSION_GRACE if tree.setup.many_calls else 0.0
         self._num_processes = tree.setup.num_processes
         self._doomed: set[int] = set()
@@ -114,7 +118,7 @@ class Attempt:
     @property
     def settled(self) -> bool:
         """True once every rank has settled, or the supervisor is lost."""
-        return not self.unsettled or self.supervisor_lost is not None
+        return (not self.unsettled and not self._is_to_debug) or self.supervisor_lost is not None
 
     @property
     def unsettled(self) -> tuple[int, ...]:
@@ -124,7 +128,33 @@ class Attempt:
     @property
     def is_ending(self) -> bool:
         """True while the ranks are being stopped, or are about to be because one has failed."""
-        return self.ladder is not None or self._fail_at is not None
+        return self.ladder is not None or self._fail_at is not None or self.debugged is not None
+
+    @property
+    def _is_to_debug(self) -> bool:
+        """True if a failure waits to be looked into."""
+        return self._may_debug and self.ladder is None and self._fail_at is not None
+
+    def failure_to_debug(self) -> RankOutcome | None:
+        """Return the first real failure once it is time to look into it, and only once; None before and after."""
+        if not self._is_to_debug or (self._fail_at or 0.0) > time.monotonic():
+            return None
+        self._may_debug = False
+        return min(self._failed(), key=lambda outcome: (_is_victim(outcome), outcome.time))
+
+    def begin_debugging(self, rank: int) -> None:
+        """Open the debugger in a rank that has failed; the others stay as they are, and clocks stop, until its end."""
+        self.debugged, self._fail_at = rank, None
+        self.pause(paused=True)
+        self.tree.send(rank, messages.DebugFailure())
+
+    def end_debugging(self, rank: int) -> None:
+        """Go on with the usual end of a failed run, if this is the rank that was debugged."""
+        if rank != self.debugged:
+            return
+        self.debugged = None
+        self.pause(paused=False)
+        self._fail_at = time.monotonic()
 
     @property
     def running(self) -> frozenset[int]:
@@ -140,7 +170,9 @@ class Attempt:
 
     def _has_settled(self, rank: int) -> bool:
         # A rank that was sent SIGKILL settles only when it has exited, even if it still sent its outcome.
-        return rank in self.outcomes and (rank not in self._doomed or self.outcomes[rank].exited is not None)
+        if rank not in self.outcomes or rank == self.debugged:
+            return False
+        return rank not in self._doomed or self.outcomes[rank].exited is not None
 
     def fold(self, event: Event) -> None:
         """Record an event of the process tree."""
@@ -289,7 +321,7 @@ class Attempt:
 
     def pause(self, *, paused: bool) -> None:
         """Stop the clock of the time-out while a rank waits for the user's input, and start it again afterwards."""
-        now = time.monotonic()
+        now, paused = time.monotonic(), paused or self.debugged is not None
         if paused and self._paused_at is None:
             self._paused_at = now
         elif not paused and self._paused_at is not None:
@@ -300,7 +332,8 @@ class Attempt:
     def next_deadline(self) -> float | None:
         """Return the time at which `act` has something to do; None if it has nothing to do."""
         moments: list[float | None] = [self._fail_at] if self.ladder is None else [self.ladder.deadline]
-        moments.append(self._leave_at)
+        if self.debugged is None:
+            moments.append(self._leave_at)
         if self.ladder is None and self._paused_at is None:
             moments.append(self._deadline)
         known = [moment for moment in moments if moment is not None and math.isfinite(moment)]
@@ -309,14 +342,14 @@ class Attempt:
     def act(self, before_stop: Callable[[], Any]) -> None:
         """Do what is due; `before_stop` is called before the first signal of a stop that the user did not ask for."""
         now = time.monotonic()
-        if self._leave_at is not None and now >= self._leave_at:
+        if self._leave_at is not None and now >= self._leave_at and (self.debugged is None or self.ladder is not None):
             self._leave()
         if self.ladder is not None:
             if now >= self.ladder.deadline:
                 self.ladder.climb(now)
                 self._send_signal()
         elif self._fail_at is not None and now >= self._fail_at:
-            if all(outcome.raised is not None and is_victim_like(outcome.raised.report) for outcome in self._failed()):
+            if all(_is_victim(outcome) for outcome in self._failed()):
                 before_stop()
             self._climb_onto(Ladder.start(time.monotonic(), FAILURE_BUDGETS))
         elif self._deadline is not None and self._paused_at is None and now >= self._deadline:
@@ -333,3 +366,7 @@ class Attempt:
         if self.ladder is None:
             return None if self._asked_at is None else Rung.ASK
         return self.ladder.rung
+
+
+def _is_victim(outcome: RankOutcome) -> bool:
+    return outcome.raised is not None and is_victim_like(outcome.raised.report)

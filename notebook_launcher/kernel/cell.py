@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.events import Stream
 
 
-__all__ = ["CellSink", "Sink", "StreamSink", "answering", "ask", "current_message", "make_sink"]
+__all__ = ["CellSink", "Sink", "StreamSink", "answering", "ask", "current_message", "make_sink", "why_no_answers"]
 
 CLOSE_BUDGET = 5.0
 BROKEN_IPYKERNELS = ("7.0.0", "7.0.1")
@@ -302,6 +302,17 @@ def ask(prompt: str, *, password: bool = False) -> str:
             else "Pass the value to the function as an argument instead."
         )
         raise EOFError(f"no answer to {prompt!r}: {reason}. {hint}") from error
+
+
+def why_no_answers() -> str:
+    """Return the reason why `ask` cannot be answered in the running cell, as a clause; empty if it may be."""
+    shell = _shell()
+    if shell is None:
+        return "standard input is closed" if sys.stdin is None or sys.stdin.closed else ""
+    request = shell.kernel.get_parent("shell").get("content", {})
+    if request.get("allow_stdin", True):
+        return ""
+    return "this front end cannot ask for input (nbclient, papermill and nbconvert never can)"
 
 
 def _write(file: TextIO, text: str) -> None:

@@ -112,6 +112,10 @@ class Console:
         source = self._sources.get((rank, stream)) or self._sources.setdefault((rank, stream), _Source())
         self._add_text(rank, stream, source, source.decoder.decode(data))
 
+    def show_rank(self, rank: int) -> None:
+        """Show a rank's lines from now on."""
+        self._shown |= {rank}
+
     def notice(self, text: str, stream: Stream = "stdout") -> None:
         """Add a line of the launcher's own; it has no label and is never left out."""
         self._backlog.push(TextBlock(None, stream, text.removesuffix("\n") + "\n"))

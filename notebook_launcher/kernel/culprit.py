@@ -86,6 +86,7 @@ def _failure(outcome: RankOutcome, last_lines: Callable[[int, int], tuple[str, .
             pid=outcome.pid,
             victim=outcome.after_stop or is_victim_like(report),
             last_lines=last_lines(outcome.rank, LAST_LINES),
+            kept=outcome.raised.kept,
         )
     exitcode = (
         outcome.raised.exit_code if outcome.raised is not None else outcome.exited.exitcode if outcome.exited else None

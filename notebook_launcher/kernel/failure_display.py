@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from notebook_launcher.errors import RemoteTraceback, RunStoppedError, RunTimeoutError
 from notebook_launcher.kernel.culprit import STOPPED
-from notebook_launcher.units import format_seconds, rank_list
+from notebook_launcher.units import format_bytes, format_seconds, rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run_outcome import RunOutcome
-    from notebook_launcher.messages import Failure
+    from notebook_launcher.messages import Failure, KeptFrames
 
 __all__ = ["attach", "brief", "end_line", "raise_in_cell", "show_as"]
 
@@ -117,7 +117,19 @@ def _story(failures: tuple[Failure, ...], results: Results) -> str:
         they = "it" if len(gone) == 1 else "they"
         lines.append(f"{rank_list(gone)} had returned already: {they} took part in fewer collectives.")
     lines += [f"{rank_list(ranks)}: {summary}" for summary, ranks in _of_their_own(first, others).items()]
+    if first.kept is not None:
+        lines.append(_describe_kept(first.rank, first.kept))
     return "\n".join(lines) + (f"\n\n{first.traceback.rstrip()}" if first.traceback else "")
+
+
+def _describe_kept(rank: int, kept: KeptFrames) -> str:
+    """Return the line of a failure that names the debugger, and the memory that it costs."""
+    size = format_bytes(kept.tensor_bytes)
+    gpu = "" if kept.gpu_bytes is None else f" ({format_bytes(kept.gpu_bytes)} are allocated on its GPU)"
+    return (
+        f"session.debug() opens a debugger where rank {rank} failed. Its frames hold {size} of tensors{gpu} until the "
+        "next run or session.forget()."
+    )
 
 
 def _sequel(first: Failure, others: tuple[Failure, ...]) -> str:

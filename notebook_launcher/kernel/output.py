@@ -66,6 +66,10 @@ class RunOutput:
         """Add bytes that a rank wrote."""
         self._console.feed(output.rank, output.stream, output.data)
 
+    def show_rank(self, rank: int) -> None:
+        """Show a rank's lines from now on, whatever the option `output` is."""
+        self._console.show_rank(rank)
+
     def notice(self, text: str, stream: Stream = "stdout") -> None:
         """Add one line of the launcher's own."""
         self._console.notice(text, stream)

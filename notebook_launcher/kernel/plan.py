@@ -81,6 +81,7 @@ class Plan:
             settings=self.config.training_settings(),
             backend=self.backend,
             many_calls=many_calls,
+            keeps_failures=many_calls or self.config.debug,
             use_gpu=self.use_gpu,
             master_port=0,
         )

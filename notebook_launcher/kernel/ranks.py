@@ -13,7 +13,7 @@ from notebook_launcher.engines.starting import fork_server, fork_starter, start_
 from notebook_launcher.kernel.plan import make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from notebook_launcher.engines.starting import Starter
     from notebook_launcher.kernel.attempt import Attempt
@@ -87,12 +87,17 @@ class Ranks:
         """Repair what the last call broke: processes and the process group. Return the ranks that were replaced."""
         assert self.tree is not None
         replaced = tuple(rank for rank, outcome in sorted(attempt.outcomes.items()) if outcome.is_over)
-        if replaced or not attempt.kept_group:
-            # Every rank makes its process group again at the next call.
+        if not replaced and not attempt.kept_group:
             self.generation += 1
-        for rank in replaced:
-            self.tree.replace(rank)
+        self.replace(replaced)
         return replaced
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        """Start ranks again whose processes are gone; every rank makes its process group again at the next call."""
+        assert self.tree is not None
+        self.generation += bool(ranks)
+        for rank in ranks:
+            self.tree.replace(rank)
 
     def finish(self, deadline: Callable[[], float]) -> Iterator[list[Event]]:
         """Have idle ranks run their exit handlers and exit; yield the events until all are gone or time is up.

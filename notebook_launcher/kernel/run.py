@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from notebook_launcher import travel
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, failure_display, fork_check, snapshots, views
+from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.commands import SaveCommand, StacksCommand, StopCommand
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run_thread import RunThread
@@ -48,6 +49,8 @@ class Run:
     def start(cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool) -> Run:
         """Check and pack the call, start ranks that are not up, and begin the run; raises before anything starts."""
         args, kwargs = checks.check_call(fn, args, kwargs)
+        if ranks.plan.config.debug:
+            check_answers("debug=True", in_cell=in_cell)
         call, call_parcel = travel.FunctionCall(fn, args, kwargs), None
         try:
             if ranks.inherits_call:

@@ -6,11 +6,12 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
-from notebook_launcher.engines.events import FromRank, Output
+from notebook_launcher.engines.events import FromRank, Output, RankLost
 from notebook_launcher.kernel.attempt import Attempt
 from notebook_launcher.kernel.commands import SaveCommand, StacksCommand, StopCommand
 from notebook_launcher.kernel.conclusion import conclude
 from notebook_launcher.kernel.failure_display import brief
+from notebook_launcher.kernel.formatting import one_line
 from notebook_launcher.kernel.hangs import HangWatch
 from notebook_launcher.kernel.progress_line import ProgressLine
 from notebook_launcher.kernel.questions import Answer, Question
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from notebook_launcher.history.recorder import Recorder
     from notebook_launcher.kernel.commands import Command
     from notebook_launcher.kernel.questions import Questions
+    from notebook_launcher.kernel.rank_outcome import RankOutcome
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run_data import RunData
 
@@ -106,6 +108,8 @@ class RunLoop:
             for event in attempt.tree.events(self._patience(attempt)):
                 self._handle(event, attempt)
             self._carry_out_commands(attempt)
+            if (failure := attempt.failure_to_debug()) is not None:
+                self._debug(failure, attempt)
             attempt.act(lambda: self._read_stacks(attempt))
             self._watch_for_hangs(attempt)
             self._data.output.publish()
@@ -120,7 +124,7 @@ class RunLoop:
         config = data.plan.config
         run_call = self._ranks.next_call(restart_count=data.restarts, can_ask=self._can_ask)
         deadline = None if config.timeout is None else data.launched + config.timeout
-        data.attempt = Attempt(tree, run_call, self._parcel_fd, deadline=deadline)
+        data.attempt = Attempt(tree, run_call, self._parcel_fd, deadline=deadline, debug=config.debug)
         data.asking.clear()
         data.stacks = None
         # A single rank has no other rank to wait for.
@@ -231,9 +235,28 @@ class RunLoop:
             case FromRank(rank, messages.Unreadable() as record, _):
                 text = f"rank {rank} sent a record that the kernel could not unpickle ({record.reason})"
                 data.output.notice(text, "stderr")
+            case FromRank(rank, messages.DebugEnded(), _) | RankLost(messages.RankExited(rank=rank)):
+                attempt.end_debugging(rank)
         attempt.fold(event)
 
+    def _debug(self, failure: RankOutcome, attempt: Attempt) -> None:
+        """Let the user look into the frames of the rank that failed first, before the others are stopped."""
+        rank = failure.rank
+        if failure.raised is None or failure.exited is not None:
+            self._data.output.notice(f"debug=True: rank {rank} died, and its frames with it, so no debugger opens")
+            return
+        self._data.output.notice(
+            f"rank {rank} failed: {one_line(failure.raised.report)}. The other ranks stay as they are; q ends the run."
+        )
+        self._data.output.show_rank(rank)
+        attempt.begin_debugging(rank)
+
     def _ask(self, rank: int, request: messages.InputRequest, attempt: Attempt) -> None:
+        if rank == attempt.debugged and attempt.ladder is not None:
+            # The run is being stopped, so the debugger ends.
+            reply = messages.InputReply(text=None, reason="the run was stopped", number=request.number)
+            attempt.tree.send(rank, reply)
+            return
         self._data.asking.add(rank)
         attempt.pause(paused=True)
         self._data.output.publish(force=True)

@@ -7,9 +7,13 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher import messages
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks
+from notebook_launcher.kernel.answers import check_answers
+from notebook_launcher.kernel.debug_magic import DebugMagic
 from notebook_launcher.kernel.latch import Latch
+from notebook_launcher.kernel.post_mortem import PostMortem, rank_to_debug
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run import Run
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.kernel.results import Results
+    from notebook_launcher.kernel.run_data import RunData
 
 __all__ = ["Session"]
 
@@ -54,14 +59,19 @@ class Session:
         """The latest run."""
         self._closed = False
         """True once no run may be started any more."""
+        self._has_forgotten = False
+        """True if the ranks have released the frames of the last run."""
         self._in_haste = False
         """True after an interrupt of `close`: ranks get no time for their exit handlers."""
         self._claim = threading.Lock()
         """Held by the one thread that ends the session."""
         self._ended: Latch[None] = Latch()
         """Set once every process of the session is gone."""
+        self._magic = DebugMagic(weakref.WeakMethod(self._debug_own))
+        """`%debug`, from the first failure on."""
         # A session that is garbage-collected ends its ranks.
         weakref.finalize(self, Ranks.close, self._ranks)
+        weakref.finalize(self, DebugMagic.remove, self._magic)
 
     @property
     def num_processes(self) -> int:
@@ -101,6 +111,56 @@ class Session:
         """Run a function on every rank without waiting, and return the run's handle; one run at a time."""
         return self._start(fn, args, kwargs, in_cell=False)
 
+    def debug(self, rank: int | None = None) -> None:
+        """Open a debugger in a rank's frames, where the last run failed on it; its prompt is `(rank 2 pdb)`.
+
+        Leave the debugger with `q`. The session goes on with its next run.
+
+        Args:
+            rank: The rank to look into; None: the culprit, the rank that failed first.
+
+        Raises:
+            CallOrderError: There is nothing to look into, or nobody can answer the prompt; the message gives the
+                reason.
+            KeyboardInterrupt: The interrupt button was pressed at the prompt.
+        """
+        checks.check_not_in_rank("Session.debug")
+        with self._lock:
+            data = self._idle_data("session.debug()")
+            chosen = rank_to_debug(data, rank)
+            assert data is not None
+            if self._has_forgotten:
+                msg = "session.forget() has released the frames of the last run: there is nothing to look into."
+                raise CallOrderError(msg)
+            check_answers("session.debug()")
+            PostMortem(self._ranks, data, chosen).run()
+
+    def _debug_own(self, error: BaseException) -> bool:
+        """Open the debugger if the last run raised this exception; return False if it did not."""
+        if self._run is None or not self._run.wait(0) or self._run.exception() is not error:
+            return False
+        self.debug()
+        return True
+
+    def forget(self) -> None:
+        """Release what the ranks keep for `debug`: the frames of the last run, with their tensors. Idempotent."""
+        with self._lock:
+            self._idle_data("session.forget()")
+            self._has_forgotten = True
+            for at in range(self.num_processes):
+                if self._ranks.tree is not None:
+                    self._ranks.tree.send(at, messages.ForgetFailure())
+
+    def _idle_data(self, what: str) -> RunData | None:
+        """Return the record of the last run, which must be over; None if there was no run."""
+        self._check_open()
+        if self._is_busy():
+            msg = (
+                f"the session is busy with {self._run!r}. {what} works once the run is over: run.wait(), or run.stop()."
+            )
+            raise CallOrderError(msg)
+        return None if self._run is None else self._run._data  # noqa: SLF001 - a session owns its runs
+
     def close(self) -> None:
         """Stop a run that goes on and end the ranks, without delay after an interrupt; idempotent."""
         with self._lock:
@@ -139,6 +199,7 @@ class Session:
                     self._run.show_late_output(events)
         finally:
             try:
+                self._magic.remove()
                 self._ranks.close()
             finally:
                 self._ended.set()
@@ -150,7 +211,10 @@ class Session:
             if self._is_busy():
                 msg = f"the session is busy with {self._run!r}. Wait for it (run.wait()), or stop it (run.stop())."
                 raise CallOrderError(msg)
+            self._has_forgotten = False
             self._run = Run.start(self._ranks, fn, args, kwargs, in_cell=in_cell)
+            magic = self._magic
+            self._run.add_done_callback(lambda run: None if run.exception() is None else magic.install())
             return self._run
 
     def _is_busy(self) -> bool:

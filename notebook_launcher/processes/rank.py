@@ -7,6 +7,7 @@ workers too. It runs user code in its main thread, starts no other thread, and d
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -27,6 +28,7 @@ from notebook_launcher import context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
 from notebook_launcher.processes import boot, forking, frameworks, frontend, inherited, rendezvous, seeding
 from notebook_launcher.processes.edited_modules import LocalModules
+from notebook_launcher.processes.kept_failure import KeptFailure
 from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
 from notebook_launcher.processes.report import describe
 
@@ -82,6 +84,10 @@ class _Rank:
         """Number of the last question."""
         self._in_call = False
         """True while an interrupt may raise `KeyboardInterrupt`."""
+        self._unread: collections.deque[Any] = collections.deque()
+        """Records that came while the rank waited for an answer, to be read first."""
+        self._failure = KeptFailure() if start.setup.keeps_failures else None
+        """Keeps the exception of the last call for a debugger."""
         if start.setup.start_method != "fork":
             sys.modules["__main__"] = types.ModuleType("__main__")
         os.environ.update(torchrun_environment(start.setup, start.rank))
@@ -108,14 +114,19 @@ class _Rank:
         seeding.set_threads(self._setup.threads_per_process)
         forking.settle_before_forks()
         self._channel.send(messages.RankReady(rank=self._number), [stacks])
-        while (received := self._channel.receive()) is not None:
+        while (received := self._unread.popleft() if self._unread else self._channel.receive()) is not None:
             match received:
                 case messages.RunCall() as call, fds:
                     self._run(call, fds)
                 case messages.LeaveGroup(), _:
                     with contextlib.suppress(Exception):
                         self._rendezvous.leave()
+                case messages.DebugFailure(), _:
+                    self._debug()
+                case messages.ForgetFailure(), _:
+                    self._forget_failure()
                 case messages.Finish(), _:
+                    self._forget_failure()
                     return
                 case messages.InputReply(), _:
                     pass  # The request was interrupted before the answer came.
@@ -128,6 +139,7 @@ class _Rank:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(call.restart_count)
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
         stage = _Stage()
+        self._forget_failure()
         context.forget_call()
         # Set for each call, because the user's code may have set another handler in an earlier call.
         signal.signal(signal.SIGINT, self._on_interrupt)
@@ -200,6 +212,8 @@ class _Rank:
 
     def _raised(self, call: messages.RunCall, stage: _Stage, error: BaseException) -> tuple[object, int | None]:
         now = time.monotonic()
+        if self._failure is not None:
+            self._failure.keep(error)
         record = messages.Raised(
             call_id=call.call_id,
             time=now,
@@ -208,11 +222,36 @@ class _Rank:
             report=describe(error),
             group=self._rendezvous.state(),
             exit_code=_exit_code(error),
+            kept=self._failure.measure() if self._failure is not None and self._setup.many_calls else None,
         )
         fd = None
         with contextlib.suppress(Exception):
             fd = travel.pack_exception(error)
         return record, fd
+
+    def _forget_failure(self) -> None:
+        if self._failure is not None:
+            self._failure.forget()
+
+    def _debug(self) -> None:
+        # A cell waits for the debugger, also if the run itself was launched in the background.
+        self._can_ask = self._in_call = True
+        try:
+            if self._failure is not None:
+                self._failure.debug(self._number, self._ask_text)
+        except KeyboardInterrupt:
+            pass  # The user leaves the debugger.
+        finally:
+            self._in_call = False
+            frontend.flush_figures()
+            _mend_output()
+            self._channel.send(messages.DebugEnded())
+
+    def _ask_text(self, prompt: str) -> str:
+        reply = self._ask(messages.InputRequest(prompt=prompt))
+        if reply.text is None:
+            raise EOFError(reply.reason)
+        return reply.text
 
     def _ask(self, request: messages.InputRequest) -> messages.InputReply:
         if not self._can_ask:
@@ -227,7 +266,9 @@ class _Rank:
             self._channel.send(dataclasses.replace(request, number=self._num_asked))
             while (received := self._channel.receive()) is not None:
                 # The answer to an earlier question, whose wait was interrupted, may still come.
-                if isinstance(received[0], messages.InputReply) and received[0].number == self._num_asked:
+                if not isinstance(received[0], messages.InputReply):
+                    self._unread.append(received)
+                elif received[0].number == self._num_asked:
                     return received[0]
         return messages.InputReply(text=None, reason="the kernel went away")
 

@@ -1,0 +1,27 @@
+"""The condition of every debugger: somebody who answers its prompt."""
+
+from __future__ import annotations
+
+import threading
+
+from notebook_launcher.errors import CallOrderError
+from notebook_launcher.kernel import cell
+
+__all__ = ["check_answers"]
+
+
+def check_answers(what: str, *, in_cell: bool = True) -> None:
+    """Raise `CallOrderError` if nobody can answer a prompt.
+
+    Args:
+        what: The call or the option that opens a debugger, as the user typed it.
+        in_cell: Whether a cell waits for the run.
+    """
+    reason = cell.why_no_answers()
+    if not in_cell:
+        reason = "a run in the background has no cell that waits. Use notebook_launch(...) or session.run(...)"
+    elif threading.current_thread() is not threading.main_thread():
+        reason = "it was called in a thread, and only the main thread can ask. Call it in a cell"
+    if reason:
+        msg = f"{what} opens a debugger, whose prompt must be answered: {reason}."
+        raise CallOrderError(msg)

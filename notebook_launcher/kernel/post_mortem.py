@@ -1,0 +1,182 @@
+"""Opens a debugger in a rank of a session whose last call failed, and answers its prompt in the cell.
+
+The rank serves the debugger between two calls, so no run is under way: a thread of its own reads the events of the
+process tree, as a run's thread does, and the calling thread answers the prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+from notebook_launcher import messages
+from notebook_launcher.config import LaunchConfig
+from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost
+from notebook_launcher.errors import CallOrderError
+from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
+from notebook_launcher.kernel.output import RunOutput
+from notebook_launcher.kernel.questions import Question, Questions
+from notebook_launcher.units import rank_list
+
+if TYPE_CHECKING:
+    from notebook_launcher.engines.events import Event
+    from notebook_launcher.kernel.questions import Answer
+    from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.kernel.run_data import RunData
+
+__all__ = ["PostMortem", "rank_to_debug"]
+
+
+def rank_to_debug(data: RunData | None, rank: int | None) -> int:
+    """Return the rank to look into: the one that is named, else the culprit of the run.
+
+    Raises:
+        CallOrderError: No run has failed, or the rank keeps no frames; the message gives the reason.
+    """
+    if data is None or data.attempt is None or data.outcome is None:
+        raise CallOrderError("session.debug() looks into a run that has failed, and this session has had no run yet.")
+    outcomes = data.attempt.outcomes
+    kept = [at for at, outcome in sorted(outcomes.items()) if outcome.raised is not None and outcome.exited is None]
+    others = f" Frames are kept by {rank_list(kept)}: session.debug({kept[0]})." if kept else ""
+    if rank is None:
+        rank = getattr(data.outcome.error, "rank", None)
+        if rank is None:
+            words = "was stopped" if data.outcome.error is not None else "has returned on every rank"
+            raise CallOrderError(f"the last run, {data.name}, {words}: no rank is to blame for it.{others}")
+    num = data.plan.num_processes
+    if isinstance(rank, bool) or rank not in range(num):
+        msg = f"there is no rank {rank!r}: this session has {num}, 0 to {num - 1}."
+        raise CallOrderError(msg)
+    if rank not in kept:
+        has_returned = rank in outcomes and outcomes[rank].returned is not None
+        words = "returned" if has_returned else "died, and its frames with it"
+        raise CallOrderError(f"rank {rank} {words}: there is nothing to look into.{others}")
+    return rank
+
+
+class PostMortem:
+    """One debugger in one rank, from its first prompt to its end.
+
+    Args:
+        ranks: The session's ranks, of which none runs a call.
+        data: The record of the run that failed.
+        rank: The rank to look into.
+    """
+
+    def __init__(self, ranks: Ranks, data: RunData, rank: int) -> None:
+        self._ranks = ranks
+        self._data = data
+        self._rank = rank
+        self._over: Latch[None] = Latch()
+        self._questions = Questions(lambda: self._over.is_set)
+        # One rank: the prompt names it, so its lines need no label.
+        self._output = RunOutput(LaunchConfig(display="all", monitor=False, runs_folder=None), 1)
+        self._thread: threading.Thread | None = None
+        self._claim = threading.Lock()
+        """Held by the first thread that was started, since `_begin` may be called again after an interrupt."""
+        self._open_question: messages.InputRequest | None = None
+        """The question that waits for an answer."""
+        self._is_left = False
+        """True once the user has left by an interrupt: no further question is asked."""
+        self._fault: BaseException | None = None
+
+    def run(self) -> None:
+        """Answer the debugger's prompt until the user leaves it.
+
+        Raises:
+            KeyboardInterrupt: The user left by an interrupt.
+            CallOrderError: The rank died.
+        """
+        self._questions.answer_all(self._begin, self._reply, self._interrupt)
+        if self._thread is not None:
+            self._thread.join()
+        self._output.close()
+        if self._fault is not None:
+            raise self._fault
+        if self._is_left:
+            raise KeyboardInterrupt(f"left the debugger of rank {self._rank}")
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            threading.Thread(target=self._listen, name="notebook-launcher debugger", daemon=True).start()
+
+    def _reply(self, answer: Answer) -> None:
+        self._open_question = None
+        if self._ranks.tree is not None:
+            self._ranks.tree.send(self._rank, answer.reply)
+
+    def _interrupt(self, again: bool) -> None:  # noqa: FBT001 - as `Questions.answer_all` calls it
+        tree, question = self._ranks.tree, self._open_question
+        if tree is None:
+            return
+        if question is not None:
+            # At the prompt an interrupt leaves the debugger.
+            self._is_left, self._open_question = True, None
+            tree.send(self._rank, messages.InputReply(text=None, reason="interrupted", number=question.number))
+        else:
+            # It ends the command that runs, and the prompt comes back; a second one ends the rank.
+            tree.signal((self._rank,), signal.SIGKILL if again else signal.SIGINT)
+
+    def _listen(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return
+        self._thread = threading.current_thread()
+        try:
+            tree = self._ranks.tree
+            assert tree is not None
+            tree.send(self._rank, messages.DebugFailure())
+            is_open = True
+            while is_open:
+                for event in tree.events(AWAKE_EVERY):
+                    is_open = self._handle(event) and is_open
+                self._output.publish()
+        except BaseException as fault:  # noqa: BLE001 - raised again in the cell
+            self._fault = fault
+        finally:
+            self._over.set(None)
+            self._questions.close()
+
+    def _handle(self, event: Event) -> bool:
+        """Carry out an event; return False if the debugger has ended."""
+        match event:
+            case Output(rank) if rank == self._rank:
+                self._output.feed(dataclasses.replace(event, rank=0))
+            case Output():
+                self._data.output.show_late_output([event])
+            case FromRank(rank, messages.InputRequest() as request, _) if rank == self._rank:
+                self._ask(request)
+            case FromRank(rank, messages.Display() | messages.ClearOutput() as record, _):
+                self._output.show(rank, record)
+            case FromRank(rank, messages.DebugEnded(), _) if rank == self._rank:
+                return False
+            case FromRank(_, _, fds):
+                for fd in fds:
+                    os.close(fd)
+            case RankLost(exited):
+                self._replace(exited)
+                return exited.rank != self._rank
+            case SupervisorLost():
+                self._ranks.close()
+                self._fault = CallOrderError("the session's ranks died; the next run starts them again.")
+                return False
+        return True
+
+    def _ask(self, request: messages.InputRequest) -> None:
+        assert self._ranks.tree is not None
+        if self._is_left:
+            reply = messages.InputReply(text=None, reason="interrupted", number=request.number)
+            self._ranks.tree.send(self._rank, reply)
+            return
+        self._output.publish(force=True)
+        self._output.sink.flush()
+        self._open_question = request
+        self._questions.put(Question(self._rank, request, 0))
+
+    def _replace(self, exited: messages.RankExited) -> None:
+        self._ranks.replace([exited.rank])
+        if exited.rank == self._rank:
+            msg = f"rank {exited.rank} died in the debugger. It is started again with the next run."
+            self._fault = CallOrderError(msg)

@@ -1,0 +1,174 @@
+"""The debugger in the rank that failed: `session.debug()`, `%debug`, `notebook_launch(..., debug=True)`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.kernels import Kernel, Outcome
+
+DEFINITIONS = """
+def rank():
+    return int(os.environ["RANK"])
+
+def scale(batch):
+    factor = 10
+    if rank() == 1:
+        raise ValueError("bad batch")
+    return batch * factor
+
+def train():
+    import torch, torch.distributed as dist
+    weights = torch.zeros(1000, 1000)
+    scale(7)
+    dist.barrier()
+
+def die():
+    import torch.distributed as dist
+    if rank() == 1:
+        os.kill(os.getpid(), 9)
+    dist.barrier()
+
+def in_thread():
+    global reason
+    try:
+        session.debug()
+    except CallOrderError as error:
+        reason = str(error)
+
+def pid():
+    return os.getpid()
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel_code() -> str:
+    return DEFINITIONS
+
+
+@pytest.fixture
+def session(module_kernel: Kernel) -> Iterator[Kernel]:
+    """The kernel, with an open session in which `train` has failed."""
+    failed = module_kernel.execute("session = Session(2, output='none')\nsession.run(train)")
+    assert failed.error == "ValueError: bad batch"
+    yield module_kernel
+    closed = module_kernel.execute("session.close()")
+    assert closed.error is None, closed.traceback
+
+
+class Answers:
+    """Types commands at the prompts of a debugger, and keeps the prompts."""
+
+    def __init__(self, *commands: str) -> None:
+        self.prompts: list[str] = []
+        self._commands = iter(commands)
+
+    def __call__(self, prompt: str, _is_password: bool) -> str:  # noqa: FBT001 - as a kernel calls it
+        self.prompts.append(prompt)
+        return next(self._commands)
+
+
+def answered(kernel: Kernel, code: str, *commands: str) -> tuple[Outcome, list[str]]:
+    answers = Answers(*commands)
+    return kernel.execute(code, answer_input=answers), answers.prompts
+
+
+def test_debug_opens_the_frames_of_the_culprit(session: Kernel) -> None:
+    failed = session.execute("session.run(train)")
+    assert failed.error == "ValueError: bad batch"
+    assert "session.debug() opens a debugger where rank 1 failed. Its frames hold 4 MB of tensors" in failed.traceback
+    outcome, prompts = answered(session, "session.debug()", "p factor", "up", "p weights.shape", "list", "q")
+    assert outcome.error is None, outcome.traceback
+    assert prompts == ["(rank 1 pdb) "] * 5
+    assert outcome.stdout.startswith("> Cell In[")
+    assert "10\n" in outcome.stdout
+    assert "torch.Size([1000, 1000])" in outcome.stdout
+    assert "    scale(7)" in outcome.stdout
+    assert session.execute("print(session.run(pid)[:] != [])").stdout == "True\n"
+
+
+def test_debug_magic_opens_the_rank_of_the_last_exception(session: Kernel) -> None:
+    outcome, prompts = answered(session, "%debug", "p batch", "q")
+    assert prompts == ["(rank 1 pdb) "] * 2
+    assert "7\n" in outcome.stdout
+
+
+def test_debug_magic_leaves_other_exceptions_to_ipython(session: Kernel) -> None:
+    session.execute("def here():\n    mine = 12345\n    1 / 0\nhere()")
+    outcome, prompts = answered(session, "%debug", "p mine", "q")
+    assert prompts == ["ipdb> "] * 2, (outcome.traceback, outcome.stdout)
+    assert "12345" in outcome.stdout
+
+
+def test_victims_frames_can_be_looked_into(session: Kernel) -> None:
+    outcome, prompts = answered(session, "session.debug(0)", "where", "q")
+    assert prompts == ["(rank 0 pdb) "] * 2
+    assert "dist.barrier()" in outcome.stdout
+
+
+REFUSALS = {
+    "session.debug(7)": "there is no rank 7: this session has 2, 0 to 1",
+    "session.debug(True)": "there is no rank True",
+    "with Session(2) as other: other.debug()": "this session has had no run yet",
+    "import threading; threading.Thread(target=in_thread).start()": None,
+    "session.forget(); session.debug()": "has released the frames of the last run",
+    "session.run(pid); session.debug()": "the last run, pid, has returned on every rank: no rank is to blame",
+    "session.debug(1)": "rank 1 returned: there is nothing to look into",
+    "session.run(die)": "RankFailedError",
+    "session.debug() ": "rank 1 died, and its frames with it: there is nothing to look into. Frames are kept by rank 0",
+    "waiting = session.launch(time.sleep, args=(60,)); session.debug()  ": "session.debug() works once the run is over",
+    "waiting.stop(); session.debug()": "the last run, sleep, was stopped: no rank is to blame",
+}
+"""By cell, in this order: the words of the error."""
+
+
+def test_debug_gives_the_reason_why_it_cannot_open(session: Kernel) -> None:
+    for code, words in REFUSALS.items():
+        outcome, prompts = answered(session, code)
+        assert (words or "") in (outcome.error or ""), (code, outcome.traceback)
+        assert not prompts
+    assert session.execute("print(reason)").stdout.startswith("session.debug() opens a debugger, whose prompt must be")
+
+
+@pytest.mark.parametrize("code", ["session.debug()", "notebook_launch(train, 2, debug=True)"])
+def test_debugger_is_refused_where_nobody_can_answer(session: Kernel, code: str) -> None:
+    outcome = session.execute(code)
+    assert "prompt must be answered: this front end cannot ask for input (nbclient" in (outcome.error or "")
+
+
+def test_background_runs_refuse_to_debug(session: Kernel) -> None:
+    outcome, _ = answered(session, "launch(train, 2, debug=True)")
+    assert "debug=True opens a debugger, whose prompt must be answered: a run in the background" in str(outcome.error)
+
+
+def test_debug_option_asks_before_the_peers_are_stopped(session: Kernel) -> None:
+    code = "notebook_launch(train, 2, debug=True, timeout=1, output='none')"
+    # The prompt stays open for longer than the run's timeout, which the debugger pauses.
+    commands = ["import time; time.sleep(1.1)", "p factor", "import os; os.environ['WORLD_SIZE']", "q"]
+    outcome, prompts = answered(session, code, *commands)
+    assert prompts == ["(rank 1 pdb) "] * 4
+    assert "rank 1 failed: ValueError: bad batch. The other ranks stay as they are; q ends the run." in outcome.stdout
+    assert "10\n" in outcome.stdout
+    assert outcome.error == "ValueError: bad batch"
+    assert "rank 0 ended because of it" in outcome.traceback
+
+
+def test_interrupt_at_the_prompt_leaves_the_debugger(session: Kernel) -> None:
+
+    def interrupt(_prompt: str, _password: bool) -> str:  # noqa: FBT001 - as a kernel calls it
+        session.interrupt()
+        return "p 1"
+
+    outcome = session.execute("session.debug()", answer_input=interrupt)
+    assert "KeyboardInterrupt: left the debugger of rank 1" in str(outcome.error)
+    assert session.execute("print(len(session.run(pid)))").stdout == "2\n"
+
+
+def test_rank_that_dies_in_the_debugger_is_started_again(session: Kernel) -> None:
+    outcome, _ = answered(session, "session.debug()", "import os; os._exit(3)")
+    assert "rank 1 died in the debugger" in str(outcome.error)
+    assert session.execute("print(len(session.run(pid)))").stdout == "2\n"
