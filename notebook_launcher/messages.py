@@ -414,3 +414,5 @@ class Failure:
     """The end of the rank's output, without the stacks that a crash adds."""
     kept: KeptFrames | None = None
     """The frames that the rank keeps for `Session.debug` until its next call; None if it keeps none."""
+    collective: str = ""
+    """The collective in which the rank was when it did not match those of other ranks (`check_collectives=True`)."""

@@ -16,6 +16,7 @@ from notebook_launcher.errors import (
     RunTimeoutError,
 )
 from notebook_launcher.kernel import culprit, failure_display
+from notebook_launcher.kernel.mismatches import suggestion
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.kernel.run_outcome import RunOutcome
 from notebook_launcher.units import rank_list
@@ -124,25 +125,31 @@ def _error(
     *,
     asked_to_stop: bool,
 ) -> BaseException | None:
-    if attempt.supervisor_lost is not None:
+    # A run that times out before it has a rank is ended by killing its supervisor.
+    if attempt.supervisor_lost is not None and not attempt.timed_out:
         stopped = RunStoppedError("the run was stopped before its ranks had started")
         return stopped if asked_to_stop else culprit.internal(attempt.supervisor_lost)
     if attempt.not_started is not None:
         return _not_started_error(attempt.not_started, plan.num_processes)
     if attempt.timed_out:
         msg = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
-        return RunTimeoutError(f"{msg}\n{stacks.in_past_tense}" if stacks else msg)
+        return RunTimeoutError(_with_stacks(msg, stacks, plan))
     real = [failure for failure in failures if not attempt.outcomes[failure.rank].after_stop]
     if real:
         first = attempt.outcomes[real[0].rank]
         error = culprit.to_exception(first, real[0], plan.num_processes)
         if stacks and real[0].victim and isinstance(error, RankFailedError):
-            error.args = (f"{error}\n{stacks.in_past_tense}",)
+            error.args = (_with_stacks(str(error), stacks, plan),)
         return error
     if failures and asked_to_stop:
         ranks = rank_list(failure.rank for failure in failures)
         return RunStoppedError(f"the run was stopped before {ranks} returned")
     return None
+
+
+def _with_stacks(message: str, stacks: Stacks | None, plan: Plan) -> str:
+    hint = suggestion(stacks, is_checked=plan.config.check_collectives)
+    return "\n".join(filter(None, (message, hint, stacks.in_past_tense if stacks else "")))
 
 
 def _not_started_error(failed: Any, num_processes: int) -> ResourceError:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from notebook_launcher import travel
 from notebook_launcher.errors import InternalError, RankFailedError, ReturnValueError
 from notebook_launcher.kernel.formatting import format_report, one_line
+from notebook_launcher.kernel.mismatches import SIZES_DIFFER, SUGGESTION, collective_in
 from notebook_launcher.kernel.stacks import crash_site
 from notebook_launcher.messages import ExceptionReport, Failure
 from notebook_launcher.units import format_bytes
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["consequences", "failures_of", "is_victim_like", "signal_name", "to_exception"]
 
 CONSEQUENCES = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|connection lost"
+    r"failed to pass monitoredbarrier"
+    r"|connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|connection lost"
     r"|timed out|timeout|remote process exited|nccl (communicator was aborted|error)|watchdog"
     r"|process group .*(abort|shut)|socket .*(closed|reset)|peer (closed|disconnected)|no error \(recv\)",
     re.IGNORECASE,
@@ -87,6 +89,7 @@ def _failure(outcome: RankOutcome, last_lines: Callable[[int, int], tuple[str, .
             victim=outcome.after_stop or is_victim_like(report),
             last_lines=last_lines(outcome.rank, LAST_LINES),
             kept=outcome.raised.kept,
+            collective=collective_in(report),
         )
     exitcode = (
         outcome.raised.exit_code if outcome.raised is not None else outcome.exited.exitcode if outcome.exited else None
@@ -188,6 +191,8 @@ def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:
     else:
         text = f"{rank} was killed by {signal_name(-code)}{_signal_hint(outcome, failure.place)}"
     if failure.last_lines:
+        if any(SIZES_DIFFER in line for line in failure.last_lines):
+            text += f"\n{SUGGESTION}"
         text += "\nIts last output:\n" + "\n".join(f"    {line}" for line in failure.last_lines)
     return text
 

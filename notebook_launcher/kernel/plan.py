@@ -133,6 +133,8 @@ def _environment(config: LaunchConfig, machine: Machine, gpus: tuple[int, ...], 
             environ["CUDA_VISIBLE_DEVICES"] = ""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environ[name] = str(threads)
+    if config.check_collectives:
+        environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     return {**environ, **config.env}
 
 

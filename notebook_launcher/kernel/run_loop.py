@@ -13,6 +13,7 @@ from notebook_launcher.kernel.conclusion import conclude
 from notebook_launcher.kernel.failure_display import brief
 from notebook_launcher.kernel.formatting import one_line
 from notebook_launcher.kernel.hangs import HangWatch
+from notebook_launcher.kernel.mismatches import suggestion
 from notebook_launcher.kernel.progress_line import ProgressLine
 from notebook_launcher.kernel.questions import Answer, Question
 from notebook_launcher.kernel.stacks import Stacks
@@ -302,3 +303,5 @@ class RunLoop:
         if any(stack.waiting_in for stack in stacks):
             self._data.stopped_in = stacks.past_verdict
             self._data.output.notice(stacks.in_past_tense)
+            if hint := suggestion(stacks, is_checked=self._data.plan.config.check_collectives):
+                self._data.output.notice(hint)

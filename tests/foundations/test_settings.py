@@ -155,6 +155,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "start_method": {"start_method": "spawn"},
 }
 ELSEWHERE = {
+    "check_collectives": "test_mismatches.py",
     "debug": "test_post_mortem.py: it needs somebody who answers",
     "devices": "test_plan.py: there is one kind of device on most machines",
     "display": "test_output.py: it needs a front end",

@@ -1,0 +1,77 @@
+"""Collectives that do not match: which rank runs which one, on which tensors, at which line.
+
+With `TORCH_DISTRIBUTED_DEBUG=DETAIL` torch compares the collectives of all ranks before it runs them. On a mismatch
+each rank gets an error that begins with a fingerprint of its own collective. Only that fingerprint is read, because
+those of other ranks, which follow, may be garbled.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from typing import TYPE_CHECKING
+
+from notebook_launcher.kernel.stacks import LIBRARIES, StackFrame
+from notebook_launcher.units import rank_list
+
+if TYPE_CHECKING:
+    from notebook_launcher.kernel.stacks import Stacks
+    from notebook_launcher.messages import ExceptionReport, Failure
+
+__all__ = ["SIZES_DIFFER", "SUGGESTION", "collective_in", "describe_mismatch", "suggestion"]
+
+FINGERPRINT = re.compile(
+    r"Detected mismatch between collectives on ranks\. Rank \d+ is running collective: "
+    r"CollectiveFingerPrint\(SequenceNumber=\d+(?:, )?OpType=(?P<kind>\w+)"
+    r"(?:, TensorShape=(?P<shapes>.*?), TensorDtypes=(?P<dtypes>.*?), TensorDeviceTypes=)?"
+)
+NAMES = {
+    "ALLREDUCE": "all_reduce",
+    "ALLREDUCE_COALESCED": "all_reduce_coalesced",
+    "ALLGATHER": "all_gather",
+    "_ALLGATHER_BASE": "all_gather_into_tensor",
+    "ALLGATHER_COALESCED": "all_gather_coalesced",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "_REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all_single",
+}
+"""Public names of torch's collectives, where they are not the same in lower case."""
+SIZES_DIFFER = "Is there a distributed collective mismatch in your code?"
+"""The words with which gloo aborts a process that got another number of bytes than it expected."""
+SUGGESTION = (
+    "Pass check_collectives=True to have the first collective named that does not match: by rank, with line and shape."
+)
+
+
+def collective_in(report: ExceptionReport) -> str:
+    """Return `all_reduce of float [10], Cell In[3], line 4: dist.all_reduce(x)`; empty without a mismatch."""
+    found = FINGERPRINT.search(report.message)
+    if found is None:
+        return ""
+    name = NAMES.get(found["kind"], found["kind"].lower())
+    tensors = f" of {found['dtypes'].lower()} {found['shapes']}" if found["shapes"] else ""
+    own = [frame for frame in report.frames if not LIBRARIES.search(frame.filename)]
+    if not own:
+        return f"{name}{tensors}"
+    frame = StackFrame(own[-1].name, own[-1].filename, own[-1].lineno)
+    source = own[-1].line.strip() or frame.source
+    return f"{name}{tensors}, {frame.place}" + (f": {source}" if source else "")
+
+
+def describe_mismatch(failures: tuple[Failure, ...]) -> list[str]:
+    """Return a line for each collective, with its ranks; no line if none of the failures is a mismatch."""
+    ranks: dict[str, list[int]] = collections.defaultdict(list)
+    for failure in sorted(failures, key=lambda failure: failure.rank):
+        if failure.collective:
+            ranks[failure.collective].append(failure.rank)
+    if not ranks:
+        return []
+    lines = [f"  {rank_list(callers)}: {collective}" for collective, callers in ranks.items()]
+    return ["The ranks were in collectives that do not match:", *lines]
+
+
+def suggestion(stacks: Stacks | None, *, is_checked: bool) -> str:
+    """Return a line that names `check_collectives` if ranks waited in different collectives; else nothing."""
+    waiting = {stack.waiting_in for stack in stacks or ()} - {None}
+    return SUGGESTION if len(waiting) > 1 and not is_checked else ""

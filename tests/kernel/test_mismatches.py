@@ -1,0 +1,103 @@
+"""Collectives that do not match: named with `check_collectives=True`, and suggested without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from notebook_launcher import RankFailedError, RunTimeoutError, launch, notebook_launch
+from notebook_launcher.kernel.mismatches import SIZES_DIFFER, SUGGESTION, collective_in, suggestion
+from notebook_launcher.kernel.stacks import Stacks
+from notebook_launcher.messages import ExceptionReport, Frame
+
+QUIET: dict[str, Any] = {"output": "none", "monitor": False, "runs_folder": None}
+CALLS = {0: "all_reduce", 1: "barrier"}
+
+
+def reduce_by_rank() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(10 + dist.get_rank() // 2))
+
+
+def gather_or_wait() -> None:
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        dist.barrier()
+    dist.all_gather([torch.ones(3) for _ in range(2)], torch.ones(3))
+
+
+def leave_early() -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        dist.barrier()
+
+
+def test_mismatch_names_the_shapes_and_the_line_of_each_rank() -> None:
+    with pytest.raises(RuntimeError, match="Detected mismatch") as caught:
+        notebook_launch(reduce_by_rank, 3, check_collectives=True, **QUIET)
+    shown = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
+    line = f"{__file__}, line {reduce_by_rank.__code__.co_firstlineno + 4}: dist.all_reduce(torch.ones("
+    assert "The ranks were in collectives that do not match:\n" in shown
+    assert f"\n  ranks 0, 1: all_reduce of float [10], {line}" in shown
+    assert f"\n  rank 2: all_reduce of float [11], {line}" in shown
+
+
+def test_mismatch_names_different_collectives() -> None:
+    with pytest.raises(RuntimeError, match="Detected mismatch") as caught:
+        notebook_launch(gather_or_wait, 2, check_collectives=True, **QUIET)
+    by_rank = {failure.rank: failure.collective.partition(",")[0] for failure in caught.value.failures}  # type: ignore[attr-defined]
+    assert by_rank == {0: "all_gather of float [3]", 1: "barrier"}
+
+
+def test_stop_of_ranks_in_different_collectives_suggests_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+    run = launch(gather_or_wait, 2, **QUIET)
+    while {stack.waiting_in for stack in run.stacks()} != {"all_gather", "barrier"}:
+        pass
+    run.stop()
+    assert SUGGESTION in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("is_checked", "words"), [(False, SUGGESTION), (True, "")])
+def test_suggestion_is_for_launches_without_the_check(is_checked: bool, words: str) -> None:  # noqa: FBT001 - a parameter
+    frame = '  File "/torch/distributed/distributed_c10d.py", line 1 in {}\n'
+    dumps = {rank: f"Thread 0x1 (most recent call first):\n{frame.format(call)}" for rank, call in CALLS.items()}
+    assert suggestion(Stacks.parse(dumps), is_checked=is_checked) == words
+    assert suggestion(Stacks.parse({0: dumps[0]}), is_checked=is_checked) == ""
+
+
+def test_run_that_times_out_before_it_has_a_rank_is_a_timeout() -> None:
+    with pytest.raises(RunTimeoutError, match=r"had not ended after timeout=0\.001 s"):
+        notebook_launch(leave_early, 2, timeout=0.001, start_method="spawn", **QUIET)
+
+
+def test_rank_that_returned_is_not_a_mismatch() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        notebook_launch(leave_early, 2, check_collectives=True, **QUIET)
+    shown = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
+    assert "rank 1 had returned already: it took part in fewer collectives." in shown
+    assert "do not match" not in shown
+
+
+def abort_as_gloo_does() -> None:
+    import os
+    import sys
+
+    print(f"terminate called: {SIZES_DIFFER}", file=sys.stderr, flush=True)
+    os.abort()
+
+
+def test_abort_of_gloo_suggests_the_check() -> None:
+    with pytest.raises(RankFailedError) as caught:
+        notebook_launch(abort_as_gloo_does, 1, **QUIET)
+    assert SUGGESTION in str(caught.value)
+
+
+def test_other_errors_name_no_collective() -> None:
+    frame = Frame(filename="train.py", lineno=3, name="train")
+    assert collective_in(ExceptionReport(type_name="ValueError", message="boom", frames=(frame,))) == ""
