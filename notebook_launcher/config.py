@@ -29,6 +29,13 @@ START_METHODS = ("forkserver", "fork", "spawn")
 OUTPUTS = ("all", "rank0", "none")
 MONITORS = (True, False, "auto")
 
+POSITIVE = (
+    ("max_grad_norm", "", "no clipping"),
+    ("timeout", " seconds", "no limit"),
+    ("hang_notice", " seconds", "no notice"),
+)
+"""Options that are more than 0, or None: name, unit, and what None means."""
+
 MAX_SEED = 2**32 - 1
 """Largest seed that NumPy's legacy generator takes."""
 
@@ -124,12 +131,9 @@ class LaunchConfig:
             put("seed", _integer("seed", self.seed, minimum=0, maximum=MAX_SEED))
         if self.threads_per_process is not None:
             put("threads_per_process", _integer("threads_per_process", self.threads_per_process, minimum=1))
-        if self.max_grad_norm is not None:
-            put("max_grad_norm", _positive("max_grad_norm", self.max_grad_norm, none="no clipping"))
-        if self.timeout is not None:
-            put("timeout", _positive("timeout", self.timeout, unit=" seconds", none="no limit"))
-        if self.hang_notice is not None:
-            put("hang_notice", _positive("hang_notice", self.hang_notice, unit=" seconds", none="no notice"))
+        for name, unit, none in POSITIVE:
+            if (value := getattr(self, name)) is not None:
+                put(name, _positive(name, value, unit=unit, none=none))
         put("runs_folder", _folder("runs_folder", self.runs_folder))
         put("env", _environment(self.env))
 

@@ -16,5 +16,6 @@ ADVANCED = (
     "comm_hook",
     "timeout",
     "max_restarts",
+    "check_collectives",
 )
 """Options in the section that is folded at first; they are seldom changed."""
