@@ -67,7 +67,7 @@ def option_fields(state: LaunchState, changed: Callable[[str, Any], None]) -> di
         fields[name] = SegmentField(name, label, changed, choices=segments)
     for name, (label, words) in CHOICE_FIELDS.items():
         fields[name] = ChoiceField(name, label, changed, choices=list(words.items()))
-    fields["check_collectives"] = CheckField("check_collectives", "Check that collectives match", changed)
+    fields["check_collectives"] = CheckField("check_collectives", "Check collectives", changed)
     fields["devices"] = DevicesField("devices", changed, machine=state.machine, look_again=state.look_again)
     return fields
 

@@ -43,7 +43,7 @@ def gpu_bytes() -> int | None:
     return int(torch.cuda.memory_allocated())
 
 
-def _tensors(frames: Iterable[types.FrameType], kind: type) -> Iterator[Any]:
+def _tensors(frames: Iterable[types.FrameType], kind: Any) -> Iterator[Any]:
     todo: list[Any] = [value for frame in frames for value in frame.f_locals.values()]
     seen: set[int] = set()
     while todo and len(seen) < MAX_OBJECTS:

@@ -6,7 +6,7 @@ import bdb
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messages import KeptFrames
 from notebook_launcher.processes.held_memory import gpu_bytes, tensor_bytes
@@ -57,7 +57,8 @@ class KeptFailure:
         debugger.reset()
         with contextlib.suppress(bdb.BdbQuit, EOFError):  # EOFError: nobody answers any more.
             # Since Python 3.13 pdb takes the exception itself, and can show the exceptions that led to it.
-            debugger.interaction(None, self._error if sys.version_info >= (3, 13) else self._error.__traceback__)
+            shown: Any = self._error if sys.version_info >= (3, 13) else self._error.__traceback__
+            debugger.interaction(None, shown)
         sys.settrace(None)
 
 
