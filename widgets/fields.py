@@ -135,7 +135,7 @@ class CheckField(Field):
     """A checkbox."""
 
     def __init__(self, key: str, label: str, changed: Callable[[str, Any], None]) -> None:
-        control = ipywidgets.Checkbox(description=label, indent=False, layout=WIDE)
+        control = ipywidgets.Checkbox(description=label, indent=False, layout=WIDE, style=STYLE)
         super().__init__(key, label, control, changed)
         control.observe(lambda change: self.report(change["new"]), "value")
 
