@@ -115,5 +115,20 @@ def __getattr__(name: str) -> Any:
     return getattr(training, name)
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Register `%%ranks` and `%ranks`, for `%load_ext notebook_launcher`."""
+    from notebook_launcher.kernel import magics
+    from notebook_launcher.kernel.session import Session
+
+    magics.install(shell, Session)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Remove the magics, and end the ranks that `%ranks` started."""
+    from notebook_launcher.kernel import magics
+
+    magics.uninstall(shell)
+
+
 def __dir__() -> list[str]:
     return sorted({*_NAMES.homes, "__version__"})

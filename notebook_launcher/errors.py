@@ -11,7 +11,7 @@
     a rank
       - RankFailedError (also a RuntimeError) a signal, an exit code, `sys.exit`, a dead supervisor
           . RunTimeoutError (a TimeoutError)  the run exceeded `timeout`
-      - ReturnValueError (also a TypeError)   a rank returned a value that cannot travel
+      - ReturnValueError (also a TypeError)   the requested rank's value could not travel
       - MissingResultError (a LookupError)    the requested rank returned no value
     this package
       - InternalError                         a fault of this package: please report it
@@ -101,7 +101,7 @@ class RunTimeoutError(RankFailedError, TimeoutError):
 
 
 class ReturnValueError(LaunchError, TypeError):
-    """A returned value that cannot travel from a rank to the notebook."""
+    """A request for the value of a rank that could not travel to the notebook; the run itself has succeeded."""
 
 
 class MissingResultError(LaunchError, LookupError):

@@ -169,6 +169,8 @@ class RunCall:
     max_restarts: int = 0
     can_ask: bool = True
     """True if `input()` can be answered, because a cell waits for this run."""
+    ranks: tuple[int, ...] | None = None
+    """The ranks that call the function; the others return at once. None: all ranks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,12 +234,14 @@ class GroupState:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
-    """The function has returned. Descriptor: the parcel of the value."""
+    """The function has returned. Descriptor: the parcel of the value, if the value can travel."""
 
     call_id: int
     time: float
     peak_rss: int
     group: GroupState
+    unsent: str = ""
+    """The reason why the value could not travel; empty if it did."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,8 +399,8 @@ class Failure:
 
     rank: int
     kind: Literal["exception", "exit", "signal", "arrival", "return"]
-    """`"arrival"`: the function, or an object that it uses, could not be rebuilt in the rank; `"return"`: its value
-    could not travel."""
+    """`"arrival"`: the function, or an object that it uses, could not be rebuilt in the rank; `"return"`: the rank
+    was stopped or exited while its value was being packed."""
     time: float
     """Time of the failure by CLOCK_MONOTONIC, which all processes of the machine share, in seconds."""
     summary: str

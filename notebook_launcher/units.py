@@ -169,9 +169,9 @@ def plural(count: int, noun: str) -> str:
 
 
 def plural_verb(words: str, count: int) -> str:
-    """Return words that begin with `is` or `has` for so many subjects: `have returned` for `has returned` and 2."""
+    """Return words that begin with `is`, `has` or `runs` for so many subjects: `have returned` for 2 of them."""
     verb, space, rest = words.partition(" ")
-    return words if count == 1 else {"is": "are", "has": "have"}.get(verb, verb) + space + rest
+    return words if count == 1 else {"is": "are", "has": "have", "runs": "run"}.get(verb, verb) + space + rest
 
 
 def rank_list(ranks: Iterable[int]) -> str:

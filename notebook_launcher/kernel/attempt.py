@@ -36,6 +36,7 @@ call leave the process group, which breaks the group; models that are wrapped wi
 RETURN_GRACE = 1.0
 """Seconds after which a rank that has returned leaves the process group while others have not returned. Under torchrun
 the rank's process would have exited, and peers that wait for it in a collective would get an error."""
+IDLE = "runs nothing, so this waits for ever: interrupt it, and run the cell on all ranks"
 VICTIM_GRACE = 1.0
 """Seconds that other ranks get to report their own failure, if the first failure looks like a consequence of another
 one (for example "connection reset")."""
@@ -163,10 +164,12 @@ class Attempt:
 
     @property
     def absent(self) -> dict[int, str]:
-        """The ranks that do not run the function, each with a word for its state, such as `returned`."""
-        outcomes = {rank: "ended" if outcome.failed else "returned" for rank, outcome in self.outcomes.items()}
-        late = set(range(self._num_processes)) - self.started - self.outcomes.keys()
-        return dict.fromkeys(sorted(late), "not started the function yet") | outcomes
+        """The ranks that do not run the function, each with its state, such as `has returned`."""
+        outcomes = {rank: "has ended" if outcome.failed else "has returned" for rank, outcome in self.outcomes.items()}
+        everyone = set(range(self._num_processes))
+        late = everyone - self.started - self.outcomes.keys()
+        idle = everyone - set(self._call.ranks) if self._call.ranks is not None else set()
+        return dict.fromkeys(sorted(late), "has not started the function yet") | outcomes | dict.fromkeys(idle, IDLE)
 
     def _has_settled(self, rank: int) -> bool:
         # A rank that was sent SIGKILL settles only when it has exited, even if it still sent its outcome.
@@ -180,7 +183,9 @@ class Attempt:
             case FromRank(rank, messages.CallStarted() as record, _) if record.call_id == self._call.call_id:
                 self.started.add(rank)
             case FromRank(rank, messages.Returned() as record, fds) if record.call_id == self._call.call_id:
-                self._note_outcome(RankOutcome(rank=rank, time=record.time, returned=record, parcel_fd=fds[0]))
+                self._note_outcome(
+                    RankOutcome(rank=rank, time=record.time, returned=record, parcel_fd=fds[0] if fds else None)
+                )
             case FromRank(rank, messages.Raised() as record, fds) if record.call_id == self._call.call_id:
                 self._note_outcome(
                     RankOutcome(rank=rank, time=record.time, raised=record, parcel_fd=fds[0] if fds else None)

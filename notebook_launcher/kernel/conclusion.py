@@ -11,7 +11,6 @@ from notebook_launcher.errors import (
     InternalError,
     RankFailedError,
     ResourceError,
-    ReturnValueError,
     RunStoppedError,
     RunTimeoutError,
 )
@@ -40,14 +39,20 @@ def conclude(data: RunData) -> RunOutcome:
     assert attempt is not None
     asked_to_stop = data.commands.asked_to_stop
     outcomes = [attempt.outcomes[rank] for rank in sorted(attempt.outcomes)]
-    values, rebuilding = _rebuild(outcomes)
+    values, unsent = _rebuild([outcome for outcome in outcomes if data.scope.includes(outcome.rank)])
     failed = [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)]
     failures = culprit.failures_of(failed, data.output.last_lines)
     last_values = data.live.last_values
     results = Results(
         values,
         num_processes=data.plan.num_processes,
-        ranks=[_summary(outcome, failures, launched, last_values.get(outcome.rank, {})) for outcome in outcomes],
+        ranks=[
+            _summary(outcome, failures, launched, last_values.get(outcome.rank, {}))
+            for outcome in outcomes
+            if outcome.failed or data.scope.includes(outcome.rank)
+        ],
+        members=data.scope.ranks,
+        unsent=unsent,
         failures=failures,
         seconds=time.monotonic() - launched,
         seed=data.plan.seed,
@@ -55,7 +60,7 @@ def conclude(data: RunData) -> RunOutcome:
         stopped_by=attempt.rung.value if attempt.rung is not None and asked_to_stop else None,
         timed_out=attempt.timed_out,
     )
-    error = _error(attempt, data.plan, failures, data.stacks, asked_to_stop=asked_to_stop) or rebuilding
+    error = _error(attempt, data.plan, failures, data.stacks, asked_to_stop=asked_to_stop)
     for outcome in outcomes:
         outcome.close()
     if error is None:
@@ -77,21 +82,21 @@ def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> RunOut
     return RunOutcome(state="failed", results=results, error=error)
 
 
-def _rebuild(outcomes: list[RankOutcome]) -> tuple[dict[int, Any], BaseException | None]:
+def _rebuild(outcomes: list[RankOutcome]) -> tuple[dict[int, Any], dict[int, str]]:
+    """Return the values by rank, and by rank the reason why its value could not travel."""
     values: dict[int, Any] = {}
-    problem: BaseException | None = None
+    unsent: dict[int, str] = {}
     for outcome in outcomes:
         if outcome.returned is None or outcome.parcel_fd is None:
+            if outcome.returned is not None:
+                unsent[outcome.rank] = outcome.returned.unsent
             continue
         fd, outcome.parcel_fd = outcome.parcel_fd, None
         try:
             values[outcome.rank] = travel.unpack_value(fd)
         except Exception as error:  # noqa: BLE001 - whatever the value's own code raises
-            if problem is None:
-                problem = ReturnValueError(f"rank {outcome.rank}: {error}")
-                problem.__cause__ = error
-                problem.rank = outcome.rank
-    return values, problem
+            unsent[outcome.rank] = str(error)
+    return values, unsent
 
 
 def _died_at_exit(outcome: RankOutcome) -> bool:

@@ -14,7 +14,7 @@ import signal
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher import travel
-from notebook_launcher.errors import InternalError, RankFailedError, ReturnValueError
+from notebook_launcher.errors import InternalError, RankFailedError
 from notebook_launcher.kernel.formatting import format_report, one_line
 from notebook_launcher.kernel.mismatches import SIZES_DIFFER, SUGGESTION, collective_in
 from notebook_launcher.kernel.stacks import crash_site
@@ -36,7 +36,6 @@ CONSEQUENCES = re.compile(
     re.IGNORECASE,
 )
 TORCHS_COLLECTIVES = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
-PICKLING = re.compile(r"/(notebook_launcher|cloudpickle)/|/pickle\.py$")
 COLLECTIVE_ERRORS = re.compile(r"DistBackendError|DistNetworkError|DistStoreError|DistError|RuntimeError")
 
 
@@ -84,7 +83,7 @@ def _failure(outcome: RankOutcome, last_lines: Callable[[int, int], tuple[str, .
             kind=KINDS.get(outcome.raised.stage, "exception"),
             time=outcome.time,
             summary=STOPPED if outcome.after_stop and _comes_of_a_stop(report) else one_line(report),
-            traceback="" if outcome.raised.stage == "return" and _is_pickling(report) else format_report(report),
+            traceback=format_report(report),
             pid=outcome.pid,
             victim=outcome.after_stop or is_victim_like(report),
             last_lines=last_lines(outcome.rank, LAST_LINES),
@@ -109,12 +108,6 @@ def _failure(outcome: RankOutcome, last_lines: Callable[[int, int], tuple[str, .
         place=place,
         last_lines=words,
     )
-
-
-def _is_pickling(report: ExceptionReport) -> bool:
-    """Return True if an exception and its causes were raised by pickling alone, without a line of the user's code."""
-    earlier = report.earlier is None or _is_pickling(report.earlier)
-    return earlier and all(PICKLING.search(frame.filename) for frame in report.frames)
 
 
 def _last_words(rank: int, last_lines: Callable[[int, int], tuple[str, ...]]) -> tuple[tuple[str, ...], str]:
@@ -154,10 +147,7 @@ def signal_name(signum: int) -> str:
 def to_exception(culprit: RankOutcome, failure: Failure, num_ranks: int) -> BaseException:
     """Return the exception that the cell gets for this failure."""
     if culprit.raised is not None and culprit.raised.exit_code is None:
-        error = _original(culprit)
-        if isinstance(error, ReturnValueError):
-            error = ReturnValueError(f"rank {failure.rank}: {error}")
-        return error
+        return _original(culprit)
     error = RankFailedError(_message(culprit, failure, num_ranks))
     error.exitcode = failure.exitcode
     return error

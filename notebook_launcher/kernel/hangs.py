@@ -114,7 +114,7 @@ class Hang:
     """By waiting rank: when the wait began, by `time.monotonic()`."""
     stacks: Stacks
     absent: Mapping[int, str]
-    """By rank that runs no function at present: `has returned`."""
+    """By rank that runs no function at present: `has returned`, `runs nothing`."""
 
     def text(self, now: float) -> str:
         """Return `rank 0 has waited 12 s in all_reduce (Cell In[3], line 4); rank 1 is at line 7: time.sleep(60)`."""
@@ -124,7 +124,7 @@ class Hang:
             if stack.rank not in self.since:
                 others.setdefault(self._describe(stack), []).append(stack.rank)
         for rank, end in self.absent.items():
-            others.setdefault(f"has {end}", []).append(rank)
+            others.setdefault(end, []).append(rank)
         return "; ".join(
             [*waits, *(f"{rank_list(ranks)} {plural_verb(words, len(ranks))}" for words, ranks in others.items())]
         )
@@ -221,7 +221,7 @@ class HangWatch:
         Args:
             now: The time, by `time.monotonic()`.
             pids: The processes of the ranks that run the function.
-            absent: The other ranks, each with what it has done instead: `returned`.
+            absent: The other ranks, each with what it does instead: `has returned`.
             dump: Asks ranks for their stacks.
         """
         if not self._is_on or now < self._look_at:

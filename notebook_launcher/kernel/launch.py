@@ -43,7 +43,8 @@ def notebook_launch(
         options: Fields of `LaunchConfig` by name; they override `config`.
 
     Returns:
-        The values in rank order: `results[0]` is the value of rank 0. Tensors arrive on the CPU.
+        The values in rank order: `results[0]` is the value of rank 0. Tensors arrive on the CPU. A value that cannot
+        travel costs itself alone: a line in the cell names it, and asking for it raises `ReturnValueError`.
 
     Raises:
         ConfigError: An option, the function or its arguments cannot work. Nothing was started.
@@ -52,7 +53,6 @@ def notebook_launch(
         ResourceError: The machine has no memory, process or descriptor left for the ranks.
         RankFailedError: A rank was killed or exited.
         RunTimeoutError: The run exceeded `timeout`.
-        ReturnValueError: A returned value cannot travel.
         KeyboardInterrupt: The kernel was interrupted.
         Exception: The exception that a rank raised, in its original type, with the attributes `rank` (the
             culprit), `failures` (every rank that failed) and `results` (the values of the other ranks).

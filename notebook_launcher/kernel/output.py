@@ -15,6 +15,7 @@ from notebook_launcher.kernel.console import Console, Status, Text
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event, Stream
+    from notebook_launcher.kernel.call_scope import TakesDisplay
 
 __all__ = ["RunOutput"]
 
@@ -26,15 +27,26 @@ class RunOutput:
         config: The run's options.
         num_processes: Number of ranks.
         kept_in: An expression for the lines that do not stay in a cell, such as `run.logs(rank)`.
+        displays: Takes each rank's rich output in place of the cell, and returns False for what the cell is to show;
+            None: the cell shows what `LaunchConfig.display` says.
     """
 
-    def __init__(self, config: LaunchConfig, num_processes: int, *, kept_in: str = "run.logs(rank)") -> None:
+    def __init__(
+        self,
+        config: LaunchConfig,
+        num_processes: int,
+        *,
+        kept_in: str = "run.logs(rank)",
+        displays: TakesDisplay | None = None,
+    ) -> None:
         self._sink = cell.make_sink()
         """The cell or terminal that gets the output."""
         shown: Any = config.output
         self._console = Console(num_processes, shown, kept_in=kept_in if self._sink.is_cell else None)
         """Turns the ranks' text into messages for the sink."""
-        self._display = config.display
+        self._displays = displays
+        """Decides about rich output in place of `config.display`."""
+        self._display = config.display if displays is None else "all"
         """The ranks whose rich output is shown: "all", "rank0" or "none"."""
         self._has_headlines = config.output != "none"
         """True if the launcher's own first and last lines are shown."""
@@ -87,7 +99,7 @@ class RunOutput:
     def end(self, text: str) -> None:
         """Show the rest of the ranks' output, including unfinished lines, and then the run's last line."""
         self._console.finish()
-        if time.monotonic() < self.record_from:
+        if text and time.monotonic() < self.record_from:
             self.headline(text)
         elif self._has_headlines:
             self.last_line = text
@@ -100,6 +112,8 @@ class RunOutput:
     def show(self, rank: int, record: messages.Display | messages.ClearOutput) -> None:
         """Show rich output, if the rank's rich output is shown at all."""
         if self._display == "none" or (self._display == "rank0" and rank != 0):
+            return
+        if self._displays is not None and self._displays(rank, record):
             return
         self.publish(force=True)
         with contextlib.suppress(Exception):

@@ -72,8 +72,8 @@ class Ranks:
             return start_by_spawn
         return fork_server().starter(environ)
 
-    def next_call(self, *, restart_count: int, can_ask: bool) -> messages.RunCall:
-        """Return the record of the next call."""
+    def next_call(self, *, restart_count: int, can_ask: bool, ranks: tuple[int, ...] | None = None) -> messages.RunCall:
+        """Return the record of the next call, for some ranks or, with None, for all."""
         self._call_id += 1
         return messages.RunCall(
             call_id=self._call_id,
@@ -81,6 +81,7 @@ class Ranks:
             restart_count=restart_count,
             max_restarts=self.plan.config.max_restarts,
             can_ask=can_ask,
+            ranks=ranks,
         )
 
     def mend(self, attempt: Attempt) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from notebook_launcher.errors import MissingResultError
-from notebook_launcher.units import format_metrics, plural
+from notebook_launcher.errors import MissingResultError, ReturnValueError
+from notebook_launcher.units import format_metrics, plural, rank_list
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,8 +39,8 @@ class RankSummary:
 class Results(Sequence[Any]):
     """The values that the ranks returned, read-only: `results[0]` is rank 0's.
 
-    A rank that failed has no value, and `results[rank]` raises `MissingResultError` for it. `results.returned` maps
-    the other ranks to their values.
+    A rank that failed has no value, and `results[rank]` raises `MissingResultError` for it; `ReturnValueError` if the
+    value could not travel to the notebook. `results.returned` maps the other ranks to their values.
     """
 
     def __init__(
@@ -55,6 +55,8 @@ class Results(Sequence[Any]):
         restarts: int = 0,
         stopped_by: str | None = None,
         timed_out: bool = False,
+        members: Sequence[int] | None = None,
+        unsent: Mapping[int, str] | None = None,
     ) -> None:
         self._values = dict(values)
         self._num_processes = num_processes
@@ -65,6 +67,8 @@ class Results(Sequence[Any]):
         self._restarts = restarts
         self._stopped_by = stopped_by
         self._timed_out = timed_out
+        self._members = tuple(range(num_processes) if members is None else members)
+        self._unsent = dict(unsent or {})
         self.folder: Path | None = None
         """The run's folder with its curves, logs and settings, for `open_run(results.folder)`; None: there is none."""
 
@@ -108,6 +112,11 @@ class Results(Sequence[Any]):
         """True if the run exceeded its `timeout`."""
         return self._timed_out
 
+    @property
+    def unsent(self) -> dict[int, str]:
+        """By rank whose value could not travel to the notebook: the reason. The value is lost, and the run is not."""
+        return dict(self._unsent)
+
     def rank(self, rank: int) -> Any:
         """Return the value of one rank; the same as `results[rank]`."""
         return self[rank]
@@ -131,11 +140,17 @@ class Results(Sequence[Any]):
         if isinstance(index, slice):
             return [self[rank] for rank in range(*index.indices(len(self)))]
         rank = range(len(self))[index]
+        if rank in self._unsent:
+            raise ReturnValueError(self._why_missing(rank))
         if rank not in self._values:
             raise MissingResultError(self._why_missing(rank))
         return self._values[rank]
 
     def _why_missing(self, rank: int) -> str:
+        if rank in self._unsent:
+            return f"rank {rank}: {self._unsent[rank]}"
+        if rank not in self._members:
+            return f"rank {rank} returned nothing: only {rank_list(self._members)} ran this"
         for failure in self._failures:
             if failure.rank == rank:
                 return f"rank {rank} returned nothing: {failure.summary}"
@@ -171,7 +186,8 @@ class Results(Sequence[Any]):
         return returned_none and not any(row.metrics for row in self._ranks)
 
     def _headline(self) -> str:
-        text = f"Results of {plural(len(self), 'rank')}"
+        is_part = len(self._members) < len(self)
+        text = f"Results of {rank_list(self._members) if is_part else plural(len(self), 'rank')}"
         if self._restarts:
             text += f", restarted {plural(self._restarts, 'time')}"
         if self._timed_out:
@@ -182,7 +198,7 @@ class Results(Sequence[Any]):
 
     def _rows(self) -> Sequence[RankSummary]:
         return self._ranks or [
-            RankSummary(rank=rank, state="unknown", seconds=None, peak_memory=None) for rank in range(len(self))
+            RankSummary(rank=rank, state="unknown", seconds=None, peak_memory=None) for rank in self._members
         ]
 
     def _cells(self, row: RankSummary) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from notebook_launcher import travel
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, failure_display, fork_check, snapshots, views
 from notebook_launcher.kernel.answers import check_answers
+from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.commands import SaveCommand, StacksCommand, StopCommand
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run_thread import RunThread
@@ -46,7 +47,9 @@ class Run:
         """The run's record, which this handle only reads."""
 
     @classmethod
-    def start(cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool) -> Run:
+    def start(
+        cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE
+    ) -> Run:
         """Check and pack the call, start ranks that are not up, and begin the run; raises before anything starts."""
         args, kwargs = checks.check_call(fn, args, kwargs)
         if ranks.plan.config.debug:
@@ -58,7 +61,7 @@ class Run:
                 ranks.start(call)
             else:
                 call_parcel = travel.pack_call(*call, start=lambda: ranks.start(call))
-            thread = RunThread(ranks, call, call_parcel, in_cell=in_cell)
+            thread = RunThread(ranks, call, call_parcel, scope, in_cell=in_cell)
         except BaseException:
             if call_parcel is not None:
                 call_parcel.close()

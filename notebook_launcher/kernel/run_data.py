@@ -18,6 +18,7 @@ from notebook_launcher.kernel.output import RunOutput
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.attempt import Attempt
+    from notebook_launcher.kernel.call_scope import CallScope
     from notebook_launcher.kernel.hangs import Hang
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.run_outcome import RunOutcome
@@ -43,6 +44,8 @@ class RunData:
     """The function's arguments in a few words each, by name."""
     plan: Plan
     """The options, resolved against the machine."""
+    scope: CallScope
+    """The ranks that the call is for, and how much the run says of itself."""
     launched: float
     """Time of the launch by `time.monotonic()`, from which durations are measured."""
     started: float
@@ -73,9 +76,10 @@ class RunData:
     """The results, and the exception of a failure; None until the run is over."""
 
     @classmethod
-    def of_call(cls, call: FunctionCall, plan: Plan, *, in_cell: bool) -> RunData:
+    def of_call(cls, call: FunctionCall, plan: Plan, scope: CallScope, *, in_cell: bool) -> RunData:
         """Return the record of a run that begins now, in the thread whose cell gets the output."""
-        name, arguments = name_of(call.fn), describe_arguments(*call)
+        name = scope.name or name_of(call.fn)
+        arguments = describe_arguments(*call) if scope.arguments is None else dict(scope.arguments)
         launched, started = time.monotonic(), time.time()
         run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{_slug(name)}-{secrets.token_hex(3)}"
         kept_in = f"open_run({run_id!r}).logs(rank)" if in_cell and plan.config.runs_folder else "run.logs(rank)"
@@ -84,9 +88,10 @@ class RunData:
             name=name,
             arguments=arguments,
             plan=plan,
+            scope=scope,
             launched=launched,
             started=started,
-            output=RunOutput(plan.config, plan.num_processes, kept_in=kept_in),
+            output=RunOutput(plan.config, plan.num_processes, kept_in=kept_in, displays=scope.displays),
             live=LiveRecords(launched),
             gpus=GpuMeter(plan.gpus),
         )

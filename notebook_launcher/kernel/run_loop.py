@@ -123,13 +123,13 @@ class RunLoop:
         data, tree = self._data, self._ranks.tree
         assert tree is not None
         config = data.plan.config
-        run_call = self._ranks.next_call(restart_count=data.restarts, can_ask=self._can_ask)
+        run_call = self._ranks.next_call(restart_count=data.restarts, can_ask=self._can_ask, ranks=data.scope.ranks)
         deadline = None if config.timeout is None else data.launched + config.timeout
         data.attempt = Attempt(tree, run_call, self._parcel_fd, deadline=deadline, debug=config.debug)
         data.asking.clear()
         data.stacks = None
         # A single rank has no other rank to wait for.
-        self._hangs = HangWatch(config.hang_notice if data.plan.num_processes > 1 else None)
+        self._hangs = HangWatch(data.scope.notice_after(config.hang_notice) if data.plan.num_processes > 1 else None)
         return data.attempt
 
     def _watch_for_hangs(self, attempt: Attempt) -> None:

@@ -14,13 +14,16 @@ from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
 from notebook_launcher.kernel.conclusion import conclude, fault_of_ours
 from notebook_launcher.kernel.failure_display import end_line
+from notebook_launcher.kernel.progress_line import QUIET
 from notebook_launcher.kernel.questions import Questions
 from notebook_launcher.kernel.run_data import RunData
 from notebook_launcher.kernel.run_loop import RunLoop
 from notebook_launcher.kernel.snapshots import LiveRunReader
+from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.channel import AnonymousFile
+    from notebook_launcher.kernel.call_scope import CallScope
     from notebook_launcher.kernel.commands import Command
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run_outcome import RunOutcome
@@ -35,13 +38,20 @@ class RunThread:
         ranks: The ranks that serve the run; closed at its end unless they stay for further calls.
         call: The function and its arguments.
         call_parcel: The packed call; None if the ranks inherit the call by a fork.
+        scope: The ranks that the call is for, and how much the run says of itself.
         in_cell: True if a cell waits for the run.
     """
 
     def __init__(
-        self, ranks: Ranks, call: travel.FunctionCall, call_parcel: AnonymousFile | None, *, in_cell: bool
+        self,
+        ranks: Ranks,
+        call: travel.FunctionCall,
+        call_parcel: AnonymousFile | None,
+        scope: CallScope,
+        *,
+        in_cell: bool,
     ) -> None:
-        self.data = data = RunData.of_call(call, ranks.plan, in_cell=in_cell)
+        self.data = data = RunData.of_call(call, ranks.plan, scope, in_cell=in_cell)
         """The run's record."""
         over = data.over
         self.questions = Questions(lambda: over.is_set)
@@ -120,7 +130,12 @@ class RunThread:
             can_ask=self._in_cell,
         )
         loop.run()
-        return conclude(self.data)
+        outcome = conclude(self.data)
+        unsent = outcome.results.unsent
+        for reason in dict.fromkeys(unsent.values()):
+            ranks = rank_list(rank for rank in unsent if unsent[rank] == reason)
+            self.data.output.notice(f"{ranks}: {reason} All else of the run is there.", "stderr")
+        return outcome
 
     def _fail(self, fault: BaseException) -> RunOutcome:
         with contextlib.suppress(Exception):
@@ -131,7 +146,7 @@ class RunThread:
         data = self.data
         try:
             line = end_line(outcome, asked_to_stop=data.commands.asked_to_stop, is_raised=self._in_cell)
-            data.output.end(f"{data.name}: {line}")
+            data.output.end("" if data.scope.is_brief and data.seconds < QUIET else f"{data.name}: {line}")
         finally:
             # Whoever waits must be released, whatever happens.
             self._forgotten.detach()

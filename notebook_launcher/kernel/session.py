@@ -12,11 +12,13 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.debug_magic import DebugMagic
+from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.post_mortem import PostMortem, rank_to_debug
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run import Run
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
+from notebook_launcher.kernel.session_cells import SessionCells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 
-class Session:
+class Session(SessionCells):
     """Ranks that keep their modules, their process group and their GPU memory between runs.
 
         with Session(4) as session:
@@ -204,7 +206,7 @@ class Session:
             finally:
                 self._ended.set()
 
-    def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool) -> Run:
+    def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> Run:
         checks.check_not_in_rank("Session.run")
         with self._lock:
             self._check_open()
@@ -212,7 +214,7 @@ class Session:
                 msg = f"the session is busy with {self._run!r}. Wait for it (run.wait()), or stop it (run.stop())."
                 raise CallOrderError(msg)
             self._has_forgotten = False
-            self._run = Run.start(self._ranks, fn, args, kwargs, in_cell=in_cell)
+            self._run = Run.start(self._ranks, fn, args, kwargs, in_cell=in_cell, scope=scope)
             magic = self._magic
             self._run.add_done_callback(lambda run: None if run.exception() is None else magic.install())
             return self._run

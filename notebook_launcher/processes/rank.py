@@ -14,6 +14,7 @@ import dataclasses
 import faulthandler
 import mmap
 import os
+import re
 import resource
 import signal
 import socket
@@ -26,17 +27,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from notebook_launcher import context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
+from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.processes import boot, forking, frameworks, frontend, inherited, rendezvous, seeding
 from notebook_launcher.processes.edited_modules import LocalModules
 from notebook_launcher.processes.kept_failure import KeptFailure
 from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
 from notebook_launcher.processes.report import describe
+from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
     from notebook_launcher.processes.rank_start import RankStart
 
 __all__ = ["main", "run_rank"]
 
+PICKLING = re.compile(r"/(notebook_launcher|cloudpickle)/|/pickle\.py$")
 PR_SET_PDEATHSIG = 1
 FIRST_OWN_FD = 3
 
@@ -176,6 +180,8 @@ class _Rank:
             self._channel.send(messages.Notice(text=text))
 
     def _perform(self, call: messages.RunCall, fds: list[int], stage: _Stage) -> tuple[object, int | None]:
+        if call.ranks is not None and self._number not in call.ranks:
+            return self._sit_out(call, fds, stage), None
         if fds:
             self._inherited_call = None
             function, args, kwargs, overwritten = travel.unpack_call(fds[0])
@@ -202,13 +208,29 @@ class _Rank:
             _mend_output()
         self._rendezvous.drop_destroyed()
         stage.name = "return"
-        fd = travel.pack_value(value)
+        fd, unsent = None, ""
+        try:
+            fd = travel.pack_value(value)
+        except (ResourceError, ReturnValueError) as error:  # The run has succeeded; it must not fail now.
+            unsent = f"{error}{_users_place(error.__cause__)}"
+        return self._returned(call, unsent), fd
+
+    def _sit_out(self, call: messages.RunCall, fds: list[int], stage: _Stage) -> messages.Returned:
+        """Take no part in a call for other ranks, except that a new process group needs all ranks."""
+        for fd in fds:
+            os.close(fd)
+        stage.name = "group"
+        self._rendezvous.join(call.generation)
+        return self._returned(call)
+
+    def _returned(self, call: messages.RunCall, unsent: str = "") -> messages.Returned:
         return messages.Returned(
             call_id=call.call_id,
             time=time.monotonic(),
             peak_rss=_peak_rss(),
             group=self._rendezvous.state(),
-        ), fd
+            unsent=unsent,
+        )
 
     def _raised(self, call: messages.RunCall, stage: _Stage, error: BaseException) -> tuple[object, int | None]:
         now = time.monotonic()
@@ -343,6 +365,14 @@ def _redirect_output(start: RankStart) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     inherited.move_log_handlers(dict(zip(map(id, old), streams, strict=True)))
+
+
+def _users_place(error: BaseException | None) -> str:
+    """Return a clause with the line of the user's own code that raised an error of pickling; else nothing."""
+    frames = describe(error).frames if error is not None else ()
+    if not frames or PICKLING.search(frames[-1].filename):
+        return ""
+    return f" It was raised in {frames[-1].name}, {cells.place_of(frames[-1].filename)}, line {frames[-1].lineno}."
 
 
 def _flush_clock() -> None:

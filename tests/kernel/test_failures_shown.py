@@ -133,9 +133,13 @@ def test_capture_error_shows_the_users_own_code_that_refused(kernel: Kernel) -> 
     assert "notebook_launcher/" not in plain(outcome)
 
 
-def test_value_that_cannot_travel_is_shown_once(kernel: Kernel) -> None:
-    outcome = kernel.execute("notebook_launch(lambda: threading.Lock(), 2)")
-    assert shown(outcome).count("the return value cannot travel") == 1
+def test_value_that_cannot_travel_is_named_once_and_fails_nothing(kernel: Kernel) -> None:
+    outcome = kernel.execute("kept = notebook_launch(lambda: threading.Lock(), 2)")
+    assert outcome.error is None
+    assert outcome.stderr.count("the return value cannot travel") == 1
+    assert "ranks 0, 1: the return value cannot travel: `result` is a _thread.lock" in outcome.stderr
+    outcome = kernel.execute("kept[1]")
+    assert (outcome.error or "").startswith("ReturnValueError: rank 1: the return value cannot travel")
     assert "pickle" not in outcome.traceback
 
 
@@ -143,10 +147,11 @@ def test_value_whose_own_code_refuses_to_travel_shows_that_code(kernel: Kernel) 
     outcome = kernel.execute(
         "class Model:\n"
         "    def __reduce__(self): raise RuntimeError('not this ' + 'one')\n"
-        "notebook_launch(lambda: Model(), 2)"
+        "notebook_launch(lambda: Model(), 2)[0]"
     )
     assert (outcome.error or "").startswith("ReturnValueError: ")
-    assert "line 2, in __reduce__" in outcome.traceback
+    assert "RuntimeError: not this one" in outcome.traceback
+    assert "It was raised in __reduce__, Cell In[" in outcome.traceback
 
 
 def test_interrupt_is_one_line(kernel: Kernel) -> None:

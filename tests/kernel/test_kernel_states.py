@@ -78,7 +78,7 @@ def test_namespace_of_a_module_can_be_returned(kernel: Kernel, tmp_path: Path, s
     outcome = kernel.execute(f"import runpy; notebook_launch(runpy.run_path, {arguments})[1]['value']")
     assert outcome.result == "3", outcome.traceback
     script.write_text("import threading\nlock = threading.Lock()\n")
-    outcome = kernel.execute(f"notebook_launch(runpy.run_path, {arguments})")
+    outcome = kernel.execute(f"notebook_launch(runpy.run_path, {arguments})[0]")
     assert "the return value cannot travel: `result['lock']` is a _thread.lock" in (outcome.error or "")
     outcome = kernel.execute(f"notebook_launch(lambda: globals(), 1, start_method={start_method!r})[0]['__name__']")
     assert outcome.result == "'__main__'", outcome.traceback

@@ -172,7 +172,7 @@ def test_culprit_outranks_a_value_that_cannot_be_rebuilt(kernel: Kernel) -> None
         "notebook_launch(mixed, 2)"
     )
     assert outcome.error == "ValueError: boom"
-    alone = kernel.execute("notebook_launch(Odd, 1)")
+    alone = kernel.execute("notebook_launch(Odd, 1)[0]")
     assert (alone.error or "").startswith("ReturnValueError: rank 0: ")
 
 

@@ -155,7 +155,7 @@ def test_wrapped_models_survive_what_breaks_no_group(kernel: Kernel, what: str) 
         outcome = kernel.wait(cell)
     else:
         outcome = kernel.execute(f"session.run({what})")
-    assert outcome.error is not None
+    assert (outcome.error is None) == (what == "give_model")  # A value that cannot travel fails nothing.
     assert BROKEN not in outcome.stdout
     assert last_line(kernel, "print(*session.run(step))") == "stepped stepped"
 

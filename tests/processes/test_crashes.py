@@ -142,7 +142,6 @@ TABLE = {
     ("collective", "os._exit"): "RankFailedError: rank 1 of 2 exited with code 4 before it returned",
     ("collective", "segfault"): KILLED + "SIGSEGV(-11) in C code",
     ("collective", "SIGKILL"): KILLED + "SIGKILL(-9)",
-    ("returning", "exception"): "ReturnValueError: rank 1: the return value cannot travel",
     ("returning", "sys.exit"): "RankFailedError: rank 1 of 2 called sys.exit(3)",
     ("returning", "os._exit"): "RankFailedError: rank 1 of 2 exited with code 4 before it returned",
     ("returning", "segfault"): KILLED + "SIGSEGV(-11) in C code",

@@ -1,0 +1,44 @@
+"""The ranks that a call is for, and how much its run says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from notebook_launcher import messages
+
+__all__ = ["EVERYWHERE", "CallScope", "TakesDisplay"]
+
+TakesDisplay: TypeAlias = Callable[[int, messages.Display | messages.ClearOutput], bool]
+"""Takes the rich output of a rank, and returns True unless the cell is to show it as it comes."""
+SUBSET_NOTICE = 2.0
+"""Seconds after which a collective of some ranks counts as a hang: the other ranks are known to run nothing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CallScope:
+    """The ranks that a call is for, and how its run is shown."""
+
+    ranks: tuple[int, ...] | None = None
+    """The ranks that call the function, in order; None: all."""
+    name: str = ""
+    """The run's name; empty: the function's."""
+    arguments: Mapping[str, str] | None = None
+    """The call's arguments for readers; None: those of the function."""
+    is_brief: bool = False
+    """True if a run of less than a second has no last line."""
+    displays: TakesDisplay | None = None
+    """Decides about the ranks' rich output, in place of `LaunchConfig.display`."""
+
+    def includes(self, rank: int) -> bool:
+        """Return True if the rank calls the function."""
+        return self.ranks is None or rank in self.ranks
+
+    def notice_after(self, hang_notice: float | None) -> float | None:
+        """Return the seconds of waiting in a collective after which a line says so; None: never."""
+        return hang_notice if self.ranks is None or hang_notice is None else min(hang_notice, SUBSET_NOTICE)
+
+
+EVERYWHERE = CallScope()
+"""The scope of an ordinary run."""

@@ -1,0 +1,188 @@
+"""IPython's `%%ranks` and `%ranks`: cells on the ranks of a session. All they do, `Session.execute_cell` does."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import MagicArgumentParser
+
+from notebook_launcher.units import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["RankMagics", "install", "uninstall"]
+
+NAME = "ranks"
+TARGET = re.compile(r"(?:^|\s)([A-Za-z_]\w*)\s*=(?!=)\s*(.*)$", re.DOTALL)
+"""`x = expression` at the end of the line of `%%ranks`."""
+NO_SESSION = "no session is active. `%ranks 4` starts one with 4 ranks; session.activate() uses one that is open."
+
+
+def install(shell: Any, make_session: Callable[..., Any]) -> RankMagics:
+    """Register the magics with a shell, unless they are; `make_session` opens a session for `%ranks 4`."""
+    magics = _installed(shell)
+    if magics is None:
+        magics = RankMagics(shell, make_session)
+        shell.register_magic_function(magics.run_cell, "cell", NAME)
+        shell.register_magic_function(magics.manage, "line", NAME)
+        shell.input_transformers_cleanup.insert(0, _allow_no_body)
+    return magics
+
+
+def uninstall(shell: Any) -> None:
+    """Remove the magics, and close the session that `%ranks` opened."""
+    magics = _installed(shell)
+    if magics is not None:
+        for kind in ("line", "cell"):
+            shell.magics_manager.magics[kind].pop(NAME, None)
+        shell.input_transformers_cleanup.remove(_allow_no_body)
+        magics.retire()
+
+
+def _installed(shell: Any) -> RankMagics | None:
+    magics = getattr(shell.magics_manager.magics["cell"].get(NAME), "__self__", None)
+    return magics if isinstance(magics, RankMagics) else None
+
+
+class RankMagics:
+    """`%%ranks` and `%ranks`.
+
+    Args:
+        shell: IPython's shell.
+        make_session: Opens a session: `Session`.
+    """
+
+    def __init__(self, shell: Any, make_session: Callable[..., Any]) -> None:
+        self._shell = shell
+        self._make_session = make_session
+        self._parser = _parser()
+        self.active: Any = None
+        """The session of cells that name none."""
+        self._own: Any = None
+        """The session that `%ranks` opened, which `%ranks` also closes."""
+
+    def retire(self) -> None:
+        """Close the session that `%ranks` opened."""
+        own, self._own = self._own, None
+        if own is not None:
+            if self.active is own:
+                self.active = None
+            own.close()
+
+    def run_cell(self, line: str, cell: str) -> None:
+        """Run the cell on every rank of a session, in the ranks' own `__main__`.
+
+        The cell sees the variables of the ranks, and not those of the notebook. Equal values of its last expression
+        are shown once, others by rank.
+
+            %%ranks               on all ranks
+            %%ranks 0,2           on these; 1-3 works too
+            %%ranks x = loss      set the notebook's x to the values of all ranks
+            -p a,b --push         set variables of the notebook on the ranks first
+            -s name --session     another session than the active one: the name of its variable
+            -d 2 --display        the rank whose tables and figures are shown; all: a tab for each rank
+            -t --time             say how long each rank took
+            -q --quiet            show no values
+        """
+        options_text, target, expression = _split_target(line)
+        options = self._parser.parse_argstring(options_text)
+        session = self._session(options.session)
+        code = f"{cell}\n{expression}" if expression and cell.strip() else expression or cell
+        results = session.execute_cell(
+            code,
+            options.ranks,
+            push=self._values(options.push),
+            pulls=target is not None,
+            is_quiet=options.quiet,
+            display=options.display,
+            shows_time=options.time,
+            first_line=f"%%ranks {line}".rstrip() if cell.strip() else "",
+            filename=self._filename(),
+        )
+        if target is not None:
+            self._shell.user_ns[target] = results
+
+    def manage(self, line: str) -> Any:
+        """Start ranks for `%%ranks`: `%ranks 4`, `%ranks 2 devices=cpu`.
+
+        `%ranks close` ends them, and `%ranks` alone shows the active session.
+        """
+        words = shlex.split(line)
+        if not words:
+            return self.active if self.active is not None else _say(NO_SESSION)
+        if words == ["close"]:
+            if self._own is None:
+                raise UsageError("%ranks has started no session; a session of your own ends with session.close().")
+            return self.retire()
+        if not words[0].isdigit() or not all("=" in word for word in words[1:]):
+            raise UsageError(f"%ranks {line}: write `%ranks 4`, `%ranks 4 devices=cpu seed=1`, or `%ranks close`.")
+        self.retire()
+        options = {name: _value(text) for name, _, text in (word.partition("=") for word in words[1:])}
+        session = self._make_session(int(words[0]), **options)
+        self.active = self._own = session.__enter__()
+        return _say(f"{plural(session.num_processes, 'rank')}: {session!r}")
+
+    def _session(self, name: str | None) -> Any:
+        if name is None:
+            if self.active is None:
+                raise UsageError(NO_SESSION)
+            return self.active
+        session = self._shell.user_ns.get(name)
+        if not hasattr(session, "execute_cell"):
+            raise UsageError(f"-s {name}: there is no session of this name. Write {name} = Session(4) first.")
+        return session
+
+    def _values(self, names: str) -> dict[str, Any]:
+        """Return the notebook's variables of these names."""
+        wanted = [name.strip() for name in names.split(",") if name.strip()]
+        missing = [name for name in wanted if name not in self._shell.user_ns]
+        if missing:
+            raise UsageError(f"--push {names}: the notebook has no variable {missing[0]!r}.")
+        return {name: self._shell.user_ns[name] for name in wanted}
+
+    def _filename(self) -> str:
+        """Return the file name under which IPython compiled the running cell; empty if it is not known."""
+        frame: Any = sys._getframe(1)  # noqa: SLF001 - the only way to the cell that called the magic
+        while frame is not None and frame.f_globals is not self._shell.user_ns:
+            frame = frame.f_back
+        return "" if frame is None else str(frame.f_code.co_filename)
+
+
+def _parser() -> Any:
+    parser = MagicArgumentParser("%%ranks")
+    parser.add_argument("ranks", nargs="?", default="all")
+    parser.add_argument("-s", "--session")
+    parser.add_argument("-p", "--push", default="")
+    parser.add_argument("-d", "--display")
+    parser.add_argument("-t", "--time", action="store_true")
+    parser.add_argument("-q", "--quiet", action="store_true")
+    return parser
+
+
+def _split_target(line: str) -> tuple[str, str | None, str]:
+    """Return the options, the variable that gets the values, and the expression on the line."""
+    match = TARGET.search(line)
+    return (line, None, "") if match is None else (line[: match.start()], match[1], match[2])
+
+
+def _allow_no_body(lines: list[str]) -> list[str]:
+    """Give a cell that is `%%ranks x = expression` alone an empty line: IPython refuses cells without a body."""
+    return [f"{lines[0].rstrip()}\n", "\n"] if len(lines) == 1 and lines[0].startswith("%%ranks") else lines
+
+
+def _value(text: str) -> Any:
+    """Return `4` as a number, `(0, 1)` as a tuple, `cpu` as text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _say(text: str) -> None:
+    print(text)  # noqa: T201 - the answer of a magic

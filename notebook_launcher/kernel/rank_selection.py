@@ -1,0 +1,55 @@
+"""Ranks as people name them: `2`, `[0, 2]`, `"0,2"`, `"1-3"`, `"all"`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from notebook_launcher.errors import ConfigError
+
+__all__ = ["selected_ranks"]
+
+ITEM = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def selected_ranks(ranks: object, num_processes: int) -> tuple[int, ...] | None:
+    """Return the ranks in order; None if they are all ranks.
+
+    Raises:
+        ConfigError: Something names no rank of this many.
+    """
+    if ranks is None or ranks == "all":
+        return None
+    chosen = sorted(set(_numbers(ranks)))
+    if not chosen or chosen[0] < 0 or chosen[-1] >= num_processes:
+        msg = f"ranks={ranks!r}: there are {num_processes} ranks, 0 to {num_processes - 1}."
+        raise ConfigError(msg)
+    return None if len(chosen) == num_processes else tuple(chosen)
+
+
+def _numbers(ranks: object) -> list[int]:
+    items = [ranks] if isinstance(ranks, (int, str)) else list(ranks) if isinstance(ranks, Iterable) else [None]
+    numbers: list[int] = []
+    for item in items:
+        if isinstance(item, str):
+            numbers += _numbers_in(item, ranks)
+        elif isinstance(item, int) and not isinstance(item, bool):
+            numbers.append(item)
+        else:
+            raise _unclear(ranks)
+    return numbers
+
+
+def _numbers_in(text: str, ranks: object) -> list[int]:
+    numbers: list[int] = []
+    for part in text.replace(" ", "").split(","):
+        match = ITEM.fullmatch(part)
+        if match is None:
+            raise _unclear(ranks)
+        first, last = int(match[1]), int(match[2] or match[1])
+        numbers += range(first, last + 1)
+    return numbers
+
+
+def _unclear(ranks: object) -> ConfigError:
+    return ConfigError(f"ranks={ranks!r} names no ranks. Write a rank (2), several ([0, 2] or '0,2'), or '1-3'.")

@@ -1,0 +1,209 @@
+"""Cells on the ranks of a session: code, values and names of the ranks' `__main__`."""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+import sys
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from notebook_launcher.errors import CallOrderError, ConfigError
+from notebook_launcher.kernel import cell
+from notebook_launcher.kernel.call_scope import CallScope
+from notebook_launcher.kernel.cell_values import show_values
+from notebook_launcher.kernel.rank_selection import selected_ranks
+from notebook_launcher.text import one_line
+from notebook_launcher.travel import cells
+from notebook_launcher.travel.rank_function import CellRequest, RankFunction
+from notebook_launcher.units import format_seconds, rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from notebook_launcher.kernel.results import Results
+    from notebook_launcher.kernel.run import Run
+
+__all__ = ["RankChoice", "SessionCells"]
+
+RankChoice: TypeAlias = "int | str | Iterable[int] | None"
+"""Ranks as people name them: 2, [0, 2], "0,2", "1-3"; None or "all": all ranks."""
+
+CELLS = "notebook_launcher.processes.rank_cells"
+NAMES = "notebook_launcher.processes.rank_names"
+MAX_CODE = 80
+
+
+class SessionCells(ABC):
+    """The part of a `Session` that runs cells on its ranks and reaches their variables."""
+
+    _numbers = itertools.count(1)
+    """Numbers for the file names of cells that did not come from a notebook's cell."""
+
+    @property
+    @abstractmethod
+    def num_processes(self) -> int:
+        """Number of ranks."""
+
+    @abstractmethod
+    def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope) -> Run: ...
+
+    def execute(
+        self,
+        code: str,
+        ranks: RankChoice = None,
+        *,
+        push: Mapping[str, Any] | None = None,
+    ) -> Results:
+        """Run code in the ranks' `__main__`, as a notebook runs a cell, and return the last expression's values.
+
+        The code sees the variables of earlier cells on the ranks and what functions of `run` left there, and not
+        those of the notebook. IPython's magics, `!commands` and top-level `await` work. Output appears in the cell.
+
+        Args:
+            code: The code, of any number of lines.
+            ranks: The ranks that run it: 2, [0, 2], "0,2", "1-3"; None: all ranks.
+            push: Values of the notebook, by the names that they get on the ranks before the code runs.
+
+        Returns:
+            The value of the last expression by rank; None if the code ends with another statement.
+
+        Raises:
+            ConfigError: There is no such rank, or a name that cannot be a variable.
+            Exception: What the code raised, as `run` raises it.
+        """
+        return self.execute_cell(code, ranks, push=push, pulls=True)
+
+    def activate(self) -> None:
+        """Have `%%ranks` cells run on this session's ranks; registers the magic.
+
+        Raises:
+            CallOrderError: There is no IPython here.
+        """
+        ipython: Any = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython is not None else None
+        if shell is None:
+            msg = "activate() needs IPython, because %%ranks is its magic. In a script use session.execute(code)."
+            raise CallOrderError(msg)
+        from notebook_launcher.kernel import magics
+
+        magics.install(shell, type(self)).active = self
+
+    def execute_cell(
+        self,
+        code: str,
+        ranks: RankChoice = None,
+        *,
+        push: Mapping[str, Any] | None = None,
+        pulls: bool = False,
+        is_quiet: bool = False,
+        display: int | str | None = None,
+        shows_time: bool = False,
+        first_line: str = "",
+        filename: str = "",
+    ) -> Results:
+        """Run code as `%%ranks` does, which calls this method: `execute` with the values shown.
+
+        Args:
+            code: The code.
+            ranks: The ranks that run it.
+            push: Values of the notebook for the ranks.
+            pulls: True to return the values instead of showing them.
+            is_quiet: True to show no values.
+            display: The rank whose tables and figures are shown, or "all"; None: the first rank.
+            shows_time: True for a line with the seconds that each rank took.
+            first_line: The line of the cell above the code.
+            filename: The name under which tracebacks know the code.
+        """
+        if not isinstance(code, str):
+            msg = f"code={code!r} is a {type(code).__name__}. Pass the code as text, or a function to session.run(fn)."
+            raise ConfigError(msg)
+        members = selected_ranks(ranks, self.num_processes)
+        running = range(self.num_processes) if members is None else members
+        chosen = running[0] if display is None else _shown_rank(display, running)
+        name = filename or f"<cell {next(self._numbers)} on ranks>"
+        request = CellRequest(
+            code=code,
+            filename=name,
+            place=cells.place_of(name),
+            first_line=first_line,
+            pushed=_checked_names(push or {}),
+            pulls=pulls,
+        )
+        sink = cell.make_sink()
+        results = self._call_in_ranks(CELLS, "run_cell", request, ranks=members, code=code)
+        if not (pulls or is_quiet):
+            outputs = {rank: output for rank, output in results.returned.items() if output is not None}
+            show_values(sink, outputs, num_ranks=len(running), rich_rank=chosen)
+        if shows_time:
+            sink.text("stdout", f"{_durations(results)}\n")
+        return results
+
+    def push(self, values: Mapping[str, Any] | None = None, /, *, ranks: RankChoice = None, **named: Any) -> None:
+        """Set variables of the ranks' `__main__`: `session.push(x=1)`, or `session.push({"x": 1}, ranks=0)`.
+
+        Large tensors and arrays are copied once into memory that all ranks map.
+        """
+        members = selected_ranks(ranks, self.num_processes)
+        self._call_in_ranks(NAMES, "push", _checked_names({**(values or {}), **named}), ranks=members)
+
+    def pull(self, *expressions: str, ranks: RankChoice = None) -> Results:
+        """Return the value that an expression has on each rank: `session.pull("x")`, `session.pull("model.weight")`.
+
+        Several expressions give a tuple of their values for each rank. Tensors arrive on the CPU. A value that cannot
+        travel costs no other: asking for it raises `ReturnValueError`.
+
+        Raises:
+            ConfigError: An expression is not text.
+            Exception: What evaluating the expression raised, such as a NameError.
+        """
+        for expression in expressions:
+            if not isinstance(expression, str):
+                msg = f"pull({expression!r}): pass the name as text: session.pull('x')."
+                raise ConfigError(msg)
+        members = selected_ranks(ranks, self.num_processes)
+        return self._call_in_ranks(NAMES, "pull", expressions, ranks=members)
+
+    def __getitem__(self, key: str | tuple[str, RankChoice]) -> Any:
+        """Return a variable's `Results`: `session["x"]`; of one rank its value: `session["x", 0]`."""
+        if not isinstance(key, tuple):
+            return self.pull(key)
+        name, ranks = key
+        results = self.pull(name, ranks=ranks)
+        return results[ranks] if isinstance(ranks, int) else results
+
+    def __setitem__(self, key: str | tuple[str, RankChoice], value: Any) -> None:
+        """Set a variable on all ranks: `session["x"] = value`; on some: `session["x", 0] = value`."""
+        name, ranks = key if isinstance(key, tuple) else (key, None)
+        self.push({name: value}, ranks=ranks)
+
+    __iter__ = None
+    """A session has values by name; without this line Python would iterate over `session[0]`, `session[1]`, ..."""
+
+    def _call_in_ranks(
+        self, module: str, function: str, *args: Any, ranks: tuple[int, ...] | None, code: str = ""
+    ) -> Results:
+        """Call a function of this package in the ranks, as a run without first and last line."""
+        arguments = {"code": one_line(code, MAX_CODE)} if code else {}
+        scope = CallScope(ranks=ranks, is_brief=True, name="cell" if code else function, arguments=arguments)
+        return self._start(RankFunction(module, function), args, None, in_cell=True, scope=scope).wait_in_cell()
+
+
+def _shown_rank(display: int | str, running: Sequence[int]) -> int:
+    if not str(display).isdigit() or int(display) not in running:
+        msg = f"display={display!r} names no rank that runs the cell: {rank_list(running)}."
+        raise ConfigError(msg)
+    return int(display)
+
+
+def _durations(results: Results) -> str:
+    """Return `[0] 1.2 s  [1] 1.4 s`."""
+    return "  ".join(f"[{row.rank}] {format_seconds(row.seconds)}" for row in results.ranks)
+
+
+def _checked_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    for name in values:
+        if not (isinstance(name, str) and name.isidentifier()) or keyword.iskeyword(name):
+            msg = f"{name!r} cannot be the name of a variable on the ranks."
+            raise ConfigError(msg)
+    return dict(values)

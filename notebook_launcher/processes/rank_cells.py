@@ -1,0 +1,172 @@
+"""Cells on a rank: code that runs in the rank's `__main__`, as a notebook runs its cells.
+
+Magics, `!commands` and rich values need IPython's shell, which a rank has if IPython is installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import sys
+import token
+import tokenize
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.processes.cell_sources import CellSources
+from notebook_launcher.travel.rank_function import CellOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+    from types import CodeType, TracebackType
+
+    from notebook_launcher.travel.rank_function import CellRequest
+
+__all__ = ["run_cell", "shell_of_rank"]
+
+# The state belongs to the rank's `__main__`, as do the variables of its cells.
+STATE_NAME = "__notebook_launcher_cells__"
+COMMENTS = (token.NEWLINE, token.INDENT, token.DEDENT, token.ENDMARKER, tokenize.NL, tokenize.COMMENT)
+
+
+def run_cell(request: CellRequest) -> Any:
+    """Run a cell on this rank; return the value of its last expression, or that value as it is shown."""
+    namespace = sys.modules["__main__"].__dict__
+    state: _Cells = namespace.setdefault(STATE_NAME, _Cells())
+    namespace.update(request.pushed)
+    with _magics(shell_of_rank()):
+        value = state.run(request, namespace)
+        if value is not None:
+            namespace["_"] = value
+        if request.pulls:
+            return value
+        return None if value is None or _is_silent(request.code) else _shown(value)
+
+
+def shell_of_rank() -> Any:
+    """Return IPython's shell, which works in the rank's `__main__`; None if IPython is not installed."""
+    with contextlib.suppress(ImportError):
+        from IPython.core.interactiveshell import InteractiveShell
+
+        if InteractiveShell.initialized():
+            shell: Any = InteractiveShell.instance()
+            main = sys.modules["__main__"]
+            if shell.user_ns is not main.__dict__:
+                shell.user_module, shell.user_ns = main, main.__dict__
+                shell.set_hook("show_in_pager", _print_page, 0)
+            return shell
+    return None
+
+
+class _Cells:
+    """State of a rank's cells: their source lines, and the event loop of their `await`."""
+
+    def __init__(self) -> None:
+        self._sources = CellSources()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop of all cells, so that a task may outlive its cell; None until a cell awaits."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Cells, ()  # A function that captures the whole namespace may travel.
+
+    def run(self, request: CellRequest, namespace: dict[str, Any]) -> Any:
+        """Run the code and return the value of its last expression; None if it ends with a statement."""
+        first = [f"{request.first_line}\n"] if request.first_line else []
+        self._sources.add(request.filename, request.place, [*first, *_lines(request.code)])
+        try:
+            tree = ast.parse("\n" * len(first) + _transformed(request.code), request.filename)
+            last = ast.Expression(tree.body.pop().value) if _ends_with_expression(tree) else None  # type: ignore[attr-defined]
+            codes = [self._compiled(part, request) for part in (tree, last) if part is not None]
+        except SyntaxError as error:
+            if error.filename == request.filename:
+                error.filename = request.place
+            raise
+        value = None
+        for code in codes:
+            value = self._evaluate(code, namespace)
+        return value if last is not None else None
+
+    def _compiled(self, tree: ast.Module | ast.Expression, request: CellRequest) -> CodeType:
+        mode = "exec" if isinstance(tree, ast.Module) else "eval"
+        code: CodeType = compile(tree, request.filename, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        self._sources.follow(request.filename, code)
+        return code
+
+    def _evaluate(self, code: CodeType, namespace: dict[str, Any]) -> Any:
+        value = eval(code, namespace)  # noqa: S307 - running the user's code is the purpose
+        return self._finished(value, code.co_filename) if code.co_flags & inspect.CO_COROUTINE else value
+
+    def _finished(self, coroutine: Coroutine[Any, Any, Any], filename: str) -> Any:
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        task = self._loop.create_task(coroutine)
+        try:
+            return self._loop.run_until_complete(task)
+        except BaseException as error:  # noqa: BLE001 - raised again, without asyncio's frames
+            if not task.done():  # An interrupt.
+                task.cancel()
+                self._loop.run_until_complete(asyncio.wait([task]))
+            tb = _from_file(error.__traceback__, filename)
+            # Not an assignment, because the exception may be frozen.
+            raise BaseException.with_traceback(error, tb)  # noqa: B904 - the same exception
+
+
+def _from_file(tb: TracebackType | None, filename: str) -> TracebackType | None:
+    """Return a traceback without the frames before the first frame of a file; all frames if none is of this file."""
+    found = tb
+    while found is not None and found.tb_frame.f_code.co_filename != filename:
+        found = found.tb_next
+    return found or tb
+
+
+def _lines(code: str) -> list[str]:
+    return [f"{line}\n" for line in code.split("\n")]
+
+
+def _transformed(code: str) -> str:
+    """Return code with IPython's syntax (magics, `!commands`, `obj?`) as plain Python, with the same line numbers."""
+    shell = shell_of_rank()
+    if shell is None:
+        return code
+    # IPython drops empty lines at the beginning.
+    num_empty = len(code) - len(code.lstrip("\n"))
+    return "\n" * num_empty + str(shell.transform_cell(code.lstrip("\n")))
+
+
+def _ends_with_expression(tree: ast.Module) -> bool:
+    return bool(tree.body) and isinstance(tree.body[-1], ast.Expr)
+
+
+def _is_silent(code: str) -> bool:
+    """Return True if the code ends with a semicolon, which keeps a notebook from showing the value."""
+    try:
+        tokens = [one for one in tokenize.generate_tokens(io.StringIO(code).readline) if one.type not in COMMENTS]
+    except (tokenize.TokenError, SyntaxError):  # IPython's own syntax.
+        return code.rstrip().endswith(";")
+    return bool(tokens) and tokens[-1].string == ";"
+
+
+def _shown(value: Any) -> CellOutput:
+    shell = shell_of_rank()
+    if shell is None:
+        return CellOutput(data={"text/plain": repr(value)})
+    data, metadata = shell.display_formatter.format(value)
+    return CellOutput(data=data, metadata=metadata)
+
+
+@contextlib.contextmanager
+def _magics(shell: Any) -> Iterator[None]:
+    """Have `get_ipython` among the builtins, which magics and `!commands` are compiled to."""
+    if shell is None:
+        yield
+        return
+    with shell.builtin_trap:
+        yield
+
+
+def _print_page(_shell: Any, page: Any, **_options: Any) -> None:
+    """Print what IPython shows in its pager, such as the answer to `obj?`."""
+    text = page.get("text/plain", "") if isinstance(page, dict) else page
+    sys.stdout.write(f"{text}\n")  # At once, so that equal pages of all ranks are shown once.

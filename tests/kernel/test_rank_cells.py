@@ -1,0 +1,161 @@
+"""Cells on ranks, in a real notebook: `%%ranks`, values and names of the ranks."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.kernels import Kernel, Outcome
+
+IMPORTS = "import torch, torch.distributed as dist; rank = dist.get_rank()"
+START = f"""
+from notebook_launcher import ReturnValueError, Session
+session = Session(2, devices="cpu")
+session.activate()
+session.execute({IMPORTS!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel_code() -> str:
+    return START
+
+
+@pytest.fixture(scope="module")
+def notebook(module_kernel: Kernel) -> Kernel:
+    """A kernel whose session stays for the whole file; each test uses names of its own."""
+    return module_kernel
+
+
+def run(kernel: Kernel, code: str) -> Outcome:
+    outcome = kernel.execute(code)
+    assert outcome.error is None, outcome.traceback
+    return outcome
+
+
+def test_equal_values_are_shown_once_and_others_by_rank(notebook: Kernel) -> None:
+    assert run(notebook, "%%ranks\nx = torch.ones(2)\ndist.all_reduce(x)\nx").stdout == "[all] tensor([2., 2.])\n"
+    assert run(notebook, "%%ranks\nrank * 10").stdout == "[0] 0\n[1] 10\n"
+    assert run(notebook, "%%ranks\n_ + 1").stdout == "[0] 1\n[1] 11\n"
+
+
+def test_statements_and_semicolons_show_nothing(notebook: Kernel) -> None:
+    assert run(notebook, "%%ranks\ny = 1").stdout == ""
+    assert run(notebook, "%%ranks\nrank;  # no value").stdout == ""
+    assert run(notebook, "%%ranks --quiet\nrank").stdout == ""
+
+
+def test_values_of_several_lines_keep_their_columns(notebook: Kernel) -> None:
+    shown = run(notebook, "%%ranks 1\ntorch.eye(2)").stdout
+    assert shown == "[1] tensor([[1., 0.],\n            [0., 1.]])\n"
+
+
+def test_cell_runs_on_the_named_ranks_alone(notebook: Kernel) -> None:
+    run(notebook, "%%ranks\nran = False")
+    assert run(notebook, "%%ranks 1\nran = True\nprint('here')").stdout == "[rank 1] here\n"
+    assert run(notebook, "session['ran'].returned").result == "{0: False, 1: True}"
+
+
+def test_notebook_and_ranks_share_no_names(notebook: Kernel) -> None:
+    run(notebook, "mine = 5")
+    outcome = notebook.execute("%%ranks\nmine")
+    assert outcome.error == "NameError: name 'mine' is not defined"
+    assert run(notebook, "%%ranks --push mine\nmine + rank").stdout == "[0] 5\n[1] 6\n"
+    assert notebook.execute("%%ranks --push nothing_like_it\n1").stderr.startswith("UsageError: --push nothing_like_it")
+
+
+def test_assignment_brings_all_values_into_the_notebook(notebook: Kernel) -> None:
+    assert run(notebook, "%%ranks got = rank * 2").stdout == ""
+    assert run(notebook, "got[:]").result == "[0, 2]"
+    run(notebook, "%%ranks 1 later =\nhalf = rank / 2\nhalf")
+    assert run(notebook, "later.returned").result == "{1: 0.5}"
+
+
+def test_push_and_pull_move_tensors(notebook: Kernel) -> None:
+    run(notebook, "import torch; session['sent'] = torch.arange(3.); session['sent', 1] = torch.zeros(1)")
+    assert run(notebook, "session['sent', 0], session['sent', 1]").result == "(tensor([0., 1., 2.]), tensor([0.]))"
+    assert run(notebook, "session.push(p=1, q=2); session.pull('p', 'q')[0]").result == "(1, 2)"
+    assert run(notebook, "session['sent.numel() + rank'][:]").result == "[3, 2]"
+
+
+def test_value_that_cannot_travel_costs_that_value_alone(notebook: Kernel) -> None:
+    outcome = run(notebook, "bad = session.execute('import threading\\nthreading.Lock() if rank else 7')\nbad[0]")
+    assert outcome.result == "7"
+    assert "rank 1: the return value cannot travel: `result` is a _thread.lock" in outcome.stderr
+    outcome = notebook.execute("bad[1]")
+    assert (outcome.error or "").startswith("ReturnValueError: rank 1: the return value cannot travel")
+
+
+def test_traceback_shows_the_lines_of_the_notebooks_cell(notebook: Kernel) -> None:
+    outcome = notebook.execute("%%ranks 1\n\nvalue = 0\n1 / value")
+    assert outcome.error == "ZeroDivisionError: division by zero"
+    assert "Cell In[" in outcome.traceback
+    assert ", line 4, in <module>\n    1 / value" in outcome.traceback
+    outcome = notebook.execute("%%ranks\nz = (\n")
+    assert (outcome.error or "").startswith("SyntaxError: '(' was never closed")
+    assert "line 2" in outcome.traceback
+
+
+def test_functions_of_cells_have_source_and_compile(notebook: Kernel) -> None:
+    run(notebook, "%%ranks\nimport inspect\ndef twice(x):\n    return 2 * x  # here")
+    assert "return 2 * x  # here" in run(notebook, "%%ranks 0\nprint(inspect.getsource(twice))").stdout
+    assert run(notebook, "%%ranks\nint(torch.compile(twice, backend='eager')(torch.ones(())))").stdout == "[all] 2\n"
+
+
+def test_await_magics_and_commands_work_on_ranks(notebook: Kernel) -> None:
+    assert run(notebook, "%%ranks\nimport asyncio\nawait asyncio.sleep(0, result=rank)").stdout == "[0] 0\n[1] 1\n"
+    outcome = notebook.execute("%%ranks 0\nawait asyncio.sleep(0)\nawait asyncio.wait_for(asyncio.sleep(9), 0.01)")
+    assert (outcome.error or "").startswith("TimeoutError")
+    assert "asyncio.wait_for" in outcome.traceback
+    assert "Wall time" in run(notebook, "%%ranks 0\n%time timed = 4").stdout
+    assert run(notebook, "session['timed', 0]").result == "4"
+    assert "shell of 0\n" in run(notebook, "%%ranks 0\n!echo shell of {rank}").stdout
+    assert "Docstring: The sum" in run(notebook, "%%ranks\ndef add():\n    'The sum.'\nadd?").stdout
+
+
+def test_table_of_the_first_rank_is_shown_as_html(notebook: Kernel) -> None:
+    run(
+        notebook,
+        "%%ranks\nfrom IPython.display import HTML\nclass Rich:\n"
+        "    def __repr__(self): return f'plain {rank}'\n    def _repr_html_(self): return f'<b>{rank}</b>'",
+    )
+    outcome = run(notebook, "%%ranks\nRich()")
+    assert [one["data"]["text/html"] for one in outcome.displays] == ["<b>0</b>"]
+    assert outcome.stdout == "[0]\n[1] plain 1\n"
+
+
+def test_subset_in_a_collective_is_told_that_nobody_comes(notebook: Kernel) -> None:
+    run(notebook, f"own = Session(2, devices='cpu')\nown.execute({IMPORTS!r})\nown.execute('kept = rank')")
+    cell = notebook.start("%%ranks 0 -s own\ndist.all_reduce(torch.ones(1))")
+    outcome = notebook.wait(cell, until=lambda now: now.done or "runs nothing" in now.stdout)
+    assert "rank 1 runs nothing, so this waits for ever: interrupt it" in outcome.stdout
+    began = time.monotonic()
+    notebook.interrupt()
+    assert (notebook.wait(cell).error or "").startswith("KeyboardInterrupt")
+    assert time.monotonic() - began < 10
+    # The rank that waited is still there, with its variables, and the group works again.
+    after = run(notebook, "%%ranks -s own\nx = torch.ones(1)\ndist.all_reduce(x)\nint(x) + kept")
+    assert after.stdout.endswith("[0] 2\n[1] 3\n")
+    run(notebook, "own.close()")
+
+
+def test_group_is_made_again_for_a_subset_too(notebook: Kernel) -> None:
+    run(notebook, "own = Session(2, devices='cpu')")
+    outcome = notebook.execute("%%ranks 1 -s own\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert (outcome.error or "").startswith("RankFailedError: rank 1 of 2 was killed by SIGKILL")
+    assert "[0] 7" in run(notebook, "%%ranks 0 -s own\n7").stdout
+    assert run(notebook, f"own.execute({IMPORTS!r} + '; dist.barrier()'); own.close()").stderr == ""
+
+
+def test_mistakes_are_explained(notebook: Kernel) -> None:
+    outcome = notebook.execute("%%ranks 0-9\n1")
+    assert (outcome.error or "").startswith("ConfigError: ranks='0-9': there are 2 ranks, 0 to 1.")
+    assert "there is no session of this name" in notebook.execute("%%ranks -s nowhere\n1").stderr
+    assert (notebook.execute("session.push({'a b': 1})").error or "").startswith(
+        "ConfigError: 'a b' cannot be the name"
+    )
+    assert "Pass the code as text" in (notebook.execute("session.execute(print)").error or "")
+    assert "pass the name as text" in (notebook.execute("session[0]").error or "")
