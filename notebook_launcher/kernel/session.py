@@ -11,8 +11,8 @@ from notebook_launcher import messages
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.answers import check_answers
-from notebook_launcher.kernel.debug_magic import DebugMagic
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.debug_magic import DebugMagic
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.post_mortem import PostMortem, rank_to_debug
 from notebook_launcher.kernel.ranks import Ranks
