@@ -63,6 +63,7 @@ SIDE_BY_SIDE = (
     "failures_shown",
     "feed",
     "frontend",
+    "gpu_paths",
     "gpus",
     "ipykernels",
     "kernel_states",

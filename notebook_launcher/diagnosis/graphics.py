@@ -29,12 +29,14 @@ def look_at_gpus() -> list[Finding]:
     with contextlib.suppress(OSError), contextlib.closing(nvml.Library()) as library:
         findings.append(Finding(area=AREA, name="driver", fact=library.driver() or "unknown"))
         findings += [_gpu(library, place, gpu) for place, gpu in enumerate(machine.gpus)]
-        findings += [_pair(library, one.index, other.index) for one, other in itertools.combinations(machine.gpus, 2)]
+        whole = [gpu for gpu in machine.gpus if not gpu.is_slice]  # Slices of a GPU have no access to each other.
+        findings += [_pair(library, one.index, other.index) for one, other in itertools.combinations(whole, 2)]
+    findings += [Finding(area=AREA, name="left out", fact=reason, verdict="warning") for reason in machine.left_out]
     return findings
 
 
 def _gpu(library: nvml.Library, place: int, gpu: devices.GPU) -> Finding:
-    others = [pid for pid in library.processes(gpu.index) if pid != os.getpid()]
+    others = [pid for pid in library.processes(gpu.key) if pid != os.getpid()]
     users = ", ".join(f"{pid} ({_command(pid)})" for pid in others)
     fact = f"{gpu.name}, {format_bytes(gpu.free_memory)} free of {format_bytes(gpu.total_memory)}"
     name = f"GPU {place}"

@@ -38,10 +38,12 @@ LAST_WORDS = 4000
 """Bytes at the end of a supervisor's standard error that are shown if it fails."""
 _FORKING = threading.Lock()
 """Held during a fork: the child gets a copy of the locks that other threads hold, and of the warnings' filters."""
-READ_AT_IMPORT = ("TORCH_", "PYTORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_")
-"""Variables that torch or its compiler read when they are imported: ranks that have others need another fork server."""
-READ_LATER = ("TORCHINDUCTOR_CACHE_DIR",)
-"""Exceptions to READ_AT_IMPORT: torch sets this variable in the kernel at the first optimizer, and reads it at use."""
+READ_AT_IMPORT = ("TORCH_", "PYTORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_", "AOT_INDUCTOR_", "AOTINDUCTOR_",
+                  "INDUCTOR_", "CUTLASS_", "ENABLE_", "PT2_", "CXX", "CUDA_HOME")  # fmt: skip
+"""Variables that torch, its compiler or Triton read when they are imported: ranks that have others need another fork
+server."""
+READ_LATER = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Exceptions to READ_AT_IMPORT: torch sets these in the kernel when it compiles, and reads them at use."""
 
 
 class Starter(Protocol):

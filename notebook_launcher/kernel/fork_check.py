@@ -9,6 +9,7 @@ touched CUDA, the child cannot use CUDA. The kernel itself cannot detect either 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import os
 import select
@@ -26,6 +27,9 @@ __all__ = ["ForkHealth", "adapt", "try_fork"]
 
 BUDGET = 1.0
 """Seconds that the child gets; a healthy child needs far less, as the parallel operation takes under a millisecond."""
+DRIVER_BUDGET = 15.0
+"""Seconds that it gets where it has to ask the driver, which may wake up every GPU first."""
+CUDA_SUCCESS = 0
 CUDA_POISONED = b"c"
 CUDA_CLEAN = b"-"
 PARALLEL_WORKS = b"p"
@@ -72,11 +76,13 @@ def _ask_child() -> bytes:
     os.close(writer)
     answers = b""
     try:
-        while select.select([reader], [], [], BUDGET)[0]:
+        budget = BUDGET if _loaded_driver() is None else DRIVER_BUDGET
+        while select.select([reader], [], [], budget)[0]:
             chunk = os.read(reader, 16)
             if not chunk:
                 break
             answers += chunk
+            budget = BUDGET  # The driver answers first.
     finally:
         os.close(reader)
         with contextlib.suppress(ProcessLookupError):
@@ -90,10 +96,29 @@ def _answer(writer: int) -> None:
         signal.set_wakeup_fd(-1)
         import torch
 
-        poisoned = torch.cuda._is_in_bad_fork()  # noqa: SLF001 - set by torch in a forked child, nowhere else
+        # torch sets this in a forked child, and nowhere else.
+        poisoned = torch.cuda._is_in_bad_fork() or _driver_refuses()  # noqa: SLF001
         os.write(writer, CUDA_POISONED if poisoned else CUDA_CLEAN)
         # Large enough that torch splits it among threads (32,768 elements an intra-op grain).
         torch.ones(1 << 18).add_(1)
         os.write(writer, PARALLEL_WORKS)
     finally:
         os._exit(0)
+
+
+def _loaded_driver() -> ctypes.CDLL | None:
+    """Return CUDA's driver library if this process has loaded it: without it nobody has initialised CUDA."""
+    try:
+        return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    except OSError:
+        return None
+
+
+def _driver_refuses() -> bool:
+    """Return True if the driver does not work in this forked child.
+
+    It refuses (CUDA_ERROR_NOT_INITIALIZED) where the parent had initialised it, by whatever library: torch sees only
+    what it did itself, not CuPy or JAX.
+    """
+    driver = _loaded_driver()
+    return driver is not None and driver.cuInit(0) != CUDA_SUCCESS

@@ -35,10 +35,11 @@ class GpuMeter:
     NVML stays open from the first reading to `close`, because opening it may take longer than all readings together.
 
     Args:
-        gpus: NVML indices of the GPUs, in the order in which the ranks take them; empty: there is nothing to read.
+        gpus: NVML indices or UUIDs of the GPUs, in the order in which the ranks take them; empty: there is nothing to
+            read.
     """
 
-    def __init__(self, gpus: Sequence[int]) -> None:
+    def __init__(self, gpus: Sequence[int | str]) -> None:
         self._gpus = tuple(gpus)
         self._lock = threading.Lock()
         """Held during a reading."""
@@ -48,10 +49,10 @@ class GpuMeter:
         """True if there is nothing more to read."""
         self._looked_at = float("-inf")
         """Time of the last reading, by `time.monotonic()`."""
-        self._readings: dict[int, GpuReading] = {}
-        """By NVML index: the last reading; after `close` the peak memory."""
-        self._peaks: dict[int, int] = {}
-        """By NVML index: the most memory that was read, in bytes."""
+        self._readings: dict[int | str, GpuReading] = {}
+        """By NVML index or UUID: the last reading; after `close` the peak memory."""
+        self._peaks: dict[int | str, int] = {}
+        """By NVML index or UUID: the most memory that was read, in bytes."""
 
     def read(self, rank: int) -> GpuReading:
         """Return the latest reading of a rank's GPU; once the meter is closed, the peak memory."""
@@ -78,9 +79,14 @@ class GpuMeter:
         try:
             self._library = self._library or nvml.Library()
             for gpu in set(self._gpus):
-                memory = self._library.memory(gpu)
-                used = None if memory is None else memory[2]
-                self._readings[gpu] = GpuReading(used, self._library.utilization(gpu))
-                self._peaks[gpu] = max(used or 0, self._peaks.get(gpu, 0))
+                self._readings[gpu] = self._read(self._library, gpu)
+                self._peaks[gpu] = max(self._readings[gpu].memory or 0, self._peaks.get(gpu, 0))
         except OSError:
             self._is_closed = True  # NVML worked when the run was planned. A run must not fail without it.
+
+    def _read(self, library: nvml.Library, gpu: int | str) -> GpuReading:
+        try:
+            memory = library.memory(gpu)
+            return GpuReading(None if memory is None else memory[2], library.utilization(gpu))
+        except nvml.Unusable:  # The driver has lost it since.
+            return GpuReading()

@@ -14,6 +14,7 @@ from notebook_launcher.config import MAX_SEED
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import allocate
+from notebook_launcher.machine.rocm import ROCM_VARIABLE
 from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
 from notebook_launcher.units import plural
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from notebook_launcher.machine.devices import Machine
 
 __all__ = ["Plan", "make_plan"]
+
+PEER_VARIABLES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
+FIRST_GOOD_DRIVER = (550, 40, 7)
+HIDDEN = {ROCM_VARIABLE: "-1"}
+"""Values that hide all GPUs, where that is not the empty one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +39,9 @@ class Plan:
     num_processes: int
     backend: str | None
     """The backend of the process group; None: no group."""
-    gpus: tuple[int, ...]
-    """NVML indices of the GPUs that the ranks take, in turn; empty: the ranks use the CPU."""
+    gpus: tuple[int | str, ...]
+    """The GPUs that the ranks take, in turn, by NVML's index, and slices of one (MIG) by their UUID; empty: the ranks
+    use the CPU."""
     threads_per_process: int
     seed: int
     environ: dict[str, str]
@@ -103,11 +110,11 @@ def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
         config=config,
         num_processes=taken.num_processes,
         backend=taken.backend,
-        gpus=tuple(machine.gpus[at].index for at in taken.gpus),
+        gpus=tuple(machine.gpus[at].key for at in taken.gpus),
         threads_per_process=threads,
         seed=seed,
         environ=_environment(config, machine, taken.gpus, threads),
-        found=_found(machine, len(taken.gpus)),
+        found=_found(machine, taken.gpus),
     )
 
 
@@ -125,12 +132,14 @@ def _environment(config: LaunchConfig, machine: Machine, gpus: tuple[int, ...], 
     if config.gradient_accumulation_steps is not None:
         environ[STEPS_VARIABLE] = str(config.gradient_accumulation_steps)
     if gpus:
-        environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(machine.gpus[at].index) for at in gpus)
+        environ[machine.variable] = ",".join(machine.gpus[at].selector or str(machine.gpus[at].index) for at in gpus)
+        if _lacks_peer_access(machine, gpus):
+            environ.update({name: "1" for name in PEER_VARIABLES if name not in os.environ})
     else:
         # Without this variable, HF's Accelerator on a machine with no GPU takes every rank for a run of its own.
         environ["ACCELERATE_USE_CPU"] = "true"
         if machine.gpus:
-            environ["CUDA_VISIBLE_DEVICES"] = ""
+            environ[machine.variable] = HIDDEN.get(machine.variable, "")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environ[name] = str(threads)
     if config.check_collectives:
@@ -138,10 +147,26 @@ def _environment(config: LaunchConfig, machine: Machine, gpus: tuple[int, ...], 
     return {**environ, **config.env}
 
 
-def _found(machine: Machine, num_gpus: int) -> str:
-    if num_gpus:
-        return f"{num_gpus} x {machine.gpus[0].name}"
-    return machine.why_no_gpu or f"{len(machine.gpus)} GPUs left unused"
+def _found(machine: Machine, gpus: tuple[int, ...]) -> str:
+    left_out = "".join(f", left out {reason}" for reason in machine.left_out)
+    if not gpus:
+        return (machine.why_no_gpu or f"{len(machine.gpus)} GPUs left unused") + left_out
+    names = [machine.gpus[at].name for at in gpus]
+    kinds = " + ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    note = f", NCCL without peer access (driver {machine.driver})" if _lacks_peer_access(machine, gpus) else ""
+    return kinds + note + left_out
+
+
+def _lacks_peer_access(machine: Machine, gpus: tuple[int, ...]) -> bool:
+    """Return True where NCCL would hang or fail unless it avoids direct transfers between GPUs.
+
+    Cards of the RTX 40 series cannot do them, and drivers before 550.40.07 said that they could; Hugging Face
+    Accelerate's launcher has the same check (`check_cuda_p2p_ib_support`).
+    """
+    if len(gpus) < 2 or not any("RTX 40" in machine.gpus[at].name for at in gpus):
+        return False
+    version = tuple(int(part) for part in machine.driver.split(".") if part.isdecimal())
+    return bool(version) and version < FIRST_GOOD_DRIVER
 
 
 def _working_directory() -> str:

@@ -41,7 +41,7 @@ def allocate(
     return Allocation(
         num_processes=num_processes,
         gpus=gpus,
-        backend=_choose_backend(backend, num_processes, len(gpus), machine),
+        backend=_choose_backend(backend, num_processes, gpus, machine),
     )
 
 
@@ -76,9 +76,12 @@ def _check_number(num_processes: int, machine: Machine) -> None:
         raise ConfigError(msg, field="num_processes")
 
 
-def _choose_backend(backend: str | None, num_processes: int, num_gpus: int, machine: Machine) -> str | None:
+def _choose_backend(backend: str | None, num_processes: int, gpus: tuple[int, ...], machine: Machine) -> str | None:
+    num_gpus = len(gpus)
     if backend == "auto":
-        return "nccl" if num_gpus >= num_processes else "gloo"
+        # NCCL refuses two ranks on one GPU ("Duplicate GPU detected"), and slices may be of one.
+        shares = num_processes > 1 and any(machine.gpus[at].is_slice for at in gpus)
+        return "nccl" if num_gpus >= num_processes and not shares else "gloo"
     if backend is not None and "nccl" in backend:
         if not num_gpus:
             why = machine.why_no_gpu or "devices='cpu' excludes every GPU"

@@ -1,37 +1,25 @@
 """This machine's cores and GPUs, found without touching CUDA.
 
-A kernel in which CUDA was initialised can no longer be forked for GPU work. GPUs are therefore counted with NVML,
-NVIDIA's management library, which does not initialise CUDA.
+A kernel in which CUDA was initialised can no longer be forked for GPU work. NVIDIA's GPUs are therefore counted with
+NVML, its management library, which does not initialise CUDA, and AMD's in a process of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import math
 import os
 import re
 from pathlib import Path
 
-from notebook_launcher.machine import nvml
+from notebook_launcher.machine import nvml, rocm
+from notebook_launcher.machine.visible_gpus import CUDA_VARIABLE, GPU, choose_visible
 from notebook_launcher.units import plural
 
 __all__ = ["GPU", "Machine", "look"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GPU:
-    """One GPU as NVML sees it."""
-
-    index: int
-    name: str
-    total_memory: int
-    """Bytes."""
-    free_memory: int
-    """Bytes."""
-    capability: tuple[int, int] | None = None
-    """CUDA compute capability, such as (9, 0); None: unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,18 +33,36 @@ class Machine:
     torch_has_cuda: bool
     why_no_gpu: str
     """The reason why no GPU can be used, as a clause for the user; empty if GPUs can be used."""
+    left_out: tuple[str, ...] = ()
+    """GPUs that the driver counts and does not let this process use, each with the reason."""
+    driver: str = ""
+    """Version of NVIDIA's driver; empty: unknown."""
+    variable: str = CUDA_VARIABLE
+    """The environment variable that chooses the GPUs of a process."""
 
 
 def look() -> Machine:
     """Return the hardware of this machine."""
-    gpus = _visible(_nvml_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    has_cuda = _torch_has_cuda()
-    why = ""
+    platform = _torch_platform()
+    found = _Found()
+    if platform != "hip":
+        with contextlib.suppress(OSError), contextlib.closing(nvml.Library()) as library:
+            found = _look_with_nvml(library)
+    gpus = rocm.look_with_torch() if platform == "hip" else found.gpus
+    why = found.problem
     if not gpus:
-        why = "no GPU found"
-    elif not has_cuda:
+        why = why or "no GPU found" + "".join(f" ({reason})" for reason in found.left_out[:1])
+    elif not platform:
         why = f"{plural(len(gpus), 'GPU')} found, but this torch is built without CUDA"
-    return Machine(num_cores=_num_cores(), gpus=gpus, torch_has_cuda=has_cuda, why_no_gpu=why)
+    return Machine(
+        num_cores=_num_cores(),
+        gpus=gpus,
+        torch_has_cuda=bool(platform),
+        why_no_gpu=why,
+        left_out=found.left_out,
+        driver=found.driver,
+        variable=rocm.ROCM_VARIABLE if platform == "hip" else CUDA_VARIABLE,
+    )
 
 
 def _num_cores() -> int:
@@ -77,42 +83,54 @@ def _cgroup_quota() -> float:
     return math.inf
 
 
-def _torch_has_cuda() -> bool:
+def _torch_platform() -> str:
+    """Return `cuda` or `hip`, for which torch is built; empty for neither."""
     # Read from torch's file, because the kernel may not have imported torch and need not.
     with contextlib.suppress(ImportError, ValueError, OSError):
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.origin is not None:
             text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-            return re.search(r"^(cuda|hip)\b[^=\n]*= *'", text, re.MULTILINE) is not None
-    return False
+            found = re.search(r"^(cuda|hip)\b[^=\n]*= *'", text, re.MULTILINE)
+            return "" if found is None else found[1]
+    return ""
 
 
-def _nvml_gpus() -> list[tuple[GPU, str]]:
-    """Return every GPU with its UUID; an empty list where NVML is missing or broken."""
-    with contextlib.suppress(OSError), contextlib.closing(nvml.Library()) as library:
-        return [(_gpu(library, index), library.uuid(index)) for index in range(library.count())]
-    return []
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Found:
+    gpus: tuple[GPU, ...] = ()
+    problem: str = ""
+    left_out: tuple[str, ...] = ()
+    driver: str = ""
 
 
-def _gpu(library: nvml.Library, index: int) -> GPU:
-    total, free, _ = library.memory(index) or (0, 0, 0)
+def _look_with_nvml(library: nvml.Library) -> _Found:
+    gpus: list[GPU] = []
+    left_out: list[str] = []
+    for index in range(library.count()):
+        try:
+            gpus.append(_gpu(library, index, index))
+        except nvml.Unusable as reason:  # noqa: PERF203 - for each GPU by itself
+            left_out.append(str(reason))
+    choice = choose_visible(gpus, os.environ.get(CUDA_VARIABLE), functools.partial(_find_slice, library))
+    return _Found(choice.gpus, choice.problem, tuple(left_out), library.driver())
+
+
+def _gpu(library: nvml.Library, key: int | str, index: int) -> GPU:
+    total, free, _ = library.memory(key) or (0, 0, 0)
     return GPU(
         index=index,
-        name=library.name(index),
+        name=library.name(key),
         total_memory=total,
         free_memory=free,
-        capability=library.capability(index),
+        capability=library.capability(key),
+        uuid=library.uuid(key),
+        selector=key if isinstance(key, str) else "",
     )
 
 
-def _visible(gpus: list[tuple[GPU, str]], variable: str | None) -> tuple[GPU, ...]:
-    # CUDA's own rule: the list ends at the first entry that names no device.
-    if variable is None:
-        return tuple(gpu for gpu, _ in gpus)
-    chosen: list[GPU] = []
-    for item in variable.split(","):
-        found = [gpu for gpu, uuid in gpus if item.strip() == str(gpu.index) or uuid.startswith(item.strip() or "?")]
-        if not found:
-            break
-        chosen += found[:1]
-    return tuple(chosen)
+def _find_slice(library: nvml.Library, name: str, place: int) -> GPU | None:
+    """Return a slice of a partitioned GPU; None: there is no such slice."""
+    try:
+        return _gpu(library, name, place)
+    except nvml.Unusable:
+        return None

@@ -8,7 +8,18 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-__all__ = ["Library"]
+__all__ = ["Library", "Unusable"]
+
+SUCCESS = 0
+NO_PERMISSION, LOST = 4, 15
+"""NVML_ERROR_NO_PERMISSION, as in a container without the device; NVML_ERROR_GPU_IS_LOST, until the next boot."""
+REASONS = {NO_PERMISSION: "no permission", LOST: "lost by the driver"}
+TEXT_SIZE = 96
+"""NVML_DEVICE_NAME_V2_BUFFER_SIZE and NVML_DEVICE_UUID_V2_BUFFER_SIZE."""
+
+
+class Unusable(OSError):  # noqa: N818 - a state of a GPU, which callers expect
+    """A GPU that NVML counts, and does not let this process use. The message says why."""
 
 
 class _Memory(ctypes.Structure):
@@ -44,13 +55,15 @@ NVML_P2P_CAPS_INDEX_READ = 0
 class Library:
     """The library, opened; `close` it. Several may be open at once.
 
+    A GPU is named by its index or by its UUID, a slice of a partitioned GPU (MIG) by its UUID.
+
     Raises:
         OSError: It is missing, or does not work.
     """
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libnvidia-ml.so.1")
-        if self._call("nvmlInit_v2") != 0:
+        if self._call("nvmlInit_v2") != SUCCESS:
             msg = "NVML cannot be initialised: is the driver loaded, and as new as the library?"
             raise OSError(msg)
 
@@ -59,70 +72,77 @@ class Library:
         self._call("nvmlShutdown")
 
     def count(self) -> int:
-        """Return the number of GPUs, visible to CUDA or not."""
+        """Return the number of GPUs, visible to CUDA or not, usable or not."""
         count = ctypes.c_uint()
-        return count.value if self._call("nvmlDeviceGetCount_v2", ctypes.byref(count)) == 0 else 0
+        return count.value if self._call("nvmlDeviceGetCount_v2", ctypes.byref(count)) == SUCCESS else 0
 
-    def name(self, index: int) -> str:
+    def driver(self) -> str:
+        """Return the version of the driver, such as `535.183.01`; empty: unknown."""
+        text = ctypes.create_string_buffer(TEXT_SIZE)
+        known = self._call("nvmlSystemGetDriverVersion", text, TEXT_SIZE) == SUCCESS
+        return text.value.decode(errors="replace") if known else ""
+
+    def name(self, gpu: int | str) -> str:
         """Return the GPU's name."""
-        return self._text("nvmlDeviceGetName", index)
+        return self._text("nvmlDeviceGetName", gpu)
 
-    def uuid(self, index: int) -> str:
+    def uuid(self, gpu: int | str) -> str:
         """Return the GPU's UUID, which `CUDA_VISIBLE_DEVICES` may name."""
-        return self._text("nvmlDeviceGetUUID", index)
+        return self._text("nvmlDeviceGetUUID", gpu)
 
-    def capability(self, index: int) -> tuple[int, int] | None:
+    def capability(self, gpu: int | str) -> tuple[int, int] | None:
         """Return the CUDA compute capability, such as (9, 0); None: unknown."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         where = ctypes.byref(major), ctypes.byref(minor)
-        known = self._call("nvmlDeviceGetCudaComputeCapability", self._handle(index), *where) == 0
+        known = self._call("nvmlDeviceGetCudaComputeCapability", self._handle(gpu), *where) == SUCCESS
         return (major.value, minor.value) if known else None
 
-    def memory(self, index: int) -> tuple[int, int, int] | None:
+    def memory(self, gpu: int | str) -> tuple[int, int, int] | None:
         """Return the GPU's total, free and used memory in bytes, over all processes; None: unknown."""
         memory = _Memory()
-        known = self._call("nvmlDeviceGetMemoryInfo", self._handle(index), ctypes.byref(memory)) == 0
+        known = self._call("nvmlDeviceGetMemoryInfo", self._handle(gpu), ctypes.byref(memory)) == SUCCESS
         return (memory.total, memory.free, memory.used) if known else None
 
-    def utilization(self, index: int) -> float | None:
+    def utilization(self, gpu: int | str) -> float | None:
         """Return the share of the last 1/6 s to 1 s in which a CUDA kernel ran on the GPU, 0 to 1; None: unknown."""
         rates = _Utilization()
-        known = self._call("nvmlDeviceGetUtilizationRates", self._handle(index), ctypes.byref(rates)) == 0
+        known = self._call("nvmlDeviceGetUtilizationRates", self._handle(gpu), ctypes.byref(rates)) == SUCCESS
         return rates.gpu / 100 if known else None
 
-    def driver(self) -> str:
-        """Return the version of the driver; empty if unknown."""
-        text = ctypes.create_string_buffer(96)
-        return text.value.decode(errors="replace") if self._call("nvmlSystemGetDriverVersion", text, 96) == 0 else ""
-
-    def processes(self, index: int) -> list[int]:
+    def processes(self, gpu: int | str) -> list[int]:
         """Return the ids of processes that compute on the GPU; those of another container may have no id here."""
         count, found = ctypes.c_uint(MAX_PROCESSES), (_Process * MAX_PROCESSES)()
-        known = self._call("nvmlDeviceGetComputeRunningProcesses_v3", self._handle(index), ctypes.byref(count), found)
+        known = self._call("nvmlDeviceGetComputeRunningProcesses_v3", self._handle(gpu), ctypes.byref(count), found)
         return [process.pid for process in found[: count.value]] if known == 0 else []
 
-    def distance(self, index: int, other: int) -> str:
+    def distance(self, gpu: int | str, other: int | str) -> str:
         """Return the way between two GPUs in words."""
         level = ctypes.c_uint()
-        where = self._handle(index), self._handle(other), ctypes.byref(level)
+        where = self._handle(gpu), self._handle(other), ctypes.byref(level)
         known = self._call("nvmlDeviceGetTopologyCommonAncestor", *where) == 0
         return DISTANCES.get(level.value, "unknown") if known else "unknown way"
 
-    def peer_access(self, index: int, other: int) -> bool | None:
+    def peer_access(self, gpu: int | str, other: int | str) -> bool | None:
         """Return True if a GPU can read another's memory directly; None: unknown."""
         status = ctypes.c_uint()
-        pair = self._handle(index), self._handle(other)
+        pair = self._handle(gpu), self._handle(other)
         known = self._call("nvmlDeviceGetP2PStatus", *pair, NVML_P2P_CAPS_INDEX_READ, ctypes.byref(status)) == 0
         return status.value == 0 if known else None
 
-    def _handle(self, index: int) -> ctypes.c_void_p:
+    def _handle(self, gpu: int | str) -> ctypes.c_void_p:
         handle = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
+        if isinstance(gpu, str):
+            code = self._call("nvmlDeviceGetHandleByUUID", gpu.encode(), ctypes.byref(handle))
+        else:
+            code = self._call("nvmlDeviceGetHandleByIndex_v2", gpu, ctypes.byref(handle))
+        if code != SUCCESS:
+            msg = f"GPU {gpu}: {REASONS.get(code, f'NVML error {code}')}"
+            raise Unusable(msg)
         return handle
 
-    def _text(self, function: str, index: int) -> str:
-        text = ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
-        self._call(function, self._handle(index), text, 96)
+    def _text(self, function: str, gpu: int | str) -> str:
+        text = ctypes.create_string_buffer(TEXT_SIZE)
+        self._call(function, self._handle(gpu), text, TEXT_SIZE)
         return text.value.decode(errors="replace")
 
     def _call(self, function: str, *args: Any) -> int:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from notebook_launcher import context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
 from notebook_launcher.errors import ResourceError, ReturnValueError
-from notebook_launcher.processes import boot, forking, frameworks, frontend, inherited, rendezvous, seeding
+from notebook_launcher.processes import boot, cuda_work, forking, frameworks, frontend, inherited, rendezvous, seeding
 from notebook_launcher.processes.edited_modules import LocalModules
 from notebook_launcher.processes.kept_failure import KeptFailure
 from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
@@ -160,10 +160,14 @@ class _Rank:
         if self._modules is not None:
             self._modules.remember()
         _flush()
+        is_lost = isinstance(record, messages.Raised) and self._setup.many_calls and cuda_work.is_broken()
         with contextlib.suppress(OSError):
             self._channel.send(record, [] if fd is None else [fd])
         if fd is not None:
             os.close(fd)
+        if is_lost:
+            # Its CUDA calls would fail in all later calls of the session, which therefore gets a new process.
+            os._exit(1)
 
     def _forget_edited_modules(self) -> None:
         edited = self._modules.forget_edited() if self._modules is not None else []
@@ -182,6 +186,11 @@ class _Rank:
     def _perform(self, call: messages.RunCall, fds: list[int], stage: _Stage) -> tuple[object, int | None]:
         if call.ranks is not None and self._number not in call.ranks:
             return self._sit_out(call, fds, stage), None
+        stage.name = "group"
+        if self._setup.use_gpu:
+            # Before the call is unpacked: a captured torch.Generator("cuda") would make a context on the first GPU.
+            seeding.choose_gpu(self._number)
+        stage.name = "arrive"
         if fds:
             self._inherited_call = None
             function, args, kwargs, overwritten = travel.unpack_call(fds[0])
@@ -191,13 +200,12 @@ class _Rank:
             function, args, kwargs = self._inherited_call
             travel.note_inherited()
         stage.name = "group"
-        if self._setup.use_gpu:
-            seeding.choose_gpu(self._number)
         self._rendezvous.join(call.generation)
         stage.name = "function"
         self._channel.send(messages.CallStarted(call_id=call.call_id))
         try:
             value = _call(function, args, kwargs)
+            cuda_work.finish()
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise

@@ -24,11 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Rendezvous", "install", "torchrun_environment"]
 
+NCCL_DEFAULTS = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
+"""Set in ranks with GPUs unless the user has. After a device-side assert every CUDA call of the process fails, also
+those of NCCL's watchdog thread, which would end the process (SIGABRT) before Python could report the error."""
+
 
 def torchrun_environment(setup: Setup, rank: int) -> dict[str, str]:
     """Return the environment variables that torchrun would set."""
     world_size = str(setup.num_processes)
     return {
+        **_own_slice(setup, rank),
+        **{name: value for name, value in NCCL_DEFAULTS.items() if setup.use_gpu and name not in setup.environ},
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": world_size,
@@ -48,6 +54,15 @@ def torchrun_environment(setup: Setup, rank: int) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }
+
+
+def _own_slice(setup: Setup, rank: int) -> dict[str, str]:
+    """Return what shows a rank its slice of a partitioned GPU (MIG): a process can use one slice, its first."""
+    visible = setup.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not (setup.use_gpu and visible.startswith("MIG-")):
+        return {}
+    slices = visible.split(",")
+    return {"CUDA_VISIBLE_DEVICES": slices[rank % len(slices)]}
 
 
 class Rendezvous:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import sys
 from typing import Any
@@ -45,7 +46,19 @@ def _set_openblas_threads(numpy: Any, num_threads: int) -> None:
 
 
 def choose_gpu(rank: int) -> None:
-    """Make this rank's GPU the current one."""
+    """Make this rank's GPU the current one.
+
+    Raises:
+        RuntimeError: torch sees no GPU in this process, though the kernel saw some.
+    """
     import torch
 
-    torch.cuda.set_device(rank % torch.cuda.device_count())
+    count = torch.cuda.device_count()
+    if not count:
+        variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
+        raise RuntimeError(
+            f"rank {rank} sees no GPU, though the driver names some to the kernel ({variable}="
+            f"{os.environ.get(variable)!r} here). Does nvidia-smi work, is the driver new enough for torch "
+            f"{torch.__version__}, and has the container all of /dev/nvidia*? devices='cpu' runs without GPUs."
+        )
+    torch.cuda.set_device(rank % count)

@@ -36,7 +36,8 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         seed: A whole number from -2**63 to 2**64 - 1. NumPy, which takes 32 bits, gets it modulo 2**32.
         device_specific: True if each rank's seed is `seed` plus its rank.
         deterministic: True if torch may use deterministic algorithms only; an operation that has none
-            raises. cuBLAS then needs `CUBLAS_WORKSPACE_CONFIG`, which is set if CUDA is not in use yet.
+            raises. cuBLAS then needs `CUBLAS_WORKSPACE_CONFIG`, which is set unless you have. It reads the variable at
+            its first call, so a matrix product on the GPU before this one raises at the next.
 
     Raises:
         TypeError: `seed` is not a whole number.
@@ -47,9 +48,9 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         raise ValueError(f"set_seed({seed!r}): torch takes seeds from -2**63 to 2**64 - 1. Pass a smaller number.")
     _seed_all(number)
     if deterministic:
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            # Without it, matrix products on a GPU raise under deterministic algorithms; cuBLAS reads it once.
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Without it, matrix products on a GPU raise under deterministic algorithms. Set although CUDA may be in use: a
+        # rank's device is chosen before the function starts, and torch and cuBLAS read it at the first cuBLAS call.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
 

@@ -23,6 +23,7 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C comp
 # partitioned (MIG) does not. It counts who has it open.
 NVML = r"""
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 typedef struct { int used; const char *uuid; } device;
 static device devices[2] = {{0, "GPU-aaaa"}, {0, "GPU-bbbb"}};
@@ -30,8 +31,27 @@ static int num_open = 0;
 int num_left_open(void) { return num_open; }
 int nvmlInit_v2(void) { num_open++; return 0; }
 int nvmlShutdown(void) { num_open--; return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = &devices[index]; return 0; }
+int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "535.183.01"); return 0; }
+/* PRETEND_CODES: what NVML answers for each GPU, such as "0,4,15": usable, no permission, lost. */
+static int code_of(unsigned index) {
+    const char *codes = getenv("PRETEND_CODES");
+    while (codes && index-- && (codes = strchr(codes, ','))) codes++;
+    return codes ? atoi(codes) : 0;
+}
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    const char *codes = getenv("PRETEND_CODES");
+    for (*count = codes ? 1 : 2; codes && (codes = strchr(codes, ',')); codes++) ++*count;
+    return 0;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
+    *handle = &devices[index % 2];
+    return code_of(index);
+}
+static device slice = {0, "MIG-cccc"};
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+    *handle = &slice;
+    return strcmp(uuid, "MIG-cccc") ? 6 : 0;
+}
 int nvmlDeviceGetName(void *handle, char *name, unsigned size) { snprintf(name, size, "Pretend"); return 0; }
 int nvmlDeviceGetUUID(device *handle, char *uuid, unsigned size) { snprintf(uuid, size, "%s", handle->uuid); return 0; }
 int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) { *major = 9; *minor = 0; return 0; }
@@ -113,3 +133,74 @@ def test_meter_reads_nothing_without_nvml(tmp_path: Path) -> None:
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "GpuReading(memory=None, utilization=None)\n" * 2
+
+
+LOOK = """
+from notebook_launcher.machine import devices
+machine = devices.look()
+print([(gpu.key, gpu.selector) for gpu in machine.gpus])
+print(machine.left_out, machine.driver)
+print(machine.why_no_gpu)
+"""
+
+
+def look(library: Path, **variables: str) -> list[str]:
+    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT)}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK], env={**env, **variables}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+@needs_compiler
+def test_gpus_that_the_driver_does_not_let_use_are_left_out(library: Path) -> None:
+    gpus, left_out, _ = look(library, PRETEND_CODES="0,4,15,999,0")
+    assert gpus == "[(0, 'GPU-aaaa'), (4, 'GPU-aaaa')]"
+    assert left_out == "('GPU 1: no permission', 'GPU 2: lost by the driver', 'GPU 3: NVML error 999') 535.183.01"
+    gpus, _, why = look(library, PRETEND_CODES="4")
+    assert (gpus, why) == ("[]", "no GPU found (GPU 0: no permission)")
+
+
+@needs_compiler
+def test_slices_of_a_partitioned_gpu_are_found_by_their_names(library: Path) -> None:
+    gpus, _, _ = look(library, CUDA_VISIBLE_DEVICES="MIG-cccc,MIG-dddd")
+    assert gpus == "[('MIG-cccc', 'MIG-cccc')]"
+    _, _, why = look(library, CUDA_VISIBLE_DEVICES="0,0")
+    assert why == "CUDA_VISIBLE_DEVICES='0,0' names a GPU twice, which hides all of them"
+
+
+# CUDA's driver as its documentation has it: a child of a process that has initialised it is refused.
+DRIVER = r"""
+#include <unistd.h>
+static int owner = 0;
+int cuInit(unsigned flags) { if (!owner) owner = getpid(); return owner == getpid() ? 0 : 3; }
+"""
+FORKS = """
+import ctypes, dataclasses, torch
+from notebook_launcher import ConfigError, LaunchConfig
+from notebook_launcher.kernel import fork_check
+from notebook_launcher.kernel.plan import make_plan
+plan = dataclasses.replace(make_plan(LaunchConfig(start_method="fork", threads_per_process=1)), gpus=(0,))
+print(fork_check.adapt(plan) is plan)
+driver = ctypes.CDLL("libcuda.so.1")
+print(fork_check.adapt(plan) is plan)
+driver.cuInit(0)  # as CuPy or JAX would
+try:
+    fork_check.adapt(plan)
+except ConfigError as error:
+    print(error)
+"""
+
+
+@needs_compiler
+def test_fork_of_a_kernel_in_which_any_library_initialised_cuda_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cuda.c").write_text(DRIVER)
+    assert COMPILER is not None
+    made, source = str(tmp_path / "libcuda.so.1"), str(tmp_path / "cuda.c")
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-w", "-o", made, source], check=True)
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", FORKS], env=env, capture_output=True, text=True, check=True)
+    clean, loaded, refusal = done.stdout.splitlines()
+    assert (clean, loaded) == ("True", "True")
+    assert refusal.startswith("start_method='fork' with GPUs: this kernel has touched CUDA")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from notebook_launcher import ConfigError, LaunchConfig
 from notebook_launcher.kernel import plan
-from notebook_launcher.machine import devices
+from notebook_launcher.machine import devices, visible_gpus
 from notebook_launcher.machine.devices import GPU, Machine
+from notebook_launcher.processes.rendezvous import torchrun_environment
 
 
 def machine(num_cores: int = 8, num_gpus: int = 0, *, has_cuda: bool = True) -> Machine:
@@ -99,13 +101,100 @@ def test_summary_names_the_hardware_and_the_chosen_options(make: Any) -> None:
     assert summary == "2 CPU ranks, gloo, spawn, 4 threads each, this torch is built without CUDA, seed 7"
 
 
+def found(variable: str | None) -> visible_gpus.Choice:
+    """Return which of three GPUs and one slice a value of `CUDA_VISIBLE_DEVICES` shows."""
+    gpus = [GPU(index=at, name="", total_memory=0, free_memory=0, uuid=f"GPU-{'abc'[at]}") for at in range(3)]
+
+    def find_slice(name: str, place: int) -> GPU | None:
+        known = name in ("MIG-x", "MIG-y")
+        return GPU(index=place, name="1g", total_memory=0, free_memory=0, selector=name) if known else None
+
+    return visible_gpus.choose_visible(gpus, variable, find_slice)
+
+
 @pytest.mark.parametrize(
     ("variable", "expected"),
-    [(None, [0, 1, 2]), ("2,0", [2, 0]), ("", []), ("1,7,0", [1]), ("GPU-b", [1]), ("-1", [])],
+    [
+        (None, ["GPU-a", "GPU-b", "GPU-c"]),
+        ("2,0", ["2", "0"]),
+        ("", []),
+        ("1,7,0", ["1"]),
+        ("GPU-b", ["GPU-b"]),
+        ("GPU-", []),
+        ("GPU-b,0", ["GPU-b"]),
+        ("-1", []),
+        ("MIG-x", ["MIG-x"]),
+        ("MIG-x,MIG-y", ["MIG-x", "MIG-y"]),
+        ("MIG-x,MIG-z,MIG-y", ["MIG-x"]),
+    ],
 )
-def test_visible_gpus_follow_cudas_rule(variable: str | None, expected: list[int]) -> None:
-    gpus = [(GPU(index=at, name="", total_memory=0, free_memory=0), f"GPU-{'abc'[at]}") for at in range(3)]
-    assert [gpu.index for gpu in devices._visible(gpus, variable)] == expected
+def test_visible_gpus_follow_cudas_rule_and_keep_the_users_names(variable: str | None, expected: list[str]) -> None:
+    assert [gpu.selector for gpu in found(variable).gpus] == expected
+
+
+@pytest.mark.parametrize("variable", ["0,0", "GPU-a,GPU-a", "MIG-x,MIG-x"])
+def test_gpu_that_is_named_twice_hides_all(variable: str) -> None:
+    assert found(variable) == visible_gpus.Choice(
+        (), f"CUDA_VISIBLE_DEVICES={variable!r} names a GPU twice, which hides all of them"
+    )
+
+
+def test_variable_that_names_no_gpu_is_named() -> None:
+    assert found("7").problem == "CUDA_VISIBLE_DEVICES='7' begins with an entry that names no GPU"
+
+
+def slices(num: int) -> Machine:
+    names = [f"MIG-{at}" for at in range(num)]
+    gpus = tuple(
+        GPU(index=at, name="1g.5gb", total_memory=1, free_memory=1, selector=name) for at, name in enumerate(names)
+    )
+    return Machine(num_cores=8, gpus=gpus, torch_has_cuda=True, why_no_gpu="")
+
+
+def test_each_rank_gets_a_slice_of_its_own(make: Any) -> None:
+    made = make(slices(2))
+    assert (made.num_processes, made.backend, made.gpus) == (2, "gloo", ("MIG-0", "MIG-1"))
+    setup = dataclasses.replace(made.setup(many_calls=False), environ=made.environ)
+    assert [torchrun_environment(setup, rank)["CUDA_VISIBLE_DEVICES"] for rank in (0, 1)] == ["MIG-0", "MIG-1"]
+    assert make(slices(1)).backend == "nccl"
+
+
+def test_ranks_get_gpus_by_names_that_cuda_reads_alike(make: Any) -> None:
+    kinds = ["RTX 3060", "H200"]
+    gpus = tuple(
+        GPU(index=at, name=kind, total_memory=1, free_memory=1, uuid=f"GPU-{at}", selector=f"GPU-{at}")
+        for at, kind in enumerate(kinds)
+    )
+    made = make(Machine(num_cores=8, gpus=gpus, torch_has_cuda=True, why_no_gpu=""), devices=[1])
+    assert made.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert made.found == "1 x H200"
+
+
+@pytest.mark.parametrize(
+    ("driver", "num", "kind", "avoids"),
+    [
+        ("535.183.01", 2, "RTX 4090", True),
+        ("550.40.07", 2, "RTX 4090", False),
+        ("535.183.01", 1, "RTX 4090", False),
+        ("535.183.01", 2, "H200", False),
+        ("", 2, "RTX 4090", False),
+    ],
+)
+def test_peer_access_is_avoided_where_an_old_driver_promises_it(
+    make: Any, monkeypatch: pytest.MonkeyPatch, *, driver: str, num: int, kind: str, avoids: bool
+) -> None:
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    gpus = tuple(GPU(index=at, name=kind, total_memory=1, free_memory=1) for at in range(num))
+    made = make(Machine(num_cores=8, gpus=gpus, torch_has_cuda=True, why_no_gpu="", driver=driver))
+    assert (made.environ.get("NCCL_P2P_DISABLE") == "1") is avoids
+    assert (f"NCCL without peer access (driver {driver})" in made.summary) is avoids
+
+
+def test_amd_gpus_are_chosen_by_their_own_variable(make: Any) -> None:
+    gpus = tuple(GPU(index=at, name="MI300X", total_memory=1, free_memory=1, selector=str(at)) for at in range(2))
+    on = Machine(num_cores=8, gpus=gpus, torch_has_cuda=True, why_no_gpu="", variable="HIP_VISIBLE_DEVICES")
+    assert make(on, devices=[1]).environ["HIP_VISIBLE_DEVICES"] == "1"
+    assert make(on, devices="cpu").environ["HIP_VISIBLE_DEVICES"] == "-1"
 
 
 def test_hardware_of_this_machine_can_be_read() -> None:

@@ -123,12 +123,13 @@ class Updates:
             outcome = scaler.step(prepared.optimizer)
         finally:
             handle.remove()
+        skipped = _skips_inside(prepared.optimizer) and _overflowed(scaler, prepared.optimizer)
         self._unscaled.discard(id(prepared))
         self._stepped.add(id(prepared))
         # GradScaler wants one update() after all optimizers have stepped: it forgets who was unscaled.
         if len(self._stepped) >= len(self.optimizers):
             self.update_scaler()
-        return outcome, not happened
+        return outcome, skipped or not happened
 
     def update_scaler(self) -> None:
         """Update the scale by the steps since the last update of the scaler."""
@@ -222,6 +223,16 @@ class Updates:
         self.optimizers.clear()
         self._unscaled.clear()
         self._stepped.clear()
+
+
+def _skips_inside(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True for an optimizer that `GradScaler` always calls, and that skips by itself (`fused=True`)."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def _overflowed(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]  # noqa: SLF001 - no public name
+    return any(float(flag) for flag in found.values())
 
 
 def _local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], members: Members) -> str:

@@ -185,7 +185,8 @@ def _accumulate(
     try:
         for batch, weight in window:
             with accelerator.accumulate(model):
-                accelerator.backward(loss_function(model, batch), weight=weight)
+                moved = operations.send_to_device(batch, accelerator.device)
+                accelerator.backward(loss_function(model, moved), weight=weight)
     finally:
         accelerator.gradient_accumulation_steps = steps
         accelerator.sync_gradients = sync

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.process.process_state import ProcessState
 
-__all__ = ["load_state"]
+__all__ = ["load_state", "with_counters_on_cpu"]
 
 MAP_LOCATIONS = (None, "cpu", "on_device")
 
@@ -116,7 +116,7 @@ def _apply(
         for leaf, tensor in zip(parts.leaves, state.leaves, strict=True):
             leaf.copy_(tensor)
     pairs = [
-        *zip(parts.optimizers, state.optimizers, strict=True),
+        *zip(parts.optimizers, map(with_counters_on_cpu, state.optimizers), strict=True),
         *zip(parts.schedulers, state.schedulers, strict=True),
         *zip(parts.dataloaders, state.dataloaders, strict=False),
         *zip(parts.custom_objects, state.custom_objects, strict=True),
@@ -132,3 +132,19 @@ def _apply(
     restore_window(parts, state.window)
     # Last, since states of the user's objects may draw numbers.
     restore_rng_states(state.rng)
+
+
+def with_counters_on_cpu(state: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state with the parameters' step counters on the CPU.
+
+    Optimizers read them at each step, which would wait for the GPU once for each parameter. Those that want them on the
+    GPU (`fused`, `capturable`) move them there when they load them.
+    """
+
+    def moved(its_state: Any) -> Any:
+        step = its_state.get("step") if isinstance(its_state, dict) else None
+        return {**its_state, "step": step.cpu()} if isinstance(step, torch.Tensor) else its_state
+
+    if not isinstance(state.get("state"), dict):
+        return state
+    return {**state, "state": {key: moved(its_state) for key, its_state in state["state"].items()}}

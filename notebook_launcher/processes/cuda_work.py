@@ -1,0 +1,50 @@
+"""What a call has queued on its GPU: waited for before the call counts as returned, and a context that has died.
+
+A kernel that fails (a device-side assert, an illegal address) leaves its error to the next CUDA call, wherever that is,
+and every later CUDA call of the process fails too.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+__all__ = ["finish", "is_broken"]
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 2e-5, 2e-3
+"""Seconds between two looks; an eighth of the wait so far, within these."""
+
+
+def _uses_gpu() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
+def finish() -> None:
+    """Wait until the current stream is done, so that an error of the function's last kernels is the function's.
+
+    It looks again and again, because an interrupt must end the wait: CUDA's own wait lets none through.
+
+    Raises:
+        RuntimeError: A kernel failed; `torch.AcceleratorError` in newer versions of torch.
+    """
+    if not _uses_gpu():
+        return
+    import torch
+
+    stream, began = torch.cuda.current_stream(), time.monotonic()
+    while not stream.query():
+        time.sleep(min(max((time.monotonic() - began) / 8, SHORTEST_PAUSE), LONGEST_PAUSE))
+
+
+def is_broken() -> bool:
+    """Return True if no CUDA call of this process can succeed any more."""
+    if not _uses_gpu():
+        return False
+    import torch
+
+    try:
+        torch.cuda.current_stream().query()  # Unlike a synchronisation it does not wait for a peer that has failed.
+    except RuntimeError:
+        return True
+    return False

@@ -1,0 +1,64 @@
+"""Ranks whose GPU fails, as far as that can be tried without one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from notebook_launcher import LaunchConfig, Session
+from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.processes.rendezvous import torchrun_environment
+from tests.support.kernels import ROOT
+
+
+def test_rank_whose_gpu_is_lost_is_replaced_after_its_failure() -> None:
+    def number() -> int:
+        return os.getpid()
+
+    def fail_on_rank_1() -> None:
+        import torch.distributed as dist
+
+        from notebook_launcher.processes import cuda_work
+
+        if dist.get_rank() == 1:
+            cuda_work.is_broken = lambda: True  # What it asks CUDA is not tried here, only what follows from a yes.
+            raise ValueError("device-side assert triggered")
+
+    with Session(2, output="none") as session:
+        before = session.run(number)
+        with pytest.raises(ValueError, match="device-side assert triggered"):
+            session.run(fail_on_rank_1)
+        after = session.run(number)
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+@pytest.mark.parametrize(("users", "expected"), [({}, "0"), ({"TORCH_NCCL_RETHROW_CUDA_ERRORS": "1"}, None)])
+def test_watchdog_of_nccl_leaves_cuda_errors_to_python(users: dict[str, str], expected: str | None) -> None:
+    setup = make_plan(LaunchConfig(num_processes=1)).setup(many_calls=False)
+    setup = dataclasses.replace(setup, use_gpu=True, environ=users)
+    assert torchrun_environment(setup, 0).get("TORCH_NCCL_RETHROW_CUDA_ERRORS") == expected
+    without = dataclasses.replace(setup, use_gpu=False)
+    assert "TORCH_NCCL_RETHROW_CUDA_ERRORS" not in torchrun_environment(without, 0)
+
+
+def test_rank_that_sees_no_gpu_says_what_to_look_at() -> None:
+    program = "from notebook_launcher.processes.seeding import choose_gpu; choose_gpu(3)"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "5,5"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert "RuntimeError: rank 3 sees no GPU, though the driver names some to the kernel" in done.stderr
+    assert "CUDA_VISIBLE_DEVICES='5,5' here" in done.stderr
+
+
+def test_without_cuda_there_is_nothing_to_wait_for_and_nothing_is_broken() -> None:
+    program = (
+        "from notebook_launcher.processes import cuda_work\ncuda_work.finish()\nimport torch\ncuda_work.finish()\n"
+        "print(cuda_work.is_broken())"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,67 @@
+"""Code that matters on GPUs, as far as it can be tried without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from notebook_launcher import Accelerator, GradScalerKwargs
+from notebook_launcher.training.checkpoints.loading import with_counters_on_cpu
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_step_that_overflows_is_skipped_and_the_schedule_waits(fused: bool, max_grad_norm: float | None) -> None:  # noqa: FBT001
+    scaler = GradScalerKwargs(init_scale=1024.0)
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", max_grad_norm=max_grad_norm, kwargs_handlers=[scaler])
+    model: Any = torch.nn.Linear(2, 1)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    seen = []
+    for scale in (1.0, float("inf"), 1.0):
+        before = model.weight.detach().clone()
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1, 2)).sum() * scale)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        seen.append((optimizer.step_was_skipped, torch.equal(before, model.weight), scheduler.get_last_lr()))
+    assert seen == [(False, False, [0.05]), (True, True, [0.05]), (False, False, [0.025])]
+
+
+def test_step_counters_of_a_checkpoint_are_loaded_onto_the_cpu() -> None:
+    with FakeTensorMode():
+        state = {"step": torch.zeros((), device="cuda"), "exp_avg": torch.zeros(3, device="cuda")}
+        loaded = with_counters_on_cpu({"state": {0: state, 1: {}}, "param_groups": []})
+    assert loaded["state"][0]["step"].device.type == "cpu"
+    assert loaded["state"][0]["exp_avg"].device.type == "cuda"
+    assert with_counters_on_cpu({"kind": "another"}) == {"kind": "another"}
+
+
+class Batch:
+    """A batch that knows whether it was moved."""
+
+    def __init__(self, rows: torch.Tensor, moves: list[str]) -> None:
+        self.rows, self.moves = rows, moves
+
+    def to(self, device: Any, **_: Any) -> Batch:
+        return Batch(self.rows, [*self.moves, str(device)])
+
+
+def test_check_accumulation_moves_the_batches_of_both_sides() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    moves = []
+
+    def loss(model: Any, batch: Batch) -> torch.Tensor:
+        moves.append(batch.moves)
+        return model(batch.rows).square().mean()
+
+    batches = [Batch(torch.randn(3, 2), []) for _ in range(2)]
+    report = accelerator.check_accumulation(model, batches, loss, weight=lambda batch: len(batch.rows))
+    assert report
+    assert all(moves)
