@@ -300,6 +300,8 @@ class Raised:
     """The exit code, if the exception is a `SystemExit`."""
     kept: KeptFrames | None = None
     """The frames that the rank keeps until its next call; None if it keeps none."""
+    is_spent: bool = False
+    """True if the process is of no further use, because its GPU context is lost; the session ends it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

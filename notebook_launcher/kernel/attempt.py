@@ -175,7 +175,7 @@ class Attempt:
         # A rank that was sent SIGKILL settles only when it has exited, even if it still sent its outcome.
         if rank not in self.outcomes or rank == self.debugged:
             return False
-        return rank not in self._doomed or self.outcomes[rank].exited is not None
+        return rank not in self._doomed or self.outcomes[rank].is_over
 
     def fold(self, event: Event) -> None:
         """Record an event of the process tree."""
@@ -225,6 +225,8 @@ class Attempt:
         known = self.outcomes.get(exited.rank)
         if known is None:
             self._note_outcome(RankOutcome(rank=exited.rank, time=exited.time, exited=exited))
+        elif known.raised is not None and known.raised.is_spent:
+            known.was_removed, known.pid = True, exited.pid
         else:
             known.exited, known.pid = exited, exited.pid
 

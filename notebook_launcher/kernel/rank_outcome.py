@@ -25,6 +25,8 @@ class RankOutcome:
     """The rank's record, if the function raised."""
     exited: messages.RankExited | None = None
     """The supervisor's record, if the process has exited."""
+    was_removed: bool = False
+    """True if the process has exited after `raised`, because its GPU context was lost."""
     pid: int | None = None
     """Process number of the rank; None if the process did not start."""
     parcel_fd: int | None = None
@@ -35,7 +37,12 @@ class RankOutcome:
     @property
     def is_over(self) -> bool:
         """True if the process has exited or never started."""
-        return self.exited is not None or (self.returned is None and self.raised is None)
+        return self.exited is not None or self.was_removed or (self.returned is None and self.raised is None)
+
+    @property
+    def is_spent(self) -> bool:
+        """True if the process is alive and of no further use."""
+        return not self.is_over and self.raised is not None and self.raised.is_spent
 
     @property
     def group(self) -> messages.GroupState | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -205,6 +206,7 @@ class RunLoop:
         return min(usual, max(began, commands.stop_asked_at) + FAILED_EXIT_BUDGET)
 
     def _mend(self, attempt: Attempt) -> None:
+        self._remove_the_spent(attempt)
         replaced = self._ranks.mend(attempt)
         if replaced:
             were, them = ("was", "it") if len(replaced) == 1 else ("were", "them")
@@ -216,6 +218,17 @@ class RunLoop:
                 "the next run makes a new process group: models that the ranks keep must be wrapped again "
                 "(DistributedDataParallel, Accelerator.prepare)"
             )
+
+    def _remove_the_spent(self, attempt: Attempt) -> None:
+        """End ranks whose GPU context was lost: their CUDA calls would fail in all later calls of the session."""
+        spent = tuple(rank for rank, outcome in attempt.outcomes.items() if outcome.is_spent)
+        if not spent:
+            return
+        attempt.tree.signal(spent, signal.SIGKILL)
+        until = time.monotonic() + DEATH_NOTICE
+        while any(attempt.outcomes[rank].is_spent for rank in spent) and (left := until - time.monotonic()) > 0:
+            for event in attempt.tree.events(left):
+                self._handle(event, attempt)
 
     def _handle(self, event: Event, attempt: Attempt) -> None:
         data = self._data

@@ -160,14 +160,10 @@ class _Rank:
         if self._modules is not None:
             self._modules.remember()
         _flush()
-        is_lost = isinstance(record, messages.Raised) and self._setup.many_calls and cuda_work.is_broken()
         with contextlib.suppress(OSError):
             self._channel.send(record, [] if fd is None else [fd])
         if fd is not None:
             os.close(fd)
-        if is_lost:
-            # Its CUDA calls would fail in all later calls of the session, which therefore gets a new process.
-            os._exit(1)
 
     def _forget_edited_modules(self) -> None:
         edited = self._modules.forget_edited() if self._modules is not None else []
@@ -242,6 +238,8 @@ class _Rank:
 
     def _raised(self, call: messages.RunCall, stage: _Stage, error: BaseException) -> tuple[object, int | None]:
         now = time.monotonic()
+        is_spent = cuda_work.is_broken()
+        keeps = self._setup.many_calls and not is_spent
         if self._failure is not None:
             self._failure.keep(error)
         record = messages.Raised(
@@ -252,7 +250,8 @@ class _Rank:
             report=describe(error),
             group=self._rendezvous.state(),
             exit_code=_exit_code(error),
-            kept=self._failure.measure() if self._failure is not None and self._setup.many_calls else None,
+            kept=self._failure.measure() if self._failure is not None and keeps else None,
+            is_spent=is_spent,
         )
         fd = None
         with contextlib.suppress(Exception):

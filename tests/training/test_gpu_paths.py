@@ -57,9 +57,10 @@ def test_check_accumulation_moves_the_batches_of_both_sides() -> None:
     model = accelerator.prepare(torch.nn.Linear(2, 1))
     moves = []
 
-    def loss(model: Any, batch: Batch) -> torch.Tensor:
+    def loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         moves.append(batch.moves)
-        return model(batch.rows).square().mean()
+        outputs: torch.Tensor = model(batch.rows)
+        return outputs.square().mean()
 
     batches = [Batch(torch.randn(3, 2), []) for _ in range(2)]
     report = accelerator.check_accumulation(model, batches, loss, weight=lambda batch: len(batch.rows))
