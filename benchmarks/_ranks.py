@@ -33,7 +33,7 @@ PR_SET_PDEATHSIG = 1
 def reports(
     network: Network, program: str, spec: dict[str, Any], *, limit: float, world_size: int = 2
 ) -> Iterator[dict[str, Any]]:
-    """Run `program` on both ranks, or in one process without torchrun's variables; yield its reports.
+    """Run `program` on two ranks, more on one node, or in one process without torchrun's variables; yield its reports.
 
     Raises:
         FailedError: a rank ended with an error, or there was no report for `limit` seconds.
@@ -46,9 +46,11 @@ def reports(
             command = [sys.executable, str(HERE / program), json.dumps(spec)]
             ranks = []
             for rank, output in enumerate(outputs):
-                torchrun = _torchrun_variables(network, rank) if world_size > 1 else {}
+                torchrun = _torchrun_variables(network, rank, world_size) if world_size > 1 else {}
                 environ = {**torchrun, REPORTS: str(writing) if rank == 0 else ""}
-                ranks.append(stack.enter_context(_process([*network.enter[rank], *command], environ, output, writing)))
+                ranks.append(
+                    stack.enter_context(_process([*network.enter[min(rank, 1)], *command], environ, output, writing))
+                )
         yield from _lines(reading, limit)
         end = time.monotonic() + EXIT_LIMIT
         failed = [
@@ -58,9 +60,15 @@ def reports(
             raise FailedError("; ".join(failed))
 
 
-def _torchrun_variables(network: Network, rank: int) -> dict[str, str]:
-    one_node = network.environ["LOCAL_WORLD_SIZE"] == "2"
-    return {**network.environ, "RANK": str(rank), "LOCAL_RANK": str(rank if one_node else 0), "WORLD_SIZE": "2"}
+def _torchrun_variables(network: Network, rank: int, world_size: int) -> dict[str, str]:
+    one_node = network.link.megabits is None
+    return {
+        **network.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank if one_node else 0),
+        "LOCAL_WORLD_SIZE": str(world_size if one_node else 1),
+        "WORLD_SIZE": str(world_size),
+    }
 
 
 @contextlib.contextmanager

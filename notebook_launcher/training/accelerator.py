@@ -18,6 +18,7 @@ from notebook_launcher.training.accumulation.members import Members
 from notebook_launcher.training.accumulation.updates import LiveOptimizers, Updates
 from notebook_launcher.training.accumulation.verify import check_accumulation
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
+from notebook_launcher.training.checkpoints.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
 from notebook_launcher.training.parallelism.mesh import make_layout
@@ -236,6 +237,7 @@ class Accelerator:
             rules,
             project=project,
             rank_check=self.rank_check,
+            state_dict_type=None if self._layout.plugin is None else self._layout.plugin.state_dict_type,
         )
         self._trackers = Trackers(process, log_with, project.logging_dir, observe=self._updates.observe)
         resolving.report_conflicts(conflicts)
@@ -792,6 +794,8 @@ class Accelerator:
         self,
         output_dir: str | os.PathLike[str] | None = None,
         safe_serialization: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
+        *,
+        state_dict_type: str | None = None,
         **save_model_func_kwargs: Any,  # noqa: ARG002
     ) -> Any:
         """Write everything that training needs to continue; a crash at any moment leaves a whole checkpoint.
@@ -801,12 +805,15 @@ class Accelerator:
         Args:
             output_dir: The folder; None: the next one by `ProjectConfiguration(automatic_checkpoint_naming=True)`.
             safe_serialization: Models as safetensors; False: by `torch.save`.
+            state_dict_type: Layout of sharded models and their optimizers: `"FULL_STATE_DICT"`, whole tensors that
+                pass through rank 0 one at a time, or `"SHARDED_STATE_DICT"`, a file for each rank. Both load with any
+                number of ranks. None: that of `fsdp_plugin`, else whole up to 10 GB.
             save_model_func_kwargs: Accepted and without effect.
 
         Returns:
             The folder.
         """
-        return self._checkpointer.save_state(output_dir, safe=safe_serialization)
+        return self._checkpointer.save_state(output_dir, safe=safe_serialization, state_dict_type=state_dict_type)
 
     def load_state(
         self,
@@ -842,11 +849,16 @@ class Accelerator:
         return self._prepared.add_load_hook(hook)
 
     def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
-        """Return a prepared model's weights, by the names that the model itself gives them."""
-        state: dict[str, Any] = (
-            unwrapping.unwrap_model(model, keep_torch_compile=False) if unwrap else model
-        ).state_dict()
-        return state
+        """Return a prepared model's weights, by the names that the model itself gives them.
+
+        Of a sharded model every rank must call it: rank 0 gets all weights on the CPU, and the others an empty dict.
+
+        Args:
+            model: As `prepare` returned it, or not.
+            unwrap: False: names and wrappers stay as they are.
+        """
+        bare = unwrapping.unwrap_model(model, keep_torch_compile=False) if unwrap else model
+        return gather_state_dict(bare)
 
     # Metrics and profiles.
 

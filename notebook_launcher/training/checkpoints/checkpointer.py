@@ -40,6 +40,7 @@ class Checkpointer:
         *,
         project: ProjectConfiguration,
         rank_check: RankCheck | None,
+        state_dict_type: str | None,
     ) -> None:
         """Take what belongs to a checkpoint.
 
@@ -51,6 +52,7 @@ class Checkpointer:
             rules: The differences from Accelerate.
             project: Folder and naming of checkpoints.
             rank_check: Compares the ranks' weights before a save; None: they are not compared.
+            state_dict_type: Layout of sharded models; None: by size.
         """
         self.project = project
         self._process = process
@@ -59,6 +61,7 @@ class Checkpointer:
         self._gradient_state = gradient_state
         self._rules = rules
         self._rank_check = rank_check
+        self._state_dict_type = state_dict_type
 
     @property
     def _parts(self) -> Parts:
@@ -73,11 +76,19 @@ class Checkpointer:
         with context.activity(context.SAVING):
             save_model(unwrap_model(model), folder, max_shard_size, safe)
 
-    def save_state(self, output_dir: str | os.PathLike[str] | None, *, safe: bool) -> Path:
+    def save_state(
+        self, output_dir: str | os.PathLike[str] | None, *, safe: bool, state_dict_type: str | None = None
+    ) -> Path:
         """Write everything that training needs to continue; every rank must call it."""
         with context.activity(context.SAVING):
             return save_state(
-                self._parts, self._process, self.project, output_dir, safe=safe, rank_check=self._rank_check
+                self._parts,
+                self._process,
+                self.project,
+                output_dir,
+                safe=safe,
+                rank_check=self._rank_check,
+                state_dict_type=state_dict_type or self._state_dict_type,
             )
 
     def load_state(

@@ -27,7 +27,9 @@ __all__ = [
     "keep_newest",
     "loader",
     "model",
+    "model_shards",
     "optimizer",
+    "optimizer_shards",
     "random_states",
     "scheduler",
     "window",
@@ -63,6 +65,16 @@ def model(index: int, *, safe: bool) -> str:
 def optimizer(index: int) -> str:
     """Return `optimizer.bin`, `optimizer_1.bin` and so on."""
     return _file_name("optimizer", index, "bin")
+
+
+def model_shards(index: int) -> str:
+    """Return the folder of a model in the sharded layout."""
+    return f"pytorch_model_fsdp_{index}"
+
+
+def optimizer_shards(index: int) -> str:
+    """Return the folder of an optimizer's spread tensors in the sharded layout; its file has the rest."""
+    return f"optimizer_{index}"
 
 
 def scheduler(index: int) -> str:

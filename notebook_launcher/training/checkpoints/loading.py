@@ -8,7 +8,7 @@ import torch
 
 from notebook_launcher.training.checkpoints.layout import continue_after, folder_to_load
 from notebook_launcher.training.checkpoints.reading import Reader
-from notebook_launcher.training.checkpoints.sharded import share_out, share_out_state
+from notebook_launcher.training.checkpoints.sharded import share_out
 from notebook_launcher.training.checkpoints.window import restore_window
 from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks
 from notebook_launcher.training.plugins import warn_user
@@ -87,22 +87,25 @@ def load_state(
         on_all_ranks("run the hooks", lambda: [hook(models, str(folder)) for hook in parts.load_hooks])
     strict = bool(model_kwargs.get("strict", True))
     weights = on_all_ranks("read the models", lambda: reader.read_models(models, strict=strict))
-    on_all_ranks("share out what is sharded", lambda: _share_out(parts, state, models, weights))
+    on_all_ranks("read what is sharded", lambda: _share_out(reader, parts, state, models, weights))
     for remark in reader.remarks if process.is_main_process else ():
         warn_user(remark)
-    on_all_ranks("load the checkpoint", lambda: _apply(parts, state, models, weights, model_kwargs))
+    on_all_ranks("load the checkpoint", lambda: _apply(reader, parts, state, models, weights, model_kwargs))
     continue_after(config, folder)
     return folder
 
 
-def _share_out(parts: Parts, state: State, models: list[torch.nn.Module], weights: list[dict[str, Any]]) -> None:
-    """Spread whole tensors over the ranks like the tensors that they are loaded into; keep all others."""
+def _share_out(
+    reader: Reader, parts: Parts, state: State, models: list[torch.nn.Module], weights: list[dict[str, Any]]
+) -> None:
+    """Keep this rank's parts of tensors that are loaded into spread ones; keep all others."""
     weights[:] = [share_out(tensors, model.state_dict()) for model, tensors in zip(models, weights, strict=True)]
-    pairs = zip(parts.optimizers, state.optimizers, strict=True)
-    state.optimizers = [share_out_state(optimizer, its_state) for optimizer, its_state in pairs]
+    pairs = enumerate(zip(parts.optimizers, state.optimizers, strict=True))
+    state.optimizers = [reader.read_optimizer_shards(at, optimizer, its_state) for at, (optimizer, its_state) in pairs]
 
 
 def _apply(
+    reader: Reader,
     parts: Parts,
     state: State,
     models: list[torch.nn.Module],
@@ -110,8 +113,9 @@ def _apply(
     model_kwargs: dict[str, Any],
 ) -> None:
     """Load everything that was read into the objects."""
-    for model, tensors in zip(models, weights, strict=True):
-        model.load_state_dict(tensors, **model_kwargs)
+    for at, (model, tensors) in enumerate(zip(models, weights, strict=True)):
+        if not reader.load_model_shards(at, model, strict=bool(model_kwargs.get("strict", True))):
+            model.load_state_dict(tensors, **model_kwargs)
     with torch.no_grad():
         for leaf, tensor in zip(parts.leaves, state.leaves, strict=True):
             leaf.copy_(tensor)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["MANIFEST", "Manifest", "check_file", "read_manifest", "write_manifest"]
 
 MANIFEST = "checkpoint_manifest.json"
-FORMAT = 1
+FORMAT = 2
+"""The newest format: 2 has the sharded layout. A checkpoint in the whole layout is still written as format 1."""
 ADVICE = "Load another checkpoint; this one cannot be trusted."
 
 
@@ -36,7 +37,7 @@ class Manifest:
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     time: str = ""
     """The time of the save, in UTC."""
-    format: int = FORMAT
+    format: int = 1
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -11,25 +12,35 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
-from notebook_launcher.training.checkpoints import durable_files, staging
+from notebook_launcher.training.checkpoints import durable_files, layout, staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.packing import check_tensors, compact, find_tied, parse_size, shard
-from notebook_launcher.training.checkpoints.sharded import gather_tree, share_out
+from notebook_launcher.training.checkpoints.distributed_files import METADATA
+from notebook_launcher.training.checkpoints.packing import (
+    Shards,
+    check_tensors,
+    compact,
+    find_tied,
+    parse_size,
+    shard,
+)
+from notebook_launcher.training.checkpoints.sharded import gather_tree, has_spread, share_out
 from notebook_launcher.training.checkpoints.weights import (
     check_fit,
     fill_in,
+    load_shards,
     read_index,
     read_weights,
     split_tied,
     write_weights,
 )
-from notebook_launcher.training.checkpoints.writers import writes_here
+from notebook_launcher.training.checkpoints.writers import gather_outcomes, on_all_ranks, run_each, writes_here
+from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-__all__ = ["load_model", "save", "save_model"]
+__all__ = ["gather_state_dict", "load_model", "save", "save_model"]
 
 OURS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 """Names of all files that a save of a model may consist of."""
@@ -68,38 +79,100 @@ def save_model(
         OSError: The disk does not take it; what was there before is untouched.
     """
     max_size = parse_size(max_shard_size)
-    state = gather_tree(unwrap_model(model, keep_torch_compile=False).state_dict(), keep=writes_here())
+    target = Path(os.path.realpath(Path(save_directory).expanduser()))
+    state = unwrap_model(model, keep_torch_compile=False).state_dict()
+    if has_spread(state):
+        meet("save_model")
+        _save_spread(state, target, max_size, safe=safe_serialization)
+        return
     if not writes_here():
         return
     check_tensors(state, safe=safe_serialization)
-    target = Path(os.path.realpath(Path(save_directory).expanduser()))
     stage = staging.open_stage(target)
     try:
-        last = _write_shards(stage, compact(state), max_size, safe=safe_serialization)
-        before = staging.contents(target) if target.exists() else set()
-        earlier = {name for name in before if OURS.fullmatch(name)}
-        staging.publish(
-            stage, target, last=last, stale=earlier - staging.contents(stage), replaceable=before == earlier
-        )
+        plan = _plan(compact(state), max_size, safe=safe_serialization)
+        for step in _writes(stage, state, plan, safe=safe_serialization):
+            step()
+        _publish(stage, target, plan)
     except BaseException:
         staging.discard(stage)
         raise
 
 
-def _write_shards(stage: Path, state: Mapping[str, torch.Tensor], max_size: int, *, safe: bool) -> str:
-    """Write all files, and return the name of the file that readers begin with."""
+def _save_spread(state: Mapping[str, Any], target: Path, max_size: int, *, safe: bool) -> None:
+    """Write a model that is spread over ranks; all ranks gather one tensor at a time."""
+    leads = writes_here()
+    check_tensors(state, safe=safe)
+    # Rank 0 plans, because another rank's part of a tensor may be empty, which hides that it is tied.
+    plan = gather_outcomes("plan the files", lambda: _plan(state, max_size, safe=safe) if leads else None)[0]
+    stage = on_all_ranks("begin the files", lambda: staging.open_stage(target) if leads else None)
+    assert plan is not None
+
+    def place() -> None:
+        if stage is not None:
+            _publish(stage, target, plan)
+
+    try:
+        steps = _writes(stage, state, plan, safe=safe)
+        on_all_ranks("write the model", lambda: run_each(steps))
+        on_all_ranks("put the model in place", place)
+    except BaseException:
+        if stage is not None:
+            staging.discard(stage)
+        raise
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Plan:
+    """The files of a model."""
+
+    shards: Shards
+    tied: dict[str, str]
+    """Second names of tied tensors, which stand in the metadata of a safetensors file alone."""
+    last: str
+    """The file that readers begin with."""
+
+
+def _plan(state: Mapping[str, Any], max_size: int, *, safe: bool) -> _Plan:
     tied = find_tied(state) if safe else {}
     kept = {name: tensor for name, tensor in state.items() if name not in tied}
     shards = shard(kept, max_size, "model{}.safetensors" if safe else "pytorch_model{}.bin")
-    for file, names in shards.files.items():
-        # With their other names, which go into the file's metadata.
-        members = {*names, *(name for name, first in tied.items() if first in names)}
-        write_weights(stage / file, {name: state[name] for name in state if name in members}, safe=safe)
     if shards.index is None:
-        return next(iter(shards.files))
-    last = "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json"
-    durable_files.write_text(stage / last, json.dumps(shards.index, indent=2, sort_keys=True) + "\n")
-    return last
+        return _Plan(shards, tied, next(iter(shards.files)))
+    return _Plan(shards, tied, "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json")
+
+
+def _writes(stage: Path | None, state: Mapping[str, Any], plan: _Plan, *, safe: bool) -> list[Callable[[], Any]]:
+    """Return a step for each file."""
+    steps: list[Callable[[], Any]] = []
+    for file, names in plan.shards.files.items():
+        # With their other names, which go into the file's metadata.
+        members = {*names, *(name for name, first in plan.tied.items() if first in names)}
+        part = {name: state[name] for name in state if name in members}
+        path = None if stage is None else stage / file
+        steps.append(lambda path=path, part=part: write_weights(path, part, safe=safe))  # type: ignore[misc]
+    if plan.shards.index is not None and stage is not None:
+        text = json.dumps(plan.shards.index, indent=2, sort_keys=True) + "\n"
+        steps.append(lambda: durable_files.write_text(stage / plan.last, text))
+    return steps
+
+
+def _publish(stage: Path, target: Path, plan: _Plan) -> None:
+    before = staging.contents(target) if target.exists() else set()
+    earlier = {name for name in before if OURS.fullmatch(name)}
+    staging.publish(
+        stage, target, last=plan.last, stale=earlier - staging.contents(stage), replaceable=before == earlier
+    )
+
+
+def gather_state_dict(model: torch.nn.Module) -> dict[str, Any]:
+    """Return a model's state dict; of a sharded one, on rank 0 whole and on the CPU, and on the others empty."""
+    state: dict[str, Any] = model.state_dict()
+    if not has_spread(state):
+        return state
+    meet("get_state_dict")
+    whole = gather_tree(state, keep=writes_here())
+    return dict(whole) if writes_here() else {}
 
 
 def load_model(
@@ -123,10 +196,13 @@ def load_model(
     target = Path(os.path.realpath(Path(directory).expanduser()))
     staging.settle(target)
     first = next((target / name for name in CANDIDATES if (target / name).exists()), None)
+    bare = unwrap_model(model, keep_torch_compile=False)
+    shards = target / layout.model_shards(0)
+    if first is None and (shards / METADATA).exists():
+        return load_shards(bare, shards, strict=strict)
     if first is None:
         raise CheckpointError(f"{target} holds no weights: none of {', '.join(CANDIDATES)} is there. Check the path.")
     paths = read_index(first) if first.suffix == ".json" else [first]
-    bare = unwrap_model(model, keep_torch_compile=False)
     weights = read_weights(paths)
     tensors = fill_in(bare, weights)
     check_fit(bare, tensors, weights.source, strict=strict)
@@ -148,9 +224,14 @@ def save(
         safe_serialization: safetensors, with tied tensors under their first name; False: `torch.save`.
 
     Raises:
-        CheckpointError: `safe_serialization`, and `obj` is no dict of tensors.
+        CheckpointError: `safe_serialization`, and `obj` is no dict of tensors; or `obj` holds parts of sharded tensors.
         OSError: The disk does not take it.
     """
+    if has_spread(obj):
+        raise CheckpointError(
+            "save() got tensors of which each rank has a part, and would write this rank's part alone. Pass "
+            "accelerator.get_state_dict(model), called on every rank, or use save_model or save_state."
+        )
     if not writes_here(on_each_node=save_on_each_node):
         return
     if safe_serialization and not isinstance(obj, dict):

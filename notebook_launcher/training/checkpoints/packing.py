@@ -14,7 +14,7 @@ from notebook_launcher.training.checkpoints.sharded import local_part
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Shards", "check_tensors", "compact", "find_tied", "parse_size", "shard"]
+__all__ = ["Shards", "check_tensors", "compact", "find_tied", "parse_size", "shard", "spread_ties"]
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 BINARY_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -39,6 +39,16 @@ def find_tied(state: Mapping[str, Any]) -> dict[str, str]:
         if kept != name:
             tied[name] = kept
     return tied
+
+
+def spread_ties(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return `find_tied` of rank 0 on all ranks, which call it together: a rank's part of a tensor may be empty."""
+    import torch.distributed as dist
+
+    found = [find_tied(state)]
+    if dist.is_available() and dist.is_initialized():
+        dist.broadcast_object_list(found)
+    return found[0]
 
 
 def compact(state: Mapping[str, Any]) -> dict[str, Any]:

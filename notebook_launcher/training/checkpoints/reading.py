@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.checkpoints import layout
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.training.checkpoints.distributed_files import METADATA, read_outline, read_shards
 from notebook_launcher.training.checkpoints.manifest import check_file, read_manifest
 from notebook_launcher.training.checkpoints.objects import read_object
-from notebook_launcher.training.checkpoints.sharded import is_spread
+from notebook_launcher.training.checkpoints.optimizer_states import join_state, tensor_names
+from notebook_launcher.training.checkpoints.sharded import is_spread, share_out_state
 from notebook_launcher.training.checkpoints.staging import contents
-from notebook_launcher.training.checkpoints.weights import check_fit, fill_in, read_weights
+from notebook_launcher.training.checkpoints.weights import check_fit, fill_in, find_shards, load_shards, read_weights
 from notebook_launcher.training.checkpoints.window import merge_windows
 from notebook_launcher.training.random import derive_rng_states
 from notebook_launcher.units import rank_list
@@ -91,7 +93,7 @@ class Reader:
             CheckpointError: Other objects were prepared, or a file cannot be read.
         """
         self._check_counts(parts)
-        optimizers = [self._load(layout.optimizer(at)) for at in range(len(parts.optimizers))]
+        optimizers = [self._read_optimizer(at, optimizer) for at, optimizer in enumerate(parts.optimizers)]
         for at, (optimizer, state) in enumerate(zip(parts.optimizers, optimizers, strict=True)):
             _check_groups(self.folder / layout.optimizer(at), optimizer, state)
         return State(
@@ -111,8 +113,11 @@ class Reader:
         Raises:
             CheckpointError: A file cannot be read, or does not fit its model.
         """
-        found = []
+        found: list[dict[str, Any]] = []
         for at, model in enumerate(models):
+            if self._has_shards(shards := layout.model_shards(at)):
+                found.append(find_shards(model, self.folder / shards, strict=strict))
+                continue
             safe, pickled = layout.model(at, safe=True), layout.model(at, safe=False)
             name = pickled if pickled in self.files and safe not in self.files else safe
             weights = read_weights([self.folder / name], self._device, **self._load_kwargs)
@@ -121,8 +126,42 @@ class Reader:
             found.append(tensors)
         return found
 
-    def _load(self, name: str) -> Any:
-        return read_object(self.folder / name, self._device, **self._load_kwargs)
+    def read_optimizer_shards(self, at: int, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        """Return an optimizer's state with this rank's parts of the tensors that it refers to.
+
+        Raises:
+            CheckpointError: A tensor is missing, or a file cannot be read.
+        """
+        names = tensor_names(state)
+        if not names:
+            return share_out_state(optimizer, state)
+        folder = self.folder / layout.optimizer_shards(at)
+        outline = _below("optimizer", read_outline(folder))
+        _check_names(folder, names - set(outline))
+        state, tensors = join_state(optimizer, state, outline)
+        read_shards(folder, {f"optimizer.{name}": tensor for name, tensor in tensors.items()})
+        return state
+
+    def load_model_shards(self, at: int, model: torch.nn.Module, *, strict: bool) -> bool:
+        """Fill a model with the tensors of the sharded layout; return False if it is not in that layout."""
+        folder = layout.model_shards(at)
+        if not self._has_shards(folder):
+            return False
+        load_shards(model, self.folder / folder, strict=strict)
+        return True
+
+    def _has_shards(self, folder: str) -> bool:
+        return f"{folder}/{METADATA}" in self.files
+
+    def _read_optimizer(self, at: int, optimizer: Any) -> dict[str, Any]:
+        """Return an optimizer's state; where parameters are spread, with tensors that stay in the file until used."""
+        spread = any(is_spread(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        options = {"mmap": True} if spread and str(self._device) == "cpu" else {}
+        state: dict[str, Any] = self._load(layout.optimizer(at), **options)
+        return state
+
+    def _load(self, name: str, **options: Any) -> Any:
+        return read_object(self.folder / name, self._device, **{**options, **self._load_kwargs})
 
     def _check_counts(self, parts: Parts) -> None:
         saved = layout.count(self.files) if self.manifest is None else self.manifest.objects
@@ -208,4 +247,17 @@ def _check_groups(path: Path, optimizer: Any, state: dict[str, Any]) -> None:
         raise CheckpointError(
             f"{path} is of an optimizer whose groups have {theirs} parameters, and those of the one here have {mine}; "
             "nothing was loaded. Build the optimizer as it was when it was saved."
+        )
+
+
+def _below(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors whose names begin with a prefix and a dot, by the rest of their names."""
+    return {name[len(prefix) + 1 :]: one for name, one in tensors.items() if name.startswith(f"{prefix}.")}
+
+
+def _check_names(folder: Path, missing: set[str]) -> None:
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks {', '.join(sorted(missing))}, which the optimizer's file refers to; nothing was loaded. "
+            "Load another checkpoint; this one cannot be trusted."
         )

@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.checkpoints import durable_files, layout, staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.training.checkpoints.distributed_files import record_shards, write_shards
 from notebook_launcher.training.checkpoints.layout import folder_to_save, keep_newest
 from notebook_launcher.training.checkpoints.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from notebook_launcher.training.checkpoints.objects import unsafe_types
-from notebook_launcher.training.checkpoints.sharded import gather_tree
+from notebook_launcher.training.checkpoints.optimizer_states import parameter_names, split_state
+from notebook_launcher.training.checkpoints.packing import check_tensors
+from notebook_launcher.training.checkpoints.sharded import gather_tree, has_spread
+from notebook_launcher.training.checkpoints.state_dict_types import check_layout, choose_sharded
+from notebook_launcher.training.checkpoints.streaming import stream_object
 from notebook_launcher.training.checkpoints.weights import write_weights
 from notebook_launcher.training.checkpoints.window import capture_window
-from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks
+from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks, run_each
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.random import capture_rng_states
@@ -38,6 +43,7 @@ def save_state(
     *,
     safe: bool,
     rank_check: RankCheck | None,
+    state_dict_type: str | None = None,
 ) -> Path:
     """Write everything that training needs to continue; every rank calls it.
 
@@ -55,15 +61,19 @@ def save_state(
             `ProjectConfiguration(automatic_checkpoint_naming=True)`.
         safe: Models as safetensors; False: by `torch.save`.
         rank_check: Compares the ranks' weights first; None: they are not compared.
+        state_dict_type: Layout of sharded models and their optimizers: `"FULL_STATE_DICT"` or
+            `"SHARDED_STATE_DICT"`. None: the latter above 10 GB.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: No folder was given and none can be named, or the automatic name is taken.
+        ValueError: No folder was given and none can be named, or the automatic name is taken, or the layout is unknown
+            or impossible.
         CheckpointError: Something cannot be written, or another rank failed; the earlier checkpoint is whole.
         OSError: The disk does not take it; likewise.
     """
+    check_layout(state_dict_type, on_each_node=bool(config.save_on_each_node))
     writers = Writers.of(process, on_each_node=config.save_on_each_node)
 
     def begin() -> tuple[Path, Path] | None:
@@ -79,6 +89,7 @@ def save_state(
     assert places is not None
     target, stage = places
     writer = _CheckpointWriter(parts, process, writers, stage, safe=safe)
+    on_each_node = bool(config.save_on_each_node)
 
     def finish(records: dict[str, FileRecord]) -> None:
         if writers.leads:
@@ -87,6 +98,12 @@ def save_state(
 
     try:
         on_all_ranks("collect its part of the checkpoint", writer.collect)
+        writer.sharded = choose_sharded(
+            [*writer.weights, *writer.optimizers], state_dict_type, process, on_each_node=on_each_node
+        )
+        kept = gather_outcomes("run the hooks", writer.run_hooks)[writers.leader]
+        writer.keep_weights(kept)
+        on_all_ranks("write its part of the checkpoint", writer.write_spread)
         written = gather_outcomes("write its part of the checkpoint", lambda: (writers.leader, writer.write()))
         mine = [records for leader, records in written if leader == writers.leader]
         on_all_ranks("put the checkpoint in place", lambda: finish(dict(item for one in mine for item in one.items())))
@@ -108,17 +125,23 @@ class _CheckpointWriter:
         self.leads = writers.leads
         self.stage = stage
         self.safe = safe
+        self.sharded = False
+        """True if sharded models and their optimizers are written in parts."""
         self.weights: list[dict[str, Any]] = []
+        self.collected: list[dict[str, Any]] = []
+        """The weights of all models, of which hooks may remove some."""
+        self.optimizers: list[dict[str, Any]] = []
         self.objects: dict[str, Any] = {}
         """States that are the same on all ranks and written once, by file name."""
+        self.records: dict[str, FileRecord] = {}
         self.window: dict[str, Any] | None = None
 
     def collect(self) -> None:
         """Collect the state of every object; on every rank, because some objects synchronise in `state_dict()`."""
         parts, keep = self.parts, self.leads
-        self.weights = [gather_tree(model.state_dict(), keep=keep) for model in parts.models]
+        self.weights = [model.state_dict() for model in parts.models]
+        self.optimizers = [optimizer.state_dict() for optimizer in parts.optimizers]
         kinds = [
-            (layout.optimizer, parts.optimizers),
             (layout.scheduler, parts.schedulers),
             (layout.loader, parts.dataloaders),
             (layout.custom, parts.custom_objects),
@@ -131,11 +154,65 @@ class _CheckpointWriter:
             self.objects[layout.SCALER] = parts.scaler.state_dict()
         self.window = capture_window(parts)
 
-    def write(self) -> dict[str, FileRecord]:
-        """Write this rank's files, and return their sizes and digests."""
+    def run_hooks(self) -> list[tuple[int | None, list[str]]]:
+        """Let hooks write files and remove weights; return number and names of the weights that are left."""
+        self.collected = list(self.weights)
         for hook in self.parts.save_hooks:
             hook(list(self.parts.models), self.weights, str(self.stage))
-        records: dict[str, FileRecord] = {}
+        numbers = [next((at for at, one in enumerate(self.collected) if one is left), None) for left in self.weights]
+        for number, left in zip(numbers, self.weights, strict=True):
+            if number is None and has_spread(left):
+                raise CheckpointError(
+                    "A hook of register_save_state_pre_hook replaced a sharded model's weights by a dict of its own, "
+                    "which the other ranks cannot gather. Remove entries of the dict instead, or remove the dict."
+                )
+        return [(number, list(left)) for number, left in zip(numbers, self.weights, strict=True)]
+
+    def keep_weights(self, kept: list[tuple[int | None, list[str]]]) -> None:
+        """Keep what the leader's hooks have left, since all ranks gather the weights together."""
+        if not self.leads:
+            self.weights = [
+                {} if number is None else {name: self.collected[number][name] for name in names}
+                for number, names in kept
+            ]
+
+    def write_spread(self) -> None:
+        """Write spread tensors, all ranks together; a failure is raised once no rank waits for this one."""
+        names = parameter_names(self.parts)
+        steps = [lambda at=at: self._write_model(at) for at in range(len(self.weights))]
+        steps += [lambda at=at: self._write_optimizer(at, names) for at in range(len(self.optimizers))]
+        run_each(steps)
+
+    def _write_model(self, at: int) -> None:
+        state = self.weights[at]
+        if self.sharded and has_spread(state):
+            check_tensors(state, safe=True)
+            self._write_shards(layout.model_shards(at), "model", state)
+            return
+        name = layout.model(at, safe=self.safe)
+        self._note(name, write_weights(self.stage / name if self.leads else None, state, safe=self.safe))
+
+    def _write_optimizer(self, at: int, names: dict[int, str]) -> None:
+        state = self.optimizers[at]
+        if self.sharded:
+            state, tensors = split_state(self.parts.optimizers[at], state, names)
+            if tensors:
+                self._write_shards(layout.optimizer_shards(at), "optimizer", tensors)
+        name = layout.optimizer(at)
+        self._note(name, stream_object(self.stage / name if self.leads else None, state))
+
+    def _write_shards(self, folder: str, kind: str, tensors: dict[str, Any]) -> None:
+        write_shards(self.stage / folder, {kind: tensors})
+        written = record_shards(self.stage / folder, self.rank)
+        self.records.update({f"{folder}/{name}": record for name, record in written.items()})
+
+    def _note(self, name: str, record: FileRecord | None) -> None:
+        if record is not None:
+            self.records[name] = record
+
+    def write(self) -> dict[str, FileRecord]:
+        """Write this rank's other files, and return sizes and digests of all of its files."""
+        records = dict(self.records)
         mine = dict(self.objects) if self.leads else {}
         if self.window is not None:
             mine[layout.window(self.rank)] = self.window
@@ -143,9 +220,6 @@ class _CheckpointWriter:
         windows = self.parts.gradient_state.state_dict().get("windows", [])
         step = windows[0]["num_batches"] if windows else 0
         mine[layout.random_states(self.rank)] = {"step": step, **capture_rng_states()}
-        for at, state in enumerate(self.weights if self.leads else ()):
-            name = layout.model(at, safe=self.safe)
-            records[name] = write_weights(self.stage / name, state, safe=self.safe)
         for name, obj in mine.items():
             records[name] = durable_files.write_object(self.stage / name, obj)
         if self.leads:
@@ -154,7 +228,7 @@ class _CheckpointWriter:
 
     def _warn_of_types(self) -> None:
         """Warn now of types that `load_state` would refuse later."""
-        for name in self.objects:
+        for name in [*self.objects, *(layout.optimizer(at) for at in range(len(self.optimizers)))]:
             found = unsafe_types(self.stage / name)
             if found:
                 warn_user(
@@ -168,7 +242,15 @@ class _CheckpointWriter:
         records.update(
             {name: durable_files.measure(self.stage / name, sync=True) for name in new - set(records)}
         )  # hooks'
-        write_manifest(self.stage, Manifest(num_processes=self.num_processes, objects=self.parts.counts, files=records))
+        write_manifest(
+            self.stage,
+            Manifest(
+                num_processes=self.num_processes,
+                objects=self.parts.counts,
+                files=records,
+                format=2 if self.sharded else 1,
+            ),
+        )
         before = staging.contents(target) if target.exists() else set()
         earlier = before & _earlier(target, before)
         staging.publish(

@@ -1,7 +1,8 @@
-"""Tensors that FSDP2 spreads over ranks; a checkpoint has them whole, so that any number of ranks can load it."""
+"""Tensors that FSDP2 spreads over ranks: gathered whole one at a time, and cut into parts without communication."""
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,12 +10,34 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["from_local_part", "gather_tree", "is_spread", "local_part", "share_out", "share_out_state"]
+__all__ = [
+    "from_local_part",
+    "gather_tree",
+    "has_spread",
+    "is_spread",
+    "leaves",
+    "local_part",
+    "share_out",
+    "share_out_state",
+    "spread_like",
+    "whole_tensor",
+]
 
 
 def is_spread(value: Any) -> bool:
     """Return True for a tensor of which each rank has a part, a DTensor."""
     return isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
+
+
+def has_spread(tree: Any) -> bool:
+    """Return True if a tensor anywhere in nested dicts and lists is spread over ranks."""
+    return any(is_spread(leaf) for leaf in leaves(tree))
+
+
+def whole_tensor(tensor: Any) -> torch.Tensor:
+    """Return a tensor whole, without its gradient's history; of a spread tensor, all ranks call this together."""
+    whole: torch.Tensor = tensor.detach()
+    return whole.full_tensor() if is_spread(whole) else whole  # type: ignore[attr-defined]
 
 
 def gather_tree(tree: Any, *, keep: bool) -> Any:
@@ -25,47 +48,56 @@ def gather_tree(tree: Any, *, keep: bool) -> Any:
         keep: True if this rank wants the whole tensors; the others get None in their place.
     """
     if is_spread(tree):
-        whole = tree.full_tensor()
+        whole = whole_tensor(tree)
         return whole.cpu() if keep else None
-    if not any(is_spread(leaf) for leaf in _leaves(tree)):
+    if not has_spread(tree):
         return tree
     if isinstance(tree, dict):
         return {name: gather_tree(value, keep=keep) for name, value in tree.items()}
     return type(tree)(gather_tree(value, keep=keep) for value in tree)
 
 
-def _leaves(tree: Any) -> Iterable[Any]:
+def leaves(tree: Any) -> Iterable[Any]:
+    """Yield what nested dicts, lists and tuples hold, in their order."""
     if isinstance(tree, dict):
         for value in tree.values():
-            yield from _leaves(value)
+            yield from leaves(value)
     elif isinstance(tree, (list, tuple)):
         for value in tree:
-            yield from _leaves(value)
+            yield from leaves(value)
     else:
         yield tree
 
 
 def share_out(tensors: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whole tensors, spread like the tensors of a model's state dict; all ranks call this together."""
-    return {name: _spread_like(state[name], whole) if name in state else whole for name, whole in tensors.items()}
+    """Return whole tensors, of which each rank keeps the part that it has of the tensor of that name in `state`."""
+    return {name: spread_like(state[name], whole) if name in state else whole for name, whole in tensors.items()}
 
 
 def share_out_state(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with its whole tensors spread as the parameters are; all ranks call it together."""
+    """Return an optimizer's state with its whole tensors spread as the parameters are."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     spread = dict(state["state"])
     for at, parameter in enumerate(parameters):
         if is_spread(parameter) and at in spread:
-            spread[at] = {name: _spread_like(parameter, value) for name, value in spread[at].items()}
+            spread[at] = {name: spread_like(parameter, value) for name, value in spread[at].items()}
     return {**state, "state": spread}
 
 
-def _spread_like(model: Any, whole: Any) -> Any:
-    if not is_spread(model) or not isinstance(whole, torch.Tensor) or whole.shape != model.shape:
+def spread_like(model: Any, whole: Any) -> Any:
+    """Return this rank's part of a whole tensor of the model's shape, in memory of its own; all else as it is.
+
+    No rank waits for another, because every rank has the whole tensor, or its file in the address space.
+    """
+    if not is_spread(model) or not isinstance(whole, torch.Tensor) or whole.is_meta or whole.shape != model.shape:
         return whole
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(whole.to(model.device), model.device_mesh, model.placements)
+    options: dict[str, Any] = {}
+    if "src_data_rank" in inspect.signature(distribute_tensor).parameters:  # since torch 2.7
+        options["src_data_rank"] = None
+    part = distribute_tensor(whole, model.device_mesh, model.placements, **options).to_local()
+    return from_local_part(part.to(model.device, copy=True), model)
 
 
 def local_part(tensor: Any) -> torch.Tensor:

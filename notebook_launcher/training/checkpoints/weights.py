@@ -11,15 +11,28 @@ import safetensors.torch
 import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.training.checkpoints.distributed_files import read_outline, read_shards
 from notebook_launcher.training.checkpoints.durable_files import FileRecord, write_object, write_tensors
 from notebook_launcher.training.checkpoints.objects import read_object
-from notebook_launcher.training.checkpoints.packing import check_tensors, compact, find_tied
+from notebook_launcher.training.checkpoints.packing import check_tensors, compact, find_tied, spread_ties
+from notebook_launcher.training.checkpoints.sharded import has_spread
+from notebook_launcher.training.checkpoints.streaming import stream_object, stream_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["Weights", "check_fit", "fill_in", "read_index", "read_weights", "split_tied", "write_weights"]
+__all__ = [
+    "Weights",
+    "check_fit",
+    "fill_in",
+    "find_shards",
+    "load_shards",
+    "read_index",
+    "read_weights",
+    "split_tied",
+    "write_weights",
+]
 
 
 @dataclasses.dataclass(slots=True)
@@ -44,14 +57,23 @@ def split_tied(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[
     return {name: tensor for name, tensor in state.items() if name not in tied}, metadata
 
 
-def write_weights(path: Path, state: Mapping[str, Any], *, safe: bool) -> FileRecord:
-    """Write a model's state, `safe` as safetensors.
+def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileRecord | None:
+    """Write a model's state, `safe` as safetensors; with spread tensors all ranks call it together.
+
+    Args:
+        path: The file; None on ranks that do not write.
+        state: Of the same names on all ranks.
+        safe: safetensors; False: `torch.save`.
 
     Raises:
         CheckpointError: There is something in it that cannot be written.
         OSError: The disk does not take it.
     """
     check_tensors(state, safe=safe)
+    if has_spread(state):
+        return _stream_weights(path, state, safe=safe)
+    if path is None:
+        return None
     if not safe:
         return write_object(path, compact(state))
     try:
@@ -61,6 +83,14 @@ def write_weights(path: Path, state: Mapping[str, Any], *, safe: bool) -> FileRe
         raise CheckpointError(
             f"safetensors cannot hold the weights ({error}). Pass safe_serialization=False, or convert them."
         ) from error
+
+
+def _stream_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileRecord | None:
+    if not safe:
+        return stream_object(path, dict(state))
+    tied = spread_ties(state)
+    kept = {name: tensor for name, tensor in state.items() if name not in tied}
+    return stream_tensors(path, kept, {**tied, "format": "pt"})
 
 
 def read_weights(paths: Iterable[Path], map_location: Any = "cpu", **load_kwargs: Any) -> Weights:
@@ -118,7 +148,9 @@ def fill_in(model: torch.nn.Module, weights: Weights) -> dict[str, Any]:
     return filled
 
 
-def check_fit(model: torch.nn.Module, tensors: Mapping[str, Any], source: str, *, strict: bool = True) -> None:
+def check_fit(
+    model: torch.nn.Module, tensors: Mapping[str, Any], source: str, *, strict: bool = True, always: bool = False
+) -> None:
     """Raise CheckpointError, before anything is loaded, if names or shapes are not the model's.
 
     Args:
@@ -126,8 +158,11 @@ def check_fit(model: torch.nn.Module, tensors: Mapping[str, Any], source: str, *
         tensors: From `fill_in`.
         source: Where they come from.
         strict: True if names must agree; shapes always must.
+        always: True if the tensors do not pass the hooks of `load_state_dict`.
     """
-    if any(module._load_state_dict_pre_hooks for module in model.modules()):  # noqa: SLF001 - no public name
+    hooks = [hook for module in model.modules() for hook in module._load_state_dict_pre_hooks.values()]  # noqa: SLF001 - no public name
+    # `fully_shard` registers a hook, and it renames nothing.
+    if not always and any("_fully_shard" not in getattr(hook, "__module__", "") for hook in hooks):
         return  # such a module may rename or reshape what it loads
     state = model.state_dict()
     lines = []
@@ -142,6 +177,28 @@ def check_fit(model: torch.nn.Module, tensors: Mapping[str, Any], source: str, *
             f"{source} does not fit {type(model).__name__}; nothing was loaded:{''.join(lines)}\nBuild the model as it "
             "was when it was saved."
         )
+
+
+def load_shards(model: torch.nn.Module, folder: Path, *, strict: bool = True) -> Any:
+    """Load a model from a folder of the sharded layout; return the names that were missing and those not expected.
+
+    Raises:
+        CheckpointError: The folder does not fit the model or cannot be read; nothing was loaded if it does not fit.
+    """
+    outline = find_shards(model, folder, strict=strict)
+    state = model.state_dict()
+    with torch.no_grad():
+        read_shards(folder, {f"model.{name}": tensor for name, tensor in state.items() if name in outline})
+    missing, unexpected = sorted(set(state) - set(outline)), sorted(set(outline) - set(state))
+    return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)  # noqa: SLF001 - what load_state_dict returns
+
+
+def find_shards(model: torch.nn.Module, folder: Path, *, strict: bool) -> dict[str, torch.Tensor]:
+    """Return the tensors of a folder of the sharded layout, on the meta device, after checking that they fit."""
+    prefix = "model."
+    outline = {name.removeprefix(prefix): one for name, one in read_outline(folder).items() if name.startswith(prefix)}
+    check_fit(model, outline, f"{folder}", strict=strict, always=True)
+    return outline
 
 
 def _listed(what: str, names: set[str]) -> str:

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from notebook_launcher.training.process.process_state import ProcessState
 
-__all__ = ["Writers", "gather_outcomes", "on_all_ranks", "writes_here"]
+__all__ = ["Writers", "gather_outcomes", "on_all_ranks", "run_each", "writes_here"]
 
 T = TypeVar("T")
 
@@ -77,6 +77,18 @@ def gather_outcomes(doing: str, step: Callable[[], T]) -> list[T]:
         if trouble is not None:
             raise CheckpointError(f"rank {rank} could not {doing}: {trouble}")
     return [one for one, _ in everybody]
+
+
+def run_each(steps: Iterable[Callable[[], Any]]) -> None:
+    """Run steps in which ranks wait for each other, all of them; then raise the first failure of this rank."""
+    failures = []
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001, PERF203 - raised once no rank waits for this one
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def writes_here(*, on_each_node: bool = False) -> bool:

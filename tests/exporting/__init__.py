@@ -1,1 +1,0 @@
-"""Tests of scripts that are exported from a notebook."""
