@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from notebook_launcher.errors import ReturnValueError as ReturnValueError
     from notebook_launcher.errors import RunStoppedError as RunStoppedError
     from notebook_launcher.errors import RunTimeoutError as RunTimeoutError
+    from notebook_launcher.exporting.exporter import Exported as Exported
+    from notebook_launcher.exporting.exporter import export as export
     from notebook_launcher.kernel.launch import launch as launch
     from notebook_launcher.kernel.launch import notebook_launch as notebook_launch
     from notebook_launcher.kernel.launch import prewarm as prewarm

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "activity",
+    "adopt",
     "current",
     "enter",
     "forget_call",
     "progress",
     "report",
     "report_values",
+    "setting",
     "step_boundary",
     "stop_requested",
     "track",
@@ -112,11 +114,23 @@ class RankContext:
 class _Current:
     # The only state of a module in this package: user code calls `report` from anywhere.
     context: RankContext | None = None
+    adopted: Mapping[str, Any] = {}
 
 
 def enter(context: RankContext | None) -> None:
     """Set which rank this process is."""
     _Current.context = context
+
+
+def adopt(**settings: Any) -> None:
+    """Give this process settings that an `Accelerator()` adopts where a launch gives none; exported scripts call it."""
+    _Current.adopted = settings
+
+
+def setting(name: str) -> Any:
+    """Return a setting of the launch, else the adopted one, else None; `name` is a field of `TrainingSettings`."""
+    value = None if _Current.context is None else getattr(_Current.context.settings, name, None)
+    return _Current.adopted.get(name) if value is None else value
 
 
 def forget_call() -> None:

@@ -66,8 +66,8 @@ REFUSED = {
     "use_deepspeed": f"DeepSpeed is not supported; {ELSEWHERE}",
     "deepspeed": f"DeepSpeed is not supported; {ELSEWHERE}",
     "zero": f"DeepSpeed is not supported; {ELSEWHERE}",
-    "use_fsdp": f"sharding with FSDP cannot be chosen on this command line; {ELSEWHERE}",
-    "fsdp": f"sharding with FSDP cannot be chosen on this command line; {ELSEWHERE}",
+    "use_fsdp": "write --shard N: N ranks share out each model that an Accelerator prepares",
+    "fsdp": "write --shard N: N ranks share out each model that an Accelerator prepares",
     "use_megatron_lm": f"Megatron-LM is not supported; {ELSEWHERE}",
     "megatron_lm": f"Megatron-LM is not supported; {ELSEWHERE}",
     "use_parallelism_config": f"only data parallelism is supported; {ELSEWHERE}",
@@ -91,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     ]
     group = parser.add_argument_group("ranks and training", "Fields of LaunchConfig, with its defaults.")
     texts = field_help(LaunchConfig)
-    for field in dataclasses.fields(LaunchConfig):
+    for field in _fields().values():
         added += _add_field(group, field, texts.get(field.name, ""))
     added += [
         _add(group, "cpu", action="store_true", help="the same as --devices cpu"),
@@ -136,7 +136,7 @@ def _refuse(typed: str, known: Iterable[str]) -> None:
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of `LaunchConfig` that were given, as its constructor takes them; raise `ConfigError`."""
-    fields = {field.name: field for field in dataclasses.fields(LaunchConfig)}
+    fields = _fields()
     given = {name: _value(fields[name], value) for name, value in vars(options).items() if name in fields}
     if options.num_machines not in (None, "1", "1:1"):
         raise ConfigError(f"--num_machines {options.num_machines}: a launch from here takes one machine; {ELSEWHERE}.")
@@ -166,6 +166,11 @@ def _numbers_by_name(number: Any) -> dict[str, Any]:
 
         return {"num_processes": devices.look().num_cores, "devices": "cpu"}
     return {"num_processes": None} if number in ("auto", "gpu") else {}
+
+
+def _fields() -> dict[str, dataclasses.Field[Any]]:
+    """Return the fields of LaunchConfig that are options; `--debug` is Accelerate's, and means another thing."""
+    return {field.name: field for field in dataclasses.fields(LaunchConfig) if field.name != "debug"}
 
 
 def _add_field(group: Any, field: dataclasses.Field[Any], text: str) -> list[argparse.Action]:

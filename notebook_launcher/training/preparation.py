@@ -127,11 +127,16 @@ class Preparation:
 
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
         """Share a model out among the ranks, and let optimizers that are prepared already update its shards."""
-        precision.strip_precision(model)  # a sharded model computes in its units' precision
-        self.sharding.shard(model)
+        # Beside the precision of its units, for buffers in float32: any model that runs whole also runs sharded.
+        precision.compute_in(model, self.process.device.type, self.computes_in)
+        for parameter in self.sharding.shard(model, self.ddp_handler, self.dynamo_backend):
+            if parameter.requires_grad:
+                self.prepared.members.add_leaf(parameter)
         for prepared in self.prepared.optimizers:
             self.sharding.replacements.apply(prepared.optimizer)
         self.prepared.members.add_model(model)
+        if self.ddp_handler.broadcast_buffers:
+            self.prepared.members.share_buffers(model)
         self.prepared.remember(model, model)
         return model
 

@@ -161,9 +161,8 @@ def report_conflicts(conflicts: list[str]) -> None:
 
 
 def _launched(name: str) -> Any:
-    """Return a setting of the launch; None without a launcher, and if the launch gave none."""
-    rank = context.current()
-    return getattr(getattr(rank, "settings", None), name, None)
+    """Return a setting of the launch, or of an exported script; None if neither gave one."""
+    return context.setting(name)
 
 
 def _compare(name: str, chosen: Any, conflicts: list[str]) -> None:

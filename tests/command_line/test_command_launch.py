@@ -154,7 +154,7 @@ def test_sigterm_stops_the_run_and_is_the_exit_status(home, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--use_fsdp", "x.py"], "--use_fsdp: sharding with FSDP cannot be chosen"),
+        (["--use_fsdp", "x.py"], "--use_fsdp: write --shard N: N ranks share out"),
         (["--deepspeed_config_file", "c.json", "x.py"], "--deepspeed_config_file: DeepSpeed is not supported"),
         (
             ["--dynamo_backend", "inductor", "x.py"],

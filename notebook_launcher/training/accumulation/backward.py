@@ -132,6 +132,7 @@ class Accumulation:
             raise
         if self._num_processes > 1:
             self._take_synced(watched)
+            self._share_buffers(window, ends=ends)
         if written and check is not None:
             check.compare(written)
         # A window of one counted micro-batch needs no correction: `_scale_in` knew its whole weight.
@@ -274,7 +275,8 @@ class Accumulation:
         if window.correction != 1.0:
             trained = (parameter for member in self.state.block.members for parameter in member.parameters())
             # By id, so that a parameter that models share is multiplied once.
-            grads = {id(parameter): parameter.grad for parameter in trained if parameter.grad is not None}
+            # And of a sharded gradient this rank's part: torch multiplies either whole or sharded tensors at once.
+            grads = {id(parameter): _local(parameter.grad) for parameter in trained if parameter.grad is not None}
             if grads:
                 torch._foreach_mul_(list(grads.values()), window.correction)
 
@@ -285,6 +287,12 @@ class Accumulation:
                 self._note(model)
         if self.members.leaves and reduce_leaves(self.members.leaves):
             self.members.leaf_notes.num_synced += 1
+
+    def _share_buffers(self, window: Window | None, *, ends: bool) -> None:
+        """Give every rank rank 0's buffers of sharded models, where a window ends."""
+        if ends:
+            for member in self.members.everybody if window is None else self.state.block.members:
+                member.share_buffers()
 
     def _watched(self) -> list[tuple[SyncedModel, list[int] | None]]:
         """Return the models that this backward may reach, each with the versions of its gradients before.
@@ -320,6 +328,11 @@ class Accumulation:
                 "end of a window each one synchronises. Write backward(loss_a + loss_b), or a block for each "
                 "micro-batch.",
             )
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    part: torch.Tensor = getattr(gradient, "_local_tensor", gradient)  # without the graph that to_local() makes
+    return part
 
 
 def _check_loss(loss: Any, reduction: str, weight: Any) -> None:

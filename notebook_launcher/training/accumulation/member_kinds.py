@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from notebook_launcher.training.accumulation.shared_buffers import SharedBuffers
+
 __all__ = [
     "DDPModel",
     "LeafTensor",
@@ -102,6 +104,9 @@ class Member:
         for parameter in self.parameters():
             parameter.grad = None
 
+    def share_buffers(self) -> None:
+        """Give every rank rank 0's buffers, if they can differ and nothing else does that."""
+
     def clear_synced(self) -> None:
         """Forget that the gradients were synchronised, because they are cleared."""
 
@@ -129,10 +134,17 @@ class PlainModel(Member):
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module: Any = module
+        self.buffers: SharedBuffers | None = None
+        """The buffers that every rank takes from rank 0 where a window ends; None: each rank has its own, or DDP's."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield the module's parameters."""
         return iter(self.module.parameters())
+
+    def share_buffers(self) -> None:
+        """Give every rank rank 0's buffers, if that was asked for."""
+        if self.buffers is not None:
+            self.buffers.broadcast()
 
     def describe(self) -> str:
         """Return the class of the module, or of the one that it wraps."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training.accumulation import targets as lookup
 from notebook_launcher.training.accumulation.ddp import Notes, SyncedModel
 from notebook_launcher.training.accumulation.member_kinds import LeafTensor, PlainModel, StrayParameters, member_of
+from notebook_launcher.training.accumulation.shared_buffers import SharedBuffers
 from notebook_launcher.training.unwrapping import synced_part
 
 if TYPE_CHECKING:
@@ -167,6 +168,12 @@ class Members:
         if isinstance(member.module, SyncedModel):
             self.synced_models.append(member.module)
         self.changed()
+
+    def share_buffers(self, model: torch.nn.Module) -> None:
+        """Give every rank rank 0's buffers where a window ends, as DDP does at each forward."""
+        for member in self._of_modules:
+            if member.module is model:
+                member.buffers = SharedBuffers(model)
 
     def _add_module(self, module: torch.nn.Module) -> PlainModel:
         member = member_of(module)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from notebook_launcher.training.accumulation.clipping import clip_norm_, clip_value_
 from notebook_launcher.training.accumulation.targets import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    import torch
 
     from notebook_launcher.training.accumulation.backward import Accumulation
     from notebook_launcher.training.accumulation.members import Members
@@ -178,16 +179,13 @@ class Updates:
         """Clip each element, where a window ends."""
         if self._accumulation.state.sync_gradients or self._rules.clip_inside_window:
             self.unscale(self.optimizers)
-            torch.nn.utils.clip_grad_value_(parameters, clip_value)
+            clip_value_(parameters, clip_value)
 
     def _clip(
         self, parameters: Any, max_norm: float, norm_type: float, optimizers: Iterable[AcceleratedOptimizer]
     ) -> torch.Tensor:
         self.unscale(optimizers)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
-        if hasattr(norm, "full_tensor"):
-            norm = norm.full_tensor()
-        self.last_grad_norm = norm
+        norm = self.last_grad_norm = clip_norm_(parameters, max_norm, norm_type)
         return norm
 
     def _check_complete(self, prepared: AcceleratedOptimizer) -> None:

@@ -40,9 +40,17 @@ class Replacements:
                 group["params"][at] = after
                 if before in state:
                     state[after] = _spread(state.pop(before), before, after)
+            _step_one_by_one_if_mixed(group)
 
     def __reduce__(self) -> tuple[type[Replacements], tuple[()]]:
         return Replacements, ()  # Ids of another process.
+
+
+def _step_one_by_one_if_mixed(group: dict[str, Any]) -> None:
+    """Let a group with whole and sharded parameters step without torch's multi-tensor functions, which refuse both."""
+    kinds = {hasattr(parameter, "full_tensor") for parameter in group["params"]}
+    if len(kinds) > 1 and group.get("foreach", False) is None and not group.get("fused"):
+        group["foreach"] = False
 
 
 def _spread(state: Mapping[str, Any], before: torch.Tensor, after: Any) -> dict[str, Any]:

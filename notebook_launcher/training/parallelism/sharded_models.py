@@ -1,4 +1,4 @@
-"""The sharding of a model by torch's `fully_shard`: its units, with rank 0's weights, bottom-up."""
+"""The sharding of a model by torch's `fully_shard`: its units, with rank 0's weights, from the inner ones outwards."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ from notebook_launcher.training.parallelism.initial_weights import (
     materialise,
 )
 from notebook_launcher.training.parallelism.replacements import Replacements
-from notebook_launcher.training.parallelism.wrapping import find_units
+from notebook_launcher.training.parallelism.unit_changes import checkpoint_units, keep_in_float32, merge_tied
+from notebook_launcher.training.parallelism.wrapping import find_ignored, find_units
 from notebook_launcher.training.precision import DTYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
     from notebook_launcher.training.parallelism.mesh import Layout
+    from notebook_launcher.training.plugins import DistributedDataParallelKwargs
 
 __all__ = ["Sharding"]
+
+REDUCED_IN = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""The precision of reductions by DDP's communication hook."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -34,61 +42,111 @@ class Sharding:
     replacements: Replacements = dataclasses.field(default_factory=Replacements)
     """The sharded parameters in place of those before."""
 
-    def shard(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Shard a model in place, and return it; every rank calls this together, and rank 0's weights count."""
-        plugin = self.layout.plugin
-        assert plugin is not None
-        before = _named_parameters(model)
-        policy = plugin.mixed_precision_policy or self._precision_policy()
-        options: dict[str, Any] = {
-            "mesh": self.layout.shard_mesh,
-            "offload_policy": self._offload_policy(),
-            "reshard_after_forward": None if plugin.reshard_after_forward else False,
-        }
+    @property
+    def plugin(self) -> FullyShardedDataParallelPlugin:
+        """The settings."""
+        assert self.layout.plugin is not None
+        return self.layout.plugin
+
+    def shard(
+        self, model: torch.nn.Module, ddp: DistributedDataParallelKwargs, dynamo_backend: str | None
+    ) -> list[torch.nn.Parameter]:
+        """Shard a model in place; every rank calls this together, and rank 0's weights count.
+
+        Args:
+            model: A module that no rank has changed in a way of its own.
+            ddp: Its communication hook gives the precision of reductions; `find_unused_parameters` holds as well.
+            dynamo_backend: The backend that compiles each unit; None, and `"no"`: nothing is compiled.
+
+        Returns:
+            The parameters that stay whole on each rank, by `ignored_modules`.
+
+        Raises:
+            ValueError: The model shares parameters with one that was sharded before, or a setting does not fit it.
+        """
+        self._check(model, ddp)
+        before = _places(model)
+        policy = self._precision_policy(str(ddp.comm_hook))
+        if policy.param_dtype is not None:
+            keep_in_float32(model)
+        ignored = find_ignored(model, self.plugin)
+        units = merge_tied(model, find_units(model, self.plugin, ignored))
+        if self.plugin.activation_checkpointing:
+            units = checkpoint_units(model, units)
+        if dynamo_backend not in (None, "no"):
+            for unit in [one for group in units for one in group] or [model]:
+                unit.compile(backend=dynamo_backend)
+        options = self._options(ignored)
         # Outputs come back in `output_dtype` from the model alone: inside of it, the next unit wants `param_dtype`.
         inner = dataclasses.replace(policy, output_dtype=None)
-        for unit in find_units(model, plugin).values():
-            self._shard_unit(unit, {**options, "mp_policy": inner})
-        self._shard_unit(model, {**options, "mp_policy": policy})
+        for group in units:
+            self._shard_unit(group, ignored, {**options, "mp_policy": inner})
+        self._shard_unit([model], ignored, {**options, "mp_policy": policy})
+        sharded: Any = model
+        if ddp.find_unused_parameters:
+            sharded.set_reduce_scatter_unused_params(True)
         pairs = [(parameter, module._parameters[name]) for module, name, parameter in before]  # noqa: SLF001
         self.replacements.add((old, new) for old, new in pairs if new is not None and new is not old)
-        return model
+        return [parameter for parameter in model.parameters() if parameter in ignored]
 
-    def _shard_unit(self, unit: torch.nn.Module, options: dict[str, Any]) -> None:
-        from torch.distributed.fsdp import fully_shard
+    def _check(self, model: torch.nn.Module, ddp: DistributedDataParallelKwargs) -> None:
+        if any(self.replacements.has(parameter) for parameter in model.parameters()):
+            raise ValueError(
+                f"prepare(): {type(model).__name__} shares parameters with a model that was sharded before, and would "
+                "train copies of them. Put both into one module, and prepare that."
+            )
+        if str(ddp.comm_hook) not in REDUCED_IN:
+            raise ValueError(
+                f"comm_hook={str(ddp.comm_hook)!r} compresses what DDP sends, and sharded models are reduced by FSDP2. "
+                "Use 'bf16', 'fp16' or 'no'."
+            )
 
-        modules = list(unit.modules())
-        if dist.get_rank() == 0:
-            for module in modules:
-                own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-                if any(tensor.is_meta for tensor in own):
-                    initialise_on_first(module, self.device, self._initialise())
-        materialise(modules, self.device)
-        whole = [tensor for tensor in [*unit.parameters(), *unit.buffers()] if not hasattr(tensor, "full_tensor")]
-        broadcast_from_first(whole, self.device)
-        fully_shard(unit, **options)
-
-    def _initialise(self) -> Any:
-        return None if self.layout.plugin is None else self.layout.plugin.param_init_fn
-
-    def _precision_policy(self) -> Any:
-        from torch.distributed.fsdp import MixedPrecisionPolicy
-
-        if self.computes_in == "no":
-            return MixedPrecisionPolicy()
-        return MixedPrecisionPolicy(
-            param_dtype=DTYPES[self.computes_in], reduce_dtype=torch.float32, output_dtype=torch.float32
-        )
-
-    def _offload_policy(self) -> Any:
+    def _options(self, ignored: set[torch.nn.Parameter]) -> dict[str, Any]:
+        """Return the arguments of `fully_shard` for every unit."""
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-        if self.layout.plugin is None or not self.layout.plugin.cpu_offload:
-            return OffloadPolicy()
-        return CPUOffloadPolicy(pin_memory=self.device.type != "cpu")
+        offload = CPUOffloadPolicy(pin_memory=self.device.type != "cpu") if self.plugin.cpu_offload else OffloadPolicy()
+        return {
+            "mesh": self.layout.shard_mesh,
+            "offload_policy": offload,
+            # With None torch keeps the outermost unit until its backward, which comes first.
+            "reshard_after_forward": None if self.plugin.reshard_after_forward else False,
+            **({"ignored_params": ignored} if ignored else {}),
+        }
+
+    def _precision_policy(self, hook: str) -> Any:
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        if self.plugin.mixed_precision_policy is not None:
+            return self.plugin.mixed_precision_policy
+        reduced_in = REDUCED_IN[hook]
+        if self.computes_in == "no":
+            return MixedPrecisionPolicy(reduce_dtype=None if hook == "no" else reduced_in)
+        return MixedPrecisionPolicy(
+            param_dtype=DTYPES[self.computes_in], reduce_dtype=reduced_in, output_dtype=torch.float32
+        )
+
+    def _shard_unit(
+        self, group: Sequence[torch.nn.Module], ignored: set[torch.nn.Parameter], options: dict[str, Any]
+    ) -> None:
+        """Give modules rank 0's weights, and shard them together."""
+        from torch.distributed.fsdp import fully_shard
+
+        modules = [module for unit in group for module in unit.modules()]
+        if dist.get_rank() == 0:
+            for module in modules:
+                if any(one.is_meta for one in [*module.parameters(recurse=False), *module.buffers(recurse=False)]):
+                    initialise_on_first(module, self.device, self.plugin.param_init_fn)
+        materialise(modules, self.device)
+        tensors = {id(one): one for unit in group for one in [*unit.parameters(), *unit.buffers()]}
+        # Parts of inner units are there already, and have been broadcast.
+        broadcast_from_first((one for one in tensors.values() if not hasattr(one, "full_tensor")), self.device)
+        for parameter in ignored.intersection(tensors.values()):
+            parameter.data = parameter.data.to(self.device)
+        fully_shard(list(group) if len(group) > 1 else group[0], **options)
 
 
-def _named_parameters(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
+def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
     """Return every parameter with the module that has it and its name there, a tied one once for each of its places."""
     return [
         (module, name, parameter)

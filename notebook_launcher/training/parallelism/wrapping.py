@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,13 +14,38 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
 
-__all__ = ["find_units"]
+__all__ = ["find_ignored", "find_units"]
 
 Modules = dict[str, torch.nn.Module]
 
 
-def find_units(model: torch.nn.Module, plugin: FullyShardedDataParallelPlugin) -> Modules:
+def find_ignored(model: torch.nn.Module, plugin: FullyShardedDataParallelPlugin) -> set[torch.nn.Parameter]:
+    """Return the parameters of the modules that stay whole on each rank.
+
+    Raises:
+        ValueError: A pattern matches no name.
+    """
+    wanted = plugin.ignored_modules
+    if wanted is None:
+        return set()
+    if isinstance(wanted, str):
+        chosen = [module for name, module in model.named_modules() if re.fullmatch(wanted, name)]
+        if not chosen:
+            raise ValueError(f"ignored_modules={wanted!r} matches the name of no module in {type(model).__name__}.")
+    else:
+        chosen = [wanted] if isinstance(wanted, torch.nn.Module) else list(wanted)
+    return {parameter for module in chosen for parameter in module.parameters()}
+
+
+def find_units(
+    model: torch.nn.Module, plugin: FullyShardedDataParallelPlugin, ignored: set[torch.nn.Parameter]
+) -> Modules:
     """Return the units inside a model by name, inner ones first; the model itself, the outermost, is not among them.
+
+    Args:
+        model: The model.
+        plugin: Chooses the units.
+        ignored: Parameters that stay whole.
 
     Raises:
         ValueError: A class that `transformer_cls_names_to_wrap` names is not in the model.
@@ -29,7 +55,7 @@ def find_units(model: torch.nn.Module, plugin: FullyShardedDataParallelPlugin) -
     found = {
         name: module
         for name, module in model.named_modules()
-        if name and id(module) in chosen and any(True for _ in module.parameters())
+        if name and id(module) in chosen and any(parameter not in ignored for parameter in module.parameters())
     }
     return dict(reversed(found.items()))
 

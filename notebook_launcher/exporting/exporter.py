@@ -1,0 +1,181 @@
+"""`export(...)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pickle
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.config import LaunchConfig
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.exporting.needs import Needs, literal_of
+from notebook_launcher.exporting.script_text import MARK, job_text, script_text, torchrun_words
+from notebook_launcher.kernel.checks import check_call
+from notebook_launcher.kernel.plan import make_plan
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Exported", "export"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """Files that `export` has written, and the commands that run them."""
+
+    script: Path
+    values: Path | None
+    """File with the values that have no literal, which must lie beside the script; None if there are none."""
+    job: Path | None
+    """Job file for Slurm; None unless `slurm` was given."""
+    commands: tuple[str, ...]
+    """Commands to type in the script's folder."""
+    notes: tuple[str, ...] = ()
+    """What the script expects of the machine on which it runs."""
+
+    def __repr__(self) -> str:
+        files = ", ".join(str(path) for path in (self.script, self.values, self.job) if path is not None)
+        return "\n".join([f"written: {files}", *(f"    {command}" for command in self.commands), *self.notes])
+
+
+def export(
+    fn: Callable[..., Any],
+    path: str | os.PathLike[str],
+    num_processes: int | None = None,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    config: LaunchConfig | None = None,
+    slurm: bool | Mapping[str, Any] = False,
+    overwrite: bool = False,
+    **options: Any,
+) -> Exported:
+    """Write a launch as a script that torchrun, `notebook-launcher launch` and Slurm run with the same numbers.
+
+    The script contains the function, the definitions of the notebook that it uses, their imports and constants, and a
+    main program that seeds each rank and joins the process group as a launch does. Values without a literal, such as
+    tensors, lie in a file beside it. The function's return value is dropped: let the function save what you need.
+
+    Args:
+        fn: The function, defined at the top level of a cell or in a module.
+        path: Path of the script, such as `"train.py"`.
+        num_processes: As in `notebook_launch`; the job file and the commands contain the number.
+        args: Positional arguments of `fn`.
+        kwargs: Keyword arguments of `fn`.
+        config: Options of the launch. Without `seed`, a seed is drawn and written into the script.
+        slurm: True, or options of sbatch by name (`{"time": "2:00:00", "partition": "gpu"}`), to write a job file.
+        overwrite: Replace files that `export` has not written, too.
+        options: Fields of `LaunchConfig` by name; they override `config`.
+
+    Returns:
+        The files, and the commands that run them.
+
+    Raises:
+        ConfigError: An option cannot work; something that the function uses has no source or cannot be written, which
+            the message names; or a file is there that `export` has not written.
+    """
+    given = {} if num_processes is None else {"num_processes": num_processes}
+    plan = make_plan(LaunchConfig.build(config, {**given, **options}))
+    args, kwargs = check_call(fn, args, kwargs)
+    script = _script_path(path)
+    files = {"values": script.with_suffix(".values"), "job": script.with_suffix(".sbatch")}
+    needs, name = _needs_of(fn)
+    arguments = _arguments(needs, args, kwargs)
+    needs.check_order()
+    words = torchrun_words(plan, script)
+    text = script_text(
+        needs, plan, function=name, arguments=arguments, values=files["values"].name, command=shlex.join(words)
+    )
+    written = [script, *([files["values"]] if needs.values else []), *([files["job"]] if slurm else [])]
+    _check_free(written, overwrite=overwrite)
+    script.write_text(text, encoding="utf-8")
+    if needs.values:
+        with files["values"].open("wb") as file:
+            pickle.dump(needs.values, file)
+    if slurm:
+        sbatch = slurm if isinstance(slurm, Mapping) else {}
+        files["job"].write_text(job_text(plan, script, sbatch), encoding="utf-8")
+    launched = ["notebook-launcher", "launch", "-n", str(plan.num_processes), *([] if plan.use_gpu else ["--cpu"])]
+    commands = [shlex.join(words), shlex.join([*launched, script.name])]
+    commands += [f"sbatch {files['job'].name}"] if slurm else []
+    return Exported(
+        script=script,
+        values=files["values"] if needs.values else None,
+        job=files["job"] if slurm else None,
+        commands=tuple(commands),
+        notes=_notes(needs, script),
+    )
+
+
+def _script_path(path: str | os.PathLike[str]) -> Path:
+    script = Path(path).expanduser().absolute()
+    if script.suffix != ".py":
+        msg = f"export(path={str(path)!r}): the name of a script ends in .py."
+        raise ConfigError(msg)
+    if not script.parent.is_dir():
+        msg = f"export(path={str(path)!r}): there is no folder {script.parent}."
+        raise ConfigError(msg)
+    return script
+
+
+def _needs_of(function: Any) -> tuple[Needs, str]:
+    """Return what a function needs, and the name under which the script has the function."""
+    if not inspect.isfunction(inspect.unwrap(function)) or not hasattr(function, "__qualname__"):
+        msg = (
+            f"{type(function).__name__} objects cannot be exported. Pass a function that is defined with `def`, and "
+            "its arguments as args= and kwargs=."
+        )
+        raise ConfigError(msg)
+    # A notebook's functions live in `__main__`; a function of a module is imported by the script.
+    needs = Needs(vars(sys.modules["__main__"]))
+    needs.add(function.__name__, function)
+    if function.__name__ in needs.values:
+        msg = f"{function.__qualname__} cannot be exported: no module has it under this name."
+        raise ConfigError(msg)
+    return needs, function.__name__
+
+
+def _arguments(needs: Needs, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return the arguments of the call as code."""
+    parts = [_expression(needs, f"argument {place}", value) for place, value in enumerate(args, 1)]
+    parts += [f"{name}={_expression(needs, f'argument {name}', value)}" for name, value in kwargs.items()]
+    return ", ".join(parts)
+
+
+def _expression(needs: Needs, name: str, value: Any) -> str:
+    if (text := literal_of(value)) is not None:
+        return text
+    own = getattr(value, "__name__", None)
+    if inspect.isfunction(value) or isinstance(value, type):
+        needs.add(str(own), value)
+        return str(own)
+    needs.add(name, value)
+    return f"_VALUES[{name!r}]"
+
+
+def _check_free(files: Sequence[Path], *, overwrite: bool) -> None:
+    for file in files:
+        if overwrite or not file.exists() or file.suffix == ".values":
+            continue
+        if MARK not in file.read_text(encoding="utf-8", errors="replace"):
+            msg = f"{file} exists, and export() has not written it. Choose another name, or pass overwrite=True."
+            raise ConfigError(msg)
+
+
+def _notes(needs: Needs, script: Path) -> tuple[str, ...]:
+    notes = []
+    for line in needs.imports:
+        name = line.split()[1].partition(".")[0]
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and "site-packages" not in file and name not in sys.stdlib_module_names:
+            folder = Path(file).parent.parent if Path(file).name == "__init__.py" else Path(file).parent
+            if folder != script.parent and name != "notebook_launcher":
+                notes.append(f"{name} is imported from {folder}: have it beside the script, or on PYTHONPATH")
+    notes += [f"{name} is not defined in this notebook" for name in sorted(needs.unknown)]
+    return tuple(dict.fromkeys(notes))

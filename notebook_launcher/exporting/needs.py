@@ -1,0 +1,187 @@
+"""Everything that a function needs of the notebook: imports, definitions, constants, values."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import io
+import itertools
+import pickle
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.exporting.sources import attribute_chains, names_at_definition, names_in, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Needs", "literal_of"]
+
+HOME = "__main__"
+MAX_LITERAL = 2_000
+"""Characters of a constant that is written into the script; a longer one goes into the file of values."""
+IN_NOTEBOOKS = {"display": "from IPython.display import display"}
+"""Builtins of a notebook that a script has to import."""
+
+
+class Needs:
+    """What a function needs, collected by `add`; the attributes are what a script has to contain.
+
+    Args:
+        namespace: The notebook's global variables.
+    """
+
+    def __init__(self, namespace: Mapping[str, Any]) -> None:
+        self.imports: dict[str, None] = {}
+        """Lines, in the order in which they were found."""
+        self.constants: dict[str, str] = {}
+        """Literals by name."""
+        self.definitions: dict[str, str] = {}
+        """Sources by name; one that another needs comes before it."""
+        self.values: dict[str, Any] = {}
+        """Values without a literal, by name."""
+        self.unknown: set[str] = set()
+        """Names that the notebook does not have."""
+        self._namespace = namespace
+        self._pending: set[str] = set()
+        """Definitions whose own needs are being collected."""
+
+    def add(self, name: str, value: Any) -> None:
+        """Add a global variable with everything that it needs; raise `ConfigError` for what cannot be written."""
+        if name in self._pending or name in self.definitions or name in self.constants or name in self.values:
+            return
+        if isinstance(value, types.ModuleType):
+            self._add_import(f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}"))
+        elif _is_definition(value) and value.__module__ == HOME:
+            self._add_definition(name, value)
+        elif (line := _import_line(name, value)) is not None:
+            self._add_import(line)
+        elif (text := literal_of(value)) is not None:
+            self.constants[name] = text
+        else:
+            self._add_value(name, value)
+
+    def check_order(self) -> None:
+        """Raise `ConfigError` if a definition needs a value at once, and a value needs a definition."""
+        if not self.values_need_definitions:
+            return
+        for name, source in self.definitions.items():
+            for needed in sorted(names_at_definition(source) & self.values.keys()):
+                msg = (
+                    f"{name} cannot be exported: its decorators, defaults or bases use {needed}, an object of a class "
+                    "of this notebook. Use it inside the function instead."
+                )
+                raise ConfigError(msg)
+
+    @property
+    def values_need_definitions(self) -> bool:
+        """True if the values hold objects of the notebook's own classes."""
+        return any(_HomeFinder.names_in(value) for value in self.values.values())
+
+    def _add_import(self, line: str) -> None:
+        self.imports[line] = None
+
+    def _add_definition(self, name: str, value: Any) -> None:
+        if value.__name__ != name:
+            self.add(value.__name__, value)
+            self.definitions[name] = f"{name} = {value.__name__}\n"
+            return
+        self._pending.add(name)
+        source = source_of(value)
+        for used in sorted(names_in(source) - {name}):
+            self._add_used(used, name)
+        for chain in sorted(attribute_chains(source)):
+            self._add_submodules(chain)
+        self._pending.remove(name)
+        self.definitions[name] = source
+
+    def _add_used(self, name: str, by: str) -> None:
+        if name == "get_ipython":
+            msg = f"{by} cannot be exported: it uses get_ipython() or a magic, which a script does not have."
+            raise ConfigError(msg)
+        if name in self._namespace:
+            self.add(name, self._namespace[name])
+        elif name in IN_NOTEBOOKS:
+            self._add_import(IN_NOTEBOOKS[name])
+        elif not hasattr(builtins, name):
+            self.unknown.add(name)
+
+    def _add_submodules(self, chain: str) -> None:
+        """Import `xml.etree.ElementTree` where the name `xml` is used with these attributes."""
+        first, *rest = chain.split(".")
+        module = self._namespace.get(first)
+        if not isinstance(module, types.ModuleType) or module.__name__ != first:
+            return
+        for at in range(len(rest), 0, -1):
+            path = ".".join([first, *rest[:at]])
+            if path in sys.modules:
+                self._add_import(f"import {path}")
+                return
+
+    def _add_value(self, name: str, value: Any) -> None:
+        for needed in _HomeFinder.names_in(value, name):
+            if needed not in self._namespace:
+                msg = f"{name} cannot be exported: it holds {needed}, which the notebook does not have any more."
+                raise ConfigError(msg)
+            self.add(needed, self._namespace[needed])
+        self.values[name] = value
+
+
+def literal_of(value: Any) -> str | None:
+    """Return a literal from which Python reads an equal value; None if there is none."""
+    if not isinstance(value, (bool, int, float, complex, str, bytes, tuple, list, dict, set, type(None))):
+        return None
+    try:
+        text = repr(value)
+        read = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return text if len(text) <= MAX_LITERAL and type(read) is type(value) and repr(read) == text else None
+
+
+def _is_definition(value: Any) -> bool:
+    named = hasattr(value, "__name__") and hasattr(value, "__qualname__") and hasattr(value, "__module__")
+    return named and (isinstance(value, types.FunctionType | type) or hasattr(value, "__wrapped__"))
+
+
+def _import_line(name: str, value: Any) -> str | None:
+    """Return the import of an object of a module; None if no module has it under a name."""
+    home = getattr(value, "__module__", None)
+    own = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if not isinstance(home, str) or not isinstance(own, str) or home == HOME:
+        return None
+    # Outer packages come first, because users import `DataLoader` from torch.utils.data and inner modules may move.
+    for module in itertools.accumulate(home.split("."), "{}.{}".format):
+        if getattr(sys.modules.get(module), own, None) is value:
+            return f"from {module} import {own}" + ("" if own == name else f" as {name}")
+    return None
+
+
+class _HomeFinder(pickle.Pickler):
+    """Pickles a value into nothing, and notes the notebook's own classes and functions that it meets."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+        self.found: set[str] = set()
+
+    def reducer_override(self, value: Any, /) -> Any:
+        """Note a definition of the notebook; everything is pickled as usual."""
+        if isinstance(value, types.FunctionType | type) and value.__module__ == HOME:
+            self.found.add(value.__qualname__.partition(".")[0])
+        return NotImplemented
+
+    @classmethod
+    def names_in(cls, value: Any, name: str = "the value") -> set[str]:
+        """Return the names of the definitions that a value needs; raise `ConfigError` if it cannot be pickled."""
+        finder = cls()
+        try:
+            finder.dump(value)
+        except Exception as error:
+            msg = (
+                f"{name} cannot be exported: its value, a {type(value).__name__}, cannot be written to a file "
+                f"({type(error).__name__}: {error}). Make it inside the function."
+            )
+            raise ConfigError(msg) from error
+        return finder.found

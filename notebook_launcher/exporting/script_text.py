@@ -1,0 +1,166 @@
+"""The text of an exported script, and of a job for Slurm."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from notebook_launcher.exporting.needs import Needs
+    from notebook_launcher.kernel.plan import Plan
+
+__all__ = ["MARK", "job_text", "script_text", "torchrun_words"]
+
+MARK = "# Written by notebook_launcher.export."
+LOAD = """\
+with open(Path(__file__).with_name({name!r}), "rb") as _file:
+    _VALUES = pickle.load(_file)
+"""
+MAIN = '''\
+def _call_in_ranks():
+    """Do what the launcher does in each rank before the call, and call {function}."""
+    import random
+
+    import torch
+    import torch.distributed as dist
+
+    rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    seed = ({seed} + rank) % 2**32
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    torch.manual_seed(seed)
+    torch.set_num_threads({threads})
+{begin}
+    {function}({arguments})
+{end}
+
+if __name__ == "__main__":
+    _call_in_ranks()
+'''
+GPU = "    torch.cuda.set_device(local_rank % torch.cuda.device_count())\n"
+GROUP = """\
+    if not dist.is_initialized():  # It is, under `notebook-launcher launch`.
+        alone = {{}} if "RANK" in os.environ else {{"store": dist.HashStore(), "rank": 0, "world_size": 1}}
+        dist.init_process_group({backend!r}, **alone)
+"""
+LEAVE = """\
+    if dist.is_initialized():
+        dist.destroy_process_group()
+"""
+ADOPT = """\
+    from notebook_launcher.context import adopt
+
+    adopt({settings})
+"""
+BY_VARIABLE = ("mixed_precision", "gradient_accumulation_steps")
+"""Settings for training that Accelerate's variables carry; only this package's Accelerator adopts the others."""
+
+
+def script_text(needs: Needs, plan: Plan, *, function: str, arguments: str, values: str, command: str) -> str:
+    """Return the script.
+
+    Args:
+        needs: What the function needs.
+        plan: The launch.
+        function: Name of the function.
+        arguments: Arguments of the call, as code.
+        values: Name of the file of values.
+        command: Command that runs the script.
+    """
+    imports = ["import os", "import sys", *(["import pickle", "from pathlib import Path"] if needs.values else [])]
+    begin = (GPU if plan.use_gpu else "") + ("" if plan.backend is None else GROUP.format(backend=plan.backend))
+    begin += _adopted(plan)
+    main = MAIN.format(
+        function=function,
+        seed=plan.seed,
+        threads=plan.threads_per_process,
+        begin=begin.rstrip("\n"),
+        arguments=arguments,
+        end="" if plan.backend is None else LEAVE,
+    )
+    definitions = "\n\n".join(needs.definitions.values())
+    parts = [
+        f"{MARK}\n# {command}\n",
+        "\n".join(sorted(imports)) + "\n",
+        "\n".join(f"os.environ.setdefault({name!r}, {text!r})" for name, text in _variables(plan).items()),
+        "\n".join(sorted(needs.imports)) + "\n",
+        "\n".join(f"{name} = {text}" for name, text in needs.constants.items()),
+        *_in_order(definitions, _loaded(needs, values), values_last=needs.values_need_definitions),
+        "\n" + main,
+    ]
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts if part.strip())
+
+
+def _in_order(definitions: str, loaded: str, *, values_last: bool) -> list[str]:
+    return ["\n" + definitions, "\n" + loaded] if values_last else [loaded, "\n" + definitions]
+
+
+def _loaded(needs: Needs, file: str) -> str:
+    if not needs.values:
+        return ""
+    lines = [f"{name} = _VALUES[{name!r}]" for name in needs.values if name.isidentifier()]
+    return LOAD.format(name=file) + "\n".join(lines)
+
+
+def _variables(plan: Plan) -> dict[str, str]:
+    config = plan.config
+    given = {PRECISION_VARIABLE: config.mixed_precision, STEPS_VARIABLE: config.gradient_accumulation_steps}
+    chosen = {name: str(value) for name, value in given.items() if value is not None}
+    if not plan.use_gpu:
+        chosen["ACCELERATE_USE_CPU"] = "true"
+    elif isinstance(config.devices, tuple):
+        chosen["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, config.devices))
+    return {**chosen, **config.env}
+
+
+def _adopted(plan: Plan) -> str:
+    settings = plan.config.training_settings()
+    given = {
+        field.name: value
+        for field in dataclasses.fields(settings)
+        if field.name not in BY_VARIABLE and (value := getattr(settings, field.name)) is not None
+    }
+    named = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return ADOPT.format(settings=named) if given else ""
+
+
+def torchrun_words(plan: Plan, script: Path) -> list[str]:
+    """Return the command that runs the script under torchrun."""
+    restarts = [f"--max-restarts={plan.config.max_restarts}"] if plan.config.max_restarts else []
+    return ["torchrun", "--standalone", f"--nproc-per-node={plan.num_processes}", *restarts, script.name]
+
+
+def job_text(plan: Plan, script: Path, options: Mapping[str, Any]) -> str:
+    """Return a job for Slurm; `options` are sbatch's, by name with `_` or `-`, and win over those chosen here."""
+    chosen: dict[str, Any] = {
+        "job-name": script.stem,
+        "nodes": 1,
+        "ntasks-per-node": 1,
+        "cpus-per-task": plan.num_processes * plan.threads_per_process,
+        **({"gpus-per-node": plan.num_processes} if plan.use_gpu else {}),
+        "output": "%x-%j.log",
+        **{name.replace("_", "-"): value for name, value in options.items()},
+    }
+    if plan.config.timeout is not None and "time" not in chosen:
+        chosen["time"] = max(1, -(-int(plan.config.timeout) // 60))  # in minutes
+    lines = [f"#SBATCH --{name}" + ("" if value is True else f"={value}") for name, value in chosen.items()]
+    words = [sys.executable, "-m", "torch.distributed.run", *torchrun_words(plan, script)[1:]]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *lines,
+            MARK,
+            "set -e",
+            f"cd {shlex.quote(str(script.parent))}",
+            f"exec {shlex.join(words)}",
+            "",
+        ]
+    )

@@ -1,0 +1,51 @@
+"""Clipping of gradients, also where some are sharded, over one mesh or several, and others are whole.
+
+Torch's functions take one kind at a time (torch 2.13: "got mixed torch.Tensor and DTensor").
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["clip_norm_", "clip_value_"]
+
+
+def clip_norm_(parameters: Any, max_norm: float, norm_type: float) -> torch.Tensor:
+    """Scale gradients down to a total norm, and return the norm before, a whole tensor on every rank."""
+    groups = _by_mesh(parameters)
+    if len(groups) == 1 and next(iter(groups)) is None:
+        return torch.nn.utils.clip_grad_norm_(groups[None], max_norm, norm_type=norm_type)
+    norms = [_total_norm(group, norm_type) for group in groups.values()]
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    for group in groups.values():
+        torch.nn.utils.clip_grads_with_norm_(group, max_norm, total)
+    return total
+
+
+def clip_value_(parameters: Any, clip_value: float) -> None:
+    """Clip each element of the gradients to `[-clip_value, clip_value]`."""
+    for group in _by_mesh(parameters).values():
+        torch.nn.utils.clip_grad_value_(group, clip_value)
+
+
+def _by_mesh(parameters: Any) -> dict[Any, list[torch.Tensor]]:
+    """Return the parameters by the mesh that their gradients are sharded over; None: whole, or without a gradient."""
+    given: Iterable[torch.Tensor] = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+    groups: dict[Any, list[torch.Tensor]] = {}
+    for parameter in given:
+        mesh = getattr(parameter.grad, "device_mesh", None)
+        if parameter.grad is not None:
+            groups.setdefault(mesh, []).append(parameter)
+    return groups or {None: []}
+
+
+def _total_norm(parameters: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm: Any = torch.nn.utils.get_total_norm(grads, norm_type)
+    whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole

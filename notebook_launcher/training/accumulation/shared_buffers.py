@@ -1,0 +1,43 @@
+"""Buffers of a sharded model, such as a batch norm's statistics: rank 0's on every rank.
+
+DistributedDataParallel broadcasts them before each forward; `fully_shard` leaves each rank its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["SharedBuffers"]
+
+
+class SharedBuffers:
+    """The buffers of a module that its state dict has; those that it lacks are computed and do not differ."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._modules = [one for one in module.modules() if any(True for _ in _persistent(one))]
+
+    def broadcast(self) -> None:
+        """Replace the values by rank 0's: one broadcast for each dtype."""
+        found: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for module in self._modules:
+            for buffer in _persistent(module):
+                found.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        for buffers in found.values():
+            flat = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+            dist.broadcast(flat, src=0)
+            parts = torch.split(flat, [buffer.numel() for buffer in buffers])
+            with torch.no_grad():
+                for buffer, part in zip(buffers, parts, strict=True):
+                    buffer.copy_(part.view_as(buffer))
+
+
+def _persistent(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    for name, buffer in module._buffers.items():  # noqa: SLF001 - to leave out what the state dict leaves out
+        if buffer is not None and name not in module._non_persistent_buffers_set:  # noqa: SLF001
+            yield buffer

@@ -1,0 +1,92 @@
+"""What is done to a model before its units are sharded: tied units, activation checkpointing, precision of weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.training.plugins import warn_user
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["checkpoint_units", "keep_in_float32", "merge_tied"]
+
+Units = list[list[torch.nn.Module]]
+"""Modules that are sharded together, inner ones first."""
+
+
+def merge_tied(model: torch.nn.Module, units: Mapping[str, torch.nn.Module]) -> Units:
+    """Return the units with those in one that share parameters: a parameter can be in one unit only.
+
+    A unit that shares a parameter with what is in no unit, or with a unit around it, is left to the unit around it.
+    """
+    groups: dict[str, list[str]] = {name: [name] for name in units}
+    for owners in _owners(model, units):
+        names = {name for owner in owners for name in groups.get(owner, [owner])}
+        if "" in names or any(_is_around(one, other) for one in names for other in names):
+            for name in names:
+                groups.pop(name, None)
+        else:
+            merged = [name for name in units if name in names]
+            groups.update(dict.fromkeys(merged, merged))
+    kept = [name for name in units if name in groups and groups[name][0] == name]
+    return [[units[one] for one in groups[name]] for name in kept]
+
+
+def _owners(model: torch.nn.Module, units: Mapping[str, torch.nn.Module]) -> list[set[str]]:
+    """Return, for each parameter with several places, the innermost units around these; "" is the model."""
+    found: dict[int, set[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        around = next((unit for unit in units if name == unit or name.startswith(f"{unit}.")), "")
+        for parameter in module.parameters(recurse=False):
+            found.setdefault(id(parameter), set()).add(around)
+    return [owners for owners in found.values() if len(owners) > 1]
+
+
+def _is_around(one: str, other: str) -> bool:
+    return other.startswith(f"{one}.")
+
+
+def checkpoint_units(model: torch.nn.Module, units: Units) -> Units:
+    """Let each outermost unit keep its inputs alone and compute its activations again in the backward.
+
+    Raises:
+        ValueError: The model has no units.
+    """
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    if not units:
+        raise ValueError(
+            f"activation_checkpointing=True: {type(model).__name__} has no units, so all activations would be computed "
+            "twice at once. Name its blocks: auto_wrap_policy='transformer_based_wrap' and "
+            "transformer_cls_names_to_wrap=[...]."
+        )
+    inside = {id(one) for group in units for unit in group for one in unit.modules() if one is not unit}
+    wrapped: dict[int, Any] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if id(child) in inside or not any(child is unit for group in units for unit in group):
+                continue
+            if id(child) not in wrapped:
+                wrapped[id(child)] = checkpoint_wrapper(child)
+            setattr(parent, name, wrapped[id(child)])
+    return [[wrapped.get(id(unit), unit) for unit in group] for group in units]
+
+
+def keep_in_float32(model: torch.nn.Module) -> None:
+    """Keep trained weights of lower precision in float32: updates are smaller than their rounding."""
+    low = [
+        parameter
+        for parameter in model.parameters()
+        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16)
+    ]
+    for parameter in low:
+        parameter.data = parameter.data.float()
+    if low and torch.distributed.get_rank() == 0:
+        warn_user(
+            f"prepare(): {len(low)} trained parameters of {type(model).__name__} were in half precision. Their shards "
+            "are kept in float32, and each unit computes in mixed_precision; to train in half precision alone, use "
+            "mixed_precision='no'."
+        )

@@ -1,0 +1,1 @@
+"""Tests of scripts that are exported from a notebook."""

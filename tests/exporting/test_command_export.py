@@ -1,0 +1,312 @@
+"""`export(...)`: scripts that torchrun, our launch and a job file run, with the numbers of the notebook's launch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.exporting.needs import Needs, literal_of
+from notebook_launcher.exporting.sources import attribute_chains, names_at_definition, names_in
+from tests.support.programs import surroundings, type_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# A program stands for the notebook: its `__main__` has imports, constants, a decorator, a class, a value of that class
+# and a tensor, all of which the function needs, and some that it does not.
+NOTEBOOK = """
+import functools, os, random, sys
+import xml
+import xml.dom.minidom
+import numpy as np
+import torch.nn.functional as F
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from notebook_launcher import Accelerator, export, notebook_launch, report
+import helpers
+
+WIDTH, RATES = 8, {"slow": 0.01, "fast": 0.1}
+inputs = torch.arange(64.0 * 8).view(64, 8) / 100
+secret = open(os.devnull)        # cannot be written, and is not used
+counter = 0
+
+def logged(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        global counter
+        counter += 1
+        return function(*args, **kwargs)
+    return wrapper
+
+class Base(nn.Module):
+    def forward(self, x):
+        return F.relu(self.first(x)).sum(1)
+
+class Net(Base):
+    def __init__(self, width: int = WIDTH):
+        super().__init__()
+        self.first = nn.Linear(8, width)
+
+class Scale:
+    def __init__(self, factor): self.factor = factor
+
+scale = Scale(0.5)
+
+@logged
+def loss_of(model, x):
+    return F.mse_loss(model(x), x.sum(1) * scale.factor) + even(2)
+
+def even(n): return 0.0 if n == 0 else odd(n - 1)
+def odd(n): return 0.0 if n == 0 else even(n - 1)
+
+def train(rate, /, steps, extra=None):
+    accelerator = Accelerator()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATES[rate] * (1 if extra is None else extra.item()))
+    loader = DataLoader(TensorDataset(inputs), batch_size=4, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for _, (x,) in zip(range(steps), loader):
+        with accelerator.accumulate(model):
+            accelerator.backward(loss_of(model, x + np.random.rand() + random.random() + helpers.SHIFT))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert xml.dom.minidom.Document and counter == steps
+    facts = [accelerator.gradient_accumulation_steps, accelerator.mixed_precision, torch.get_num_threads()]
+    state = accelerator.unwrap_model(model).state_dict()
+    torch.save((facts, state), f"{os.environ['OUT']}-{accelerator.process_index}.pt")
+    report(step=0, loss=1.0)
+
+options = dict(seed=3, gradient_accumulation_steps=2, max_grad_norm=1.0, devices="cpu", env={"WORD": "a"})
+given = dict(args=("fast",), kwargs={"steps": 6, "extra": torch.tensor(0.7)})
+if sys.argv[1:] == ["run"]:
+    notebook_launch(train, 2, output="none", **given, **options)
+    job = {"time": "1:00:00", "gres": "gpu:2", "exclusive": True}
+    print(export(train, "train.py", 2, slurm=job, **given, **options))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "helpers.py").write_text("SHIFT = 0.25\n")
+    (folder / "notebook.py").write_text(NOTEBOOK)
+    env = {**surroundings(folder), "OUT": "notebook"}
+    done = subprocess.run(
+        [sys.executable, "notebook.py", "run"], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (folder / "shown.txt").write_text(done.stdout)
+    return folder
+
+
+def saved(folder: Path, name: str, rank: int) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    facts, state = torch.load(folder / f"{name}-{rank}.pt")
+    return facts, state
+
+
+def assert_equal_to_the_bit(folder: Path, name: str) -> None:
+    for rank in range(2):
+        facts, state = saved(folder, name, rank)
+        expected_facts, expected = saved(folder, "notebook", rank)
+        assert facts == expected_facts
+        assert facts[0] == 2
+        assert state.keys() == expected.keys()
+        for key, value in state.items():
+            assert torch.equal(value, expected[key]), key
+
+
+def test_job_file_runs_under_torchrun_with_equal_numbers(folder):
+    job = (folder / "train.sbatch").read_text()
+    assert "#SBATCH --time=1:00:00\n#SBATCH --gres=gpu:2\n#SBATCH --exclusive\n" in job
+    assert "#SBATCH --nodes=1\n" in job
+    env = {**surroundings(folder), "OUT": str(folder / "job"), "NOTEBOOK_LAUNCHER_RUNS": "off"}
+    done = subprocess.run(
+        ["bash", str(folder / "train.sbatch")],
+        cwd="/",
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert_equal_to_the_bit(folder, "job")
+
+
+def test_script_runs_under_our_launch_with_equal_numbers(folder):
+    done = type_command("launch", "-n", 2, "--cpu", "train.py", cwd=folder, env={"OUT": "launched"})
+    assert done.returncode == 0, done.stderr
+    assert_equal_to_the_bit(folder, "launched")
+
+
+def test_script_holds_what_the_function_needs_and_nothing_else(folder):
+    text = (folder / "train.py").read_text()
+    for line in (
+        "import numpy as np\n",
+        "import torch.nn.functional as F\n",
+        "import torch.nn as nn\n",
+        "import xml.dom.minidom\n",
+        "from torch.utils.data import DataLoader\n",
+        "RATES = {'slow': 0.01, 'fast': 0.1}\n",
+        "os.environ.setdefault('WORD', 'a')\n",
+        "    adopt(max_grad_norm=1.0)\n",
+        "    train('fast', steps=6, extra=_VALUES['argument extra'])\n",
+    ):
+        assert line in text
+    assert "secret" not in text
+    assert text.index("class Base(") < text.index("class Net(")
+    assert text.index("def logged(") < text.index("@logged")
+    assert (folder / "shown.txt").read_text().splitlines() == [
+        f"written: {folder}/train.py, {folder}/train.values, {folder}/train.sbatch",
+        "    torchrun --standalone --nproc-per-node=2 train.py",
+        "    notebook-launcher launch -n 2 --cpu train.py",
+        "    sbatch train.sbatch",
+    ]
+
+
+REFUSALS = """
+import functools, os, torch
+from pathlib import Path
+from notebook_launcher import export
+def make():
+    def inner(): pass
+    return inner
+inner, square, file = make(), lambda x: x, open(os.devnull)
+def uses_inner(): inner()
+def uses_lambda(): square(2)
+def uses_file(): file.read()
+def magic(): get_ipython().system("ls")
+exec("def made(): pass")
+def uses_made(): made()
+class Odd: pass
+odd = Odd()
+def default(x=odd): pass
+def fine(x=1): return unheard_of
+def told(*args, **more):
+    try:
+        export(*args, **more)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+told(uses_inner, "a.py")
+told(uses_lambda, "a.py")
+told(uses_file, "a.py")
+told(magic, "a.py")
+told(uses_made, "a.py")
+told(default, "a.py")
+told(functools.partial(fine, 1), "a.py")
+told(fine, "a.txt")
+told(fine, "no/such/a.py")
+told(fine, "a.py", seed="x")
+told(fine, "a.py", args=(1, 2))
+told(fine, "a.py", args=(file,))
+Path("mine.py").write_text("x = 1")
+told(fine, "mine.py")
+print(os.listdir("."))
+print(export(fine, "mine.py", overwrite=True, seed=1, num_processes=3, devices="cpu", max_restarts=2))
+print(export(fine, "mine.py", seed=1, num_processes=1, devices="cpu"))
+print(export(os.path.join, "joined.py", args=("a", "b"), num_processes=1, devices="cpu").notes)
+"""
+
+
+def test_refusals_name_what_cannot_be_written_and_leave_no_file(tmp_path):
+    (tmp_path / "notebook.py").write_text(REFUSALS)
+    done = subprocess.run(
+        [sys.executable, "notebook.py"],
+        cwd=tmp_path,
+        env=surroundings(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    expected = [
+        "make.<locals>.inner cannot be exported: only what is defined at the top level",
+        "<lambda> cannot be exported: only what is defined at the top level",
+        "file cannot be exported: its value, a TextIOWrapper, cannot be written to a file",
+        "magic cannot be exported: it uses get_ipython() or a magic",
+        "made cannot be exported: its source was not found. Define it in a cell or in a module",
+        "default cannot be exported: its decorators, defaults or bases use odd",
+        "partial objects cannot be exported. Pass a function that is defined with `def`",
+        "export(path='a.txt'): the name of a script ends in .py.",
+        "export(path='no/such/a.py'): there is no folder",
+        "seed='x' is a str; it must be a whole number.",
+        "fine(x=1) cannot be called with args=(1, 2)",
+        "argument 1 cannot be exported: its value, a TextIOWrapper",
+        "mine.py exists, and export() has not written it.",
+    ]
+    for line, words in zip(lines, expected, strict=False):
+        assert line.startswith("ConfigError: "), line
+        assert words in line
+    assert sorted(eval(lines[len(expected)])) == ["mine.py", "notebook.py"]  # a list of names
+    rest = lines[len(expected) + 1 :]
+    assert rest[1] == "    torchrun --standalone --nproc-per-node=3 --max-restarts=2 mine.py"
+    assert rest[3] == "unheard_of is not defined in this notebook"
+    assert rest[-1] == "()"
+
+
+def test_script_of_one_rank_runs_by_python_alone(tmp_path):
+    program = (
+        "from notebook_launcher import export\n"
+        "def hello(word):\n    import torch.distributed as dist\n    print(word, dist.get_world_size())\n"
+        "if __name__ == '__main__':\n    export(hello, 'hello.py', 1, args=('hi',), devices='cpu', seed=0)\n"
+    )
+    (tmp_path / "notebook.py").write_text(program)
+    env = {name: value for name, value in surroundings(tmp_path).items() if name != "RANK"}
+    for file in ("notebook.py", "hello.py"):
+        done = subprocess.run([sys.executable, file], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "hi 1\n"
+
+
+def test_cells_of_a_notebook_are_exported(kernel, tmp_path):
+    define = (
+        "from notebook_launcher import export\nimport dataclasses\n"
+        "@dataclasses.dataclass\nclass Point:\n    x: int = 3\n"
+        "def show():\n    display(Point().x)\n"
+    )
+    assert kernel.execute(define).error is None
+    outcome = kernel.execute(f"export(show, {str(tmp_path / 'show.py')!r}, 1, devices='cpu')")
+    assert outcome.error is None, outcome.traceback
+    text = (tmp_path / "show.py").read_text()
+    assert "@dataclasses.dataclass\nclass Point:\n    x: int = 3\n" in text
+    assert "from IPython.display import display\n" in text
+    done = subprocess.run(
+        [sys.executable, "show.py"], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
+@pytest.mark.parametrize("value", [1, -2.5, "a'b", [1, (2,)], {"a": {1}}, None, True, b"x", set(), (1 + 2j)])
+def test_literals_are_read_back_as_they_were(value):
+    text = literal_of(value)
+    assert text is not None
+    assert eval(text) == value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), [torch.ones(1)], "x" * 3000])
+def test_values_without_a_literal_have_none(value):
+    assert literal_of(value) is None
+
+
+def test_names_are_those_that_are_global():
+    source = (
+        "@wrap\ndef f(x, y=DEFAULT):\n    global count\n    count = 1\n    local = used + x\n"
+        "    return [g(z) for z in local]\n"
+    )
+    assert names_in(source) == {"wrap", "DEFAULT", "count", "used", "g"}
+    assert names_at_definition(source) == {"wrap", "DEFAULT"}
+    assert attribute_chains("def f(): return a.b.c(d.e)") >= {"a.b.c", "d.e"}
+
+
+def test_class_that_is_gone_is_named():
+    needs = Needs({})
+    gone = type("Gone", (), {"__module__": "__main__"})
+    with pytest.raises(ConfigError, match="thing cannot be exported"):
+        needs.add("thing", gone())

@@ -1,0 +1,330 @@
+"""Kinds of models and settings that an Accelerator shards: each trains as the model that each rank has whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
+from tests.support.toy_training import session_fixture, shards_on_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = shards_on_cpus
+
+WIDTH = 6
+BLOCKS = "transformer_based_wrap"
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(WIDTH, WIDTH)
+        self.scale: torch.Tensor
+        self.register_buffer("scale", torch.ones(1), persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = inputs + self.scale * torch.tanh(self.inner(inputs))
+        return outputs
+
+
+class Net(torch.nn.Module):
+    """A stack of blocks between two layers that belong to no unit."""
+
+    _no_split_modules = ("Block",)
+
+    def __init__(self, *, norm: bool = False, tied: bool = False) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, WIDTH, bias=False)
+        self.norm = torch.nn.BatchNorm1d(WIDTH) if norm else torch.nn.Identity()
+        self.blocks: Any = torch.nn.ModuleList(Block() for _ in range(3))
+        self.last = torch.nn.Linear(WIDTH, 3, bias=False)
+        if tied:
+            self.last = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+            self.blocks[2].inner.weight = self.blocks[0].inner.weight
+            self.last.weight = self.blocks[1].inner.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.first(inputs))
+        for block in self.blocks:
+            hidden = block(hidden)
+        outputs: torch.Tensor = self.last(hidden).sum(1)
+        return outputs
+
+
+class Adapted(torch.nn.Module):
+    """A frozen linear layer in bfloat16 beside a trained one of low rank, as LoRA has them."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False).bfloat16()
+        self.down = torch.nn.Linear(WIDTH, 2, bias=False)
+        self.up = torch.nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.base(inputs.bfloat16()).to(inputs.dtype) + self.up(self.down(inputs))
+        return outputs
+
+
+session = session_fixture(2)
+
+
+def whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return a model's state, gathered."""
+    state: dict[str, Any] = model.state_dict()
+    return {name: (one.full_tensor() if hasattr(one, "full_tensor") else one).clone() for name, one in state.items()}
+
+
+def train(
+    make: Callable[[], torch.nn.Module],
+    settings: dict[str, Any],
+    *,
+    clip: float | None = None,
+    options: dict[str, Any] | None = None,
+) -> dict[str, torch.Tensor]:
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **(options or {}), **settings)
+    torch.manual_seed(0)
+    net: Any = make()
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": trained[:2], "lr": 0.05}, {"params": trained[2:]}]
+    optimizer: Any = torch.optim.AdamW(groups, lr=0.02)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    for number in range(6):
+        torch.manual_seed(10 * number + accelerator.process_index)
+        inputs = torch.randn(number % 3 + 2, 3)
+        with accelerator.accumulate(net):
+            accelerator.backward((net(inputs) - inputs.sum(1)).pow(2).mean(), weight=len(inputs))
+            if clip is not None:
+                accelerator.clip_grad_norm_(net.parameters(), clip)
+                accelerator.clip_grad_value_(net.parameters(), clip / 4)
+            optimizer.step()
+            optimizer.zero_grad()
+    return whole(accelerator.unwrap_model(net, keep_torch_compile=False))
+
+
+def frozen() -> Net:
+    net = Net()
+    net.first.requires_grad_(False)
+    net.blocks.requires_grad_(False)
+    return net
+
+
+def adapted() -> Net:
+    net = Net().requires_grad_(False)
+    for block in net.blocks:
+        block.inner = Adapted(block.inner)
+    return net
+
+
+def check(
+    session: Any, make: Callable[[], torch.nn.Module], plugin: Plugin, tolerance: float = 1e-6, **how: Any
+) -> None:
+    """Compare a sharded model with a whole one, after three updates on two ranks."""
+    expected = session.run(train, args=(make, {}), kwargs=how)[0]
+    for mine in session.run(train, args=(make, {"fsdp_plugin": plugin}), kwargs=how):
+        assert list(mine) == list(expected)
+        for name, value in mine.items():
+            difference = float((value - expected[name]).abs().max())
+            assert difference <= tolerance, f"{name} differs by {difference:.1e}"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Net, lambda: Net(norm=True), lambda: Net(tied=True), frozen, adapted],
+    ids=["plain", "batch norm", "tied", "frozen", "adapted"],
+)
+def test_each_kind_of_model_trains_as_a_whole_one(session, make):
+    check(session, make, Plugin())
+
+
+@pytest.mark.parametrize("clip", [0.05, 1e3])
+@pytest.mark.parametrize("ignored", [None, r"blocks\.1", "first"])
+def test_clipping_is_exact_with_modules_that_stay_whole(session, ignored, clip):
+    check(session, Net, Plugin(ignored_modules=ignored), clip=clip)
+
+
+@pytest.mark.parametrize("backend", ["no", "eager"])
+@pytest.mark.parametrize(
+    "plugin",
+    [Plugin(activation_checkpointing=True), Plugin(auto_wrap_policy="size_based_wrap", min_num_params=30)],
+    ids=["checkpointed", "by size"],
+)
+def test_checkpointed_and_compiled_units_keep_names_and_numbers(session, plugin, backend):
+    check(session, Net, plugin, options={"dynamo_backend": backend})
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.03), ("fp16", 0.03)])
+def test_half_precision_keeps_float32_weights(session, precision, tolerance):
+    check(session, Net, Plugin(), tolerance, options={"mixed_precision": precision})
+
+
+def test_several_models_and_an_optimizer_with_state_are_sharded(session):
+    def train(sharded: bool) -> list[torch.Tensor]:  # noqa: FBT001
+        from notebook_launcher import Accelerator
+
+        nets: list[Any] = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)]
+        for net in nets:
+            torch.nn.init.constant_(net.weight, 0.5)
+            torch.nn.init.zeros_(net.bias)
+        optimizer: Any = torch.optim.Adam([*nets[0].parameters(), *nets[1].parameters()], lr=0.1)
+        nets[1](nets[0](torch.ones(1, 3))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin() if sharded else None)
+        optimizer = accelerator.prepare(optimizer)
+        nets = [accelerator.prepare(net) for net in nets]
+        torch.manual_seed(accelerator.process_index)
+        for _ in range(3):
+            with accelerator.accumulate(*nets):
+                accelerator.backward(nets[1](nets[0](torch.randn(2, 3))).pow(2).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        moments = [optimizer.state[parameter]["exp_avg"] for net in nets for parameter in net.parameters()]
+        assert all(hasattr(moment, "full_tensor") for moment in moments) == sharded
+        return [value for net in nets for value in whole(accelerator.unwrap_model(net)).values()]
+
+    expected = session.run(train, args=(False,))[0]
+    for mine in session.run(train, args=(True,)):
+        torch.testing.assert_close(mine, expected)
+
+
+class Switched(torch.nn.Module):
+    """Two layers of which each rank uses another one at each micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(3, 1) for _ in range(3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layers[int(inputs[0, 0])](inputs).sum(1)
+        return outputs
+
+
+@pytest.mark.parametrize("sync_each_batch", [None, False])
+def test_ranks_that_use_different_parameters_of_a_unit_train_as_with_ddp(session, sync_each_batch):
+    def train(settings: dict[str, Any]) -> dict[str, torch.Tensor]:
+        from notebook_launcher import Accelerator, DistributedDataParallelKwargs, GradientAccumulationPlugin
+
+        torch.manual_seed(0)
+        net: Any = Switched()
+        accelerator = Accelerator(
+            cpu=True,
+            gradient_accumulation_plugin=GradientAccumulationPlugin(2, sync_each_batch=sync_each_batch),
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+            **settings,
+        )
+        net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        for number in range(4):
+            inputs = torch.full((2, 3), float((number + accelerator.process_index) % 3))
+            with accelerator.accumulate(net):
+                accelerator.backward(net(inputs).pow(2).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        return whole(accelerator.unwrap_model(net))
+
+    expected = session.run(train, args=({},))[0]
+    for mine in session.run(train, args=({"fsdp_plugin": Plugin(auto_wrap_policy="no_wrap")},)):
+        for name, value in mine.items():
+            torch.testing.assert_close(value, expected[name])
+
+
+def test_weights_on_the_meta_device_are_initialised_once_and_equal_on_all_ranks(session):
+    def make(everywhere: bool) -> Any:  # noqa: FBT001
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin(cpu_ram_efficient_loading=True))
+        torch.manual_seed(accelerator.process_index)
+        with torch.device("meta" if everywhere or accelerator.process_index else "cpu"):
+            net: Any = Net() if not everywhere else torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 3))
+        before = (
+            None
+            if net is None or next(net.parameters()).is_meta
+            else {n: v.clone() for n, v in net.state_dict().items()}
+        )
+        return before, whole(accelerator.prepare(net))
+
+    (before, first), (_, second) = session.run(make, args=(False,))
+    for name, value in first.items():
+        torch.testing.assert_close(value, before[name])
+        torch.testing.assert_close(value, second[name])
+    (_, first), (_, second) = session.run(make, args=(True,))
+    for name, value in first.items():
+        assert value.abs().sum() > 0
+        torch.testing.assert_close(value, second[name])
+
+
+@pytest.mark.parametrize(
+    ("make", "plugin", "message"),
+    [
+        (Net, Plugin(auto_wrap_policy=BLOCKS, transformer_cls_names_to_wrap=["Blok"]), "contains no Blok. It .*Block"),
+        (lambda: torch.nn.Linear(2, 2), Plugin(auto_wrap_policy=BLOCKS), "Linear has no _no_split_modules"),
+        (lambda: torch.nn.Linear(2, 2), Plugin(activation_checkpointing=True), "Linear has no units"),
+        (Net, Plugin(ignored_modules="head"), "ignored_modules='head' matches the name of no module in Net"),
+        (Net, Plugin(auto_wrap_policy=3), "auto_wrap_policy=3 is not a policy"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_a_model_are_refused_by_name(session, make, plugin, message):
+    def prepare() -> None:
+        from notebook_launcher import Accelerator
+
+        Accelerator(cpu=True, fsdp_plugin=plugin).prepare(make())
+
+    with pytest.raises((ValueError, TypeError), match=message):
+        session.run(prepare)
+
+
+def misuse_shared() -> None:
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
+    one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    two.weight = one.weight
+    accelerator.prepare(one)
+    accelerator.prepare(two)
+
+
+def misuse_unsynced() -> None:
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
+    net: Any = torch.nn.Linear(2, 2)
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    with accelerator.no_sync(net):
+        accelerator.backward(net(torch.ones(1, 2)).sum())
+    optimizer.step()
+
+
+def misuse_stray() -> None:
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
+    net: Any = torch.nn.Linear(2, 2)
+    optimizer: Any = accelerator.prepare(torch.optim.SGD(net.parameters(), lr=0.1))
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+def misuse_hook() -> None:
+    from notebook_launcher import Accelerator, DistributedDataParallelKwargs
+
+    handler = DistributedDataParallelKwargs(comm_hook="power_sgd")
+    Accelerator(cpu=True, fsdp_plugin=Plugin(), kwargs_handlers=[handler]).prepare(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (misuse_shared, "Linear shares parameters with a model that was sharded before.* Put both into one module"),
+        (misuse_unsynced, r"gradients of FSDPLinear were not synchronised.*Its backward ran under no_sync\(\)"),
+        (misuse_stray, "nothing synchronised the gradients of 2 parameters of this SGD"),
+        (misuse_hook, "comm_hook='power_sgd' compresses what DDP sends.* Use 'bf16', 'fp16' or 'no'"),
+    ],
+)
+def test_misuse_of_a_sharded_model_is_an_error_that_says_what_to_write(session, misuse, message):
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        session.run(misuse)
