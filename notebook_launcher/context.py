@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from notebook_launcher import messages
+from notebook_launcher.changes import OFFERED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ __all__ = [
     "step_boundary",
     "stop_requested",
     "track",
+    "tunable",
 ]
 
 T = TypeVar("T")
@@ -58,6 +60,10 @@ SAVE_CHOICE = slice(8, 24)
 reads and writes it."""
 STOP_CHOICE = slice(24, 40)
 """Likewise, for the update after which all ranks stop."""
+CHANGES_ASKED = 3
+"""Number of the last `Change` that the kernel has sent to all ranks, modulo 256."""
+CHANGE_CHOICE = slice(40, 56)
+"""Likewise, for the update after which all ranks carry out the changes."""
 COOPERATIVE = 64
 MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // 2
 """Rank r marks in byte COOPERATIVE + r that it reads the board, and in byte ACTIVITY + r what it does."""
@@ -103,6 +109,11 @@ class RankContext:
     waits_since: tuple[int, float] = (-1, 0.0)
     """Number of backwards when a rank that is to stop was last allowed a step, and the time of the first such."""
 
+    next_change: Callable[[], messages.Change] | None = None
+    """Returns the next `Change` that the kernel has sent, in order; waits for it."""
+    tunables: dict[str, float] = dataclasses.field(default_factory=dict)
+    """By name: present values of what the function offers by `tunable`."""
+
     def set_activity(self, activity: int) -> int:
         """Set what the rank does now: COMPUTING, WAITING or SAVING. Return what it did before."""
         at = ACTIVITY + self.rank
@@ -137,6 +148,7 @@ def forget_call() -> None:
     """Release the safepoint, so that an Accelerator of the next call can take its place."""
     if _Current.context is not None:
         _Current.context.safepoint, _Current.context.waits_since = None, (-1, 0.0)
+        _Current.context.tunables.clear()
 
 
 def current() -> RankContext | None:
@@ -212,6 +224,39 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
         if now - last >= PROGRESS_INTERVAL or done == total:
             context.send(messages.Progress(time=now, done=done, total=total, description=description))
             last = now
+
+
+def tunable(name: str, default: float) -> float:
+    """Return a setting that `run.set(name=value)` changes while the run goes on; read it wherever it is used.
+
+        temperature = tunable("temperature", 0.7)
+
+    A change arrives on all ranks after the same update of the first prepared `Accelerator`, between two micro-batches,
+    so the ranks never differ. Outside a run this is the default.
+
+    Args:
+        name: The keyword for `run.set`.
+        default: The value until it is changed. Its type, int, float or bool, stays.
+
+    Raises:
+        TypeError: The default is not a number.
+        ValueError: The name is not an identifier, or belongs to a setting of the `Accelerator`.
+    """
+    if not isinstance(default, (int, float)):
+        msg = f"tunable({name!r}, {default!r}): the default is a {type(default).__name__}; it must be a number."
+        raise TypeError(msg)
+    if not isinstance(name, str) or not name.isidentifier() or name in OFFERED:
+        taken = f"; {', '.join(OFFERED)} are settings of the Accelerator" if name in OFFERED else ""
+        msg = f"tunable({name!r}): the name must be a keyword for run.set, such as temperature{taken}."
+        raise ValueError(msg)
+    context = _Current.context
+    if context is None:
+        return default
+    if name not in context.tunables:
+        context.tunables[name] = default
+        if context.pid == os.getpid():
+            context.send(messages.Offered(name=name, value=default))
+    return context.tunables[name]
 
 
 def progress(done: int, total: int | None = None, description: str = "") -> None:

@@ -6,9 +6,11 @@ pair that the kernel made (`channel.py`); descriptors travel beside the record:
     kernel -> fork server    StartSupervisor
     kernel -> supervisor     Setup, StartRank, SignalRanks, Close
     supervisor -> kernel     RankStarted, RankExited, RankNotStarted
-    kernel -> rank           RunCall, LeaveGroup, InputReply, DebugFailure, ForgetFailure, Finish
+    kernel -> rank           RunCall, LeaveGroup, InputReply, Change, DebugFailure, ForgetFailure,
+                             Finish
     rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
-                             InputRequest, Metrics, Progress, Phases, Notice, DebugEnded
+                             InputRequest, Metrics, Progress, Phases, Notice, Offered, Changed,
+                             DebugEnded
 
 A rank's standard output and error are pipes, not records. So output of C code, and the last lines before
 a crash, arrive in the same way as `print`.
@@ -25,6 +27,8 @@ from notebook_launcher.training_settings import TrainingSettings  # noqa: TC001 
 __all__ = [
     "DUMP_SIGNAL",
     "CallStarted",
+    "Change",
+    "Changed",
     "ClearOutput",
     "Close",
     "DebugEnded",
@@ -42,6 +46,7 @@ __all__ = [
     "LeaveGroup",
     "Metrics",
     "Notice",
+    "Offered",
     "Phases",
     "Progress",
     "Raised",
@@ -176,6 +181,20 @@ class RunCall:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveGroup:
     """Shut the process group down, so that peers that wait in it get an error."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Do something after an update on which all ranks agree; the board says that this record has been sent.
+
+    Ranks that a change has paused carry out the following ones as they come, until one resumes or stops the run.
+    """
+
+    number: int
+    """Number of the change in this attempt, from 1 on."""
+    action: Literal["set", "pause", "resume", "save", "stop"]
+    values: dict[str, float | str | None] = dataclasses.field(default_factory=dict)
+    """New values, by setting: numbers, factors such as `"x0.5"`, or None."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,6 +404,25 @@ class Unreadable:
     """Stands in for a record that the receiver could not unpickle; never sent."""
 
     reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """The function offers a setting, by `tunable`."""
+
+    name: str
+    value: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """A `Change` was carried out, after this number of updates."""
+
+    time: float
+    update: int
+    action: Literal["set", "pause", "resume", "save", "stop"]
+    values: dict[str, tuple[float | None, float | None]]
+    """Values before and after, by setting."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

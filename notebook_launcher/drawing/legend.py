@@ -71,6 +71,7 @@ RUN_STATES: dict[str, StateLook] = {
     "starting": StateLook(word="starting", tone="quiet", shape="ring", sign="…"),
     "running": StateLook(word="running", tone="live", shape="disc"),
     "waiting": StateLook(word="waiting", tone="warn", shape="hourglass"),
+    "paused": StateLook(word="paused", tone="warn", shape="hourglass", sign="‖"),
     "stopping": StateLook(word="stopping", tone="warn", shape="square", sign="■"),
     "done": StateLook(word="done", tone="good", shape="check", sign="✓", colour=GOOD, is_over=True),
     "failed": StateLook(word="failed", tone="bad", shape="cross", sign="✗", colour=BAD, is_over=True),

@@ -22,7 +22,7 @@ from notebook_launcher.text import clean, escape, one_line
 from notebook_launcher.units import format_seconds, format_share, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.schema import RunSnapshot
@@ -126,7 +126,8 @@ def static_svg(snapshot: RunSnapshot, curves: Curves, *, width: float = WIDTH) -
 
 def _drawings(snapshot: RunSnapshot, curves: Curves, width: float) -> list[Picture]:
     timeline = [timeline_picture(snapshot.phases, width=width)] if snapshot.phases else []
-    return [curves_picture(curves, None, PlotOptions(width=width)), *timeline]
+    options = PlotOptions(width=width, marks=tuple(_marks(snapshot)))
+    return [curves_picture(curves, None, options), *timeline]
 
 
 def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:
@@ -156,3 +157,13 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:
 
 def _text_metrics(curves: Curves) -> list[str]:
     return tables.table_text(sections.metric_columns(sections.metric_rows(curves)))
+
+
+def _marks(snapshot: RunSnapshot) -> Iterator[tuple[int, str]]:
+    """Yield a mark for each moment at which settings were changed: the step, and what was changed."""
+    names: dict[int, list[str]] = {}
+    for change in snapshot.changes:
+        if change.step is not None:
+            names.setdefault(change.step, []).append(change.name)
+    for step, changed in names.items():
+        yield step, ", ".join(dict.fromkeys(changed))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_PLOTS", "Plot", "PlotOptions", "draw_plots", "legend_of"]
 
 MAX_PLOTS = 24
+MAX_MARKS = 50
+"""Marks in a plot; further ones could not be told apart."""
 MAX_POINTS = 30_000
 """Points in a picture, shared among its lines: about 300 kB."""
 PLOT_WIDTH = 290.0
@@ -48,6 +50,8 @@ class PlotOptions:
     width: float = 720.0
     log: bool = False
     smoothing: float = 0.0
+    marks: tuple[tuple[int, str], ...] = ()
+    """Moments to mark in each plot: the step, and a word for what happened there."""
 
 
 def draw_plots(plots: Sequence[Plot], options: PlotOptions, *, legend: Sequence[tuple[int, str]]) -> Picture:
@@ -138,7 +142,14 @@ class _Frame:
             draw_series(series, self._smooth(series), x, self._y, points, place=place, num=self._num_lines)
             for place, series in enumerate(self._plot.series)
         )
-        return self._title(width, note) + self._axes(x) + lines + marks
+        return self._title(width, note) + self._axes(x) + self._moments(x) + lines + marks
+
+    def _moments(self, x: Scale) -> str:
+        inside = [(step, words) for step, words in self._options.marks if x.low <= step <= x.high]
+        lines = "".join(f"M{number(x(step))} {number(HEAD)}V{number(self._bottom)}" for step, _ in inside[:MAX_MARKS])
+        path = f'<path d="{lines}" stroke="currentColor" stroke-opacity="0.6" stroke-dasharray="2 3"/>' if lines else ""
+        words = [(step, words) for step, words in inside if x(step) + text_width(words, SMALL) + 3 < x.end]
+        return path + (text(x(words[-1][0]) + 3, HEAD + 10, words[-1][1]) if words else "")
 
     def _smooth(self, series: Series) -> Sequence[tuple[int, float]]:
         return smooth(series.points, self._options.smoothing) if self._options.smoothing else series.points

@@ -18,6 +18,7 @@ from notebook_launcher.history.schema import (
     PhaseSpan,
     RankPhases,
     RankSnapshot,
+    RunChange,
     RunSnapshot,
 )
 
@@ -64,6 +65,7 @@ def encode_snapshot(snapshot: RunSnapshot) -> dict[str, Any]:
         **_fields(snapshot),
         "ranks": [_fields(rank) for rank in snapshot.ranks],
         "failures": [_fields(failure) for failure in snapshot.failures],
+        "changes": [_fields(change) for change in snapshot.changes],
         "phases": {
             str(rank): {**_fields(phases), "spans": [_encode_span(span) for span in phases.spans[-num_spans:]]}
             for rank, phases in snapshot.phases.items()
@@ -86,6 +88,7 @@ def decode_snapshot(data: Mapping[str, Any]) -> RunSnapshot:
             dataclasses.replace(_build(FailureRecord, item), last_lines=tuple(item.get("last_lines", ())))
             for item in data.get("failures", ())
         ),
+        changes=tuple(_build(RunChange, item) for item in data.get("changes", ())),
         phases={int(rank): _decode_phases(item) for rank, item in data.get("phases", {}).items()},
     )
 

@@ -19,6 +19,7 @@ __all__ = [
     "RankPhases",
     "RankSnapshot",
     "RankState",
+    "RunChange",
     "RunReader",
     "RunSnapshot",
     "RunState",
@@ -27,8 +28,9 @@ __all__ = [
 MAX_SPANS = 1024
 """Newest spans that are kept of each rank: at least the last 3 s."""
 
-RunState = Literal["starting", "running", "waiting", "stopping", "done", "failed", "stopped", "lost"]
+RunState = Literal["starting", "running", "waiting", "paused", "stopping", "done", "failed", "stopped", "lost"]
 """`"waiting"`: ranks wait in a collective which others have not entered, for longer than `hang_notice`.
+`"paused"`: `run.pause()` holds all ranks after the same update.
 `"lost"`: the kernel ended before the run did; only a run that was read from its folder has this state."""
 
 RankState = Literal["starting", "running", "waiting", "saving", "asking", "returned", "failed", "stopped", "unknown"]
@@ -127,6 +129,22 @@ class RankSnapshot:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunChange:
+    """A change of one setting while the run went on, made by `run.set(...)` on all ranks after the same update."""
+
+    name: str
+    before: float | None
+    after: float | None
+    """The new value; None: no clipping."""
+    update: int
+    """Number of updates that had been made."""
+    step: int | None
+    """Step of rank 0's last metrics at that time; None before the first metrics."""
+    time: float
+    """Seconds since the launch."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
     """Failure of one rank."""
 
@@ -173,6 +191,8 @@ class RunSnapshot:
     """Failures of the ranks, that of the culprit first."""
     phases: Mapping[int, RankPhases] = dataclasses.field(default_factory=dict)
     """Phases by rank, for the ranks whose Accelerator has reported any."""
+    changes: tuple[RunChange, ...] = ()
+    """Settings that were changed while the run went on, in order."""
 
     @property
     def is_over(self) -> bool:

@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from notebook_launcher import context, messages
 from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost, Woken
@@ -23,10 +23,13 @@ from notebook_launcher.kernel.rank_outcome import RankOutcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from notebook_launcher.changes import Wanted
     from notebook_launcher.engines.events import Event
     from notebook_launcher.engines.process_tree import ProcessTree
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "ChangeAction"]
+
+ChangeAction: TypeAlias = Literal["set", "pause", "resume", "save", "stop"]
 
 SURE_GRACE = 0.15
 """Seconds that other ranks get to report their own failure, if the first failure is surely a cause."""
@@ -80,6 +83,10 @@ class Attempt:
         """Time at which ranks that have ended the call leave the process group."""
         self._left: set[int] = set()
         """The ranks that were told to leave the process group."""
+        self.paused_after: int | None = None
+        """Number of updates after which all ranks are held; None while they train."""
+        self._num_changes = 0
+        """Number of the last change that was sent."""
         self.debugged: int | None = None
         """The rank whose frames the user looks into; nobody is stopped and no clock runs meanwhile."""
         self._may_debug = debug
@@ -244,6 +251,9 @@ class Attempt:
         """Ask the ranks to stop after their present step; return True if a rank looks at the stop flag."""
         if not self._can_ask():
             return False
+        if self.paused_after is not None:
+            self._asked_at = time.monotonic()
+            return self.ask_to_change("stop")
         if self._asked_at is None:  # Set before the flag, so that a rank that ends because of the flag ends later.
             self._asked_at = time.monotonic()
         self.tree.board[context.STOP_FLAG] = context.STOP_TOGETHER
@@ -251,9 +261,29 @@ class Attempt:
 
     def ask_to_save(self) -> bool:
         """Ask the ranks for a checkpoint; return True if an Accelerator will write it."""
+        if self.paused_after is not None:
+            return self.ask_to_change("save")
         board = self.tree.board
         board[context.SAVES_ASKED] = (board[context.SAVES_ASKED] + 1) % 256
         return self.can_save
+
+    def ask_to_change(self, action: ChangeAction, values: dict[str, Wanted] | None = None) -> bool:
+        """Ask the ranks to do something after the same update; return True if an Accelerator will do it."""
+        if not self.can_save:
+            return False
+        self._num_changes += 1
+        change = messages.Change(number=self._num_changes, action=action, values=values or {})
+        for rank in range(self._num_processes):
+            self.tree.send(rank, change)
+        # Written last: a rank that sees the number finds the change in its channel.
+        self.tree.board[context.CHANGES_ASKED] = self._num_changes % 256
+        return True
+
+    def note_change(self, changed: messages.Changed) -> None:
+        """Stop the clocks while the ranks are paused."""
+        if changed.action in ("pause", "resume"):
+            self.paused_after = changed.update if changed.action == "pause" else None
+            self.pause(paused=False)
 
     @property
     def can_save(self) -> bool:
@@ -328,7 +358,7 @@ class Attempt:
 
     def pause(self, *, paused: bool) -> None:
         """Stop the clock of the time-out while a rank waits for the user's input, and start it again afterwards."""
-        now, paused = time.monotonic(), paused or self.debugged is not None
+        now, paused = time.monotonic(), paused or not (self.debugged is None and self.paused_after is None)
         if paused and self._paused_at is None:
             self._paused_at = now
         elif not paused and self._paused_at is not None:

@@ -13,10 +13,12 @@ from notebook_launcher.kernel.questions import Answer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from notebook_launcher.changes import Wanted
+    from notebook_launcher.kernel.attempt import ChangeAction
     from notebook_launcher.kernel.latch import Latch
     from notebook_launcher.kernel.stacks import Stacks
 
-__all__ = ["Command", "CommandQueue", "SaveCommand", "StacksCommand", "StopCommand"]
+__all__ = ["ChangeCommand", "Command", "CommandQueue", "SaveCommand", "StacksCommand", "StopCommand"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +47,17 @@ class StacksCommand:
     """Set to the stacks; to None if the run is over."""
 
 
-Command = StopCommand | SaveCommand | StacksCommand | Answer
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChangeCommand:
+    """Ask the ranks to change settings, to pause or to resume, all after the same update."""
+
+    action: ChangeAction
+    values: dict[str, Wanted]
+    answer: Latch[bool]
+    """Set to True if an Accelerator will do it; to None if the run is over."""
+
+
+Command = StopCommand | SaveCommand | ChangeCommand | StacksCommand | Answer
 
 
 class CommandQueue:
@@ -78,5 +90,5 @@ class CommandQueue:
     def refuse_all(self) -> None:
         """Remove the commands that are there, and release the threads that wait for an answer; the run is over."""
         for command in self.take_all():
-            if isinstance(command, (SaveCommand, StacksCommand)):
+            if isinstance(command, (SaveCommand, ChangeCommand, StacksCommand)):
                 command.answer.set(None)

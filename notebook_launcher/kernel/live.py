@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 
 from notebook_launcher import messages
-from notebook_launcher.history.schema import MAX_SPANS, MetricPoint, PhaseSpan, RankPhases
+from notebook_launcher.history.schema import MAX_SPANS, MetricPoint, PhaseSpan, RankPhases, RunChange
+from notebook_launcher.units import format_number
 
-__all__ = ["LiveRecords"]
+__all__ = ["LiveRecords", "describe_change"]
 
 MAX_METRICS = 1_000_000
 """Points of `report(...)` that are kept; beyond this number the oldest are dropped."""
@@ -46,6 +47,10 @@ class LiveRecords:
         """By rank: the latest value of each metric."""
         self.last_steps: dict[int, int] = {}
         """By rank: the step of the latest metrics."""
+        self.tunables: dict[str, float] = {}
+        """By name: present values of the settings that the function offers."""
+        self.changes: tuple[RunChange, ...] = ()
+        """Settings that were changed."""
         self._kept: tuple[list[MetricPoint], int] = ([], 0)
         """The metrics that are kept, and the number of dropped ones; one tuple, so that readers see both alike."""
         self._launched = launched
@@ -67,6 +72,17 @@ class LiveRecords:
             case messages.Phases():
                 self.phases[rank] = self._sum(self.phases.get(rank, RankPhases()), record)
                 self._samples[rank].note(record.time, self.phases[rank].samples)
+
+    def note_change(self, record: messages.Changed) -> None:
+        """Add the settings that were changed."""
+        step, seconds = self.last_steps.get(0), record.time - self._launched
+        self.changes += tuple(
+            RunChange(name=name, before=before, after=after, update=record.update, step=step, time=seconds)
+            for name, (before, after) in record.values.items()
+        )
+        self.tunables.update(
+            {name: after for name, (_, after) in record.values.items() if name in self.tunables and after is not None}
+        )
 
     @property
     def metrics(self) -> list[MetricPoint]:
@@ -116,3 +132,15 @@ class LiveRecords:
             counts={phase: sums.counts.get(phase, 0) + more for phase, more in record.counts.items()},
             spans=(*sums.spans, *new)[-MAX_SPANS:],
         )
+
+
+def describe_change(record: messages.Changed) -> str:
+    """Return `lr 0.1 → 0.05, after update 12`, or `paused after update 12`; empty for what is told elsewhere."""
+    if record.action in ("pause", "resume"):
+        return f"{record.action}d after update {record.update}"
+    words = [f"{name} {_value(before)} → {_value(after)}" for name, (before, after) in record.values.items()]
+    return f"{', '.join(words)}, after update {record.update}" if words else ""
+
+
+def _value(value: float | None) -> str:
+    return "none" if value is None else format_number(value)

@@ -10,11 +10,12 @@ import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
+from notebook_launcher.changes import check_change
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, failure_display, fork_check, snapshots, views
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
-from notebook_launcher.kernel.commands import SaveCommand, StacksCommand, StopCommand
+from notebook_launcher.kernel.commands import ChangeCommand, SaveCommand, StacksCommand, StopCommand
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run_thread import RunThread
 from notebook_launcher.units import format_seconds, plural
@@ -22,9 +23,11 @@ from notebook_launcher.units import format_seconds, plural
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from notebook_launcher.changes import Wanted
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event
-    from notebook_launcher.history.schema import MetricPoint, RankPhases, RankSnapshot, RunSnapshot, RunState
+    from notebook_launcher.history.schema import MetricPoint, RankPhases, RankSnapshot, RunChange, RunSnapshot, RunState
+    from notebook_launcher.kernel.attempt import ChangeAction
     from notebook_launcher.kernel.commands import Command
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
@@ -97,7 +100,7 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """`"starting"`, `"running"`, `"stopping"`, then `"done"`, `"failed"` or `"stopped"`.
+        """`"starting"`, `"running"`, `"paused"`, `"stopping"`, then `"done"`, `"failed"` or `"stopped"`.
 
         The state is `"waiting"` while ranks have waited for longer than `hang_notice` in a collective which other
         ranks have not entered; `run.snapshot().waiting` names the ranks and the collective.
@@ -250,6 +253,63 @@ class Run:
             msg = (
                 "no Accelerator has made an update in this run yet, so nobody can save it. Prepare the model and the "
                 "optimizer with Accelerator().prepare(...), or save in the function itself."
+            )
+            raise CallOrderError(msg)
+
+    def set(self, **settings: float | str | None) -> None:
+        """Change settings of the training while it goes on, on all ranks after the same update.
+
+        `run.set(lr=1e-4)` gives a value, `run.set(lr="x0.5", max_grad_norm=1.0)` a factor and a value. The first
+        Accelerator that made an update carries the change out before its next micro-batch. A line in the cell and
+        `run.changes` show it.
+
+        Args:
+            settings: New values, or factors such as `"x0.5"`. `lr`: the learning rate of each prepared optimizer's
+                first parameter group; other groups keep their ratios to it, and prepared schedulers their shape.
+                `max_grad_norm`: a number, or None for no clipping. `gradient_accumulation_steps`: a whole number, from
+                the next window on. All others: what the function offers by `tunable(...)`.
+
+        Raises:
+            ValueError: A setting is unknown, or a value cannot work. Nothing is changed.
+            CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
+        """
+        tunables = self._data.live.tunables
+        checked = {name: check_change(name, value, tunables) for name, value in settings.items()}
+        if checked:
+            self._change("set", checked)
+
+    def pause(self) -> None:
+        """Hold all ranks after the same update, until `run.resume()`; the time limit does not count meanwhile.
+
+        Settings can be changed, and checkpoints written, while the ranks are held. `run.state` is `"paused"` then.
+
+        Raises:
+            CallOrderError: As for `set`.
+        """
+        self._change("pause", {})
+
+    def resume(self) -> None:
+        """Let ranks train on that `run.pause()` holds.
+
+        Raises:
+            CallOrderError: As for `set`.
+        """
+        self._change("resume", {})
+
+    @property
+    def changes(self) -> tuple[RunChange, ...]:
+        """Settings that `set` has changed so far: name, values before and after, and the update."""
+        return self._data.live.changes
+
+    def _change(self, action: ChangeAction, values: dict[str, Wanted]) -> None:
+        if self._data.outcome is not None:
+            msg = f"the run is over ({self.state}): there is nothing left to change"
+            raise CallOrderError(msg)
+        command = ChangeCommand(action, values, Latch())
+        if not self._ask(command, command.answer):
+            msg = (
+                "no Accelerator has made an update in this run yet, so nobody can change it. Prepare the model and the "
+                "optimizer with Accelerator().prepare(...), and try again after the first update."
             )
             raise CallOrderError(msg)
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, Output, RankLost
 from notebook_launcher.kernel.attempt import Attempt
-from notebook_launcher.kernel.commands import SaveCommand, StacksCommand, StopCommand
+from notebook_launcher.kernel.commands import ChangeCommand, SaveCommand, StacksCommand, StopCommand
 from notebook_launcher.kernel.conclusion import conclude
 from notebook_launcher.kernel.failure_display import brief
 from notebook_launcher.kernel.formatting import one_line
 from notebook_launcher.kernel.hangs import HangWatch
+from notebook_launcher.kernel.live import describe_change
 from notebook_launcher.kernel.mismatches import suggestion
 from notebook_launcher.kernel.progress_line import ProgressLine
 from notebook_launcher.kernel.questions import Answer, Question
@@ -135,7 +136,7 @@ class RunLoop:
 
     def _watch_for_hangs(self, attempt: Attempt) -> None:
         now = time.monotonic()
-        if attempt.is_ending or self._data.asking:
+        if attempt.is_ending or self._data.asking or attempt.paused_after is not None:
             self._rest_hangs()
             return
         if self._hangs.next_due(now) != 0:
@@ -244,6 +245,8 @@ class RunLoop:
                 data.live.fold(rank, record)
                 self._progress.update()
                 self._recorder.note()
+            case FromRank(_, messages.Offered() | messages.Changed() as record, _):
+                self._note_setting(record, attempt)
             case FromRank(_, messages.Notice() as record, _):
                 data.output.notice(record.text)
             case FromRank(rank, messages.Unreadable() as record, _):
@@ -252,6 +255,16 @@ class RunLoop:
             case FromRank(rank, messages.DebugEnded(), _) | RankLost(messages.RankExited(rank=rank)):
                 attempt.end_debugging(rank)
         attempt.fold(event)
+
+    def _note_setting(self, record: messages.Offered | messages.Changed, attempt: Attempt) -> None:
+        if isinstance(record, messages.Offered):
+            self._data.live.tunables.setdefault(record.name, record.value)
+            return
+        self._data.live.note_change(record)
+        attempt.note_change(record)
+        if line := describe_change(record):
+            self._data.output.notice(line)
+        self._recorder.note()
 
     def _debug(self, failure: RankOutcome, attempt: Attempt) -> None:
         """Let the user look into the frames of the rank that failed first, before the others are stopped."""
@@ -286,6 +299,8 @@ class RunLoop:
                 self._stop(command, attempt)
             case SaveCommand(answer):
                 answer.set(attempt.ask_to_save())
+            case ChangeCommand(action, values, answer):
+                answer.set(attempt.ask_to_change(action, values))
             case StacksCommand(answer):
                 answer.set(self._read_stacks(attempt))
             case Answer():

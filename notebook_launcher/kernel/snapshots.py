@@ -53,7 +53,7 @@ class LiveRunReader:
 
 
 def state_of(data: RunData) -> RunState:
-    """Return `"starting"`, `"running"`, `"waiting"`, `"stopping"`, `"done"`, `"failed"` or `"stopped"`."""
+    """Return `"starting"`, `"running"`, `"waiting"`, `"paused"`, `"stopping"`, `"done"`, `"failed"` or `"stopped"`."""
     if data.outcome is not None:
         return data.outcome.state
     attempt = data.attempt
@@ -61,6 +61,8 @@ def state_of(data: RunData) -> RunState:
         return "stopping"
     if data.hang is not None:
         return "waiting"
+    if attempt is not None and attempt.paused_after is not None:
+        return "paused"
     return "running" if attempt is not None and attempt.started else "starting"
 
 
@@ -88,6 +90,7 @@ def take_snapshot(data: RunData) -> RunSnapshot:
         failures=tuple(_failure(failure) for failure in _failures(results)),
         waiting=hang.text(time.monotonic()) if hang is not None else data.stopped_in,
         phases=dict(data.live.phases),
+        changes=data.live.changes,
     )
 
 

@@ -105,6 +105,7 @@ class _Rank:
                 send=self._channel.send,
                 board=board,
                 rendezvous=self._rendezvous,
+                next_change=self._next_change,
             )
         )
         frontend.install(start.rank, self._channel.send_and_wait, self._ask)
@@ -132,8 +133,8 @@ class _Rank:
                 case messages.Finish(), _:
                     self._forget_failure()
                     return
-                case messages.InputReply(), _:
-                    pass  # The request was interrupted before the answer came.
+                case messages.InputReply() | messages.Change(), _:
+                    pass  # Of a request that was interrupted, or of a call that has ended.
                 case unknown, _:
                     msg = f"rank {self._number} got an unknown message: {unknown!r}"
                     raise TypeError(msg)
@@ -257,6 +258,18 @@ class _Rank:
         with contextlib.suppress(Exception):
             fd = travel.pack_exception(error)
         return record, fd
+
+    def _next_change(self) -> messages.Change:
+        """Return the next change, and keep other records for later."""
+        for received in self._unread:
+            if isinstance(received[0], messages.Change):
+                self._unread.remove(received)
+                return received[0]
+        while (received := self._channel.receive()) is not None:
+            if isinstance(received[0], messages.Change):
+                return received[0]
+            self._unread.append(received)
+        raise context.RunStopped("the kernel went away")
 
     def _forget_failure(self) -> None:
         if self._failure is not None:

@@ -1,18 +1,21 @@
 """The safepoint: the moment, after the same update, at which all ranks save or stop as the launcher asks.
 
-The launcher asks for a checkpoint, or for the end, and rank 0 names the update after which all ranks do it; how they
-agree on its number is in `agreement.py`. That costs no message, and a look at two bytes for each window.
+The launcher asks for a checkpoint, for other settings, for a pause, or for the end, and rank 0 names the update after
+which all ranks do it; how they agree on its number is in `agreement.py`. That costs no message, and a look at three
+bytes for each window. New settings come as records in each rank's channel, which is read only once they are due.
 """
 
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
 from notebook_launcher.training.agreement import Agreement, make_fence
+from notebook_launcher.training.steering import change_settings
 
 if TYPE_CHECKING:
     from notebook_launcher.context import RankContext
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
     from notebook_launcher.training.process.process_state import ProcessState
 
 __all__ = ["Safepoint", "make_safepoint"]
+
+
+MAX_NEW_CHANGES = 128
+"""Changes that may wait; a larger difference means that the board's number lags behind the records in the channel."""
 
 
 class Safepoint:
@@ -41,6 +48,11 @@ class Safepoint:
         """The last request for a checkpoint that was carried out."""
         self._saves = False
         self._stop_at: int | None = None
+        self._changes_agreed = Agreement(rank.board, context.CHANGE_CHOICE, **options)
+        self._num_changes = 0
+        """Number of the last change that was carried out."""
+        self._changes_due = 0
+        """Number of the last change that is due."""
 
     def count(self, *, updated: bool) -> None:
         """Count a backward; `updated`: all ranks have reduced their gradients, every rank at the same update."""
@@ -57,12 +69,16 @@ class Safepoint:
             self._agree_to_save(board[context.SAVES_ASKED])
         if board[context.STOP_FLAG] == context.STOP_TOGETHER:
             self._agree_to_stop()
+        num_new = (board[context.CHANGES_ASKED] - self._num_changes) % 256
+        if 0 < num_new < MAX_NEW_CHANGES:
+            self._agree_to_change(self._num_changes + num_new)
 
     def _claim(self, rank: RankContext) -> bool:
         # One Accelerator of a call answers: two would count different updates.
         if rank.pid != os.getpid() or rank.safepoint is not None:
             return False
         rank.safepoint, self._seen, self._saves, self._stop_at, self.is_due = self, 0, False, None, False
+        self._num_changes = self._changes_due = 0
         rank.board[context.HAS_SAFEPOINT] = 1
         return True
 
@@ -76,12 +92,17 @@ class Safepoint:
         self._stop_at = at or None
         self.is_due = self.is_due or at == self._num_updates
 
+    def _agree_to_change(self, asked: int) -> None:
+        request, at = self._changes_agreed.look(asked, self._num_updates)
+        if at == self._num_updates:
+            self._changes_due, self.is_due = request, True
+
     def is_past_stop(self) -> bool:
         """Return whether updates were made beyond the last one: in this loop nothing calls `act`."""
         return self._stop_at is not None and self._num_updates > self._stop_at
 
     def act(self) -> None:
-        """Save or stop, if this is the moment; called between two micro-batches, when the first is done with.
+        """Save, change settings or stop, if this is the moment; called between two micro-batches.
 
         Raises:
             KeyboardInterrupt: All ranks stop after this update.
@@ -90,8 +111,40 @@ class Safepoint:
         if self._saves:
             self._saves = False
             self._save()
+        if self._changes_due > self._num_changes:
+            self._change()
         if self._stop_at == self._num_updates:
             self._stop_at = None  # A session's next run may use this Accelerator again.
+            raise context.RunStopped
+
+    def _change(self) -> None:
+        accelerator, receive = self._accelerator(), self._rank.next_change
+        if accelerator is None or receive is None:
+            return
+        if accelerator.gradient_state.has_open_window:
+            self.is_due = True  # Of other models: after the next micro-batch, on all ranks alike.
+            return
+        is_paused, before = False, self._rank.set_activity(context.COMPUTING)
+        try:
+            while is_paused or self._num_changes < self._changes_due:
+                change = receive()
+                self._num_changes = change.number
+                if change.action in ("pause", "resume"):
+                    is_paused = change.action == "pause"
+                    self._rank.set_activity(context.WAITING if is_paused else before)
+                self._carry_out(change, accelerator)
+        finally:
+            self._rank.set_activity(before)
+
+    def _carry_out(self, change: messages.Change, accelerator: Any) -> None:
+        values = change_settings(accelerator, change.values)
+        if self._rank.rank == 0:
+            now = time.monotonic()
+            record = messages.Changed(time=now, update=self._num_updates, action=change.action, values=values)
+            self._rank.send(record)
+        if change.action == "save":
+            self._save()
+        elif change.action == "stop":
             raise context.RunStopped
 
     def _save(self) -> None:

@@ -27,6 +27,7 @@ from notebook_launcher.history.schema import (
     PhaseSpan,
     RankPhases,
     RankSnapshot,
+    RunChange,
     RunSnapshot,
 )
 from notebook_launcher.units import plural
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 NAN, INF = math.nan, math.inf
 CROSS = "\N{MULTIPLICATION SIGN}"
 EVIL = "<script>alert('x')</script> \"q\" & \x1b[31mred\x1b[0m \x00\x07 \ud800 \u202e ]]> </svg>"
-STATES = ("starting", "running", "waiting", "stopping", "done", "failed", "stopped", "lost")
+STATES = ("starting", "running", "waiting", "paused", "stopping", "done", "failed", "stopped", "lost")
 ALLOWED = {"div", "span", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre", "img"}
 
 
@@ -441,3 +442,15 @@ def test_tables_leave_out_what_is_empty() -> None:
     assert "✓ done" in text
     assert table_text(columns) == ["rank  state", "   0  done ", "   1  lost "]
     assert table_text([]) == []
+
+
+def test_changed_settings_are_marked_on_the_curves() -> None:
+    curves = curves_of({"loss": {0: range(20)}, "accuracy": {0: range(20)}})
+    changes = tuple(
+        RunChange(name=name, before=1.0, after=0.5, update=5, step=step, time=1.0)
+        for name, step in (("lr", 5), ("temperature", 5), ("lr", 500), ("lr", None))
+    )
+    picture = static_svg(run_of(changes=changes), curves)
+    assert words_of(picture).count("lr, temperature") == 2
+    assert picture.count('stroke-dasharray="2 3"') == 2
+    assert 'stroke-dasharray="2 3"' not in static_svg(run_of(), curves)

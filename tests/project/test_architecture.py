@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "notebook_launcher"
 STANDARD_LIBRARY = sorted(sys.stdlib_module_names)
 FOUNDATIONS = (
+    "changes",
     "channel",
     "config",
     "context",
@@ -35,7 +36,7 @@ FOUNDATIONS = (
     "units",
 )
 
-NEIGHBOURS = ("accelerate_yaml", "errors", "machine", "messages", "text", "tracebacks", "training_settings")
+NEIGHBOURS = ("accelerate_yaml", "changes", "errors", "machine", "messages", "text", "tracebacks", "training_settings")
 """Modules that a foundation may import. Only `LaunchConfig.from_yaml` and `to_yaml` use the first, and `to_yaml` uses
 `machine`."""
 

@@ -1,0 +1,65 @@
+"""Changes of settings during a run: what may be asked for, and the value that results."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["OFFERED", "Wanted", "apply_change", "check_change"]
+
+Wanted: TypeAlias = "float | str | None"
+"""A new value; a factor, such as `"x0.5"`; None: no clipping."""
+OFFERED = ("lr", "max_grad_norm", "gradient_accumulation_steps")
+"""Settings that every Accelerator offers."""
+FACTOR = re.compile(r"\s*[x*]\s*(?P<factor>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*")
+
+
+def check_change(name: str, wanted: object, tunables: Collection[str]) -> Wanted:
+    """Return a change that can be sent to the ranks.
+
+    Args:
+        name: The setting.
+        wanted: A number, a factor such as `"x0.5"`, or None for `max_grad_norm`.
+        tunables: Settings that the function offers by `tunable(...)`.
+
+    Raises:
+        ValueError: There is no such setting, or the value cannot work; the message says what to type.
+    """
+    if name not in OFFERED and name not in tunables:
+        raise ValueError(f"{name}={wanted!r}: this run offers {', '.join([*OFFERED, *sorted(tunables)])}.")
+    if name == "gradient_accumulation_steps":
+        if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+            raise ValueError(f"gradient_accumulation_steps={wanted!r} must be a whole number, 1 or more.")
+        return wanted
+    if wanted is None and name == "max_grad_norm":
+        return None
+    if isinstance(wanted, str) and (found := FACTOR.fullmatch(wanted)):
+        number = _number(found["factor"])
+    else:
+        number = wanted if isinstance(wanted, (int, float)) and (name in tunables or wanted > 0) else None
+    if number is None or (isinstance(wanted, bool) and name not in tunables) or not math.isfinite(number):
+        least = "a number" if name in tunables else "a number, more than 0"
+        none = ", or None for no clipping" if name == "max_grad_norm" else ""
+        raise ValueError(f'{name}={wanted!r} must be {least}, or a factor such as "x0.5"{none}.')
+    return wanted  # type: ignore[return-value]
+
+
+def apply_change(before: float, wanted: Wanted) -> float:
+    """Return the value after a change."""
+    assert wanted is not None
+    if isinstance(wanted, str):
+        found = FACTOR.fullmatch(wanted)
+        assert found is not None
+        return before * float(found["factor"])
+    return wanted
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

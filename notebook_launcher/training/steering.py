@@ -1,0 +1,93 @@
+"""Settings that change while the training goes on: learning rate, clipping, accumulation, and what the user offers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher import context
+from notebook_launcher.changes import apply_change
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from notebook_launcher.changes import Wanted
+
+__all__ = ["change_settings", "scale_rates"]
+
+GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+"""Entries of a parameter group that are learning rates."""
+SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")
+"""Attributes of schedulers that list a learning rate for each parameter group."""
+
+
+def change_settings(accelerator: Any, wanted: Mapping[str, Wanted]) -> dict[str, tuple[Any, Any]]:
+    """Change settings of an Accelerator and of the user; return the values before and after, by name."""
+    made = {}
+    for name, value in wanted.items():
+        change = {"lr": _change_rate, "max_grad_norm": _change_norm, "gradient_accumulation_steps": _change_steps}.get(
+            name
+        )
+        made[name] = _change_tunable(name, value) if change is None else change(accelerator, value)
+    return made
+
+
+def _change_rate(accelerator: Any, wanted: Wanted) -> tuple[Any, Any]:
+    prepared = accelerator._prepared  # noqa: SLF001 - ours
+    optimizers = [one.optimizer for one in prepared.optimizers]
+    schedulers = [one.scheduler for one in prepared.schedulers]
+    if not optimizers:
+        return None, None
+    before = float(optimizers[0].param_groups[0]["lr"])
+    for optimizer in optimizers:
+        own = float(optimizer.param_groups[0]["lr"])
+        if own:  # A rate of 0, such as at the start of a warm-up, has no factor.
+            own_schedulers = [one for one in schedulers if getattr(one, "optimizer", None) is optimizer]
+            scale_rates(optimizer, own_schedulers, apply_change(own, wanted) / own)
+    return before, float(optimizers[0].param_groups[0]["lr"])
+
+
+def scale_rates(optimizer: torch.optim.Optimizer, schedulers: list[Any], factor: float) -> None:
+    """Multiply the learning rates of all parameter groups, and what their schedulers compute them from.
+
+    So the curve of a schedule keeps its shape, and groups keep the ratios of their rates.
+    """
+    for group in optimizer.param_groups:
+        for name in GROUP_RATES:
+            if isinstance(group.get(name), torch.Tensor):
+                group[name].mul_(factor)
+            elif name in group:
+                group[name] *= factor
+    for scheduler in schedulers:
+        _scale_scheduler(scheduler, factor)
+
+
+def _scale_scheduler(scheduler: Any, factor: float) -> None:
+    for name in SCHEDULER_RATES:
+        if isinstance(rates := getattr(scheduler, name, None), list):
+            setattr(scheduler, name, [rate * factor for rate in rates])
+    for inner in getattr(scheduler, "_schedulers", ()):  # Of ChainedScheduler and SequentialLR.
+        _scale_scheduler(inner, factor)
+
+
+def _change_norm(accelerator: Any, wanted: Wanted) -> tuple[Any, Any]:
+    updates = accelerator._updates  # noqa: SLF001 - ours
+    before = updates.max_grad_norm
+    if before is not None or not isinstance(wanted, str):
+        updates.max_grad_norm = None if wanted is None else apply_change(before or 0.0, wanted)
+    return before, updates.max_grad_norm
+
+
+def _change_steps(accelerator: Any, wanted: Wanted) -> tuple[Any, Any]:
+    before = accelerator.gradient_accumulation_steps
+    accelerator.gradient_accumulation_steps = wanted
+    return before, accelerator.gradient_accumulation_steps
+
+
+def _change_tunable(name: str, wanted: Wanted) -> tuple[Any, Any]:
+    rank = context.current()
+    assert rank is not None
+    before = rank.tunables[name]
+    rank.tunables[name] = type(before)(apply_change(before, wanted))
+    return before, rank.tunables[name]
