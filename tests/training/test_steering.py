@@ -186,9 +186,8 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 def test_schedule_keeps_its_shape(name: str) -> None:
     def rates(changed_after: int | None) -> list[float]:
         weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
-        optimizer = torch.optim.SGD(
-            [{"params": weights[:1]}, {"params": weights[1:], "lr": 0.02}], lr=0.1, momentum=0.9
-        )
+        groups: list[dict[str, Any]] = [{"params": weights[:1]}, {"params": weights[1:], "lr": 0.02}]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
         scheduler = SCHEDULES[name](optimizer)
         seen = []
         for step in range(40):
