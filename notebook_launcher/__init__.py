@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training import AutocastKwargs as AutocastKwargs
     from notebook_launcher.training import CheckpointError as CheckpointError
     from notebook_launcher.training import DataLoaderConfiguration as DataLoaderConfiguration
+    from notebook_launcher.training import DeepSpeedPlugin as DeepSpeedPlugin
     from notebook_launcher.training import DistributedDataParallelKwargs as DistributedDataParallelKwargs
     from notebook_launcher.training import DistributedType as DistributedType
     from notebook_launcher.training import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin

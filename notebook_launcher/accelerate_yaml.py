@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.accelerate_deepspeed import KIND, SECTION, asks_for_deepspeed, deepspeed_options
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.training_settings import PRECISIONS
 
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["AccelerateFile", "default_path", "path_to_write", "read", "write"]
 
 MARK = "# notebook-launcher: "
-SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU")
+SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU", KIND)
 INSTEAD = {
-    "DEEPSPEED": "it shards the optimizer with DeepSpeed, which ranks of a notebook do not run",
     "FSDP": "it shards the model with FSDP, which cannot be set from here",
     "MEGATRON_LM": "it splits the model with Megatron-LM, which ranks of a notebook do not run",
     "XLA": "it is for a TPU",
@@ -71,7 +71,7 @@ def read(path: str | os.PathLike[str] | None = None) -> AccelerateFile:
 
     Raises:
         ConfigError: There is no such file, it is not a settings file, or it describes what cannot be launched from a
-            notebook: several machines, a TPU, DeepSpeed, FSDP, Megatron-LM.
+            notebook: several machines, a TPU, FSDP, Megatron-LM.
     """
     file = _given_or_default(path)
     try:
@@ -116,6 +116,8 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
     if file.exists():
         kept = _mapping(file, file.read_text(encoding="utf-8"))
     values, extras = _values(options, num_processes, use_gpu=use_gpu)
+    if kept.get("distributed_type") == KIND and asks_for_deepspeed(options):
+        values["distributed_type"] = KIND
     kept = {key: value for key, value in kept.items() if key not in ("fp16", "mixed_precision")}
     text = yaml.safe_dump({**kept, **values})
     if extras:
@@ -181,6 +183,7 @@ def _options(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
         "num_processes": None if num in (None, -1) else num,
         "mixed_precision": precision,
         "devices": "cpu" if uses_cpu else _devices(file, values.get("gpu_ids")),
+        **deepspeed_options(values),
     }
 
 
@@ -215,7 +218,7 @@ def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ignored(values: Mapping[str, Any]) -> tuple[str, ...]:
-    silent = (*OWN_KEYS, *HARMLESS_KEYS, "fp16")
+    silent = (*OWN_KEYS, *HARMLESS_KEYS, "fp16", *((SECTION,) if values["distributed_type"] == KIND else ()))
     asked = {key: value for key, value in values.items() if key not in silent and value not in (None, "no", "NO")}
     return tuple(f"{key}: {value}" for key, value in asked.items() if value)
 

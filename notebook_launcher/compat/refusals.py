@@ -12,11 +12,12 @@ REFUSED = {
         ensure_weights_retied fsdp2_apply_ac fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model
         fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler load_fsdp_model load_fsdp_optimizer merge_fsdp_weights
         save_fsdp_model save_fsdp_optimizer""",
-    "DeepSpeed is not supported. Use data parallelism, or torch's fully_shard; or run the program with Accelerate.": """
-        DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedPlugin DeepSpeedSchedulerWrapper
-        DeepSpeedSequenceParallelConfig DummyOptim DummyScheduler GatheredParameters HfDeepSpeedConfig
-        compile_regions_deepspeed deepspeed_required get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed
-        prepare_deepspeed_cmd_env""",
+    "It belongs to DeepSpeed's engine. Pass deepspeed_plugin=, which torch carries out; or run DeepSpeed itself.": """
+        DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper DeepSpeedSequenceParallelConfig
+        GatheredParameters HfDeepSpeedConfig compile_regions_deepspeed deepspeed_required get_active_deepspeed_plugin
+        map_pytorch_optim_to_deepspeed prepare_deepspeed_cmd_env""",
+    "An optimizer or a scheduler in DeepSpeed's file is not supported. Create it with torch, and prepare that.": """
+        DummyOptim DummyScheduler""",
     "Megatron-LM is not supported. Run the program with Accelerate.": """
         AbstractTrainStep BertTrainStep GPTTrainStep MegatronEngine MegatronLMDummyDataLoader MegatronLMDummyScheduler
         MegatronLMOptimizerWrapper MegatronLMPlugin MegatronLMSchedulerWrapper T5TrainStep

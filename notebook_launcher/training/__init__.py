@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.operations import reduce as reduce
     from notebook_launcher.training.operations import send_to_device as send_to_device
     from notebook_launcher.training.operations import slice_tensors as slice_tensors
+    from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
     from notebook_launcher.training.parallelism.fsdp_plugin import (
         FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
     )

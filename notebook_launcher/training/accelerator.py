@@ -21,6 +21,7 @@ from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.checkpoints.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
+from notebook_launcher.training.parallelism.deepspeed_call import CallSettings, report, take_over
 from notebook_launcher.training.parallelism.mesh import make_layout
 from notebook_launcher.training.parallelism.sharded_models import Sharding
 from notebook_launcher.training.plugins import (
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
     from notebook_launcher.training.accumulation.verify import AccumulationReport
+    from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
     from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.parallelism.sizes import ParallelismConfig
@@ -69,8 +71,7 @@ HANDLERS = (
     ProfileKwargs,
 )
 ELSEWHERE = {
-    "deepspeed_plugin": "DeepSpeed",
-    "deepspeed_plugins": "DeepSpeed",
+    "deepspeed_plugins": "several settings of DeepSpeed (pass one as deepspeed_plugin=)",
     "torch_tp_plugin": "tensor parallelism",
     "megatron_lm_plugin": "Megatron-LM",
     "dynamo_plugin": "a dynamo plugin (pass dynamo_backend=, or compile the model yourself)",
@@ -98,7 +99,6 @@ class Accelerator:
     _rules: ClassVar[Rules] = EXACT
 
     # Other ways to parallelise: questions of ported code, and a no to each.
-    deepspeed_plugin = None
     fp8_enabled = False
     flag_tensor: torch.Tensor | None = None
     """This rank's flag, where `set_trigger` has raised it; see `check_trigger`."""
@@ -113,6 +113,7 @@ class Accelerator:
         dataloader_config: DataLoaderConfiguration | None = None,
         *,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        deepspeed_plugin: DeepSpeedPlugin | None = None,
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         parallelism_config: ParallelismConfig | None = None,
         max_grad_norm: float | None = None,
@@ -140,6 +141,7 @@ class Accelerator:
             cpu: Compute on the CPU, though there is a GPU.
             dataloader_config: Settings of prepared loaders.
             gradient_accumulation_plugin: Settings of accumulation in full.
+            deepspeed_plugin: Carry out DeepSpeed's settings by torch: ZeRO, batch sizes, clipping, precision.
             fsdp_plugin: Share each model out among the ranks, with these settings.
             parallelism_config: The number of ranks that share a model out, and of its replicas. None: the launch's
                 `shard`; with `fsdp_plugin` alone, all ranks share each model out.
@@ -168,14 +170,24 @@ class Accelerator:
         handlers = pick_handlers(kwargs_handlers, HANDLERS)
         self.autocast_handler: AutocastKwargs = handlers.get(AutocastKwargs) or AutocastKwargs()
         ddp_handler = resolving.resolve_hook(handlers.get(DistributedDataParallelKwargs), conflicts)
-        self.scaler_handler: GradScalerKwargs = handlers.get(GradScalerKwargs) or GradScalerKwargs()
         self.init_handler: InitProcessGroupKwargs = handlers.get(InitProcessGroupKwargs) or InitProcessGroupKwargs()
         self.profile_handler: ProfileKwargs | None = handlers.get(ProfileKwargs)
-        chosen_precision = self._resolve_precision(mixed_precision, conflicts)
-        plugin = resolving.resolve_accumulation(
-            gradient_accumulation_steps, gradient_accumulation_plugin, self._rules, conflicts
+        call = CallSettings(
+            mixed_precision=mixed_precision,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_accumulation_plugin=gradient_accumulation_plugin,
+            max_grad_norm=max_grad_norm,
+            fsdp_plugin=fsdp_plugin,
+            parallelism_config=parallelism_config,
+            scaler=handlers.get(GradScalerKwargs),
         )
-        max_grad_norm = resolving.resolve_max_grad_norm(max_grad_norm, conflicts)
+        self.deepspeed_plugin, zero, call = take_over(deepspeed_plugin, call)
+        self.scaler_handler: GradScalerKwargs = call.scaler or GradScalerKwargs()
+        chosen_precision = self._resolve_precision(call.mixed_precision, conflicts)
+        plugin = resolving.resolve_accumulation(
+            call.gradient_accumulation_steps, call.gradient_accumulation_plugin, self._rules, conflicts
+        )
+        max_grad_norm = resolving.resolve_max_grad_norm(call.max_grad_norm, conflicts)
         checks = resolving.resolve_check(check_ranks, self._rules, conflicts)
         loaders = resolving.resolve_loaders(
             dataloader_config,
@@ -189,7 +201,9 @@ class Accelerator:
             project.set_directories(project_dir)
         self.state = self._make_state(chosen_precision, cpu=cpu)
         resolving.check_precision(chosen_precision, self.state.device)
-        self._layout = self._make_layout(parallelism_config, fsdp_plugin, conflicts)
+        if zero is not None:
+            self.state.note_deepspeed(self.deepspeed_plugin)
+        self._layout = self._make_layout(call.parallelism_config, call.fsdp_plugin, conflicts)
         self.gradient_state = self._make_gradient_state(plugin)
         rules, process, num_processes = self._rules, self.state, self.state.num_processes
         self._prepared = Prepared(Members(num_processes=num_processes, strict=rules.guards))
@@ -219,6 +233,7 @@ class Accelerator:
             updates=self._updates,
             gradient_state=self.gradient_state,
             rules=rules,
+            zero=zero,
             sharding=Sharding(layout=self._layout, device=self.device, computes_in=computes_in),
             computes_in=computes_in,
             compares=self.rank_check is not None,
@@ -241,6 +256,7 @@ class Accelerator:
         )
         self._trackers = Trackers(process, log_with, project.logging_dir, observe=self._updates.observe)
         resolving.report_conflicts(conflicts)
+        report(zero)
 
     # Settings.
 
@@ -716,7 +732,8 @@ class Accelerator:
             no row for each sample, such as a mean loss, is gathered as it is.
         """
         loader = self.gradient_state.active_dataloader
-        return gather_for_metrics(input_data, loader, use_gather_object=use_gather_object)
+        copies = self._layout.sizes.non_data_parallel_size
+        return gather_for_metrics(input_data, loader, use_gather_object=use_gather_object, copies=copies)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the `"sum"`, `"mean"` or `"max"` over ranks, times `scale`, on every rank."""

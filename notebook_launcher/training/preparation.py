@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.updates import Updates
     from notebook_launcher.training.parallelism.sharded_models import Sharding
+    from notebook_launcher.training.parallelism.zero import ZeroSettings
     from notebook_launcher.training.plugins import DataLoaderConfiguration, DistributedDataParallelKwargs
     from notebook_launcher.training.prepared import Prepared
     from notebook_launcher.training.process.process_state import ProcessState
@@ -65,6 +66,8 @@ class Preparation:
     gradient_state: GradientState
     rules: Rules
     sharding: Sharding
+    zero: ZeroSettings | None
+    """What DeepSpeed's settings come to, if there are any."""
     computes_in: str
     """Precision of a prepared model's forward: `"no"`, `"fp16"` or `"bf16"`."""
     compares: bool
@@ -81,9 +84,20 @@ class Preparation:
         placements: list[bool | None] = [None] * len(args) if device_placement is None else list(device_placement)
         if len(placements) != len(args):
             raise ValueError(f"device_placement has {len(placements)} entries for {len(args)} objects.")
+        self._check_batch_sizes(args)
         first = [self._prepare_one(one, preparer, placed) for one, placed in zip(args, placements, strict=True)]
         result = tuple(preparer.prepare_scheduler(one) if _is_scheduler(one) else one for one in first)
         return result[0] if len(result) == 1 else result
+
+    def _check_batch_sizes(self, args: tuple[Any, ...]) -> None:
+        """Raise ValueError for loaders whose batches are not those that DeepSpeed's settings give."""
+        loaders = [one for one in args if isinstance(one, DataLoader)]
+        trains = self.prepared.optimizers or any(isinstance(one, torch.optim.Optimizer) for one in args)
+        if self.zero is None or not loaders or not trains:
+            return
+        cut = self.sharding.layout.num_data_ranks if self.dataloader_config.split_batches else 1
+        sizes = [getattr(one, "batch_size", None) for one in [*self.prepared.loaders, *loaders]]
+        self.zero.check_batch_sizes([size // cut for size in sizes if size is not None])
 
     def _prepare_one(self, one: Any, preparer: Preparer, placed: bool | None) -> Any:  # noqa: FBT001
         if isinstance(one, DataLoader):
@@ -229,6 +243,18 @@ class Preparation:
         adopted.device = self.process.device if place else data_loader.device
         return adopted
 
+    def _dispatches(self) -> bool | None:
+        """Return True if rank 0 reads for all, None to let the kind of data decide."""
+        tp_size, asked = self.sharding.layout.sizes.tp_size or 1, self.dataloader_config.dispatch_batches
+        if tp_size == 1:
+            return asked
+        if asked:
+            raise ValueError(
+                f"dispatch_batches=True with tp_size={tp_size}: rank 0 would give each rank a batch of its own, but "
+                "ranks of a group need the same one. Write DataLoaderConfiguration(dispatch_batches=False)."
+            )
+        return False
+
     def _share_out(self, data_loader: Any, place: bool, slice_fn: Callable[..., Any] | None) -> Any:  # noqa: FBT001
         config = self.dataloader_config
         return prepare_data_loader(
@@ -239,7 +265,7 @@ class Preparation:
             split_batches=config.split_batches,
             put_on_device=place,
             rng_types=list(self.rng_types),
-            dispatch_batches=config.dispatch_batches,
+            dispatch_batches=self._dispatches(),
             even_batches=config.even_batches,
             slice_fn_for_dispatch=slice_fn,
             use_seedable_sampler=config.use_seedable_sampler,

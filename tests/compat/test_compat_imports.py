@@ -100,7 +100,7 @@ def test_name_that_accelerate_lacks_is_an_import_error(path):
     ("name", "way_out"),
     [
         ("save_fsdp_model", "Pass fsdp_plugin=, and call prepare, save_state"),
-        ("DeepSpeedPlugin", "run the program with Accelerate"),
+        ("DummyOptim", "Create it with torch"),
         ("init_empty_weights", "Load the model with its own library"),
         ("TorchDynamoPlugin", 'Pass dynamo_backend="inductor" to Accelerator'),
         ("WandBTracker", 'Use log_with="tensorboard" or "jsonlines"'),

@@ -141,6 +141,42 @@ def test_foreign_keys_are_kept_and_listed_in_a_warning(tmp_path):
     assert accepted(path).main_process_port == 29501
 
 
+DEEPSPEED = """\
+distributed_type: DEEPSPEED
+num_processes: 2
+mixed_precision: bf16
+use_cpu: false
+deepspeed_config:
+  deepspeed_multinode_launcher: standard
+  gradient_accumulation_steps: 4
+  gradient_clipping: 1.0
+  offload_optimizer_device: none
+  zero3_init_flag: true
+  zero_stage: 3
+"""
+"""File that `accelerate config` of 1.15 writes for ZeRO stage 3, without the keys that all files have."""
+
+
+def test_deepspeed_section_becomes_the_variables_of_accelerate_launch_and_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "look", lambda: machine(4))
+    path = tmp_path / "config.yaml"
+    path.write_text(DEEPSPEED)
+    config = LaunchConfig.from_yaml(path)
+    assert (config.num_processes, config.mixed_precision, config.gradient_accumulation_steps) == (2, "bf16", 4)
+    assert dict(config.env) == {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",
+        "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true",
+        "ACCELERATE_GRADIENT_CLIPPING": "1.0",
+    }
+    assert LaunchConfig.from_yaml(config.to_yaml(path)) == config
+    written = yaml.safe_load(path.read_text())
+    assert (written["distributed_type"], written["deepspeed_config"]["zero_stage"]) == ("DEEPSPEED", 3)
+    LaunchConfig(num_processes=2).to_yaml(path)
+    assert yaml.safe_load(path.read_text())["distributed_type"] == "MULTI_GPU", "DeepSpeed is no longer asked for"
+
+
 @pytest.mark.parametrize(
     ("text", "config"),
     [
@@ -148,6 +184,10 @@ def test_foreign_keys_are_kept_and_listed_in_a_warning(tmp_path):
         ("distributed_type: NO\nfp16: true\n", {"num_processes": 1, "mixed_precision": "fp16"}),
         ("distributed_type: MULTI_GPU\nnum_processes: -1\ngpu_ids: all\n", {}),
         ("distributed_type: MULTI_CPU\nnum_processes: 2\n", {"num_processes": 2, "devices": "cpu"}),
+        (
+            "distributed_type: DEEPSPEED\nnum_processes: 2\n",
+            {"num_processes": 2, "env": {"ACCELERATE_USE_DEEPSPEED": "true"}},
+        ),
     ],
 )
 def test_from_yaml_reads_older_and_shorter_files(tmp_path, text, config):
@@ -160,7 +200,6 @@ def test_from_yaml_reads_older_and_shorter_files(tmp_path, text, config):
     [
         ("distributed_type: MULTI_GPU\nnum_machines: 2\n", r"it says num_machines: 2, but a notebook launches on one"),
         ("distributed_type: XLA\n", r"distributed_type: XLA, and it is for a TPU. Use `accelerate launch`"),
-        ("distributed_type: DEEPSPEED\n", r"DEEPSPEED, and it shards the optimizer with DeepSpeed"),
         ("distributed_type: FSDP\n", r"FSDP, and it shards the model with FSDP"),
         ("distributed_type: MULTI_XPU\n", r"MULTI_XPU, and ranks run on CPUs or NVIDIA GPUs"),
         ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n", r"AMAZON_SAGEMAKER, but a notebook"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["gather_for_metrics"]
 
 
-def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = False) -> Any:
+def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = False, copies: int = 1) -> Any:
     """Gather `data` of all ranks, in the order of the data set, without samples that were repeated.
 
     Args:
@@ -26,13 +26,16 @@ def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = Fals
             is gathered, and left out only of ranks that had no sample of their own.
         loader: The prepared loader that the batch came from; None: nothing is left out.
         use_gather_object: True to gather a list of objects even if they are tensors.
+        copies: Number of neighbouring ranks that read the same data; the first of them counts.
 
     Returns:
         The same structure on every rank. Lists of objects are joined into one.
     """
     counts = None if loader is None else loader.current_round
-    if counts is not None and len(counts.rows) != world_size():
+    if counts is not None and len(counts.rows) * copies != world_size():
         counts = None
+    if counts is not None and copies > 1:
+        counts = counts.spread(copies)
     return _gather(data, counts, as_objects=use_gather_object)
 
 

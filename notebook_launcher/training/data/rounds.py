@@ -23,6 +23,12 @@ class Round:
     weights: tuple[int, ...]
     """The batch's weight in a window's mean: `rows`, or 0 for a batch that only keeps step."""
 
+    def spread(self, copies: int) -> Round:
+        """Return the round for ranks of which `copies` neighbours have the same batch; only the first one's is real."""
+        rows = tuple(count for count in self.rows for _ in range(copies))
+        real = tuple(count if copy == 0 else 0 for count in self.real for copy in range(copies))
+        return Round(rows, real, tuple(weight for weight in self.weights for _ in range(copies)))
+
 
 def _no_state() -> None:
     return None

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin, is_asked_for
 from notebook_launcher.training.parallelism.sizes import ParallelismConfig
+from notebook_launcher.training.parallelism.tensor_parallel import share_generators
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,7 @@ class Layout:
     @property
     def shards(self) -> bool:
         """True if prepared models are sharded."""
-        return self.sizes.dp_shard_enabled
+        return self.sizes.dp_shard_enabled or self.sizes.tp_enabled
 
     @property
     def shard_mesh(self) -> DeviceMesh:
@@ -55,7 +56,9 @@ class Layout:
     @property
     def data_group(self) -> Any:
         """The process group of the ranks that read different data, this one among them; None: the default group."""
-        return None
+        if self.mesh is None or not self.sizes.tp_enabled:
+            return None
+        return _data_mesh(self.mesh, self.sizes).get_group()
 
 
 def make_layout(
@@ -85,11 +88,14 @@ def make_layout(
     if plugin is None and is_asked_for():
         plugin = FullyShardedDataParallelPlugin()
     sizes = _settle(config, plugin, launched, num_processes)
-    if not sizes.dp_shard_enabled:
+    shards = sizes.dp_shard_enabled or sizes.tp_enabled
+    if not shards:
         plugin = None
     elif plugin is None:
         plugin = FullyShardedDataParallelPlugin()
-    mesh = _make_mesh(sizes, device) if sizes.dp_shard_enabled or sizes.tp_enabled else None
+    mesh = _make_mesh(sizes, device) if shards else None
+    if mesh is not None and sizes.tp_enabled:
+        share_generators(mesh["tp"].get_group())
     return Layout(sizes=sizes, plugin=plugin, mesh=mesh, process_index=process_index)
 
 
@@ -112,14 +118,13 @@ def _settle(
         return dataclasses.replace(config, dp_replicate_size=num_processes // shard, dp_shard_size=shard)
     if config.total_size != num_processes:
         raise ValueError(_explain_sum(config, num_processes))
-    if plugin is not None and not config.dp_shard_enabled and plugin.sharding_strategy != "NO_SHARD":
+    shards = config.dp_shard_enabled or config.tp_enabled
+    if plugin is not None and not shards and plugin.sharding_strategy != "NO_SHARD":
         raise ValueError(
             f"fsdp_plugin was given, but with ParallelismConfig(dp_replicate_size={config.dp_replicate_size}, "
             f"dp_shard_size=1) every rank has a whole model. Write ParallelismConfig(dp_shard_size={num_processes}), "
             "or leave fsdp_plugin out."
         )
-    if config.tp_enabled:
-        raise ValueError(f"ParallelismConfig(tp_size={config.tp_size}): tensor parallelism is not supported.")
     return config
 
 
@@ -163,10 +168,22 @@ Accelerator made is out of use; so each further Accelerator of a process shares 
 def _make_mesh(sizes: ParallelismConfig, device: torch.device) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
-    names = tuple(sizes.active_mesh_dims)
+    # Beside tensor parallelism, fully_shard holds also what one rank has alone, so that all of it is reduced alike.
+    names = tuple(
+        name for name in sizes.sizes if name in sizes.active_mesh_dims or (name == "dp_shard" and sizes.tp_enabled)
+    )
     shape = tuple(sizes.sizes[name] for name in names)
     meshes = _MESHES.setdefault(dist.group.WORLD, {})
     key = device.type, shape, names
     if key not in meshes:
         meshes[key] = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        if sizes.tp_enabled:
+            _data_mesh(meshes[key], sizes)  # makes a group, in which every rank takes part
     return meshes[key]
+
+
+def _data_mesh(mesh: DeviceMesh, sizes: ParallelismConfig) -> DeviceMesh:
+    """Return the ranks that read different data, in one dimension."""
+    if not sizes.dp_replicate_enabled:
+        return mesh["dp_shard"]
+    return mesh["dp_replicate", "dp_shard"]._flatten("dp")  # noqa: SLF001 - torch documents it

@@ -14,6 +14,7 @@ from notebook_launcher.training.parallelism.initial_weights import (
     materialise,
 )
 from notebook_launcher.training.parallelism.replacements import Replacements
+from notebook_launcher.training.parallelism.tensor_parallel import apply_plan
 from notebook_launcher.training.parallelism.unit_changes import checkpoint_units, keep_in_float32, merge_tied
 from notebook_launcher.training.parallelism.wrapping import find_ignored, find_units
 from notebook_launcher.training.precision import DTYPES
@@ -69,6 +70,10 @@ class Sharding:
         policy = self._precision_policy(str(ddp.comm_hook))
         if policy.param_dtype is not None:
             keep_in_float32(model)
+        if self.layout.sizes.tp_enabled:
+            assert self.layout.mesh is not None
+            mesh, plan = self.layout.mesh["tp"], self.layout.sizes.tp_plan
+            apply_plan(model, mesh, plan, settle=lambda module: self._settle_weights([module]))
         ignored = find_ignored(model, self.plugin)
         units = merge_tied(model, find_units(model, self.plugin, ignored))
         if self.plugin.activation_checkpointing:
@@ -132,6 +137,13 @@ class Sharding:
         """Give modules rank 0's weights, and shard them together."""
         from torch.distributed.fsdp import fully_shard
 
+        tensors = self._settle_weights(group)
+        for parameter in ignored.intersection(tensors):
+            parameter.data = parameter.data.to(self.device)
+        fully_shard(list(group) if len(group) > 1 else group[0], **options)
+
+    def _settle_weights(self, group: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+        """Give modules rank 0's weights, as far as they are whole, and return all their tensors."""
         modules = [module for unit in group for module in unit.modules()]
         if dist.get_rank() == 0:
             for module in modules:
@@ -141,9 +153,7 @@ class Sharding:
         tensors = {id(one): one for unit in group for one in [*unit.parameters(), *unit.buffers()]}
         # Parts of inner units are there already, and have been broadcast.
         broadcast_from_first((one for one in tensors.values() if not hasattr(one, "full_tensor")), self.device)
-        for parameter in ignored.intersection(tensors.values()):
-            parameter.data = parameter.data.to(self.device)
-        fully_shard(list(group) if len(group) > 1 else group[0], **options)
+        return list(tensors.values())
 
 
 def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Parameter]]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.plugins import whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["ParallelismConfig"]
 
@@ -33,7 +36,7 @@ class ParallelismConfig:
     dp_shard_size: int | None = None
     """Ranks that share out the parameters, gradients and optimizer state of one replica."""
     tp_size: int | None = None
-    """Ranks that compute each layer together (tensor parallelism)."""
+    """Ranks that compute the layers of `tp_plan` together (tensor parallelism). They read the same data."""
     cp_size: int | None = None
     """Context parallelism; only 1 is supported."""
     cp_backend: str | None = None
@@ -46,6 +49,9 @@ class ParallelismConfig:
     """Settings of tensor parallelism."""
     cp_handler: Any = None
     sp_handler: Any = None
+    tp_plan: Mapping[str, Any] | None = None
+    """Layers that are cut over the ranks of a group, by name, each with its style: `"colwise"`, `"rowwise"`, or a
+    `ParallelStyle` of torch. None: the model's own `tp_plan`, which models of transformers have."""
 
     def __post_init__(self) -> None:
         for name in SIZES:

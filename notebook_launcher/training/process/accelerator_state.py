@@ -10,6 +10,7 @@ from notebook_launcher.training.process.process_state import ProcessState
 if TYPE_CHECKING:
     import datetime as dt
 
+    from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
     from notebook_launcher.training.parallelism.mesh import Layout
 
 __all__ = ["AcceleratorState"]
@@ -39,6 +40,10 @@ class AcceleratorState(ProcessState):
         self.distributed_type = DistributedType.FSDP
         self.fsdp_plugin = layout.plugin
         self.parallelism_config = layout.sizes
+
+    def note_deepspeed(self, plugin: DeepSpeedPlugin | None) -> None:
+        """Note DeepSpeed's settings, for code that asks the state."""
+        self.deepspeed_plugin = plugin
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self._mixed_precision}\n"

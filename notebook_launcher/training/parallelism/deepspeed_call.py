@@ -1,0 +1,122 @@
+"""The arguments of an Accelerator after DeepSpeed's settings were taken over."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from notebook_launcher import context, messages
+from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin, is_asked_for
+from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
+from notebook_launcher.training.parallelism.zero import Asked, settle
+from notebook_launcher.training.plugins import GradientAccumulationPlugin
+from notebook_launcher.training.process.environment import read_place
+
+if TYPE_CHECKING:
+    from notebook_launcher.training.parallelism.sizes import ParallelismConfig
+    from notebook_launcher.training.parallelism.zero import ZeroSettings
+    from notebook_launcher.training.plugins import GradScalerKwargs
+
+__all__ = ["CallSettings", "report", "take_over"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CallSettings:
+    """Arguments of an Accelerator that DeepSpeed's settings give as well."""
+
+    mixed_precision: str | None
+    gradient_accumulation_steps: int | None
+    gradient_accumulation_plugin: GradientAccumulationPlugin | None
+    max_grad_norm: float | None
+    fsdp_plugin: FullyShardedDataParallelPlugin | None
+    parallelism_config: ParallelismConfig | None
+    scaler: GradScalerKwargs | None
+
+
+def take_over(
+    plugin: DeepSpeedPlugin | None, call: CallSettings
+) -> tuple[DeepSpeedPlugin | None, ZeroSettings | None, CallSettings]:
+    """Return the plugin, what it comes to, and the call's arguments with DeepSpeed's settings in them.
+
+    Args:
+        plugin: DeepSpeed's settings. None: those that `ACCELERATE_USE_DEEPSPEED` asks for, if any.
+        call: The arguments as they were given.
+
+    Raises:
+        ValueError: DeepSpeed's settings and the call differ; the message has both values.
+    """
+    if plugin is None and call.fsdp_plugin is None and is_asked_for():
+        plugin = DeepSpeedPlugin()
+    if plugin is None:
+        return None, None, call
+    if call.fsdp_plugin is not None:
+        raise ValueError(
+            "Accelerator got both deepspeed_plugin and fsdp_plugin, and torch's fully_shard carries out either one. "
+            "Pass one of them."
+        )
+    zero = _settle(plugin, call)
+    return plugin, zero, _with_settings(call, zero)
+
+
+def report(zero: ZeroSettings | None) -> None:
+    """Report in one line of the run that torch carries the settings out."""
+    rank = context.current()
+    if zero is not None and rank is not None and rank.rank == 0:
+        rank.send(messages.Notice(text=f"Accelerator(): {zero.describe()}"))
+
+
+def _settle(plugin: DeepSpeedPlugin, call: CallSettings) -> ZeroSettings:
+    sizes = call.parallelism_config
+    same_data = 1 if sizes is None else sizes.non_data_parallel_size
+    accumulation = call.gradient_accumulation_plugin
+    in_plugin = None if accumulation is None else accumulation.num_steps
+    return settle(
+        plugin,
+        num_ranks=_num_ranks() // same_data,
+        steps=_asked("gradient_accumulation_steps", call.gradient_accumulation_steps or in_plugin),
+        max_grad_norm=_asked("max_grad_norm", call.max_grad_norm),
+        mixed_precision=_asked("mixed_precision", call.mixed_precision),
+        scaler=call.scaler,
+    )
+
+
+def _with_settings(call: CallSettings, zero: ZeroSettings) -> CallSettings:
+    accumulation = call.gradient_accumulation_plugin or GradientAccumulationPlugin()
+    if zero.stage == 1 and accumulation.sync_each_batch is None:
+        accumulation = dataclasses.replace(accumulation, sync_each_batch=False)
+    steps = zero.gradient_accumulation_steps
+    if steps is not None:
+        accumulation = dataclasses.replace(accumulation, num_steps=steps)
+    return dataclasses.replace(
+        call,
+        mixed_precision=zero.mixed_precision or call.mixed_precision,
+        gradient_accumulation_steps=call.gradient_accumulation_steps if steps is None else None,
+        gradient_accumulation_plugin=accumulation,
+        max_grad_norm=zero.max_grad_norm or call.max_grad_norm,
+        fsdp_plugin=_fsdp_plugin(zero),
+        scaler=zero.scaler,
+    )
+
+
+def _fsdp_plugin(zero: ZeroSettings) -> FullyShardedDataParallelPlugin | None:
+    if zero.stage == 0:
+        return None
+    return FullyShardedDataParallelPlugin(reshard_after_forward=zero.stage == 3, cpu_offload=zero.offloads)
+
+
+def _num_ranks() -> int:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    place = read_place(os.environ)
+    return 1 if place is None else place.num_processes
+
+
+def _asked(name: str, argument: Any) -> list[Asked]:
+    """Return what the call gives: the argument, else the launch's option."""
+    if argument is not None:
+        return [Asked(value=argument, where=f"Accelerator({name}={argument!r})")]
+    launched = getattr(getattr(context.current(), "settings", None), name, None)
+    return [] if launched is None else [Asked(value=launched, where=f"the launch's {name}={launched!r}")]

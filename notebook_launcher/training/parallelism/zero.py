@@ -1,0 +1,202 @@
+"""What DeepSpeed's settings mean for torch, settled with the call that they are given to."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
+from notebook_launcher.training.parallelism.deepspeed_keys import AUTO
+from notebook_launcher.training.plugins import GradScalerKwargs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Asked", "ZeroSettings", "settle"]
+
+STAGES = {
+    0: "every rank keeps a whole model",
+    1: "optimizer state is sharded, and gradients are reduced once for each window",
+    2: "gradients and optimizer state are sharded; parameters are freed after the backward",
+    3: "parameters, gradients and optimizer state are sharded",
+}
+"""What each stage comes to."""
+PRECISIONS = {"fp16": ("fp16.enabled",), "bf16": ("bf16.enabled", "bfloat16.enabled")}
+DTYPES = {"float16": "fp16", "fp16": "fp16", "half": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
+MOST_NAMED = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A setting that the call gives beside DeepSpeed's."""
+
+    value: Any
+    where: str
+    """The place that gives it, as the user wrote it: `Accelerator(gradient_accumulation_steps=4)`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroSettings:
+    """The settings that a DeepSpeedPlugin comes to, for a number of ranks."""
+
+    stage: int
+    offloads: bool
+    gradient_accumulation_steps: int | None
+    """None: the file leaves it to the call."""
+    max_grad_norm: float | None
+    mixed_precision: str | None
+    micro_batch_size: int | None
+    """Samples of one rank in a micro-batch; None: any number."""
+    scaler: GradScalerKwargs | None
+    num_ranks: int
+    left_out: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Return one line about what happens to DeepSpeed's settings."""
+        names = ", ".join(self.left_out[:MOST_NAMED])
+        more = len(self.left_out) - MOST_NAMED
+        names += f" and {more} more" if more > 0 else ""
+        tuned = f" Without effect: {names}." if names else ""
+        offloads = ", all of it on the CPU" if self.offloads else ""
+        stage = f"ZeRO stage {self.stage}: {STAGES[self.stage]}{offloads}."
+        return f"DeepSpeed's settings are carried out by torch. {stage}{tuned}"
+
+    def check_batch_sizes(self, sizes: Sequence[int]) -> None:
+        """Raise ValueError if none of the prepared loaders has the micro-batches that the settings give."""
+        if self.micro_batch_size is not None and sizes and self.micro_batch_size not in sizes:
+            found = ", ".join(str(size) for size in sizes)
+            raise ValueError(
+                f"DeepSpeed's train_micro_batch_size_per_gpu={self.micro_batch_size}, but prepare() got a data loader "
+                f"that gives each rank {found} samples. Write DataLoader(..., batch_size={self.micro_batch_size}), or "
+                f'"{AUTO}" into DeepSpeed\'s settings.'
+            )
+
+
+def settle(
+    plugin: DeepSpeedPlugin,
+    *,
+    num_ranks: int,
+    steps: Sequence[Asked] = (),
+    max_grad_norm: Sequence[Asked] = (),
+    mixed_precision: Sequence[Asked] = (),
+    scaler: GradScalerKwargs | None = None,
+) -> ZeroSettings:
+    """Return what the settings come to for so many ranks.
+
+    Args:
+        plugin: DeepSpeed's settings.
+        num_ranks: The number of ranks that read different data.
+        steps: What the call gives as accumulation steps; and likewise the others.
+        max_grad_norm: The norm to which gradients are clipped.
+        mixed_precision: The precision.
+        scaler: The arguments of the scaler that the call gives.
+
+    Raises:
+        ValueError: DeepSpeed's settings and the call differ, or the batch sizes do not multiply; the message has both
+            values.
+    """
+    if not isinstance(plugin, DeepSpeedPlugin):
+        raise TypeError(f"deepspeed_plugin={plugin!r} is not a DeepSpeedPlugin.")
+    plugin.check()
+    agreed = _agree("gradient_accumulation_steps", _number(plugin, "gradient_accumulation_steps"), steps)
+    num_steps, micro = _settle_batches(plugin, None if agreed is None else int(agreed), num_ranks)
+    norm = _agree("gradient_clipping", _number(plugin, "gradient_clipping"), max_grad_norm)
+    return ZeroSettings(
+        stage=plugin.zero_stage,
+        offloads="cpu" in (plugin.offload_optimizer_device, plugin.offload_param_device),
+        gradient_accumulation_steps=num_steps,
+        max_grad_norm=float(norm) if norm else None,
+        mixed_precision=_settle_precision(plugin, mixed_precision),
+        micro_batch_size=micro,
+        scaler=_settle_scaler(plugin, scaler),
+        num_ranks=num_ranks,
+        left_out=plugin.left_out,
+    )
+
+
+def _agree(key: str, value: Any, asked: Sequence[Asked]) -> Any:
+    """Return the settled value of a key; None if nothing gives one."""
+    for one in asked:
+        if value is not None and one.value != value:
+            raise ValueError(
+                f'DeepSpeed\'s {key}={value!r} and {one.where} differ. Pass one of them, or write "{AUTO}" for {key} '
+                "into DeepSpeed's settings."
+            )
+    return asked[0].value if value is None and asked else value
+
+
+def _number(plugin: DeepSpeedPlugin, key: str) -> Any:
+    """Return a number in the settings; None if it is not given or `"auto"`."""
+    value = plugin.get_value(key)
+    if value in (None, AUTO):
+        return None
+    whole = key != "gradient_clipping"
+    fits = isinstance(value, int) if whole else isinstance(value, (int, float))
+    if isinstance(value, bool) or not fits or value < whole:
+        kind = "a whole number, 1 or more" if whole else "a number, 0 or more"
+        raise ValueError(f'DeepSpeed\'s {key}={value!r} must be {kind}, or "{AUTO}".')
+    return value
+
+
+def _settle_batches(plugin: DeepSpeedPlugin, steps: int | None, num_ranks: int) -> tuple[int | None, int | None]:
+    """Return accumulation steps and samples of a micro-batch: what is missing follows from the whole batch."""
+    micro = _number(plugin, "train_micro_batch_size_per_gpu")
+    whole = _number(plugin, "train_batch_size")
+    if whole is None:
+        return steps, micro
+    factors = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
+    if micro is None and steps is None:
+        factors["gradient_accumulation_steps"] = steps = 1
+    known = (micro or 1) * (steps or 1) * num_ranks
+    if whole % known or (micro is not None and steps is not None and whole != known):
+        product = " x ".join(f"{name}={value}" for name, value in factors.items() if value is not None)
+        relation = "is not" if micro is not None and steps is not None else "is not a multiple of"
+        raise ValueError(
+            f"DeepSpeed's train_batch_size={whole} {relation} {product} x {num_ranks} ranks = {known}. Write {known}, "
+            f'or "{AUTO}" for one of them.'
+        )
+    rest = whole // known
+    return (rest if steps is None else steps), (rest if micro is None else micro)
+
+
+def _settle_precision(plugin: DeepSpeedPlugin, asked: Sequence[Asked]) -> str | None:
+    switches = {name: [plugin.get_value(key) for key in keys] for name, keys in PRECISIONS.items()}
+    chosen = [name for name, values in switches.items() if True in values]
+    if plugin.get_value("torch_autocast.enabled") is True:
+        dtype = str(plugin.get_value("torch_autocast.dtype", "bfloat16"))
+        if dtype not in DTYPES:
+            raise ValueError(
+                f"DeepSpeed's torch_autocast.dtype={dtype!r} is unknown. It can be 'bfloat16' or 'float16'."
+            )
+        chosen.append(DTYPES[dtype])
+    if len(set(chosen)) > 1:
+        raise ValueError(f"DeepSpeed's settings enable both {' and '.join(sorted(set(chosen)))}. Enable one.")
+    for one in asked:
+        if one.value in switches and False in switches[one.value] and not chosen:
+            key = PRECISIONS[one.value][0]
+            raise ValueError(f'DeepSpeed\'s {key}=False and {one.where} differ. Enable it there, or write "{AUTO}".')
+    return str(_agree("precision", chosen[0], asked)) if chosen else None
+
+
+def _settle_scaler(plugin: DeepSpeedPlugin, given: GradScalerKwargs | None) -> GradScalerKwargs | None:
+    """Return the scaler's arguments by the section `fp16`; None if the section has none."""
+    if plugin.get_value("fp16.loss_scale", 0) not in (0, AUTO):
+        raise ValueError(
+            f"DeepSpeed's fp16.loss_scale={plugin.get_value('fp16.loss_scale')!r}: a fixed scale has no counterpart. "
+            "Write 0 for a dynamic one, and set its start by initial_scale_power."
+        )
+    power, interval = plugin.get_value("fp16.initial_scale_power"), plugin.get_value("fp16.loss_scale_window")
+    arguments: dict[str, Any] = {}
+    if power not in (None, AUTO):
+        arguments["init_scale"] = 2.0**power
+    if interval not in (None, AUTO):
+        arguments["growth_interval"] = int(interval)
+    if not arguments or plugin.get_value("fp16.enabled") is False:
+        return given
+    for name, value in arguments.items():
+        if given is not None and getattr(given, name) != value:
+            raise ValueError(
+                f"DeepSpeed's fp16 section gives {name}={value}, and GradScalerKwargs {name}={getattr(given, name)}. "
+                "Leave one of them out."
+            )
+    return dataclasses.replace(given or GradScalerKwargs(), **arguments)

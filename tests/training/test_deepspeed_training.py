@@ -1,0 +1,130 @@
+"""Training with DeepSpeed's settings, which torch carries out: the same updates in every stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from notebook_launcher import DeepSpeedPlugin, ParallelismConfig, notebook_launch
+from tests.support.toy_training import make_data, make_model, sessions, shards_on_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.toy_training import Sessions
+
+pytestmark = shards_on_cpus
+STAGE_2 = {"zero_optimization": {"stage": 2}}
+HYBRID: dict[str, Any] = {"parallelism_config": ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Sessions]:
+    with sessions(1, 2, 4) as opened:
+        opened.run(4, make_replicas)
+        yield opened
+
+
+def make_replicas() -> None:
+    """Make the groups of two replicas, whose sockets stay open as long as the ranks."""
+    from notebook_launcher import Accelerator
+
+    Accelerator(cpu=True, **HYBRID)
+
+
+def train(settings: dict[str, Any] | None, call: dict[str, Any]) -> tuple[list[torch.Tensor], str, int]:
+    from notebook_launcher import Accelerator
+
+    plugin = None if settings is None else DeepSpeedPlugin(**settings)
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin, **call)
+    assert accelerator.deepspeed_plugin is plugin
+    assert accelerator.state.deepspeed_plugin is plugin
+    net: Any = make_model(accelerator.process_index)
+    loader: Any = DataLoader(TensorDataset(*make_data(29)), 2)
+    net, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.1), loader)
+    for _ in range(3):
+        for inputs, targets in loader:
+            with accelerator.accumulate(net):
+                accelerator.backward(torch.nn.functional.mse_loss(net(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+    found: list[Any] = [parameter.detach() for parameter in net.parameters()]
+    weights = [one.full_tensor() if hasattr(one, "full_tensor") else one.clone() for one in found]
+    return weights, str(accelerator.distributed_type), accelerator.gradient_accumulation_steps
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "settings", "call"),
+    [
+        (2, {"zero_stage": 0}, {}),
+        (2, {"zero_stage": 1}, {}),
+        (4, {"zero_stage": 1, "offload_optimizer_device": "cpu"}, {}),
+        (2, {"zero_stage": 2}, {}),
+        (4, {"zero_stage": 2}, HYBRID),
+        (4, {"zero_stage": 3}, {}),
+        (2, {"zero_stage": 3, "offload_param_device": "cpu"}, {}),
+        (1, {"zero_stage": 3}, {}),
+    ],
+)
+def test_every_stage_updates_as_whole_models_do(ranks, num_ranks, settings, call):
+    expected, _, _ = ranks.run(num_ranks, train, None, {"gradient_accumulation_steps": 3, "max_grad_norm": 0.5})[0]
+    settings = {"gradient_accumulation_steps": 3, "gradient_clipping": 0.5, **settings}
+    for mine, kind, steps in ranks.run(num_ranks, train, settings, call):
+        torch.testing.assert_close(mine, expected)
+        assert kind.endswith("FSDP") == (settings["zero_stage"] > 0 and num_ranks > 1)
+        assert steps == 3
+
+
+def test_settings_come_from_a_file_and_the_run_says_who_carries_them_out(capsys):
+    config = {
+        "zero_optimization": {"stage": 2, "overlap_comm": True},
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 2,
+        "bf16": {"enabled": False},
+    }
+    results = notebook_launch(train, 2, args=({"hf_ds_config": config}, {}), devices="cpu", output="rank0")
+    assert [steps for _, _, steps in results] == [2, 2]
+    shown = capsys.readouterr()
+    assert "DeepSpeed's settings are carried out by torch. ZeRO stage 2" in shown.out + shown.err
+    assert "Without effect: zero_optimization.overlap_comm" in shown.out + shown.err
+
+
+def test_variables_of_accelerate_launch_ask_for_deepspeed(ranks):
+    variables = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+
+    def find() -> tuple[int, bool]:
+        from notebook_launcher import Accelerator, patch_environment
+
+        with patch_environment(**variables):
+            accelerator = Accelerator(cpu=True)
+        assert accelerator.deepspeed_plugin is not None
+        return accelerator.deepspeed_plugin.zero_stage, accelerator.is_fsdp2
+
+    assert ranks.run(2, find) == [(3, True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "call", "message"),
+    [
+        (
+            {},
+            {"hf_ds_config": {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}},
+            {},
+            "4, but prep",
+        ),
+        (
+            {"gradient_accumulation_steps": 4},
+            {"gradient_accumulation_steps": 2},
+            {},
+            "the launch's gradient_accumulation",
+        ),
+        ({}, {"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 3}, "=2 and Accelerator"),
+        ({}, {}, {"fsdp_plugin": 1}, "got both deepspeed_plugin and fsdp_plugin"),
+    ],
+)
+def test_disagreement_in_a_rank_is_an_error_with_both_values(options, settings, call, message):
+    with pytest.raises(ValueError, match=message):
+        notebook_launch(train, 2, args=(settings, call), devices="cpu", output="none", **options)

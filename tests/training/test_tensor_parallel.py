@@ -1,0 +1,282 @@
+"""Layers that several ranks compute together: exact windows over the ranks that read different data."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+
+from notebook_launcher import ParallelismConfig
+from tests.support.toy_training import make_data, sessions, shards_on_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.toy_training import Sessions
+
+pytestmark = shards_on_cpus
+PLAN = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}
+MESHES = [(1, 2, 2), (2, 1, 2), (1, 1, 4)]
+"""Replicas, shards, and ranks that compute layers together."""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Sessions]:
+    with sessions(4) as opened:
+        opened.run(4, make_meshes)
+        yield opened
+
+
+def make_meshes() -> None:
+    """Make the groups of all meshes, whose sockets stay open as long as the ranks."""
+    from notebook_launcher import Accelerator
+
+    for sizes in MESHES:
+        Accelerator(cpu=True, parallelism_config=config(sizes))
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(3)
+        self.up = torch.nn.Linear(3, 8)
+        self.down = torch.nn.Linear(8, 3)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return inputs + self.down(torch.tanh(self.up(self.norm(inputs))))
+
+
+class Net(torch.nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Block(), Block()])
+        self.head = torch.nn.Linear(3, 1)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return self.head(inputs)
+
+
+def config(sizes: tuple[int, int, int]) -> ParallelismConfig:
+    return ParallelismConfig(*sizes, tp_plan=PLAN)
+
+
+def whole(tensors: list[Any]) -> list[torch.Tensor]:
+    return [one.full_tensor() if hasattr(one, "full_tensor") else one.clone() for one in tensors]
+
+
+def windows(
+    sizes: tuple[int, int, int],
+    num_samples: int,
+    batch_size: int,
+    steps: int,
+    sync_each: bool | None,  # noqa: FBT001 - the sessions pass arguments by position
+    clip: float | None,
+) -> list[Any]:
+    """Return the samples of each window that this rank read and that count, the window's gradient, and its norm."""
+    from notebook_launcher import Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin
+
+    accelerator = Accelerator(
+        cpu=True,
+        parallelism_config=config(sizes),
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=steps, sync_each_batch=sync_each),
+        dataloader_config=DataLoaderConfiguration(even_batches=False),
+    )
+    net: Any = Net(accelerator.process_index)  # rank 0's weights count
+    data = TensorDataset(*make_data(num_samples), torch.arange(num_samples))
+    net, optimizer, loader = accelerator.prepare(
+        net, torch.optim.SGD(net.parameters(), lr=0.0), DataLoader(data, batch_size)
+    )
+    found: list[Any] = []
+    read: list[int] = []
+    real: list[int] = []
+    for inputs, targets, numbers in loader:
+        with accelerator.accumulate(net):
+            accelerator.backward(torch.nn.functional.mse_loss(net(inputs), targets))
+            read += numbers.tolist()
+            real += accelerator.gather_for_metrics(numbers).tolist()
+            if accelerator.sync_gradients:
+                norm = None if clip is None else accelerator.clip_grad_norm_(net.parameters(), clip)
+                found.append((read, real, whole([one.grad for one in net.parameters()]), norm))
+                read, real = [], []
+            optimizer.step()
+            optimizer.zero_grad()
+    return found
+
+
+def expected(numbers: set[int], num_samples: int, clip: float | None) -> tuple[list[torch.Tensor], Any]:
+    net = Net()
+    inputs, targets = (one[sorted(numbers)] for one in make_data(num_samples))
+    torch.nn.functional.mse_loss(net(inputs), targets).backward()
+    norm = None if clip is None else torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
+    return [parameter.grad for parameter in net.parameters() if parameter.grad is not None], norm
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    sizes=st.sampled_from(MESHES),
+    num_samples=st.integers(1, 21),
+    batch_size=st.integers(1, 4),
+    steps=st.integers(1, 3),
+    sync_each=st.sampled_from([None, False, True]),
+    clip=st.sampled_from([None, 0.1]),
+)
+def test_gradient_of_any_window_is_that_of_its_samples(ranks, sizes, num_samples, batch_size, steps, sync_each, clip):
+    results = ranks.run(4, windows, sizes, num_samples, batch_size, steps, sync_each, clip)
+    tp_size = sizes[-1]
+    for first in range(0, 4, tp_size):
+        reads = [[read for read, *_ in result] for result in results[first : first + tp_size]]
+        assert reads == [reads[0]] * tp_size, "the ranks of a group read the same rows"
+    assert sorted(number for _, real, _, _ in results[0] for number in real) == list(range(num_samples))
+    for at, (_, real, _, _) in enumerate(results[0]):
+        gradients, norm = expected(set(real), num_samples, clip)
+        for result in results:
+            torch.testing.assert_close(result[at][2], gradients, atol=1e-6, rtol=1e-5)
+            if norm is not None:
+                torch.testing.assert_close(result[at][3], norm)
+
+
+def train(sizes: tuple[int, int, int] | None) -> tuple[list[torch.Tensor], torch.Tensor, int]:
+    """Return the weights after 20 updates, the gathered predictions, and the rows of a rank's generator."""
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=2, parallelism_config=None if sizes is None else config(sizes)
+    )
+    net: Any = Net(accelerator.process_index)
+    loader: Any = DataLoader(TensorDataset(*make_data(40)), batch_size=40 // (2 * accelerator.num_processes))
+    if sizes is not None:
+        loader = DataLoader(loader.dataset, batch_size=40 // (2 * sizes[0] * sizes[1]))
+    net, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01), loader)
+    for _ in range(20):
+        for inputs, targets in loader:
+            with accelerator.accumulate(net):
+                accelerator.backward(torch.nn.functional.mse_loss(net(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+    with torch.no_grad():
+        seen = [accelerator.gather_for_metrics(inputs[:, -1]) for inputs, _ in loader]
+    return whole(list(net.parameters())), torch.cat(seen).sort().values, int(torch.randint(1 << 30, ()))
+
+
+def test_updates_equal_those_of_whole_models_and_metrics_count_each_sample_once(ranks):
+    plain, seen, _ = ranks.run(4, train, None)[0]
+    assert len(seen) == 40
+    for sizes in MESHES:
+        results = ranks.run(4, train, sizes)
+        for weights, mine, _ in results:
+            torch.testing.assert_close(weights, plain, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(mine, seen)
+        drawn = [number for _, _, number in results]
+        for first in range(0, 4, sizes[-1]):
+            assert len(set(drawn[first : first + sizes[-1]])) == 1, "a group draws the same random numbers"
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.attn, self.third = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.third.weight = self.first.weight
+        self.config = SimpleNamespace(num_attention_heads=2, num_key_value_heads=1)
+
+
+def prepare(kind: type[torch.nn.Module], plan: dict[str, Any] | None, **config: Any) -> Any:
+    from notebook_launcher import Accelerator, DataLoaderConfiguration
+
+    accelerator = Accelerator(
+        cpu=True,
+        parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=2, tp_plan=plan),
+        dataloader_config=DataLoaderConfiguration(**config),
+    )
+    return accelerator.prepare(kind(), DataLoader(TensorDataset(*make_data(8))))[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan", "message"),
+    [
+        (Net, None, "Net has no plan for tensor parallelism.*write ParallelismConfig"),
+        (Net, {"layers.*.up": "diagonal"}, "'diagonal': this style is not supported. It can be 'colwise'"),
+        (Net, {"blocks.*.up": "colwise"}, r"tp_plan\['blocks.\*.up'\]: no module of Net has such a name"),
+        (Net, {"layers.*.norm": "colwise"}, "'colwise' is for Linear layers, and layers.0.norm is a LayerNorm"),
+        (Net, {"layers.*.up": "embedding_rowwise"}, "'embedding_rowwise' is for Embedding layers"),
+        (Net, {"head": "colwise"}, "tp_size=2 does not divide head.out_features=1, which 'colwise' cuts"),
+        (Tied, {"attn": "colwise"}, "tp_size=2 does not divide Tied's num_key_value_heads=1, so attn"),
+        (Tied, {"first": "colwise", "third": "rowwise"}, "the weight that Linear and Linear share in two ways"),
+    ],
+)
+def test_plan_that_cannot_be_carried_out_is_refused(ranks, kind, plan, message):
+    with pytest.raises(ValueError, match=message):
+        ranks.run(4, prepare, kind, plan)
+
+
+def test_rank_0_cannot_deal_out_to_groups(ranks):
+    def dispatch() -> None:
+        prepare(Net, PLAN, dispatch_batches=True)
+
+    with pytest.raises(ValueError, match=r"dispatch_batches=True with tp_size=2.*dispatch_batches=False"):
+        ranks.run(4, dispatch)
+
+
+def test_weights_that_layers_share_stay_shared_and_styles_of_torch_are_taken(ranks):
+    def share() -> tuple[bool, tuple[int, ...]]:
+        from torch.distributed.tensor.parallel import ColwiseParallel
+
+        style = ColwiseParallel()
+        net = prepare(Tied, {"first": style, "third": style})
+        return net.first.weight is net.third.weight, tuple(net.first.weight.to_local().shape)
+
+    assert ranks.run(4, share) == [(True, (1, 4))] * 4
+
+
+@pytest.mark.parametrize("size", ["cp_size", "sp_size"])
+def test_context_and_sequence_parallelism_are_refused_by_name(size):
+    sizes: dict[str, Any] = {size: 2}
+    with pytest.raises(ValueError, match=rf"ParallelismConfig\({size}=2\): .* not supported: .*dp_shard_size"):
+        ParallelismConfig(**sizes)
+
+
+@pytest.mark.slow
+def test_model_of_transformers_brings_its_plan(ranks):
+    def train(sizes: tuple[int, int, int] | None, *, tied: bool) -> list[torch.Tensor]:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        from notebook_launcher import Accelerator
+
+        mesh = None if sizes is None else ParallelismConfig(*sizes)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, parallelism_config=mesh)
+        torch.manual_seed(accelerator.process_index)
+        net: Any = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=32,
+                hidden_size=16,
+                intermediate_size=24,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                tie_word_embeddings=tied,
+            )
+        )
+        tokens = torch.randint(0, 32, (16, 8), generator=torch.Generator().manual_seed(3))
+        loader: Any = DataLoader(TensorDataset(tokens), 2 if sizes is None else 8 // (sizes[0] * sizes[1]))
+        net, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01), loader)
+        for (batch,) in loader:
+            with accelerator.accumulate(net):
+                accelerator.backward(net(input_ids=batch, labels=batch).loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        return whole([one.detach() for one in net.parameters()])
+
+    for tied in (False, True):
+        expected = ranks.run(4, lambda tied=tied: train(None, tied=tied))[0]
+        for mine in ranks.run(4, lambda tied=tied: train((1, 2, 2), tied=tied)):
+            torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-4)
