@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from notebook_launcher.training.parallelism.deepspeed_factories import refuse_factories
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO, check_keys, value_at
 
 __all__ = ["DeepSpeedPlugin", "is_asked_for"]
@@ -124,6 +125,7 @@ class DeepSpeedPlugin:
     def check(self) -> None:
         """Raise ValueError for settings that cannot be carried out."""
         check_keys(self.deepspeed_config)
+        refuse_factories(self.deepspeed_config)
         stage = _whole(self.zero_stage)
         if stage not in STAGES:
             raise ValueError(f"zero_stage={self.zero_stage!r} is unknown. It can be 0, 1, 2 or 3.")
