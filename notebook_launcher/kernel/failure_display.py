@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["attach", "brief", "end_line", "raise_in_cell", "show_as"]
 
+WORTH_TELLING = 1_000_000
+"""Bytes of tensors in kept frames from which on a failure tells their size."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Rendering:
@@ -125,13 +128,13 @@ def _story(failures: tuple[Failure, ...], results: Results) -> str:
 
 
 def _describe_kept(rank: int, kept: KeptFrames) -> str:
-    """Return the line of a failure that names the debugger, and the memory that it costs."""
+    """Return the line of a failure that names the debugger, and the memory that it costs if that is worth a word."""
+    offer = f"session.debug() opens a debugger where rank {rank} failed."
+    if kept.tensor_bytes < WORTH_TELLING and kept.gpu_bytes is None:
+        return offer
     size = format_bytes(kept.tensor_bytes)
     gpu = "" if kept.gpu_bytes is None else f" ({format_bytes(kept.gpu_bytes)} are allocated on its GPU)"
-    return (
-        f"session.debug() opens a debugger where rank {rank} failed. Its frames hold {size} of tensors{gpu} until the "
-        "next run or session.forget()."
-    )
+    return f"{offer} Its frames hold {size} of tensors{gpu} until the next run or session.forget()."
 
 
 def _sequel(first: Failure, others: tuple[Failure, ...]) -> str:

@@ -77,6 +77,11 @@ def answered(kernel: Kernel, code: str, *commands: str) -> tuple[Outcome, list[s
     return kernel.execute(code, answer_input=answers), answers.prompts
 
 
+def test_memory_of_kept_frames_is_told_if_it_is_a_megabyte_or_more(session: Kernel) -> None:
+    failed = session.execute("session.run(lambda: 1 / 0)")
+    assert "session.debug() opens a debugger where rank 0 failed.\n" in failed.traceback
+
+
 def test_debug_opens_the_frames_of_the_culprit(session: Kernel) -> None:
     failed = session.execute("session.run(train)")
     assert failed.error == "ValueError: bad batch"
