@@ -91,6 +91,7 @@ def test_file_is_read_in_every_form_that_accelerate_reads(form: str, tmp_path: P
 
 
 def test_plugin_without_arguments_is_stage_two():
+    assert "ZeRO stage 2: on one rank nothing is sharded" in settle(DeepSpeedPlugin(), num_ranks=1).describe()
     zero = settle(DeepSpeedPlugin(), num_ranks=4)
     assert (zero.stage, zero.offloads, zero.mixed_precision, zero.max_grad_norm) == (2, False, None, None)
 

@@ -58,6 +58,9 @@ class ZeroSettings:
         names += f" and {more} more" if more > 0 else ""
         tuned = f" Without effect: {names}." if names else ""
         offloads = ", all of it on the CPU" if self.offloads else ""
+        if self.num_ranks == 1:
+            alone = "on one rank nothing is sharded or offloaded."
+            return f"DeepSpeed's settings are carried out by torch. ZeRO stage {self.stage}: {alone}{tuned}"
         stage = f"ZeRO stage {self.stage}: {STAGES[self.stage]}{offloads}."
         return f"DeepSpeed's settings are carried out by torch. {stage}{tuned}"
 
