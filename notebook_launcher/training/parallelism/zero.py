@@ -57,12 +57,10 @@ class ZeroSettings:
         more = len(self.left_out) - MOST_NAMED
         names += f" and {more} more" if more > 0 else ""
         tuned = f" Without effect: {names}." if names else ""
-        offloads = ", all of it on the CPU" if self.offloads else ""
+        outcome = f"{STAGES[self.stage]}{', all of it on the CPU' if self.offloads else ''}"
         if self.num_ranks == 1:
-            alone = "on one rank nothing is sharded or offloaded."
-            return f"DeepSpeed's settings are carried out by torch. ZeRO stage {self.stage}: {alone}{tuned}"
-        stage = f"ZeRO stage {self.stage}: {STAGES[self.stage]}{offloads}."
-        return f"DeepSpeed's settings are carried out by torch. {stage}{tuned}"
+            outcome = "on one rank nothing is sharded or offloaded"
+        return f"DeepSpeed's settings are carried out by torch. ZeRO stage {self.stage}: {outcome}.{tuned}"
 
     def check_batch_sizes(self, sizes: Sequence[int]) -> None:
         """Raise ValueError if none of the prepared loaders has the micro-batches that the settings give."""
