@@ -39,7 +39,7 @@ def apply_plan(
     mesh: DeviceMesh,
     plan: Mapping[str, Any] | None,
     *,
-    settle: Callable[[torch.nn.Module], None],
+    settle: Callable[[torch.nn.Module], object],
 ) -> None:
     """Cut the layers of a plan over a group of ranks, which call this together.
 
