@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check test quick matrix lint typecheck docs dist bench lab clean
+.PHONY: help demo gpu-check check test quick matrix lint typecheck docs dist bench lab clean
 .DELETE_ON_ERROR:
 
 # The first of these that is Python 3.10 or newer; `make PYTHON=...` overrides.
@@ -21,10 +21,13 @@ CORE := tests/foundations/test_config.py tests/foundations/test_settings.py test
 PACKAGE_FILES := $(filter-out %/__pycache__,$(wildcard notebook_launcher/*))
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "make %-10s %s\n", $$1, $$2}'
 
 demo: $(VENV)/installed-notebooks  ## run the first tutorial in a real Jupyter kernel (under a minute)
 	@$(BIN)/python notebooks/demo.py
+
+gpu-check: $(VENV)/installed-test  ## try on GPUs what can only be tried there (5 minutes; writes gpu-check-<date>.json)
+	@$(BIN)/python -m notebook_launcher check
 
 test: lint $(TSC)  ## check and test everything
 	@echo "==> tests that may run side by side"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import notebook_launcher
 from notebook_launcher.command_line import (
+    check_command,
     config_command,
     env_command,
     estimate_command,
@@ -33,6 +34,7 @@ COMMANDS: tuple[Command, ...] = (
     runs_command.COMMAND,
     estimate_command.COMMAND,
     verify_command.COMMAND,
+    check_command.COMMAND,
 )
 """All commands, in the order in which `--help` lists them. A new command is a module here and a row there."""
 

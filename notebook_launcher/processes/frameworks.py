@@ -3,8 +3,9 @@
 `torch.multiprocessing.spawn`, with which programs start their own ranks, is refused.
 
 Hugging Face Accelerate and Lightning Fabric pass `timeout=` to `init_process_group`, and skip that call if there is a
-group already. In a rank, the existing group gets the timeout. A version of these libraries without the functions that
-are replaced here is left as it is.
+group already. In a rank, the existing group gets the timeout. Accelerate's barrier names the GPU with the number of the
+rank, which does not exist where ranks share GPUs; there it names none. A version of these libraries without the
+functions that are replaced here is left as it is.
 """
 
 from __future__ import annotations
@@ -62,6 +63,23 @@ def _patch_accelerate(module: types.ModuleType) -> None:
     state = getattr(module, "PartialState", None)
     if state is not None:
         state.__init__ = _with_timeout(state.__init__)
+        if hasattr(state, "wait_for_everyone"):
+            state.wait_for_everyone = _with_existing_device(state.wait_for_everyone)
+
+
+def _with_existing_device(wait: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return the function, which names the GPU of its rank's number; where there is none, a plain barrier."""
+
+    @functools.wraps(wait)
+    def wait_for_everyone(self: Any) -> None:
+        import torch
+
+        if torch.distributed.is_initialized() and self.local_process_index >= torch.cuda.device_count():
+            torch.distributed.barrier()
+        else:
+            wait(self)
+
+    return wait_for_everyone
 
 
 def _patch_fabric(module: types.ModuleType) -> None:

@@ -181,13 +181,13 @@ class _Rank:
             self._channel.send(messages.Notice(text=text))
 
     def _perform(self, call: messages.RunCall, fds: list[int], stage: _Stage) -> tuple[object, int | None]:
-        if call.ranks is not None and self._number not in call.ranks:
-            return self._sit_out(call, fds, stage), None
         stage.name = "group"
         if self._setup.use_gpu:
             # Before the call is unpacked: a captured torch.Generator("cuda") would make a context on the first GPU.
             seeding.choose_gpu(self._number)
         stage.name = "arrive"
+        if call.ranks is not None and self._number not in call.ranks:
+            return self._sit_out(call, fds, stage), None
         if fds:
             self._inherited_call = None
             function, args, kwargs, overwritten = travel.unpack_call(fds[0])

@@ -28,6 +28,10 @@ NCCL_DEFAULTS = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 """Set in ranks with GPUs unless the user has. After a device-side assert every CUDA call of the process fails, also
 those of NCCL's watchdog thread, which would end the process (SIGABRT) before Python could report the error."""
 
+WATCHDOG_KEY = "exception_dump"
+"""Set by a watchdog of NCCL that gives up. It has no group's prefix, and the monitors of a later group that find it
+would end their processes."""
+
 
 def torchrun_environment(setup: Setup, rank: int) -> dict[str, str]:
     """Return the environment variables that torchrun would set."""
@@ -196,6 +200,9 @@ class Rendezvous:
         if self._store is None:
             self._store = TCPStore("127.0.0.1", self._port, self._world_size, is_master=False)
         self._store.set_timeout(timeout or default_pg_timeout)
+        if self._generation > 0:
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                self._store.delete_key(WATCHDOG_KEY)
         self._num_groups += 1
         return PrefixStore(f"generation-{self._generation}/group-{self._num_groups}", self._store)
 

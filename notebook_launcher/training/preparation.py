@@ -16,6 +16,7 @@ from notebook_launcher.training.accumulation.member_kinds import synchronises_it
 from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
 from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader
+from notebook_launcher.training.data.wire import wire_device
 from notebook_launcher.training.unwrapping import synced_part
 
 if TYPE_CHECKING:
@@ -161,7 +162,10 @@ class Preparation:
             # In place, so that an optimizer that has the tensor still has it.
             tensor.data = tensor.data.to(self.process.device)
         if self.process.num_processes > 1:
-            torch.distributed.broadcast(tensor.data, src=0)
+            wire = tensor.data if tensor.is_cuda else tensor.data.to(wire_device(tensor.device))
+            torch.distributed.broadcast(wire, src=0)
+            if wire is not tensor.data:  # NCCL takes nothing from the CPU.
+                tensor.data.copy_(wire)
         self.prepared.members.add_leaf(tensor)
         return tensor
 

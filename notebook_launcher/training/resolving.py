@@ -14,6 +14,7 @@ from notebook_launcher.training.plugins import (
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
     PrecisionType,
+    warn_user,
     whole_number,
 )
 from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
@@ -59,12 +60,24 @@ def _precision(name: str, value: Any) -> str:
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Raise ValueError if the device cannot compute in it."""
+    """Raise ValueError if the device cannot compute in it, and warn where it only emulates it."""
     import torch
 
-    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        name = torch.cuda.get_device_name(device)
+    if precision != "bf16" or device.type != "cuda":
+        return
+    name = torch.cuda.get_device_name(device)
+    if not torch.cuda.is_bf16_supported():
         raise ValueError(f"mixed_precision='bf16': {name} cannot compute in bf16. Use 'fp16' or 'no'.")
+    if torch.version.hip is None and emulates_bf16(torch.cuda.get_device_capability(device)):
+        warn_user(
+            f"mixed_precision='bf16': {name} has no bf16 arithmetic and emulates it, slower than fp32. "
+            "mixed_precision='fp16' is faster there: its tensor cores compute in fp16."
+        )
+
+
+def emulates_bf16(capability: tuple[int, int]) -> bool:
+    """Return True for GPUs before Ampere (8.0), such as T4 and V100, for which torch accepts bf16 nevertheless."""
+    return capability < (8, 0)
 
 
 def resolve_accumulation(

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -62,3 +63,25 @@ def test_without_cuda_there_is_nothing_to_wait_for_and_nothing_is_broken() -> No
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_word_of_a_watchdog_does_not_outlive_its_group() -> None:
+    def underlying() -> Any:
+        from torch.distributed import distributed_c10d as c10d
+
+        store = c10d._get_default_store()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        return store
+
+    def give_up() -> None:
+        underlying().set("exception_dump", "1")
+        raise ValueError("a collective timed out: connection reset by peer")
+
+    def is_there() -> bool:
+        return bool(underlying().check(["exception_dump"]))
+
+    with Session(2, output="none") as session:
+        with pytest.raises(ValueError, match="timed out"):
+            session.run(give_up)
+        assert list(session.run(is_there)) == [False, False]

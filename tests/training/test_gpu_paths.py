@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from notebook_launcher import Accelerator, GradScalerKwargs
 from notebook_launcher.training.checkpoints.loading import with_counters_on_cpu
+from notebook_launcher.training.resolving import emulates_bf16
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -40,6 +41,11 @@ def test_step_counters_of_a_checkpoint_are_loaded_onto_the_cpu() -> None:
     assert loaded["state"][0]["step"].device.type == "cpu"
     assert loaded["state"][0]["exp_avg"].device.type == "cuda"
     assert with_counters_on_cpu({"kind": "another"}) == {"kind": "another"}
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 0), True), ((7, 5), True), ((8, 0), False), ((9, 0), False)])
+def test_gpus_before_ampere_emulate_bf16(capability: tuple[int, int], expected: bool) -> None:  # noqa: FBT001
+    assert emulates_bf16(capability) is expected
 
 
 class Batch:

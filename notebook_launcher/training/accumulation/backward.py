@@ -249,7 +249,7 @@ class Accumulation:
     def _total(self, weight: float) -> float:
         if self._num_data_ranks == 1:
             return weight
-        total = torch.tensor([weight], dtype=torch.float64, device=self._device)
+        total = torch.full((1,), weight, dtype=torch.float64, device=self._device)  # `tensor` waits for the GPU
         dist.all_reduce(total, group=self._data_group)
         return float(total)
 
@@ -257,7 +257,7 @@ class Accumulation:
         """Begin the all-reduce of the weights that only their ranks know, beside the backward."""
         if self._num_data_ranks == 1 or window.backwards_in_block > 1:
             return None
-        total = torch.tensor([window.weight], dtype=torch.float64, device=self._device)
+        total = torch.full((1,), window.weight, dtype=torch.float64, device=self._device)
         return total, dist.all_reduce(total, group=self._data_group, async_op=True)
 
     def _correct(self, window: Window, pending: Any) -> None:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.accumulation.member_kinds import Pause
+from notebook_launcher.training.data.wire import wire_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -127,6 +128,8 @@ def reduce_leaves(leaves: Sequence[LeafTensor]) -> bool:
 def _average(grads: list[torch.Tensor]) -> None:
     """Replace gradients of one dtype by their means over the ranks."""
     flat = torch.cat([grad.reshape(-1) for grad in grads]) if len(grads) > 1 else grads[0].contiguous()
+    if not flat.is_cuda:
+        flat = flat.to(wire_device(flat.device))  # NCCL takes nothing from the CPU.
     dist.all_reduce(flat)
     flat.div_(dist.get_world_size())
     if len(grads) == 1:

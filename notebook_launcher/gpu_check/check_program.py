@@ -1,0 +1,90 @@
+"""The table of `notebook-launcher check`, line by line, and its conclusion."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from notebook_launcher.diagnosis.doctor import doctor
+from notebook_launcher.gpu_check.catalogue import ALL_CHECKS
+from notebook_launcher.gpu_check.check_report import collect_facts, write_report
+from notebook_launcher.gpu_check.check_run import count_gpus, run_all
+from notebook_launcher.units import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from notebook_launcher.gpu_check.check_kind import Check
+    from notebook_launcher.gpu_check.check_run import Outcome
+
+__all__ = ["check", "conclude"]
+
+NAME_WIDTH = 50
+PROVES_NOTHING = "There is no GPU here: these were CPU forms, and prove nothing about GPUs."
+
+
+def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder: str = ".", cpu: bool = False) -> int:
+    """Make the checks, print a line for each, write the report; return the exit status: 1 if one failed.
+
+    Args:
+        only: Words; checks whose names have none of them are left out. None: all checks.
+        names_only: True to print the names alone.
+        folder: Where the report goes.
+        cpu: True to leave GPUs aside.
+
+    Raises:
+        LookupError: No name has one of the words.
+    """
+    chosen = [one for one in ALL_CHECKS if only is None or any(word.lower() in one.name.lower() for word in only)]
+    if not chosen:
+        raise LookupError(f"--only {' '.join(only or ())}: no check has such a name. --list prints all names.")
+    if names_only:
+        _print("\n".join(f"{'*' if one.decides else ' '} {one.name}" for one in chosen))
+        return 0
+    num_gpus = 0 if cpu else count_gpus()
+    _print(_heading(num_gpus))
+    if only is None:
+        _print(str(doctor(launch=False)))
+    outcomes = []
+    for outcome in run_all(chosen, num_gpus, _announce):
+        _print(_line(outcome))
+        outcomes.append(outcome)
+    file = write_report(Path(folder), outcomes, {**collect_facts(), "checked_gpus": num_gpus})
+    _print(conclude(outcomes, num_gpus, complete=only is None))
+    _print(f"Report: {file}")
+    return int(any(outcome.state == "FAIL" for outcome in outcomes))
+
+
+def _heading(num_gpus: int) -> str:
+    return f"Checking {plural(num_gpus, 'GPU')}." if num_gpus else f"{PROVES_NOTHING}"
+
+
+def _announce(one: Check) -> None:
+    if sys.stdout.isatty():
+        print(f"  ...   {one.name}", end="\r", flush=True)  # noqa: T201 - this is what the command is for
+
+
+def _line(outcome: Outcome) -> str:
+    sign = "*" if outcome.decides else " "
+    line = f"{outcome.state}  {sign} {outcome.name:<{NAME_WIDTH}} {outcome.seconds:6.1f} s  {outcome.reason}"
+    shown = line.splitlines()[0]
+    return shown + "".join(f"\n          {text}" for text in outcome.output.splitlines())
+
+
+def conclude(outcomes: Sequence[Outcome], num_gpus: int, *, complete: bool) -> str:
+    """Return the last words: the counts, and what they say about GPUs."""
+    states = [outcome.state for outcome in outcomes]
+    counts = f"{states.count('PASS')} passed, {states.count('FAIL')} failed, {states.count('SKIP')} skipped."
+    if not num_gpus:
+        return f"{counts} {PROVES_NOTHING}"
+    deciding = [outcome.state for outcome in outcomes if outcome.decides]
+    if not complete or "SKIP" in deciding:
+        return f"{counts} Not all checks that decide (*) were made, so nothing may be claimed of GPUs in general."
+    if "FAIL" in deciding:
+        return f"{counts} A check that decides (*) failed: please report it, with the file below."
+    return f"{counts} All checks that decide (*) passed on {plural(num_gpus, 'GPU')}."
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - this is what the command is for

@@ -1,0 +1,319 @@
+"""Checks of several ranks: collectives, gradients, agreed stops, failures, other frameworks."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from notebook_launcher import Session, launch, notebook_launch
+from notebook_launcher.errors import LaunchError
+from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
+from notebook_launcher.gpu_check.toy_loops import make_batches, make_model, mean_loss, train
+
+__all__ = ["CHECKS"]
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "complex64")
+HOOKS = ("fp16", "bf16", "power_sgd", "batched_power_sgd")
+SECONDS_TO_FAIL = 10.0
+
+
+def _where() -> tuple[str, int]:
+    import torch
+    import torch.distributed as dist
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator()
+    total = torch.ones(4, device=accelerator.device)
+    dist.all_reduce(total)
+    assert total.tolist() == [float(dist.get_world_size())] * 4
+    name = torch.cuda.get_device_properties(accelerator.device).name if accelerator.device.type == "cuda" else "cpu"
+    return name, dist.get_rank()
+
+
+def _group(hardware: Hardware) -> str:
+    began = time.monotonic()
+    places = notebook_launch(_where, **hardware.ranks(2))
+    return f"2 x {places[0][0]} after {time.monotonic() - began:.1f} s"
+
+
+def _chosen(hardware: Hardware) -> str:
+    for devices in ([1], [1, 0]):
+        options = {**hardware.ranks(2), "devices": devices, "num_processes": len(devices)}
+        assert len(list(notebook_launch(_where, **options))) == len(devices)
+    return "[1] and [1, 0]"
+
+
+def _try_operations() -> int:
+    import torch
+
+    from notebook_launcher import Accelerator
+    from notebook_launcher.training.operations import broadcast, gather, reduce
+
+    accelerator = Accelerator()
+    number = accelerator.process_index
+    count = 0
+    for where in dict.fromkeys(["cpu", accelerator.device.type]):
+        device = accelerator.device if where == "cuda" else torch.device("cpu")
+        for name in DTYPES:
+            mine = torch.full((3,), number, device=device).to(getattr(torch, name))
+            everyone = gather(mine)
+            assert everyone.device == mine.device, f"gather of {name} on {where} came back on {everyone.device}"
+            assert everyone.dtype == mine.dtype
+            assert everyone[3:].tolist() == torch.ones(3).to(mine.dtype).tolist(), f"gather of {name} on {where}"
+            assert broadcast(mine.clone()).tolist() == torch.zeros(3).to(mine.dtype).tolist(), f"broadcast of {name}"
+            if name not in ("bool", "uint8"):
+                assert reduce(mine, reduction="sum").tolist() == torch.ones(3).to(mine.dtype).tolist(), f"sum of {name}"
+            count += 3
+    return count
+
+
+def _operations(hardware: Hardware) -> str:
+    return f"{notebook_launch(_try_operations, **hardware.ranks(2))[0]} operations"
+
+
+def _weights(**options: Any) -> Any:
+    return train(**options)[0]
+
+
+def _against_one(hardware: Hardware) -> str:
+    import torch
+
+    (alone,) = notebook_launch(_weights, **hardware.ranks(1))
+    both = notebook_launch(_weights, **hardware.ranks(2))
+    assert torch.equal(both[0], both[1]), "the ranks' weights differ"
+    difference = float((both[0] - alone).abs().max())
+    assert difference < 1e-4, f"2 ranks differ from 1 by {difference:.1e}"
+    return f"difference {difference:.1e}"
+
+
+def _hook_weights(hook: str) -> Any:
+    from notebook_launcher import DistributedDataParallelKwargs
+
+    return train(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=hook)])[0]
+
+
+def _hooks(hardware: Hardware) -> str:
+    import torch
+
+    with Session(**hardware.ranks(2)) as session:
+        for hook in HOOKS:
+            both = session.run(functools.partial(_hook_weights, hook))
+            assert torch.equal(both[0], both[1]), f"{hook}: the ranks' weights differ"
+            assert bool(both[0].isfinite().all()), f"{hook}: weights are not finite"
+    return ", ".join(HOOKS)
+
+
+def _leaf_gradients() -> list[float]:
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator()
+    scale = torch.ones(2, requires_grad=True, device=accelerator.device)
+    scale = accelerator.prepare(scale)
+    with accelerator.accumulate(scale):
+        accelerator.backward((scale * float(accelerator.process_index + 1)).sum())
+    assert scale.grad is not None
+    gradients: list[float] = scale.grad.tolist()
+    return gradients
+
+
+def _leaves(hardware: Hardware) -> None:
+    assert list(notebook_launch(_leaf_gradients, **hardware.ranks(2))) == [[1.5, 1.5]] * 2
+
+
+def _train_sharded() -> float:
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator()
+    model: Any = make_model().to(accelerator.device)
+    fully_shard(model)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
+    losses = []
+    for _ in range(4):
+        loss = mean_loss(model, batch)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0], f"losses {losses}"
+    return losses[-1]
+
+
+def _sharded(hardware: Hardware) -> str:
+    both = notebook_launch(_train_sharded, **hardware.ranks(2))
+    return f"loss {both[0]:.3f}"
+
+
+def _train_on(folder: str) -> None:
+    """Train for ever on data that lies on the device, so that a program may run ahead of its GPU."""
+    import torch
+
+    from notebook_launcher import Accelerator, report
+
+    accelerator = Accelerator(project_dir=folder)
+    model: Any = make_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+    batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
+    num_updates = 0
+    try:
+        while True:
+            with accelerator.accumulate(model):
+                accelerator.backward(mean_loss(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+            num_updates += 1
+            if accelerator.process_index == 0:
+                time.sleep(0.002)  # The program of one rank lags behind the other's.
+            if num_updates % 50 == 0:
+                report(num_updates=num_updates)
+    except BaseException:
+        (Path(folder) / f"rank{accelerator.process_index}").write_text(str(num_updates))
+        raise
+
+
+def _save_and_stop(hardware: Hardware) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        run = launch(_train_on, args=(folder,), **hardware.ranks(2))
+        while not run.metrics:
+            assert not run.wait(0.01), run.exception()
+        run.save()
+        while not list(Path(folder).glob("checkpoints/update_*")):
+            assert not run.wait(0.01), run.exception()
+        rung = run.stop(after_step=True)
+        ends = [(Path(folder) / f"rank{rank}").read_text() for rank in (0, 1)]
+    assert rung == "ask", f"the stop needed {rung}"
+    assert ends[0] == ends[1], f"the ranks stopped after updates {' and '.join(ends)}"
+    return f"both after update {ends[0]}"
+
+
+def _fail(how: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from notebook_launcher import Accelerator
+
+    device = Accelerator().device
+    dist.all_reduce(torch.ones(1, device=device))
+    if dist.get_rank() == 0:
+        if how == "raise":
+            raise ValueError("on purpose")
+        if how == "exit":
+            os._exit(3)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    dist.all_reduce(torch.ones(1, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _failures(hardware: Hardware) -> str:
+    slowest = 0.0
+    for how, error in (("raise", ValueError), ("exit", LaunchError), ("segfault", LaunchError)):
+        began = time.monotonic()
+        try:
+            notebook_launch(_fail, args=(how,), **hardware.ranks(2))
+        except error:
+            pass
+        else:
+            raise AssertionError(f"{how}: the run did not fail")
+        slowest = max(slowest, time.monotonic() - began)
+    # With the start of the ranks, which takes the most of it.
+    assert slowest < 3 * SECONDS_TO_FAIL, f"an error took {slowest:.1f} s"
+    return f"slowest {slowest:.1f} s, start included"
+
+
+def _wait_for_ever() -> None:
+    import torch
+    import torch.distributed as dist
+
+    from notebook_launcher import Accelerator, report
+
+    device = Accelerator().device
+    report(begun=1)
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1, device=device))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    time.sleep(100)
+
+
+def _session_after_interrupt(hardware: Hardware) -> str:
+    with Session(**hardware.ranks(2)) as session:
+        session.run(_where)
+        run = session.launch(_wait_for_ever)
+        while len(run.metrics) < 2:
+            assert not run.wait(0.01), run.exception()
+        began = time.monotonic()
+        rung = run.stop()
+        seconds = time.monotonic() - began
+        session.run(_where)
+    return f"stopped by {rung} in {seconds:.1f} s, next call works"
+
+
+def _inside_accelerate() -> list[float]:
+    import accelerate
+    import torch
+
+    accelerator = accelerate.Accelerator()
+    total = accelerator.reduce(torch.ones(1, device=accelerator.device), reduction="sum")
+    accelerator.wait_for_everyone()
+    found: list[float] = total.tolist()
+    return found
+
+
+def _inside_fabric() -> list[float]:
+    import lightning_fabric
+    import torch
+    import torch.distributed as dist
+
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    fabric = lightning_fabric.Fabric(accelerator=kind, devices=dist.get_world_size(), strategy="ddp")
+    fabric.launch()
+    found: list[float] = fabric.all_reduce(torch.ones(1, device=fabric.device), reduce_op="sum").tolist()
+    return found
+
+
+def _inside(hardware: Hardware, package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise Skipped(f"{package} is not installed")
+    function = _inside_accelerate if package == "accelerate" else _inside_fabric
+    assert list(notebook_launch(function, **hardware.ranks(2))) == [[2.0], [2.0]]
+
+
+def _all_gpus(hardware: Hardware) -> str:
+    options = hardware.ranks(hardware.num_gpus)
+    seconds = []
+    for env in ({}, {"NCCL_P2P_DISABLE": "1"}):
+        began = time.monotonic()
+        notebook_launch(_where, **options, env=env)
+        seconds.append(time.monotonic() - began)
+    return f"{hardware.num_gpus} GPUs, with peer access {seconds[0]:.1f} s, without {seconds[1]:.1f} s"
+
+
+CHECKS = (
+    Check(name="process group of two ranks", run=_group, num_gpus=2, decides=True),
+    Check(name="two ranks train as one does", run=_against_one, num_gpus=2, decides=True),
+    Check(name="checkpoint and stop while a rank lags", run=_save_and_stop, num_gpus=2, decides=True),
+    Check(name="errors while a peer waits", run=_failures, num_gpus=2, decides=True),
+    Check(name="chosen GPUs", run=_chosen, num_gpus=2, on_cpu=False),
+    Check(name="operations on CPU and device, all dtypes", run=_operations, num_gpus=2),
+    Check(name="communication hooks", run=_hooks, num_gpus=2),
+    Check(name="leaf tensors", run=_leaves, num_gpus=2),
+    Check(name="sharded model", run=_sharded, num_gpus=2),
+    Check(name="session after an interrupt in a collective", run=_session_after_interrupt, num_gpus=2),
+    Check(name="Accelerate inside", run=functools.partial(_inside, package="accelerate"), num_gpus=2),
+    Check(name="Fabric inside", run=functools.partial(_inside, package="lightning_fabric"), num_gpus=2),
+    Check(name="all GPUs, with and without peer access", run=_all_gpus, num_gpus=2, on_cpu=False),
+)

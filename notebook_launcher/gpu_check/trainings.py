@@ -1,0 +1,212 @@
+"""Checks of training on one device: exactness, precision, memory, checkpoints."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from notebook_launcher import notebook_launch
+from notebook_launcher.gpu_check.check_kind import Check, Hardware
+from notebook_launcher.gpu_check.toy_loops import make_batches, make_model, mean_loss, train
+
+__all__ = ["CHECKS"]
+
+RAGGED = [8, 8, 3]
+MOST_SYNCHRONISATIONS = 2
+"""Waits of the host for the GPU that one full window may need; each costs the time in which the GPU runs dry."""
+
+
+def _compare(precision: str, *, weighted: bool) -> str:
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=3)
+    model = accelerator.prepare(make_model())
+    weight = (lambda batch: float(len(batch[0]) * 7)) if weighted else None
+    report = accelerator.check_accumulation(model, make_batches(RAGGED), mean_loss, weight=weight)
+    assert report, str(report)
+    return f"{report.relative:.1e}"
+
+
+def _accumulation(hardware: Hardware, precision: str, *, weighted: bool) -> str:
+    compare = functools.partial(_compare, precision, weighted=weighted)
+    return f"relative difference {next(iter(notebook_launch(compare, **hardware.ranks(1))))}"
+
+
+def _overflow(hardware: Hardware) -> str:
+    (outcome,) = notebook_launch(_overflow_once, **hardware.ranks(1))
+    return str(outcome)
+
+
+def _overflow_once() -> str:
+    import torch
+
+    from notebook_launcher import Accelerator, GradScalerKwargs
+
+    for fused in (False, True):
+        accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=256.0)])
+        model: Any = make_model()
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+        scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        batch = tuple(part.to(accelerator.device) for part in make_batches([8])[0])
+        skipped = []
+        for scale in (1.0, float("inf"), 1.0):
+            accelerator.backward(mean_loss(model, batch) * scale)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            skipped.append(optimizer.step_was_skipped)
+        assert skipped == [False, True, False], f"fused={fused}: skipped {skipped}"
+        assert scheduler.get_last_lr() == [1e-2 / 4], f"fused={fused}: the schedule is at {scheduler.get_last_lr()}"
+    return "plain and fused AdamW skip and count alike"
+
+
+def _deterministic_weights() -> Any:
+    from notebook_launcher import set_seed
+
+    set_seed(3, deterministic=True)
+    return train()[0]
+
+
+def _deterministic(hardware: Hardware) -> str:
+    import torch
+
+    (first,) = notebook_launch(_deterministic_weights, **hardware.ranks(1))
+    (second,) = notebook_launch(_deterministic_weights, **hardware.ranks(1))
+    assert torch.equal(first, second), "two runs with one seed differ"
+    return "two runs, bitwise equal"
+
+
+def _load_rows() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from notebook_launcher import Accelerator, DataLoaderConfiguration
+
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(non_blocking=True))
+    rows = torch.randn(512, 257)
+    loader: Any = accelerator.prepare(DataLoader(TensorDataset(rows), batch_size=8, pin_memory=True))
+    got = [batch for (batch,) in loader]
+    assert {batch.device.type for batch in got} == {accelerator.device.type}
+    assert torch.equal(torch.cat([batch.cpu() for batch in got]), rows), "copies arrived damaged"
+
+
+def _loader(hardware: Hardware) -> None:
+    notebook_launch(_load_rows, **hardware.ranks(1))
+
+
+def _count_synchronisations() -> int:
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(gradient_accumulation_steps=4)
+    model: Any = make_model()
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
+    for number in range(8):
+        if number == 4:  # The first window allocates and makes states.
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("warn")
+            caught = warnings.catch_warnings(record=True)
+            seen = caught.__enter__()
+            warnings.simplefilter("always")
+        with accelerator.accumulate(model):
+            accelerator.backward(mean_loss(model, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.cuda.set_sync_debug_mode("default")
+    caught.__exit__(None, None, None)
+    return sum("synchroniz" in str(one.message) for one in seen or ())
+
+
+def _synchronisations(hardware: Hardware) -> str:
+    (count,) = notebook_launch(_count_synchronisations, **hardware.ranks(1))
+    assert count <= MOST_SYNCHRONISATIONS, f"a window waited {count} times for the GPU, {MOST_SYNCHRONISATIONS} are due"
+    return f"{count} in a window of 4"
+
+
+def _search_batch_size() -> tuple[int, int, int]:
+    import torch
+
+    from notebook_launcher import find_executable_batch_size
+
+    free, _ = torch.cuda.mem_get_info()
+    row = free // 1024
+
+    @find_executable_batch_size(starting_batch_size=4096)
+    def fill(batch_size: int) -> int:
+        torch.empty(batch_size * row, dtype=torch.uint8, device="cuda")
+        return batch_size
+
+    found = fill()
+    torch.cuda.empty_cache()
+    return found, free, torch.cuda.mem_get_info()[0]
+
+
+def _out_of_memory(hardware: Hardware) -> str:
+    ((found, before, after),) = notebook_launch(_search_batch_size, **hardware.ranks(1))
+    assert 1 < found < 2048, f"a batch of {found} sixteenths fitted"
+    assert after > 0.95 * before, f"{(before - after) >> 20} MB did not come back"
+    return f"found {found}; memory came back"
+
+
+def _save_and_load(folder: str) -> None:
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator()
+    model: Any = make_model()
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
+
+    def update() -> None:
+        accelerator.backward(mean_loss(model, batch))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    update()
+    accelerator.save_state(folder)
+    drawn = torch.rand(4, device=accelerator.device)
+    update()
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    for where in (None, "on_device"):
+        accelerator.load_state(folder, map_location=where)
+        assert torch.equal(torch.rand(4, device=accelerator.device), drawn), "other random numbers after load_state"
+        counters = {state["step"].device.type for state in optimizer.state.values()}
+        assert counters == {"cpu"}, f"step counters on {counters}"
+        update()
+        pairs = zip(weights, model.parameters(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs), f"map_location={where!r}: other weights"
+
+
+def _checkpoint(hardware: Hardware) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        notebook_launch(_save_and_load, args=(str(Path(folder) / "state"),), **hardware.ranks(1))
+    return "weights and random numbers as before"
+
+
+def _accumulation_check(precision: str, *, weighted: bool = False, decides: bool = False) -> Check:
+    name = f"exact accumulation in {precision}, ragged{' and weighted' if weighted else ''}"
+    run = functools.partial(_accumulation, precision="no" if precision == "fp32" else precision, weighted=weighted)
+    return Check(name=name, run=run, decides=decides)
+
+
+CHECKS = (
+    _accumulation_check("fp32", decides=True),
+    _accumulation_check("fp32", weighted=True, decides=True),
+    _accumulation_check("bf16"),
+    _accumulation_check("fp16", weighted=True),
+    Check(name="overflow with plain and fused optimizers", run=_overflow),
+    Check(name="copies that do not block arrive whole", run=_loader),
+    Check(name="waits for the GPU in one window", run=_synchronisations, on_cpu=False),
+    Check(name="out of memory: batch size found, memory back", run=_out_of_memory, on_cpu=False),
+    Check(name="deterministic twice", run=_deterministic),
+    Check(name="checkpoint with random numbers, on the device", run=_checkpoint),
+)
