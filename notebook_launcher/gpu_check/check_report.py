@@ -16,6 +16,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,9 @@ def _hash(name: str) -> str:
 
 def collect_facts() -> dict[str, Any]:
     """Return what a reader of a report has to know of the machine."""
+    began = time.monotonic()
     machine = devices.look()
+    look_seconds = time.monotonic() - began  # Without persistence mode the driver wakes up every GPU first.
     shm = shutil.disk_usage(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None
     return {
         "notebook_launcher": _version("notebook-launcher"),
@@ -72,6 +75,7 @@ def collect_facts() -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": machine.num_cores,
         "driver": machine.driver,
+        "look_seconds": round(look_seconds, 3),
         "gpus": [
             {"name": gpu.name, "memory": gpu.total_memory, "capability": gpu.capability, "slice": gpu.is_slice}
             for gpu in machine.gpus
