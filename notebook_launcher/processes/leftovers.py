@@ -11,12 +11,12 @@ from notebook_launcher.machine import cgroups
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["named_semaphores", "oom_kills", "remove_shared_files", "session_members"]
+__all__ = ["named_semaphores", "nccl_segments", "oom_kills", "remove_shared_files", "session_members"]
 
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - where torch puts what its workers share
 SESSION_FIELD = 3
 """In /proc/PID/stat, counted from the state, which follows the name."""
-INODE_FIELD = 4
+INODE_FIELD, PATH_FIELD = 4, 5
 """In /proc/PID/maps."""
 
 
@@ -57,6 +57,22 @@ def named_semaphores(pids: Iterable[int]) -> set[Path]:
                     inode = int(line.split()[INODE_FIELD])
                     found |= {named[inode]} if inode in named else set()
     return found
+
+
+def nccl_segments(pids: Iterable[int]) -> set[Path]:
+    """Return the files in /dev/shm through which NCCL connects these processes.
+
+    NCCL unlinks each when the peers have mapped it. A rank that is killed before leaves it behind, some MB for each
+    peer, where a container may have 64 MB for all.
+    """
+    found: set[Path] = set()
+    for pid in pids if any(SHARED_FOLDER.glob("nccl-*")) else ():
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+                path = Path(line.split(maxsplit=PATH_FIELD)[-1])
+                if path.parent == SHARED_FOLDER and path.name.startswith("nccl-"):
+                    found.add(path)
+    return {path for path in found if path.exists()}
 
 
 def remove_shared_files(pids: Iterable[int]) -> None:

@@ -80,8 +80,8 @@ class _Supervisor:
         """The out-of-memory killer's count when the ranks were started."""
         self._killed: set[int] = set()
         """Processes whose sessions were killed and whose shared files are still to be removed."""
-        self._semaphores: set[Path] = set()
-        """Files of named semaphores that killed processes leave behind."""
+        self._left_files: set[Path] = set()
+        """Files of named semaphores, and of NCCL's connections, that killed processes leave behind."""
         self._setup: messages.Setup
         self._board_fd = -1
         self._listen_fd = -1
@@ -207,7 +207,8 @@ class _Supervisor:
         members = leftovers.session_members(pid)
         self._killed |= members
         # Without the semaphores that this process has inherited: a fork of the kernel has mapped the kernel's.
-        self._semaphores |= leftovers.named_semaphores(members) - leftovers.named_semaphores([os.getpid()])
+        self._left_files |= leftovers.named_semaphores(members) - leftovers.named_semaphores([os.getpid()])
+        self._left_files |= leftovers.nccl_segments(members)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
@@ -229,9 +230,9 @@ class _Supervisor:
         _, status, usage = os.wait4(pid, 0)
         leftovers.remove_shared_files(self._killed)
         self._killed.clear()
-        while self._semaphores:
+        while self._left_files:
             with contextlib.suppress(OSError):  # Another process has removed it.
-                self._semaphores.pop().unlink()
+                self._left_files.pop().unlink()
         exitcode = os.waitstatus_to_exitcode(status)
         oom = exitcode == -signal.SIGKILL and leftovers.oom_kills() > self._oom_kills
         self._send(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from notebook_launcher import LaunchConfig, Session
+from notebook_launcher import LaunchConfig, Session, launch
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.processes.rendezvous import torchrun_environment
 from tests.support.kernels import ROOT
@@ -75,13 +77,40 @@ def test_word_of_a_watchdog_does_not_outlive_its_group() -> None:
         return store
 
     def give_up() -> None:
+        import torch.distributed as dist
+
         underlying().set("exception_dump", "1")
-        raise ValueError("a collective timed out: connection reset by peer")
+        dist.destroy_process_group()
 
     def is_there() -> bool:
         return bool(underlying().check(["exception_dump"]))
 
     with Session(2, output="none") as session:
-        with pytest.raises(ValueError, match="timed out"):
-            session.run(give_up)
+        session.run(give_up)
         assert list(session.run(is_there)) == [False, False]
+
+
+def test_files_of_nccls_connections_go_with_the_rank_that_is_killed() -> None:
+    def hold() -> None:
+        import mmap
+        import signal
+        import time
+        from pathlib import Path
+
+        from notebook_launcher import report
+
+        file = Path(f"/dev/shm/nccl-{os.getpid()}").open("w+b")  # noqa: SIM115 - as NCCL does
+        file.truncate(4096)
+        builtins.kept = mmap.mmap(file.fileno(), 4096)  # type: ignore[attr-defined]
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
+        report(begun=1)
+        time.sleep(60)
+
+    run = launch(hold, 1, output="none")
+    while not run.metrics:
+        assert not run.wait(0.01), run.exception()
+    file = Path(f"/dev/shm/nccl-{run.ranks[0].pid}")
+    assert file.exists()
+    assert run.stop() == "kill"
+    assert not file.exists()

@@ -138,10 +138,10 @@ class Accumulation:
         # A window of one counted micro-batch needs no correction: `_scale_in` knew its whole weight.
         if ends and window is not None and (window.num_backwards != 1 or window.kind != "counted"):
             self._correct(window, pending)
+        if self.safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
+            self.safepoint.count(updated=ends and (syncs or self._num_processes == 1))
         if clock is not None:
             clock.end_backward(synced=syncs)
-        if self.safepoint is not None:
-            self.safepoint.count(updated=ends and (syncs or self._num_processes == 1))
 
     def _run(self, loss: torch.Tensor, factor: float, kwargs: dict[str, Any], *, is_watched: bool) -> None:
         if is_watched and loss.requires_grad:
