@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["check", "conclude"]
 
 NAME_WIDTH = 50
-PROVES_NOTHING = "There is no GPU here: these were CPU forms, and prove nothing about GPUs."
+PROVES_NOTHING = "No GPU is used: these are CPU forms, which prove nothing about GPUs."
 
 
 def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder: str = ".", cpu: bool = False) -> int:
@@ -43,7 +43,7 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
         _print("\n".join(f"{'*' if one.decides else ' '} {one.name}" for one in chosen))
         return 0
     num_gpus = 0 if cpu else count_gpus()
-    _print(_heading(num_gpus))
+    _print(f"Checking {plural(num_gpus, 'GPU')}." if num_gpus else PROVES_NOTHING)
     if only is None:
         _print(str(doctor(launch=False)))
     outcomes = []
@@ -54,10 +54,6 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
     _print(conclude(outcomes, num_gpus, complete=only is None))
     _print(f"Report: {file}")
     return int(any(outcome.state == "FAIL" for outcome in outcomes))
-
-
-def _heading(num_gpus: int) -> str:
-    return f"Checking {plural(num_gpus, 'GPU')}." if num_gpus else f"{PROVES_NOTHING}"
 
 
 def _announce(one: Check) -> None:
