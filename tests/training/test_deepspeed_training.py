@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import DeepSpeedPlugin, ParallelismConfig, notebook_launch
-from tests.support.toy_training import make_data, make_model, sessions, shards_on_cpus
+from tests.support.toy_training import full_gradient, make_data, make_model, sessions, shards_on_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,10 +37,10 @@ def make_replicas() -> None:
     Accelerator(cpu=True, **HYBRID)
 
 
-def train(settings: dict[str, Any] | None, call: dict[str, Any]) -> tuple[list[torch.Tensor], str, int]:
+def train(asked: dict[str, Any] | None, call: dict[str, Any]) -> tuple[list[torch.Tensor], str, int]:
     from notebook_launcher import Accelerator
 
-    plugin = None if settings is None else DeepSpeedPlugin(**settings)
+    plugin = None if asked is None else DeepSpeedPlugin(**asked)
     accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin, **call)
     assert accelerator.deepspeed_plugin is plugin
     assert accelerator.state.deepspeed_plugin is plugin
@@ -57,7 +59,7 @@ def train(settings: dict[str, Any] | None, call: dict[str, Any]) -> tuple[list[t
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "settings", "call"),
+    ("num_ranks", "asked", "call"),
     [
         (2, {"zero_stage": 0}, {}),
         (2, {"zero_stage": 1}, {}),
@@ -69,13 +71,68 @@ def train(settings: dict[str, Any] | None, call: dict[str, Any]) -> tuple[list[t
         (1, {"zero_stage": 3}, {}),
     ],
 )
-def test_every_stage_updates_as_whole_models_do(ranks, num_ranks, settings, call):
+def test_every_stage_updates_as_whole_models_do(ranks, num_ranks, asked, call):
     expected, _, _ = ranks.run(num_ranks, train, None, {"gradient_accumulation_steps": 3, "max_grad_norm": 0.5})[0]
-    settings = {"gradient_accumulation_steps": 3, "gradient_clipping": 0.5, **settings}
-    for mine, kind, steps in ranks.run(num_ranks, train, settings, call):
+    asked = {"gradient_accumulation_steps": 3, "gradient_clipping": 0.5, **asked}
+    for mine, kind, steps in ranks.run(num_ranks, train, asked, call):
         torch.testing.assert_close(mine, expected)
-        assert kind.endswith("FSDP") == (settings["zero_stage"] > 0 and num_ranks > 1)
+        assert kind.endswith("FSDP") == (asked["zero_stage"] > 0 and num_ranks > 1)
         assert steps == 3
+
+
+def windows(asked: dict[str, Any], num_samples: int, batch_size: int, left_at: int) -> list[Any]:
+    """Return the samples of each window that count, and its gradient; a first loop is left within a window."""
+    from notebook_launcher import Accelerator, DataLoaderConfiguration
+
+    accelerator = Accelerator(
+        cpu=True,
+        deepspeed_plugin=DeepSpeedPlugin(**asked),
+        dataloader_config=DataLoaderConfiguration(even_batches=False),
+    )
+    net: Any = make_model(accelerator.process_index)
+    data = TensorDataset(*make_data(num_samples), torch.arange(num_samples))
+    loader: Any = DataLoader(data, batch_size)
+    net, optimizer, loader = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.0), loader)
+    found: list[Any] = []
+    for epoch in range(2):
+        real: list[int] = []
+        for number, (inputs, targets, numbers) in enumerate(loader):
+            with accelerator.accumulate(net):
+                accelerator.backward(torch.nn.functional.mse_loss(net(inputs), targets))
+                real += accelerator.gather_for_metrics(numbers).tolist()
+                if accelerator.sync_gradients:
+                    gradients = [one.grad.full_tensor() for one in net.parameters()]
+                    found += [(real, gradients)] if epoch else []
+                    real = []
+                optimizer.step()
+                optimizer.zero_grad()
+            if epoch == 0 and number == left_at:
+                break
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*dropped")
+@settings(max_examples=8, deadline=None)
+@given(
+    num_ranks=st.sampled_from([2, 4]),
+    stage=st.sampled_from([1, 2, 3]),
+    offload=st.sampled_from(["none", "cpu"]),
+    num_samples=st.integers(1, 21),
+    batch_size=st.integers(1, 4),
+    steps=st.integers(1, 3),
+    left_at=st.integers(0, 3),
+)
+def test_gradient_of_any_window_is_that_of_its_samples(
+    ranks, num_ranks, stage, offload, num_samples, batch_size, steps, left_at
+):
+    plugin = {"zero_stage": stage, "offload_optimizer_device": offload, "gradient_accumulation_steps": steps}
+    results = ranks.run(num_ranks, windows, plugin, num_samples, batch_size, left_at)
+    assert sorted(number for real, _ in results[0] for number in real) == list(range(num_samples))
+    for at, (real, _) in enumerate(results[0]):
+        state = make_model().state_dict()
+        expected = full_gradient(state, *(one[sorted(real)] for one in make_data(num_samples)))
+        for result in results:
+            torch.testing.assert_close(result[at][1], expected, atol=1e-6, rtol=1e-5)
 
 
 def test_settings_come_from_a_file_and_the_run_says_who_carries_them_out(capsys):
@@ -107,7 +164,7 @@ def test_variables_of_accelerate_launch_ask_for_deepspeed(ranks):
 
 
 @pytest.mark.parametrize(
-    ("options", "settings", "call", "message"),
+    ("options", "asked", "call", "message"),
     [
         (
             {},
@@ -122,9 +179,15 @@ def test_variables_of_accelerate_launch_ask_for_deepspeed(ranks):
             "the launch's gradient_accumulation",
         ),
         ({}, {"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 3}, "=2 and Accelerator"),
+        (
+            {"shard": 2},
+            {"zero_stage": 0},
+            {},
+            "zero_stage=0 keeps a whole model .* the launch's shard=2",
+        ),
         ({}, {}, {"fsdp_plugin": 1}, "got both deepspeed_plugin and fsdp_plugin"),
     ],
 )
-def test_disagreement_in_a_rank_is_an_error_with_both_values(options, settings, call, message):
+def test_disagreement_in_a_rank_is_an_error_with_both_values(options, asked, call, message):
     with pytest.raises(ValueError, match=message):
-        notebook_launch(train, 2, args=(settings, call), devices="cpu", output="none", **options)
+        notebook_launch(train, 2, args=(asked, call), devices="cpu", output="none", **options)
