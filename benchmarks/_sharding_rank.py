@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-VOCABULARY, LENGTH, BATCH_SIZE, HEADS = 1024, 64, 1, 8
+VOCABULARY, LENGTH, BATCH_SIZE, HEADS = 1024, 32, 1, 8
 Step = tuple["nn.Module", "Callable[[torch.Tensor, bool], None]"]
 """A contender's model, and its function for one micro-batch: tokens, and True at the end of a window."""
 
@@ -166,12 +166,13 @@ def train(name: str, width: int, num_layers: int, window: int, num_windows: int)
     del model
     prepared = status("VmHWM")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins again
-    seconds, sent = [], []
+    seconds, busy, sent = [], [], []
     for _ in range(num_windows):
         dist.barrier()
-        begin, at_first = time.perf_counter(), loopback_bytes()
+        begin, busy_before, at_first = time.perf_counter(), time.process_time(), loopback_bytes()
         for index in range(window):
             step(torch.randint(VOCABULARY, (BATCH_SIZE, LENGTH + 1)), index == window - 1)
+        busy.append(time.process_time() - busy_before)
         dist.barrier()
         seconds.append(time.perf_counter() - begin)
         sent.append((loopback_bytes() - at_first) / dist.get_world_size())
@@ -180,6 +181,7 @@ def train(name: str, width: int, num_layers: int, window: int, num_windows: int)
         "preparing": prepared - before,
         "training": status("VmHWM") - before,
         "seconds": seconds[1:],
+        "busy": busy[1:],
         "sent": sent[1:],
         "sizes": sizes,
     }

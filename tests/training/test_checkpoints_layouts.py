@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import pickle
+import resource
+import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from notebook_launcher import RankFailedError, notebook_launch
 from notebook_launcher.training.accelerator import Accelerator
-from notebook_launcher.training.checkpoints import CheckpointError
+from notebook_launcher.training.checkpoints import CheckpointError, load_model
+from notebook_launcher.training.plugins import GradientAccumulationPlugin, ProjectConfiguration
 from notebook_launcher.training.random import set_seed
 from tests.support.toy_training import sessions_fixture, shards_on_cpus
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = shards_on_cpus
 ranks = sessions_fixture(2, 3, 4)
@@ -156,3 +160,252 @@ def test_a_sharded_models_whole_state_dict_is_on_rank_0_alone(ranks, tmp_path):
     assert others == {}
     assert "Pass accelerator.get_state_dict(model), called on every rank" in refusal
     assert not (tmp_path / "weights.bin").exists()
+
+
+def test_torchs_own_functions_read_the_sharded_layout(ranks, tmp_path):
+    def save_and_read() -> bool:
+        import torch.distributed.checkpoint as dcp
+
+        training = Training(1)
+        training.train(2)
+        training.accelerator.save_state(tmp_path / "a", state_dict_type=PARTS)
+        other = Training(2)
+        state = {"model": other.bare.state_dict()}
+        dcp.load(state, checkpoint_id=tmp_path / "a" / "pytorch_model_fsdp_0")
+        found = {name: _listed(tensor) for name, tensor in other.bare.state_dict().items()}
+        moments = {"optimizer": {"state": {"0.weight": {"exp_avg": torch.zeros(5, 4)}}}}
+        dcp.load(moments, checkpoint_id=tmp_path / "a" / "optimizer_0")
+        mine = _listed(training.optimizer.state_dict()["state"][0]["exp_avg"])
+        weights = {name: _listed(tensor) for name, tensor in training.bare.state_dict().items()}
+        return found == weights and moments["optimizer"]["state"]["0.weight"]["exp_avg"].tolist() == mine
+
+    assert on(ranks, 2, save_and_read) == [True, True]
+
+
+def damaged(folder: Path, name: str) -> str:
+    """Change one byte of a file, and return the error of a load, which must change nothing."""
+    training = Training(2)
+    training.train(1)
+    before = training.state()
+    path = folder / name
+    if training.accelerator.is_main_process:
+        content = path.read_bytes()
+        path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    training.accelerator.wait_for_everyone()
+    with pytest.raises(CheckpointError) as error:
+        training.accelerator.load_state(folder)
+    assert training.state() == before
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model_fsdp_0/__1_0.distcp", "optimizer_0/__0_0.distcp"])
+def test_a_damaged_part_of_a_rank_is_an_error_on_all_ranks(ranks, tmp_path, name):
+    on(ranks, 2, save, tmp_path / "a", PARTS, True)
+    for message in on(ranks, 2, damaged, tmp_path / "a", name):
+        assert f"{name} is damaged: its sha256 is" in message
+
+
+def test_other_shapes_are_refused_before_anything_is_loaded(ranks, tmp_path):
+    on(ranks, 2, save, tmp_path / "a", PARTS, True)
+
+    def load_larger() -> str:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
+        with pytest.raises(CheckpointError) as error:
+            load_model(model, tmp_path / "a")
+        return str(error.value)
+
+    for message in on(ranks, 2, load_larger):
+        assert "size mismatch for 0.weight: (5, 4) in the file, (6, 4) in the model." in message
+        assert "nothing was loaded" in message
+
+
+def test_load_model_reads_the_sharded_layout_in_one_process(ranks, tmp_path):
+    expected = on(ranks, 3, save, tmp_path / "a", PARTS, True)[0]
+    alone = Training(2, sharded=False)
+    load_model(alone.model, tmp_path / "a")
+    found = {name: tensor.tolist() for name, tensor in alone.bare.state_dict().items()}
+    assert found == {name: expected[name] for name in found}
+    extended = torch.nn.Sequential(*alone.bare, torch.nn.Linear(1, 1))
+    assert load_model(extended, tmp_path / "a", strict=False).missing_keys == ["3.bias", "3.weight"]
+
+
+class Malicious:
+    """An object whose unpickling would write a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return self.path.touch, ()
+
+
+def test_an_outline_of_other_types_constructs_nothing(tmp_path):
+    folder = tmp_path / "pytorch_model_fsdp_0"
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(pickle.dumps(Malicious(tmp_path / "made")))
+    with pytest.raises(CheckpointError, match=r"\.metadata cannot be read: it refers to .*could run any code"):
+        load_model(torch.nn.Linear(1, 1), tmp_path)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("layout", [WHOLE, PARTS])
+def test_a_full_disk_of_a_rank_leaves_the_earlier_checkpoint_whole(ranks, tmp_path, layout, failing):
+    def fill_the_disk() -> tuple[str, bool]:
+        training = Training(1)
+        training.train(2)
+        training.accelerator.save_state(tmp_path / "a", state_dict_type=layout)
+        expected = training.state()
+        training.train(1)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if training.accelerator.process_index == failing:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            training.accelerator.save_state(tmp_path / "a", state_dict_type=layout)
+        except (OSError, RuntimeError, CheckpointError) as error:
+            said = f"{type(error).__name__}: {error}"
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        training.accelerator.load_state(tmp_path / "a")
+        return said, training.state() == expected
+
+    outcomes = on(ranks, 2, fill_the_disk)
+    assert all(whole for _, whole in outcomes)
+    assert outcomes[1 - failing][0].startswith(f"CheckpointError: rank {failing} could not write its part")
+    assert {path.name for path in tmp_path.iterdir()} == {"a"}
+
+
+@pytest.mark.parametrize("layout", [WHOLE, PARTS])
+@pytest.mark.parametrize(("dying", "size"), [(0, 20), (0, 1500), (1, 700)])
+def test_a_rank_that_is_killed_while_it_writes_leaves_the_earlier_checkpoint_whole(tmp_path, layout, dying, size):
+    def save_and_die() -> None:
+        training = Training(1)
+        training.accelerator.save_state(tmp_path / "a", state_dict_type=layout)
+        training.train(2)
+        kept = training.optimizer.optimizer.state_dict
+
+        def die() -> Any:
+            """Let the system kill this rank at the byte of a file that is one too many."""
+            if training.accelerator.process_index == dying:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            return kept()
+
+        training.optimizer.optimizer.state_dict = die
+        training.accelerator.save_state(tmp_path / "a", state_dict_type=layout)
+
+    with pytest.raises(RankFailedError, match=f"rank {dying}"):
+        notebook_launch(save_and_die, 2, output="none")
+    expected, found = notebook_launch(lambda: (Training(1).state(), load(tmp_path / "a", True)), 2, output="none")[0]
+    assert found | {"lr": 0} == expected | {"lr": 0}
+
+
+def test_a_window_with_gradients_that_torch_holds_back_is_not_saved(ranks, tmp_path):
+    def save_in_a_window() -> str:
+        plugin = GradientAccumulationPlugin(num_steps=3, sync_each_batch=False)
+        training = Training(1, gradient_accumulation_plugin=plugin)
+        training.train(1)
+        with pytest.raises(CheckpointError) as error:
+            training.accelerator.save_state(tmp_path / "a")
+        return str(error.value)
+
+    for message in on(ranks, 2, save_in_a_window):
+        assert "gradients that are not reduced yet" in message
+        assert "if accelerator.sync_gradients: accelerator.save_state(...)" in message
+
+
+def test_no_rank_holds_the_model_while_it_is_saved_whole(ranks, tmp_path):
+    def save_large() -> tuple[float, float]:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        accelerator = Accelerator(cpu=True)
+        model = torch.nn.Sequential(*[torch.nn.Linear(512, 1024, bias=False) for _ in range(40)])
+        whole = sum(one.numel() * one.element_size() for one in model.parameters())
+        for one in (*model, model):
+            fully_shard(one, mesh=init_device_mesh("cpu", (2,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for parameter in model.parameters():
+            optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+        model, optimizer = accelerator.prepare(model, optimizer)
+        accelerator.save_state(tmp_path / "a")  # imports what it needs
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = memory("VmRSS")
+        accelerator.save_state(tmp_path / "a")
+        accelerator.save_model(model, tmp_path / "b")
+        return whole, memory("VmHWM") - before
+
+    for whole, grown in on(ranks, 2, save_large):
+        assert whole > 80e6
+        assert grown < 0.4 * whole
+
+
+def memory(field: str) -> float:
+    """A size of this process in bytes, such as VmHWM, the largest memory since it was cleared."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith(f"{field}:")).split()[1])
+
+
+def test_unknown_and_impossible_layouts_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"state_dict_type='LOCAL' is unknown\. It can be 'FULL_STATE_DICT' or"):
+        Accelerator(cpu=True).save_state(tmp_path / "a", state_dict_type="LOCAL")
+    project = ProjectConfiguration(save_on_each_node=True)
+    with pytest.raises(ValueError, match="needs one folder for all machines, and save_on_each_node=True gives"):
+        Accelerator(cpu=True, project_config=project).save_state(tmp_path / "a", state_dict_type=PARTS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hooks_of_rank_0_remove_what_they_save_themselves(ranks, tmp_path):
+    def save_with_hook(replace: bool) -> str:  # noqa: FBT001
+        training = Training(1)
+
+        def hook(models: list[Any], weights: list[dict[str, Any]], folder: str) -> None:
+            if training.accelerator.is_main_process:
+                if replace:
+                    weights[0] = dict(weights[0])
+                else:
+                    del weights[0]["2.bias"]
+
+        training.accelerator.register_save_state_pre_hook(hook)
+        try:
+            training.accelerator.save_state(tmp_path / "a")
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    assert on(ranks, 2, save_with_hook, False) == ["", ""]
+    assert "2.bias" not in load_file(tmp_path / "a" / "model.safetensors")
+    assert all("replaced a sharded model's weights" in said for said in on(ranks, 2, save_with_hook, True))
+
+
+@pytest.mark.slow
+def test_transformers_reads_a_sharded_model_that_save_model_wrote(ranks, tmp_path):
+    pytest.importorskip("transformers")
+
+    def save_language_model() -> dict[str, Any]:
+        from torch.distributed.fsdp import fully_shard
+
+        model = language_model()
+        fully_shard(model.transformer.h[0])
+        fully_shard(model)
+        accelerator = Accelerator(cpu=True)
+        accelerator.save_model(accelerator.prepare(model), tmp_path / "a", max_shard_size="8kB")
+        if accelerator.is_main_process:
+            model.config.save_pretrained(tmp_path / "a")
+        state = accelerator.get_state_dict(model)
+        return {name: tensor.tolist() for name, tensor in state.items()}
+
+    from transformers import GPT2LMHeadModel
+
+    expected = on(ranks, 2, save_language_model)[0]
+    assert len(list((tmp_path / "a").glob("model-*.safetensors"))) > 1
+    found = GPT2LMHeadModel.from_pretrained(tmp_path / "a")
+    assert {name: tensor.tolist() for name, tensor in found.state_dict().items()} == expected
+    assert found.lm_head.weight is found.transformer.wte.weight
+
+
+def language_model() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=8)
+    return GPT2LMHeadModel(config)

@@ -6,7 +6,9 @@ write, and `.metadata` with the place of every part of every tensor.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +19,7 @@ from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointEr
 from notebook_launcher.training.checkpoints.durable_files import FileRecord, measure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 __all__ = ["METADATA", "read_outline", "read_shards", "record_shards", "write_shards"]
@@ -38,22 +40,28 @@ SAFE_TYPES = {
 """Names that `.metadata` may refer to, by module. Beside them, torch's dtypes and `torch.Size`."""
 
 
-def write_shards(folder: Path, tensors: Mapping[str, Any]) -> None:
+def write_shards(folder: Path, tensors: Mapping[str, Any]) -> bool:
     """Write this rank's parts of tensors; all ranks call it together.
 
     Args:
         folder: Made if it does not exist; all ranks see the same one.
         tensors: Tensors by nested names. A plain tensor is written by a rank that has it.
 
+    Returns:
+        False if another rank failed, which the caller has to exchange.
+
     Raises:
-        Exception: What failed on this rank. A failure on other ranks alone raises nothing here.
+        Exception: What failed on this rank.
     """
     try:
-        dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder), no_dist=not _is_distributed())
+        with _quiet():
+            dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder), no_dist=not _is_distributed())
     except dcp.CheckpointException as error:
         mine = error.failures.get(dist.get_rank() if _is_distributed() else 0)
         if mine is not None:
             raise mine[0] from None
+        return False
+    return True
 
 
 def record_shards(folder: Path, rank: int) -> dict[str, FileRecord]:
@@ -86,7 +94,8 @@ def read_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         CheckpointError: A tensor is missing, or has another shape, or a file cannot be read.
     """
     try:
-        dcp.load(dict(tensors), storage_reader=_Reader(folder), no_dist=True)
+        with _quiet():
+            dcp.load(dict(tensors), storage_reader=_Reader(folder), no_dist=True)
     except dcp.CheckpointException as error:
         cause = next(iter(error.failures.values()))[0]
         raise CheckpointError(f"{folder} cannot be read: {type(cause).__name__}: {cause}") from cause
@@ -110,6 +119,14 @@ class _Unpickler(pickle.Unpickler):
         if name not in known and not (module == "torch" and (name == "Size" or _is_dtype(name))):
             raise pickle.UnpicklingError(f"it refers to {module}.{name}, and constructing that could run any code")
         return super().find_class(module, name)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from warning in every rank that no ranks are asked, which is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*in a single process")
+        yield
 
 
 def _is_dtype(name: str) -> bool:

@@ -202,7 +202,8 @@ class _CheckpointWriter:
         self._note(name, stream_object(self.stage / name if self.leads else None, state))
 
     def _write_shards(self, folder: str, kind: str, tensors: dict[str, Any]) -> None:
-        write_shards(self.stage / folder, {kind: tensors})
+        if not write_shards(self.stage / folder, {kind: tensors}):
+            return
         written = record_shards(self.stage / folder, self.rank)
         self.records.update({f"{folder}/{name}": record for name, record in written.items()})
 

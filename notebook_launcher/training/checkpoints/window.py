@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.training.accumulation.held_gradients import has_held, parameter_groups
+from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.sharded import from_local_part, local_part
 
 if TYPE_CHECKING:
@@ -17,9 +19,19 @@ __all__ = ["capture_window", "merge_windows", "restore_window"]
 
 
 def capture_window(parts: Parts) -> dict[str, Any] | None:
-    """Return this rank's part of the window, or None if none is open."""
+    """Return this rank's part of the window, or None if none is open.
+
+    Raises:
+        CheckpointError: Torch holds gradients of a sharded model that it has not reduced, where they cannot be read.
+    """
     if not parts.gradient_state.has_open_window:
         return None
+    if any(has_held(parameter_groups(model)) for model in parts.models):
+        raise CheckpointError(
+            "save_state() inside a window cannot save a sharded model's gradients that are not reduced yet, because "
+            "torch keeps them to itself (sync_each_batch=False, or replicas of a sharded model). Save where a window "
+            "ends: if accelerator.sync_gradients: accelerator.save_state(...)."
+        )
     gradients = {name: local_part(tensor.grad) for name, tensor in parts.parameters() if tensor.grad is not None}
     return {"state": parts.gradient_state.state_dict(), "gradients": gradients}
 
