@@ -97,6 +97,10 @@ class LaunchConfig:
     """Ranks whose rich output (figures, HTML, tables) the cell shows: `"all"`, `"rank0"` or `"none"`."""
     threads_per_process: int | None = None
     """Intra-op threads of each rank. None: an equal share of the cores."""
+    name: str | None = None
+    """Name of the run in its output, its folder, `runs()` and views. None: the function's name."""
+    tags: tuple[str, ...] = ()
+    """Words by which `runs().filter(tag=...)` finds the run."""
     runs_folder: str | os.PathLike[str] | None = "auto"
     """Folder in which the run leaves a folder of its own, with its options, metrics, logs and summary, for `runs()` and
     `open_run()`. `"auto"`: the folder that the environment variable `NOTEBOOK_LAUNCHER_RUNS` names (`off`: none), else
@@ -134,6 +138,8 @@ class LaunchConfig:
         for name, unit, none in POSITIVE:
             if (value := getattr(self, name)) is not None:
                 put(name, _positive(name, value, unit=unit, none=none))
+        put("name", _name(self.name))
+        put("tags", _tags(self.tags))
         put("runs_folder", _folder("runs_folder", self.runs_folder))
         put("env", _environment(self.env))
 
@@ -315,6 +321,21 @@ def _devices(value: object) -> tuple[int, ...] | str | None:
         msg = f"devices={value!r} names a GPU twice. Name each once; num_processes says how many ranks there are."
         raise ConfigError(msg, field="devices")
     return indices
+
+
+def _name(value: object) -> str | None:
+    if value is not None and not (isinstance(value, str) and value.strip() and value.isprintable()):
+        msg = f"name={value!r} is not a name. Pass one line of text, or None for the function's name."
+        raise ConfigError(msg, field="name")
+    return value
+
+
+def _tags(value: object) -> tuple[str, ...]:
+    tags = (value,) if isinstance(value, str) else value
+    if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) and tag.strip() for tag in tags):
+        msg = f"tags={value!r} are not tags. Pass words: tags=['baseline', 'lr sweep']."
+        raise ConfigError(msg, field="tags")
+    return tuple(tags)
 
 
 def _folder(name: str, value: object) -> str | None:

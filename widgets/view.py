@@ -21,6 +21,7 @@ from notebook_launcher.widgets.gpus import DevicesField
 from notebook_launcher.widgets.options import ADVANCED
 from notebook_launcher.widgets.parameters import MISSING
 from notebook_launcher.widgets.recalled import Recalled
+from notebook_launcher.widgets.script_file import ScriptFile
 from notebook_launcher.widgets.section import Section
 from notebook_launcher.widgets.settings_file import SettingsFile
 
@@ -62,6 +63,8 @@ class PanelView:
         """Fields of the function's parameters, by name."""
         self.file = SettingsFile(lambda: state.config, functools.partial(setattr, state, "config"))
         """Load and Save for Accelerate's settings file."""
+        self.script = ScriptFile(state.function, lambda: (*state.call(), state.config))
+        """Export as a script."""
         self.recalled = Recalled(lambda: running.attempt(self._forget))
         """Line about settings of an earlier run."""
         self._recalled: list[str] = []
@@ -70,7 +73,9 @@ class PanelView:
         """Section with the options that are seldom changed."""
         self.files = Section("Accelerate's settings file", self.file.box)
         """Section with `file`."""
-        sections = ipywidgets.VBox([self.advanced.box, self.files.box])
+        self.scripts = Section("Export as a script", self.script.box)
+        """Section with `script`."""
+        sections = ipywidgets.VBox([self.advanced.box, self.files.box, self.scripts.box])
         self.children = [
             ipywidgets.HTML(f"<style>{STYLE}</style>", layout={"display": "none"}),
             ipywidgets.VBox([ipywidgets.HTML(self._title()), self.recalled.box]),

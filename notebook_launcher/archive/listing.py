@@ -63,6 +63,7 @@ class RunList(Sequence[RecordedRun]):
         *,
         name: str | None = None,
         state: str | None = None,
+        tag: str | None = None,
         within: float | None = None,
         before: float | None = None,
     ) -> RunList:
@@ -71,6 +72,7 @@ class RunList(Sequence[RecordedRun]):
         Args:
             name: Part of the name of the run or of its function; upper and lower case are the same.
             state: State, such as `"done"` or `"failed"`.
+            tag: One of the run's tags.
             within: Seconds before now, after which the run was launched.
             before: Seconds before now, before which the run was launched.
         """
@@ -80,7 +82,8 @@ class RunList(Sequence[RecordedRun]):
             snapshot = run.snapshot()
             age = now - snapshot.started
             return (
-                (name is None or name.casefold() in snapshot.name.casefold())
+                (name is None or name.casefold() in run.name.casefold())
+                and (tag is None or tag in run.tags)
                 and (state is None or snapshot.state == state)
                 and (within is None or age <= within)
                 and (before is None or age > before)
@@ -110,13 +113,15 @@ class RunList(Sequence[RecordedRun]):
         sizes = [format_bytes(run.size) for run in self._items[:limit]]
         return [
             tables.Column("id", [run.id for run in shown]),
-            tables.Column("function", [one_line(run.name, 40) for run in shown]),
+            tables.Column("name", [one_line(run.name, 40) for run in self._items[:limit]]),
+            tables.Column("tags", [one_line(", ".join(run.tags), 40) for run in self._items[:limit]]),
             tables.Column("when", [time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)) for run in shown]),
             tables.Column("state", [run.state for run in shown], kind="state"),
             tables.Column("time", [format_seconds(run.seconds) for run in shown], kind="number"),
             tables.Column("ranks", [str(run.num_processes) for run in shown], kind="number"),
             tables.Column("disk", sizes, kind="number"),
             tables.Column("last metrics", [_last_metrics(run) for run in shown]),
+            tables.Column("notes", [one_line(run.notes, 60) for run in self._items[:limit]]),
         ]
 
     def _headline(self) -> str:

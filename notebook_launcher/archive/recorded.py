@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.history import encoding, run_folders
+from notebook_launcher.history import encoding, run_files, run_folders
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from notebook_launcher.history.schema import MetricPoint, RankPhases, RunState
@@ -78,8 +78,45 @@ class RecordedRun:
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """Name of the run: as edited, else as launched, else the function's name."""
         return self.snapshot().name
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the run: as edited, else as launched."""
+        tags = self._edits().get("tags", self.snapshot().config.get("tags"))
+        return tuple(map(str, tags)) if isinstance(tags, list) else ()
+
+    @property
+    def notes(self) -> str:
+        """Notes that `edit` has written; empty if there are none."""
+        return str(self._edits().get("notes", ""))
+
+    @property
+    def source(self) -> str:
+        """Source of the function when it was launched; empty if it was not recorded."""
+        return _read(self._folder / run_folders.SOURCE, 0).decode("utf-8", "replace")
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, git commit, working directory and variables at the launch; empty if they were not recorded."""
+        return run_folders.read_json(self._folder / run_folders.ENVIRONMENT) or {}
+
+    def edit(self, *, name: str | None = None, tags: Iterable[str] | None = None, notes: str | None = None) -> None:
+        """Change the run's name, tags or notes in its folder; None leaves each as it is.
+
+        Raises:
+            ConfigError: The name or a tag is not text.
+        """
+        words = (tags,) if isinstance(tags, str) else tuple(tags or ())
+        checked = LaunchConfig(name=name, tags=words)
+        given = {"name": name, "tags": None if tags is None else list(checked.tags), "notes": notes}
+        edits = self._edits() | {key: value for key, value in given.items() if value is not None}
+        path = self._folder / run_folders.EDITS
+        run_files.replace(path, encoding.encode(edits).encode("ascii"), path.with_suffix(".json.part"))
+
+    def _edits(self) -> dict[str, Any]:
+        return run_folders.read_json(self._folder / run_folders.EDITS) or {}
 
     @property
     def state(self) -> RunState:
@@ -124,7 +161,8 @@ class RecordedRun:
             snapshot = _decode(summary, self._folder)
             is_live = not snapshot.is_over and run_folders.is_live(self._folder, summary)
             self._snapshot = snapshot if snapshot.is_over or is_live else _lost(snapshot)
-        return self._snapshot
+        edited = self._edits().get("name")
+        return dataclasses.replace(self._snapshot, name=str(edited)) if edited else self._snapshot
 
     @property
     def metrics(self) -> tuple[MetricPoint, ...]:

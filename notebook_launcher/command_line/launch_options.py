@@ -38,6 +38,7 @@ OTHER_NAMES = {
     "threads_per_process": ("num_cpu_threads_per_process",),
     "max_grad_norm": ("gradient_clipping",),
     "runs_folder": ("log_dir",),
+    "tags": ("tag",),
 }
 """By field: its names in `accelerate launch` and `torchrun`, where they differ."""
 
@@ -57,6 +58,8 @@ WITHOUT_EFFECT = {
     **dict.fromkeys(("enable_cpu_affinity", "numa_binding"), "--threads_per_process limits each rank's threads"),
 }
 """Options that are accepted and reported as ignored, each with the reason."""
+SEVERAL = {"env": "NAME=VALUE", "tags": "TAG"}
+"""Fields whose option may be given several times, with the word that `--help` shows for one."""
 FLAGS = ("same_network", "standalone", "quiet", "run_path", "enable_cpu_affinity")
 """Those of them that take no value."""
 
@@ -181,8 +184,8 @@ def _add_field(group: Any, field: dataclasses.Field[Any], text: str) -> list[arg
         off = _add(group, f"no_{field.name}", action="store_false", help=f"the opposite of --{field.name}", **how)
         return [_add(group, field.name, action="store_true", help=text, **how), off]
     how["metavar"] = "N" if _is_number(field) else "X"
-    if field.name == "env":
-        how |= {"metavar": "NAME=VALUE", "action": "append"}
+    if field.name in SEVERAL:
+        how |= {"metavar": SEVERAL[field.name], "action": "append"}
     short = ["-n"] if field.name == "num_processes" else []
     names = (field.name, *OTHER_NAMES.get(field.name, ()))
     return [_add(group, *names, short=short, help=text.replace("None:", unset), **how)]

@@ -25,10 +25,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     here.add_argument("--folder", default="auto", metavar="FOLDER", help="the folder that holds the runs' folders")
     some = argparse.ArgumentParser(add_help=False)
     some.add_argument("--name", metavar="WORDS", help="runs whose name or function contains these words")
+    some.add_argument("--tag", metavar="TAG", help="runs with this tag")
     some.add_argument("--state", metavar="STATE", help="runs in this state: done, failed, stopped, lost, running")
     some.add_argument("--days", type=float, metavar="N", help="runs of the last N days; with delete, older runs")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    parser.set_defaults(action="list", folder="auto", name=None, state=None, days=None, limit=NUM_LISTED)
+    parser.set_defaults(action="list", folder="auto", name=None, tag=None, state=None, days=None, limit=NUM_LISTED)
     one = actions.add_parser("list", help="a table of the runs, the newest first", parents=[here, some])
     one.add_argument("--limit", type=int, default=NUM_LISTED, metavar="N", help=f"rows; {NUM_LISTED} if omitted")
     one = actions.add_parser("show", help="one run: ranks, metrics, failures, output", parents=[here])
@@ -36,8 +37,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--logs", nargs="?", const="all", metavar="RANK", help="the output of a rank, or of all ranks")
     one = actions.add_parser("compare", help="settings, speed, memory and last metrics of several runs", parents=[here])
     one.add_argument("runs", nargs="+", metavar="ID", help="ids, or the beginnings of ids")
+    one = actions.add_parser("edit", help="change the name, tags or notes of a run", parents=[here])
+    one.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
+    one.add_argument("--name", metavar="NAME")
+    one.add_argument("--tags", nargs="*", metavar="TAG", help="all tags of the run; none: remove them")
+    one.add_argument("--notes", metavar="TEXT")
     one = actions.add_parser("delete", help="remove the folders of runs that are over", parents=[here, some])
-    one.add_argument("runs", nargs="*", metavar="ID", help="ids; without ids, --name, --state or --days choose")
+    one.add_argument("runs", nargs="*", metavar="ID", help="ids; without ids, --name, --tag, --state or --days choose")
     one.add_argument("--yes", action="store_true", help="do not ask")
 
 
@@ -47,6 +53,7 @@ def _run(options: argparse.Namespace) -> int:
         "show": _show,
         "compare": _compare,
         "delete": _delete,
+        "edit": _edit,
     }
     return actions[options.action](options)
 
@@ -60,7 +67,7 @@ def _chosen(options: argparse.Namespace) -> RunList:
     from notebook_launcher.archive.listing import runs
 
     seconds = None if options.days is None else 86_400 * options.days
-    return runs(options.folder).filter(name=options.name, state=options.state, within=seconds)
+    return runs(options.folder).filter(name=options.name, tag=options.tag, state=options.state, within=seconds)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -72,6 +79,9 @@ def _show(options: argparse.Namespace) -> int:
     snapshot, curves = run.snapshot(), Curves()
     curves.fold(run.metrics)
     lines = [static_text(snapshot, curves), "", f"folder: {run.folder}"]
+    lines += [f"name: {run.name}", *([f"notes: {run.notes}"] if run.notes else [])]
+    if commit := run.environment.get("git", {}).get("commit"):
+        lines.append(f"git commit: {commit}")
     lines += [f"{name}: {value}" for name, value in plain_settings(snapshot).items()]
     for rank in _ranks(options.logs, snapshot.num_processes):
         lines += ["", f"rank {rank}:", *run.logs(rank).splitlines()]
@@ -109,6 +119,13 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def _edit(options: argparse.Namespace) -> int:
+    run = _open(options.run, options.folder)
+    run.edit(name=options.name, tags=options.tags, notes=options.notes)
+    print(f"{run.id}: {run.name}; tags: {', '.join(run.tags) or 'none'}; notes: {run.notes or 'none'}")  # noqa: T201
+    return 0
+
+
 def _delete(options: argparse.Namespace) -> int:
     from notebook_launcher.archive.listing import RunList, runs
     from notebook_launcher.units import format_bytes, plural
@@ -116,11 +133,11 @@ def _delete(options: argparse.Namespace) -> int:
     every = runs(options.folder)
     if options.runs:
         chosen = RunList(every.home, [_open(name, options.folder) for name in options.runs])
-    elif options.name is options.state is options.days is None:
-        raise ConfigError("name the runs to delete, or choose them with --name, --state or --days.")
+    elif options.name is options.tag is options.state is options.days is None:
+        raise ConfigError("name the runs to delete, or choose them with --name, --tag, --state or --days.")
     else:
         older = None if options.days is None else 86_400 * options.days
-        chosen = every.filter(name=options.name, state=options.state, before=older)
+        chosen = every.filter(name=options.name, tag=options.tag, state=options.state, before=older)
     if not chosen:
         print("no such run")  # noqa: T201
         return 1

@@ -1,6 +1,8 @@
 """Writer of a run's folder. The run's thread drives it; it has no thread of its own.
 
     config.json     the run's LaunchConfig, and the function's arguments in a few words
+    function.py     the function's source
+    environment.json  versions, git commit, working directory, variables
     metrics.jsonl   one call of report(...) or accelerator.log(...) on each line
     rank-0.log ...  the output of each rank; no file for a rank without output
     summary.json    the run's snapshot, replaced as a whole: when the folder is made, every 5 s, at the end
@@ -21,7 +23,7 @@ from notebook_launcher.history.run_files import LogFile, MetricsFile, append, re
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from notebook_launcher.history.schema import RunReader, RunSnapshot
@@ -47,15 +49,23 @@ class Recorder:
         chosen: `LaunchConfig.runs_folder`.
         launched: Time of the launch, by `time.monotonic()`.
         say: Called with a line for the user.
+        origin: Returns further files for the folder, by name; called once, when the folder is made.
     """
 
     def __init__(
-        self, reader: RunReader, chosen: str | os.PathLike[str] | None, launched: float, say: Callable[[str], None]
+        self,
+        reader: RunReader,
+        chosen: str | os.PathLike[str] | None,
+        launched: float,
+        say: Callable[[str], None],
+        *,
+        origin: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.folder: Path | None = None
         self._home: Path | None = None
         self._reader = reader
         self._say = say
+        self._origin = origin
         self._is_on = False
         self._has_new = False
         self._write_at = self._summary_at = launched + FIRST_AFTER
@@ -137,6 +147,8 @@ class Recorder:
             self._logs = [LogFile(folder, rank, snapshot.num_processes) for rank in range(snapshot.num_processes)]
             settings = {**snapshot.config, "arguments": snapshot.arguments}
             append(folder / run_folders.CONFIG, encode(settings).encode("ascii"))
+            for name, text in self._origin().items():
+                append(folder / name, text.encode("utf-8", "backslashreplace"))
 
     def _write_news(self) -> None:
         assert self._metrics is not None

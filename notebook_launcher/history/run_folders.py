@@ -14,10 +14,13 @@ from notebook_launcher.history import owners
 
 __all__ = [
     "CONFIG",
+    "EDITS",
+    "ENVIRONMENT",
     "MAX_BYTES",
     "MAX_RUNS",
     "METRICS",
     "PART",
+    "SOURCE",
     "SUMMARY",
     "VARIABLE",
     "find_home",
@@ -43,6 +46,10 @@ MAX_BYTES = 1_000_000_000
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+SOURCE = "function.py"
+ENVIRONMENT = "environment.json"
+EDITS = "edits.json"
+"""What the user has changed since: name, tags, notes."""
 PART = "summary.json.part"
 """Name of a summary that is being written; the file is renamed when it is whole."""
 
@@ -50,7 +57,9 @@ YOUNG = 60.0
 """Seconds for which a folder without a summary counts as that of a run that is starting."""
 
 _ID = re.compile(r"(\d{8}-\d{6})-([\w-]+)-[0-9a-f]{6}", re.ASCII)
-_OURS = re.compile(r"config\.json|metrics\.jsonl|summary\.json(\.part)?|rank-\d+\.log", re.ASCII)
+_OURS = re.compile(
+    r"(config|edits|environment)\.json|function\.py|metrics\.jsonl|summary\.json(\.part)?|rank-\d+\.log", re.ASCII
+)
 
 
 def log_name(rank: int) -> str:

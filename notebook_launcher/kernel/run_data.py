@@ -78,7 +78,7 @@ class RunData:
     @classmethod
     def of_call(cls, call: FunctionCall, plan: Plan, scope: CallScope, *, in_cell: bool) -> RunData:
         """Return the record of a run that begins now, in the thread whose cell gets the output."""
-        name = scope.name or name_of(call.fn)
+        name = scope.name or plan.config.name or name_of(call.fn)
         arguments = describe_arguments(*call) if scope.arguments is None else dict(scope.arguments)
         launched, started = time.monotonic(), time.time()
         run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{_slug(name)}-{secrets.token_hex(3)}"

@@ -14,6 +14,7 @@ from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
 from notebook_launcher.kernel.conclusion import conclude, fault_of_ours
 from notebook_launcher.kernel.failure_display import end_line
+from notebook_launcher.kernel.origin import origin_of
 from notebook_launcher.kernel.progress_line import QUIET
 from notebook_launcher.kernel.questions import Questions
 from notebook_launcher.kernel.run_data import RunData
@@ -65,7 +66,14 @@ class RunThread:
         if not ranks.announced:
             ranks.announced = True
             data.output.headline(f"{data.name}: {data.plan.summary}")
-        self._recorder = Recorder(LiveRunReader(data), data.plan.config.runs_folder, data.launched, data.output.warn)
+        function = call.fn
+        self._recorder = Recorder(
+            LiveRunReader(data),
+            data.plan.config.runs_folder,
+            data.launched,
+            data.output.warn,
+            origin=lambda: origin_of(function),
+        )
         """Writes the run's folder; deleted when the run is over."""
         _announce(data, call, call_parcel)
         self._claim = threading.Lock()

@@ -142,7 +142,7 @@ def test_runs_are_listed_newest_first(home):
     assert (len(found), len(found[3:5]), found[-1].snapshot().started) == (20, 2, 1)
     lines = repr(found).splitlines()
     assert lines[0] == f"20 runs in {home}"
-    assert re.match(r"id +function +when +state +time +ranks", lines[1])
+    assert re.match(r"id +name +when +state +time +ranks +disk", lines[1])
     assert lines[-1] == "and 4 older: runs()[16:]"
     assert len(lines) == 1 + 1 + 16 + 1
 

@@ -161,8 +161,10 @@ ELSEWHERE = {
     "display": "test_output.py: it needs a front end",
     "hang_notice": "test_hangs.py",
     "monitor": "test_monitor.py",
+    "name": "test_kept_runs.py",
     "output": "test_output.py",
     "runs_folder": "test_run_folders.py",
+    "tags": "test_kept_runs.py",
     "timeout": "test_stop.py",
 }
 

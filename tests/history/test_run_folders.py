@@ -111,6 +111,8 @@ def test_recorded_run_equals_the_live_run(home):
     assert repr(again).startswith(f"<RecordedRun {run.id} on 2 ranks: done, ")
     assert sorted(path.name for path in again.folder.iterdir()) == [
         "config.json",
+        "environment.json",
+        "function.py",
         "metrics.jsonl",
         "rank-0.log",
         "rank-1.log",

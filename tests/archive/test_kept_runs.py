@@ -1,0 +1,159 @@
+"""Runs that people keep: names, tags, notes, source, environment and git commit in the folder of a run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notebook_launcher import LaunchConfig, RecordedRun, runs
+from notebook_launcher.command_line.program import main
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.kernel import origin
+from notebook_launcher.widgets import ConfigPanel, compare
+from tests.support.programs import type_command
+from tests.support.toy_runs import make_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = """
+from notebook_launcher import notebook_launch, report, runs
+def train(rate):
+    report(step=0, loss=rate)
+if __name__ == "__main__":
+    notebook_launch(train, 1, args=(0.5,), name="first try", tags=["baseline", "small"], output="none", devices="cpu")
+"""
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_folder_has_name_tags_source_versions_and_commit(home, tmp_path):
+    (tmp_path / "program.py").write_text(SCRIPT)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "x")
+    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True, timeout=60)
+    (run,) = runs(home)
+    assert (run.name, run.tags, run.notes) == ("first try", ("baseline", "small"), "")
+    assert "first-try" in run.id
+    assert run.source == "def train(rate):\n    report(step=0, loss=rate)\n"
+    environment = run.environment
+    assert environment["packages"].keys() >= {"torch", "notebook-launcher"}
+    assert environment["git"] == {
+        "commit": git(tmp_path, "rev-parse", "HEAD"),
+        "branch": "main",
+        "repository": str(tmp_path),
+    }
+    assert environment["cwd"] == str(tmp_path)
+    assert run.config.tags == ("baseline", "small")
+    assert "baseline, small" in repr(runs(home))
+    run.delete()
+    assert not run.folder.exists()
+
+
+def test_name_tags_and_notes_are_edited_in_the_folder(home):
+    make_run(home, 1, config={"tags": ["old"]})
+    (run,) = runs(home)
+    assert run.tags == ("old",)
+    run.edit(name="best", notes="lr 0.1\nkeep")
+    run.edit(tags=["kept", "x"])
+    again = RecordedRun(run.folder)
+    assert (again.name, again.tags, again.notes) == ("best", ("kept", "x"), "lr 0.1\nkeep")
+    assert run.name == "best"
+    assert compare(run).runs["A"].name == "best"
+    assert len(runs(home).filter(tag="kept")) == 1
+    assert len(runs(home).filter(tag="old")) == 0
+    run.edit(tags=[])
+    assert again.tags == ()
+    with pytest.raises(ConfigError, match="is not a name"):
+        run.edit(name="two\nlines")
+    run.delete()
+    assert not run.folder.exists()
+
+
+def test_runs_are_edited_from_the_command_line(home, tmp_path, capsys):
+    make_run(home, 1)
+    done = type_command("runs", "edit", "last", "--tags", "a", "b", "--notes", "good", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "train; tags: a, b; notes: good\n" in done.stdout
+    assert main(["runs", "list", "--tag", "a"]) == 0
+    assert "a, b" in capsys.readouterr().out
+    assert main(["runs", "show", "last"]) == 0
+    assert "notes: good" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["", " ", 3, "two\nlines"])
+def test_name_that_is_no_line_of_text_is_refused(name):
+    with pytest.raises(ConfigError, match=r"is not a name\. Pass one line of text"):
+        LaunchConfig(name=name)
+
+
+@pytest.mark.parametrize("tags", [3, [1], [""], {"a": 1}])
+def test_tags_that_are_no_words_are_refused(tags):
+    with pytest.raises(ConfigError, match=r"are not tags\. Pass words"):
+        LaunchConfig(tags=tags)
+
+
+def test_one_word_is_one_tag():
+    assert LaunchConfig.build(None, {"tags": "one"}).tags == ("one",)
+    assert LaunchConfig.build(None, {"tags": ["a", "b"]}).tags == ("a", "b")
+
+
+def test_commit_is_found_in_worktrees_packed_references_and_detached_heads(tmp_path):
+    main_folder = tmp_path / "main"
+    main_folder.mkdir()
+    git(main_folder, "init", "-q")
+    git(main_folder, "commit", "-q", "--allow-empty", "-m", "x")
+    commit = git(main_folder, "rev-parse", "HEAD")
+    git(main_folder, "worktree", "add", "-q", "-b", "side", str(tmp_path / "side"))
+    assert origin.git_commit(tmp_path / "side") == {
+        "commit": commit,
+        "branch": "side",
+        "repository": str(tmp_path / "side"),
+    }
+    git(main_folder, "pack-refs", "--all")
+    assert origin.git_commit(main_folder / "deep" / "down")["commit"] == commit
+    git(main_folder, "checkout", "-q", "--detach")
+    assert origin.git_commit(main_folder) == {"commit": commit, "repository": str(main_folder)}
+
+
+def test_origin_of_a_function_has_no_secret(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_123")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    files = origin.origin_of(functools.partial(make_run, number=1))
+    assert files["function.py"].startswith("def make_run(")
+    told = json.loads(files["environment.json"])
+    assert told["variables"]["NCCL_DEBUG"] == "INFO"
+    assert "hf_123" not in files["environment.json"]
+    assert "function.py" not in origin.origin_of(print)
+
+
+def exported_from_the_panel(rate: float = 0.1) -> float:
+    return rate
+
+
+def test_panel_exports_the_launch_as_a_script(tmp_path):
+    panel = ConfigPanel(exported_from_the_panel, 2, seed=1, kwargs={"rate": 0.25})
+    script = panel.view.script
+    script.path.value = str(tmp_path / "script.txt")
+    script.export_button.click()
+    assert "the name of a script ends in .py" in script.note.value
+    script.path.value = str(tmp_path / "script.py")
+    script.slurm.value = True
+    script.export_button.click()
+    assert "Written. torchrun --standalone --nproc-per-node=2 script.py" in script.note.value
+    assert "exported_from_the_panel(rate=0.25)" in (tmp_path / "script.py").read_text()
+    assert (tmp_path / "script.sbatch").exists()
+    panel.close()
+    empty = ConfigPanel()
+    empty.view.script.export_button.click()
+    assert "The panel has no function" in empty.view.script.note.value
+    empty.close()
