@@ -272,6 +272,25 @@ class ProcessTree:
             if fd is not None
         }
 
+    def stacks_sizes(self) -> dict[int, int]:
+        """Return the number of bytes that each rank that is up has written into its file of stacks."""
+        up = {rank for rank, pipes in self._pipes.items() if pipes.pid is not None and pipes.stacks_fd is not None}
+        return {rank: self._stacks_size(rank) for rank in sorted(up)}
+
+    def request_stacks(self) -> None:
+        """Have every rank that is up write its stacks, without waiting for them; the signal would kill others."""
+        self.signal(tuple(self.stacks_sizes()), messages.DUMP_SIGNAL)
+
+    def read_stacks(self, starts: dict[int, int]) -> dict[int, str]:
+        """Return what ranks have written into their files of stacks after these positions."""
+        found = {}
+        for rank, start in starts.items():
+            pipes = self._pipes.get(rank)
+            if pipes is not None and pipes.stacks_fd is not None:
+                size = self._stacks_size(rank)
+                found[rank] = os.pread(pipes.stacks_fd, max(0, size - start), start).decode(errors="replace")
+        return found
+
     def _stacks_size(self, rank: int) -> int:
         fd = self._pipes[rank].stacks_fd
         return 0 if fd is None else os.fstat(fd).st_size

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.latch import Latch
     from notebook_launcher.kernel.stacks import Stacks
 
-__all__ = ["ChangeCommand", "Command", "CommandQueue", "SaveCommand", "StacksCommand", "StopCommand"]
+__all__ = ["ChangeCommand", "Command", "CommandQueue", "SampleCommand", "SaveCommand", "StacksCommand", "StopCommand"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +57,17 @@ class ChangeCommand:
     """Set to True if an Accelerator will do it; to None if the run is over."""
 
 
-Command = StopCommand | SaveCommand | ChangeCommand | StacksCommand | Answer
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampleCommand:
+    """Have all ranks write their stacks, and read what they have written since the sampling began."""
+
+    answer: Latch[dict[int, int] | dict[int, str]]
+    """Set to the positions in the ranks' files before they write, or to what they have written after `starts`."""
+    starts: dict[int, int] | None = None
+    """The positions at which the sampling began, to end it; None for one more sample."""
+
+
+Command = SampleCommand | StopCommand | SaveCommand | ChangeCommand | StacksCommand | Answer
 
 
 class CommandQueue:
@@ -90,5 +100,5 @@ class CommandQueue:
     def refuse_all(self) -> None:
         """Remove the commands that are there, and release the threads that wait for an answer; the run is over."""
         for command in self.take_all():
-            if isinstance(command, (SaveCommand, ChangeCommand, StacksCommand)):
+            if isinstance(command, (SaveCommand, SampleCommand, ChangeCommand, StacksCommand)):
                 command.answer.set(None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
@@ -15,9 +16,10 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, failure_display, fork_check, snapshots, views
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
-from notebook_launcher.kernel.commands import ChangeCommand, SaveCommand, StacksCommand, StopCommand
+from notebook_launcher.kernel.commands import ChangeCommand, SampleCommand, SaveCommand, StacksCommand, StopCommand
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run_thread import RunThread
+from notebook_launcher.kernel.samples import Samples
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Run"]
 
+MAX_SAMPLING, MAX_RATE = 60.0, 100.0
+"""Seconds of sampling, and samples a second: each sample of a rank takes some kilobytes of memory."""
 TOO_LATE = "the run has just ended: its ranks are gone"
 
 T = TypeVar("T")
@@ -161,6 +165,38 @@ class Run:
             msg = f"the run is over ({self.state}): its ranks are gone, and so are their stacks"
             raise CallOrderError(msg)
         command = StacksCommand(Latch())
+        return self._ask(command, command.answer)
+
+    def sample(self, seconds: float = 5.0, *, rate: float = 20.0) -> Samples:
+        """Sample the stacks of all ranks for a while, and return where their time went: a drawing in a cell.
+
+        The ranks write their stacks at a signal, as for `stacks()`. Each sample stops a rank for less than a
+        millisecond.
+
+        Args:
+            seconds: Duration, at most 60.
+            rate: Samples per second, at most 100.
+
+        Raises:
+            ValueError: The duration or the rate cannot work.
+            CallOrderError: The run is over, or ended meanwhile.
+        """
+        if not 0 < seconds <= MAX_SAMPLING or not 0 < rate <= MAX_RATE:
+            msg = (
+                f"sample(seconds={seconds!r}, rate={rate!r}): seconds can be up to {MAX_SAMPLING:g}, and rate up to "
+                f"{MAX_RATE:g} per second."
+            )
+            raise ValueError(msg)
+        if self._data.outcome is not None:
+            msg = f"the run is over ({self.state}): its ranks are gone, and so are their stacks"
+            raise CallOrderError(msg)
+        starts, end = self._take_sample(None), time.monotonic() + seconds
+        while time.monotonic() < end and not self._data.over.wait(1 / rate):
+            self._take_sample(None)
+        return Samples.parse(self._take_sample(starts))
+
+    def _take_sample(self, starts: dict[int, Any] | None) -> dict[int, Any]:
+        command = SampleCommand(Latch(), starts)
         return self._ask(command, command.answer)
 
     def _ask(self, command: Command, answer: Latch[T]) -> T:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, Output, RankLost
 from notebook_launcher.kernel.attempt import Attempt
-from notebook_launcher.kernel.commands import ChangeCommand, SaveCommand, StacksCommand, StopCommand
+from notebook_launcher.kernel.commands import ChangeCommand, SampleCommand, SaveCommand, StacksCommand, StopCommand
 from notebook_launcher.kernel.conclusion import conclude
 from notebook_launcher.kernel.failure_display import brief
 from notebook_launcher.kernel.formatting import one_line
@@ -301,6 +301,8 @@ class RunLoop:
                 answer.set(attempt.ask_to_save())
             case ChangeCommand(action, values, answer):
                 answer.set(attempt.ask_to_change(action, values))
+            case SampleCommand():
+                self._sample(command, attempt)
             case StacksCommand(answer):
                 answer.set(self._read_stacks(attempt))
             case Answer():
@@ -325,6 +327,14 @@ class RunLoop:
         self._data.stacks = stacks = Stacks.parse(attempt.tree.dump_stacks())
         self._hangs.forgive()
         return stacks
+
+    def _sample(self, command: SampleCommand, attempt: Attempt) -> None:
+        if command.starts is not None:
+            command.answer.set(attempt.tree.read_stacks(command.starts))
+            return
+        command.answer.set(attempt.tree.stacks_sizes())
+        attempt.tree.request_stacks()
+        self._hangs.forgive()
 
     def _show_who_waits(self, attempt: Attempt) -> None:
         stacks = self._read_stacks(attempt)

@@ -49,6 +49,7 @@ GROUP_CALLS = frozenset(
 C10D = "/torch/distributed/distributed_c10d.py"
 DDP = "/torch/nn/parallel/distributed.py"
 COMPILER = "/torch/_dynamo/convert_frame.py"
+BACKWARD = "backward (gradient all-reduce)"
 WAIT = re.compile(r"\.wait\(")
 ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
@@ -253,7 +254,7 @@ def _implied_wait(frames: tuple[StackFrame, ...]) -> str | None:
     """Return the name of the wait of a thread that is in C++ code below these frames; None if there is none."""
     top = frames[0]
     if "/torch/autograd/" in top.file:
-        return "backward (gradient all-reduce)"
+        return BACKWARD
     if "/torch/distributed/" in top.file or top.file.endswith(DDP):
         # The module's own forward has frames above these, so DDP itself is at work.
         calls = {frame.function for frame in frames if frame.file.endswith(DDP)}

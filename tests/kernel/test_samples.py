@@ -1,0 +1,114 @@
+"""Where the ranks' time goes, by sampled stacks."""
+
+from __future__ import annotations
+
+import re
+import time
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notebook_launcher import launch
+from notebook_launcher.drawing.flame import flame_svg
+from notebook_launcher.errors import CallOrderError
+from notebook_launcher.history.flames import Flame, FlameFrame
+from notebook_launcher.kernel.samples import Samples, split_dumps
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from notebook_launcher import Run
+
+
+def spin() -> int:
+    end = time.monotonic() + 60
+    turns = 0
+    while time.monotonic() < end:
+        turns += 1
+    return turns
+
+
+def uneven() -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        spin()
+    dist.barrier()
+
+
+def sampled_at_work(run: Run) -> Samples:
+    """Return samples of a time at which rank 0 waited in the barrier, and rank 1 worked."""
+    while True:
+        samples = run.sample(0.2)
+        drawn = flame_svg(samples[:1]), flame_svg(samples[1:])
+        if "barrier: " in drawn[0] and "spin, line" in drawn[1] and samples[0].wait_share == 1:
+            return samples
+
+
+def test_samples_tell_work_from_waits(tmp_path: Path) -> None:
+    run = launch(uneven, 2, output="none", monitor=False)
+    samples = sampled_at_work(run)
+    run.stop()
+    waiting, working = samples
+    assert str(waiting) != str(working)
+    assert working.wait_share == 0
+    assert working.num_samples > 2
+    assert ", 100 % of them waits for other ranks\n" in str(samples)
+    assert re.search(rf"rank 1: \d+ samples\n  [\d.]+ % {re.escape(__file__)}, line 2\d", str(samples))
+    samples.save(tmp_path / "flame.svg")
+    drawn = (tmp_path / "flame.svg").read_text()
+    assert drawn == samples.to_svg()
+    assert "uneven, line" in drawn
+    assert "barrier: " in drawn
+    assert "<img" in samples._repr_html_()
+    with pytest.raises(CallOrderError, match="the run is over"):
+        run.sample(1)
+
+
+@pytest.mark.parametrize(("seconds", "rate"), [(0, 20), (61, 20), (5, 0), (5, 1000), (float("nan"), 20)])
+def test_impossible_sampling_is_refused(seconds: float, rate: float) -> None:
+    run = launch(int, 1, output="none", monitor=False)
+    with pytest.raises(ValueError, match="seconds can be up to 60, and rate up to 100 per second"):
+        run.sample(seconds, rate=rate)
+    run.wait()
+
+
+DUMP = """Thread 0x2 (most recent call first):
+  File "worker.py", line 3 in work
+
+Current thread 0x1 (most recent call first):
+  File "train.py", line {line} in step
+  File "train.py", line 9 in train
+"""
+
+
+def test_dumps_of_one_file_are_told_apart() -> None:
+    dumps = [DUMP.format(line=line) for line in (4, 5, 5)]
+    assert [dump.split() for dump in split_dumps("".join(dumps))] == [dump.split() for dump in dumps]
+    assert list(split_dumps("no dump")) == []
+    (flame,) = Samples.parse({3: "".join(dumps)})
+    assert (flame.rank, flame.num_samples) == (3, 3)
+    (train,) = flame.frames
+    assert [(frame.name, frame.count) for frame in train.children] == [("step, line 5", 2), ("step, line 4", 1)]
+
+
+def test_backward_is_work_of_a_library() -> None:
+    frames = ["/site-packages/torch/autograd/graph.py", "train.py"]
+    dump = "Thread 0x1 (most recent call first):\n" + "".join(f'  File "{file}", line 3 in run\n' for file in frames)
+    (flame,) = Samples.parse({0: dump})
+    assert flame.wait_share == 0
+    assert [(child.name, child.is_library) for child in flame.frames[0].children] == [("run", True)]
+
+
+def test_drawing_is_bounded_and_escapes_names() -> None:
+    deep = FlameFrame(name="<b>", place="", count=100)
+    for depth in range(60):
+        deep = FlameFrame(name=f"<{depth}>", place="x.py, line 1", count=100, children=(deep,))
+    flames = [Flame(rank=rank, num_samples=100, frames=(deep,)) for rank in range(20)]
+    drawn = flame_svg(flames)
+    assert ET.fromstring(drawn).tag.endswith("svg")
+    assert "4 more are not drawn" in drawn
+    assert drawn.count("&lt;59&gt;, x.py, line 1: 100 samples") == 16
+    assert "&lt;29&gt;," not in drawn
+    assert ET.fromstring(flame_svg([])) is not None
