@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +27,9 @@ class Hardware:
         """`cuda` or `cpu`."""
         return "cuda" if self.num_gpus else "cpu"
 
-    def ranks(self, num_processes: int) -> dict[str, object]:
+    def ranks(self, num_processes: int) -> dict[str, Any]:
         """Return the options of a quiet launch of so many ranks, each with a GPU of its own if there are any."""
-        devices: object = list(range(num_processes)) if self.num_gpus else "cpu"
+        devices: list[int] | str = list(range(num_processes)) if self.num_gpus else "cpu"
         return {
             "num_processes": num_processes,
             "devices": devices,

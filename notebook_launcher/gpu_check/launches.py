@@ -68,12 +68,12 @@ def _launch_after_use(hardware: Hardware) -> str:
     square = torch.ones(512, 512, device=hardware.device)
     assert float((square @ square).sum()) > 0
     (device,) = notebook_launch(_multiply, **hardware.ranks(1))
-    return device
+    return str(device)
 
 
 def _spawn(hardware: Hardware) -> str:
     (device,) = notebook_launch(_multiply, **hardware.ranks(1), start_method="spawn")
-    return device
+    return str(device)
 
 
 def _refused_fork(hardware: Hardware) -> str:
@@ -152,7 +152,7 @@ def _compute_for_long() -> None:
 
     report(begun=1)
     if torch.cuda.is_available():
-        torch.cuda._sleep(60_000_000_000)  # noqa: SLF001 - about 30 s; torch's tests use it
+        torch.cuda._sleep(60_000_000_000)  # type: ignore[no-untyped-call]  # noqa: SLF001 - 30 s; torch tests use it
         torch.cuda.synchronize()
     time.sleep(60)
 

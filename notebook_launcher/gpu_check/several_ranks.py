@@ -281,8 +281,8 @@ def _inside_fabric() -> list[float]:
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     fabric = lightning_fabric.Fabric(accelerator=kind, devices=dist.get_world_size(), strategy="ddp")
     fabric.launch()
-    found: list[float] = fabric.all_reduce(torch.ones(1, device=fabric.device), reduce_op="sum").tolist()
-    return found
+    total: Any = fabric.all_reduce(torch.ones(1, device=fabric.device), reduce_op="sum")
+    return [float(total)]
 
 
 def _inside(hardware: Hardware, package: str) -> None:

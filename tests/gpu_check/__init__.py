@@ -1,0 +1,1 @@
+"""Tests of `notebook-launcher check`."""
