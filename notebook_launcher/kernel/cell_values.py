@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import secrets
+from typing import TYPE_CHECKING, Any, Literal
 
+from notebook_launcher.drawing.rank_tabs import rank_tabs
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from notebook_launcher.kernel.cell import Sink
+    from notebook_launcher.kernel.rank_panels import RankPanels
     from notebook_launcher.travel.rank_function import CellOutput
 
-__all__ = ["show_values"]
+__all__ = ["show_tabs", "show_values"]
 
 PLAIN = "text/plain"
 
 
-def show_values(sink: Sink, outputs: Mapping[int, CellOutput], *, num_ranks: int, rich_rank: int | None) -> None:
+def show_values(
+    sink: Sink, outputs: Mapping[int, CellOutput], *, num_ranks: int, rich_rank: int | Literal["all"] | None
+) -> None:
     """Show the values of a cell's last expression.
 
     Args:
@@ -26,20 +31,40 @@ def show_values(sink: Sink, outputs: Mapping[int, CellOutput], *, num_ranks: int
         num_ranks: Number of ranks that ran the cell.
         rich_rank: The rank whose value is shown as HTML or as a picture, if it has such a form; None: none is.
     """
-    groups: dict[str, list[int]] = {}
-    for rank, output in sorted(outputs.items()):
-        if PLAIN in output.data or output.data:
-            groups.setdefault(str(output.data.get(PLAIN, "")), []).append(rank)
-    for text, ranks in groups.items():
-        head = f"[{'all' if len(ranks) == num_ranks > 1 else _short_list(ranks)}] "
-        shown = outputs[rich_rank] if rich_rank in ranks else None
-        if shown is not None and shown.data.keys() - {PLAIN}:
-            if head:
-                sink.text("stdout", f"{head.rstrip()}\n")
+    for text, ranks in _alike(outputs).items():
+        head = f"[{'all' if len(ranks) == num_ranks > 1 else _short_list(ranks)}]"
+        shown = outputs[rich_rank] if isinstance(rich_rank, int) and rich_rank in ranks else None
+        if shown is not None and shown.is_rich:
+            sink.text("stdout", f"{head}\n")
             sink.display(shown.data, shown.metadata)
         else:
-            sink.text("stdout", head + text.replace("\n", "\n" + " " * len(head)) + "\n")
+            sink.text("stdout", f"{head} " + text.replace("\n", "\n" + " " * (len(head) + 1)) + "\n")
     sink.flush()
+
+
+def show_tabs(
+    sink: Sink, panels: RankPanels, outputs: Mapping[int, CellOutput], ranks: Sequence[int]
+) -> Mapping[int, CellOutput]:
+    """Show rich output and rich values of all ranks in tabs; return the outputs that are left to show as text."""
+    is_rich = any(output.is_rich for output in outputs.values())
+    bundles: dict[int, list[Mapping[str, Any]]] = {}
+    for rank in ranks:
+        value = [outputs[rank].data] if is_rich and rank in outputs else []
+        if parts := [*panels.of(rank), *value]:
+            bundles[rank] = parts
+    if not bundles:
+        return outputs
+    plain = [f"[{rank}] {part.get(PLAIN, '')}" for rank, parts in bundles.items() for part in parts]
+    sink.html(rank_tabs(bundles, f"ranks-{secrets.token_hex(4)}"), "\n".join(plain))
+    return {} if is_rich else outputs
+
+
+def _alike(outputs: Mapping[int, CellOutput]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for rank, output in sorted(outputs.items()):
+        if output.data:  # A value that shows itself has none.
+            groups.setdefault(str(output.data.get(PLAIN, "")), []).append(rank)
+    return groups
 
 
 def _short_list(ranks: list[int]) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run_outcome import RunOutcome
     from notebook_launcher.messages import Failure, KeptFrames
 
-__all__ = ["attach", "brief", "end_line", "raise_in_cell", "show_as"]
+__all__ = ["add_hint", "attach", "brief", "end_line", "raise_in_cell", "show_as"]
 
 WORTH_TELLING = 1_000_000
 """Bytes of tensors in kept frames from which on a failure tells their size."""
@@ -60,6 +60,13 @@ def show_as(error: BaseException, text: str) -> None:
     with contextlib.suppress(Exception):
         if "_render_traceback_" not in vars(error):
             error._render_traceback_ = _Rendering(tuple(text.splitlines()))  # type: ignore[attr-defined]
+
+
+def add_hint(error: BaseException, hint: str) -> None:
+    """Add a line of advice below the text that notebooks show for an exception."""
+    rendering = getattr(error, "_render_traceback_", None)
+    if isinstance(rendering, _Rendering):
+        error._render_traceback_ = _Rendering((*rendering.lines, "", hint))  # type: ignore[attr-defined]
 
 
 def raise_in_cell(error: BaseException) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import shlex
 import sys
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
+from notebook_launcher.kernel.rank_completion import cell_matcher, inspecting
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def install(shell: Any, make_session: Callable[..., Any]) -> RankMagics:
         shell.register_magic_function(magics.run_cell, "cell", NAME)
         shell.register_magic_function(magics.manage, "line", NAME)
         shell.input_transformers_cleanup.insert(0, _allow_no_body)
+        magics.connect()
     return magics
 
 
@@ -42,6 +45,7 @@ def uninstall(shell: Any) -> None:
         for kind in ("line", "cell"):
             shell.magics_manager.magics[kind].pop(NAME, None)
         shell.input_transformers_cleanup.remove(_allow_no_body)
+        magics.disconnect()
         magics.retire()
 
 
@@ -62,10 +66,32 @@ class RankMagics:
         self._shell = shell
         self._make_session = make_session
         self._parser = _parser()
+        self._matcher: Any = None
+        """The completer's matcher; None until `connect`, and before IPython 8.6."""
         self.active: Any = None
         """The session of cells that name none."""
         self._own: Any = None
         """The session that `%ranks` opened, which `%ranks` also closes."""
+
+    def connect(self) -> None:
+        """Have the shell complete and inspect the ranks' names inside `%%ranks` cells."""
+        with contextlib.suppress(ImportError):
+            self._matcher = cell_matcher(self._session_at_hand)
+            self._shell.Completer.custom_matchers.append(self._matcher)
+        kernel = getattr(self._shell, "kernel", None)
+        if kernel is not None:
+            kernel.do_inspect = inspecting(kernel.do_inspect, self._session_at_hand)
+
+    def disconnect(self) -> None:
+        """Undo `connect`."""
+        if self._matcher is not None:
+            self._shell.Completer.custom_matchers.remove(self._matcher)
+        kernel = getattr(self._shell, "kernel", None)
+        if kernel is not None:
+            vars(kernel).pop("do_inspect", None)
+
+    def _session_at_hand(self) -> Any:
+        return self.active
 
     def retire(self) -> None:
         """Close the session that `%ranks` opened."""

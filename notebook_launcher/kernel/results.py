@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.errors import MissingResultError, ReturnValueError
+from notebook_launcher.kernel import combining
 from notebook_launcher.units import format_metrics, plural, rank_list
 
 if TYPE_CHECKING:
@@ -120,6 +121,34 @@ class Results(Sequence[Any]):
     def rank(self, rank: int) -> Any:
         """Return the value of one rank; the same as `results[rank]`."""
         return self[rank]
+
+    def mean(self) -> Any:
+        """Return the mean of the ranks' values: of numbers, tensors or arrays, or of those in equal dicts and lists.
+
+        Raises:
+            MissingResultError, ReturnValueError: A rank that took part has no value.
+            TypeError, ValueError: The values have no mean, or their structures differ.
+        """
+        return combining.mean(self._all_values())
+
+    def concat(self) -> Any:
+        """Return the ranks' tensors, arrays, tables or lists one after another, in rank order; in dicts by key.
+
+        Numbers and tensors without dimensions become the items of a list or of one tensor. Raises as `mean` does.
+        """
+        return combining.concatenated(self._all_values())
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a row for each rank that returned.
+
+        Columns are the keys of dicts or the fields of dataclasses, else one column `value`, and the last value of
+        each metric. If every rank returned a table, these stand below each other, with the rank in the index.
+        """
+        metrics = {row.rank: row.metrics for row in self._ranks}
+        return combining.table(dict(sorted(self._values.items())), metrics)
+
+    def _all_values(self) -> list[Any]:
+        return [self[rank] for rank in self._members]
 
     def short(self, rank: int) -> str:
         """Return one short line for the value of a rank; empty if the rank has no value."""

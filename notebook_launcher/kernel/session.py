@@ -53,6 +53,7 @@ class Session(SessionCells):
 
     def __init__(self, num_processes: int | None = None, *, config: LaunchConfig | None = None, **options: Any) -> None:
         checks.check_not_in_rank("Session")
+        super().__init__()
         self._ranks = Ranks.planned(num_processes, config, options, many_calls=True)
         """The processes of all runs."""
         self._lock = threading.Lock()
@@ -218,6 +219,12 @@ class Session(SessionCells):
             magic = self._magic
             self._run.add_done_callback(lambda run: None if run.exception() is None else magic.install())
             return self._run
+
+    @property
+    def _is_at_rest(self) -> bool:
+        if self._closed or self._ranks.tree is None or self._is_busy():
+            return False
+        return self._run is None or self._run.exception() is None
 
     def _is_busy(self) -> bool:
         return self._run is not None and not self._run.wait(0)

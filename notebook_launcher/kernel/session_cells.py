@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import keyword
+import re
 import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from notebook_launcher.errors import CallOrderError, ConfigError
-from notebook_launcher.kernel import cell
+from notebook_launcher.kernel import cell, failure_display
 from notebook_launcher.kernel.call_scope import CallScope
-from notebook_launcher.kernel.cell_values import show_values
+from notebook_launcher.kernel.cell_values import show_tabs, show_values
+from notebook_launcher.kernel.rank_panels import RankPanels, shown_rank
 from notebook_launcher.kernel.rank_selection import selected_ranks
+from notebook_launcher.kernel.rank_variables import RankVariables
 from notebook_launcher.text import one_line
 from notebook_launcher.travel import cells
 from notebook_launcher.travel.rank_function import CellRequest, RankFunction
-from notebook_launcher.units import format_seconds, rank_list
+from notebook_launcher.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.kernel.call_scope import TakesDisplay
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run import Run
+    from notebook_launcher.travel.rank_function import CellOutput, Completion
 
 __all__ = ["RankChoice", "SessionCells"]
 
@@ -32,18 +39,33 @@ RankChoice: TypeAlias = "int | str | Iterable[int] | None"
 CELLS = "notebook_launcher.processes.rank_cells"
 NAMES = "notebook_launcher.processes.rank_names"
 MAX_CODE = 80
+ANSWER_WITHIN = 1.0
+"""Seconds that rank 0 gets to complete a name."""
 
 
 class SessionCells(ABC):
     """The part of a `Session` that runs cells on its ranks and reaches their variables."""
 
-    _numbers = itertools.count(1)
-    """Numbers for the file names of cells that did not come from a notebook's cell."""
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        """Numbers for the file names of cells that did not come from a notebook's cell."""
+        self._completions: list[Completion] = []
+        """The last answer of rank 0, for when it is busy."""
 
     @property
     @abstractmethod
     def num_processes(self) -> int:
         """Number of ranks."""
+
+    @property
+    @abstractmethod
+    def config(self) -> LaunchConfig:
+        """The options of all runs."""
+
+    @property
+    @abstractmethod
+    def _is_at_rest(self) -> bool:
+        """True if the ranks are up and idle, and their last run did not fail."""
 
     @abstractmethod
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope) -> Run: ...
@@ -120,7 +142,8 @@ class SessionCells(ABC):
             raise ConfigError(msg)
         members = selected_ranks(ranks, self.num_processes)
         running = range(self.num_processes) if members is None else members
-        chosen = running[0] if display is None else _shown_rank(display, running)
+        shown = shown_rank(display, running, self.config)
+        panels = RankPanels(shown)
         name = filename or f"<cell {next(self._numbers)} on ranks>"
         request = CellRequest(
             code=code,
@@ -131,10 +154,18 @@ class SessionCells(ABC):
             pulls=pulls,
         )
         sink = cell.make_sink()
-        results = self._call_in_ranks(CELLS, "run_cell", request, ranks=members, code=code)
+        try:
+            results = self._call_in_ranks(CELLS, "run_cell", request, ranks=members, code=code, displays=panels.take)
+        except NameError as error:
+            if hint := _push_hint(error):
+                failure_display.add_hint(error, hint)
+            raise
+        outputs: Mapping[int, CellOutput] = {}
         if not (pulls or is_quiet):
             outputs = {rank: output for rank, output in results.returned.items() if output is not None}
-            show_values(sink, outputs, num_ranks=len(running), rich_rank=chosen)
+        if shown == "all":
+            outputs = show_tabs(sink, panels, outputs, running)
+        show_values(sink, outputs, num_ranks=len(running), rich_rank=shown)
         if shows_time:
             sink.text("stdout", f"{_durations(results)}\n")
         return results
@@ -177,23 +208,69 @@ class SessionCells(ABC):
         name, ranks = key if isinstance(key, tuple) else (key, None)
         self.push({name: value}, ranks=ranks)
 
+    def who(self) -> RankVariables:
+        """Return a table of the ranks' variables: names, types, shapes, and which differ between ranks.
+
+        Tensors and models of up to 1 GB are compared by their contents.
+        """
+        results = self._call_in_ranks(NAMES, "variables", ranks=None)
+        return RankVariables(results.returned)
+
+    def complete(self, code: str, offset: int) -> list[Completion]:
+        """Return what completes the code at a place, by the names on rank 0; from its last answer while it is busy.
+
+        After a run that failed, rank 0 is not asked either, because it would release what `debug` needs.
+        """
+        answer = self._ask_rank_0("complete", code, offset)
+        if isinstance(answer, list):
+            self._completions = answer
+            return answer
+        word = re.search(r"\w*$", code[:offset])
+        start = offset if word is None else word.start()
+        known = [one for one in self._completions if one.text.startswith(code[start:offset])]
+        return [dataclasses.replace(one, start=start, end=offset) for one in known]
+
+    def inspect_name(self, name: str, detail_level: int = 0) -> Mapping[str, Any]:
+        """Return what `name?` shows of rank 0's object, by MIME type; empty where `complete` returns nothing."""
+        answer = self._ask_rank_0("inspect_name", name, detail_level)
+        return answer if isinstance(answer, dict) else {}
+
+    def _ask_rank_0(self, function: str, *args: Any) -> Any:
+        """Return rank 0's answer to a question of the front end; None if it does not come soon."""
+        if not self._is_at_rest:
+            return None
+        scope = CallScope(ranks=(0,), is_brief=True, name=function, arguments={}, displays=lambda *_: True)
+        run = self._start(RankFunction(NAMES, function), args, None, in_cell=False, scope=scope)
+        if not run.wait(ANSWER_WITHIN):
+            run.stop(wait=False)
+            return None
+        return None if run.exception() is not None else run.result().returned.get(0)
+
     __iter__ = None
     """A session has values by name; without this line Python would iterate over `session[0]`, `session[1]`, ..."""
 
     def _call_in_ranks(
-        self, module: str, function: str, *args: Any, ranks: tuple[int, ...] | None, code: str = ""
+        self,
+        module: str,
+        function: str,
+        *args: Any,
+        ranks: tuple[int, ...] | None,
+        code: str = "",
+        displays: TakesDisplay | None = None,
     ) -> Results:
         """Call a function of this package in the ranks, as a run without first and last line."""
         arguments = {"code": one_line(code, MAX_CODE)} if code else {}
-        scope = CallScope(ranks=ranks, is_brief=True, name="cell" if code else function, arguments=arguments)
+        name = "cell" if code else function
+        scope = CallScope(ranks=ranks, is_brief=True, name=name, arguments=arguments, displays=displays)
         return self._start(RankFunction(module, function), args, None, in_cell=True, scope=scope).wait_in_cell()
 
 
-def _shown_rank(display: int | str, running: Sequence[int]) -> int:
-    if not str(display).isdigit() or int(display) not in running:
-        msg = f"display={display!r} names no rank that runs the cell: {rank_list(running)}."
-        raise ConfigError(msg)
-    return int(display)
+def _push_hint(error: NameError) -> str:
+    """Return advice if the notebook has the name that the ranks miss; else nothing."""
+    match = re.match(r"name '(\w+)' is not defined", str(error))
+    if match is None or match[1] not in vars(sys.modules["__main__"]):
+        return ""
+    return f"The notebook has {match[1]}, the ranks have not: `%%ranks --push {match[1]}` sets it on them first."
 
 
 def _durations(results: Results) -> str:

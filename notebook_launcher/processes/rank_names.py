@@ -1,23 +1,137 @@
-"""The variables of a rank's `__main__`, as the notebook sets and reads them."""
+"""The variables of a rank's `__main__`, as the notebook sets, reads, lists and completes them."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import reprlib
 import sys
+import types
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from notebook_launcher.processes.rank_cells import shell_of_rank
+from notebook_launcher.travel.rank_function import Completion, Variable
+from notebook_launcher.units import plural
 
-__all__ = ["pull", "push"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["complete", "inspect_name", "pull", "push", "variables"]
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, list, dict, set, frozenset, range)
+"""Types whose contents are compared by their `repr`."""
+MAX_COMPARED = 1_000_000_000
+"""Bytes of tensors above which a variable is not compared: a second of reading."""
+MAX_TEXT = 60
 
 
 def push(values: Mapping[str, Any]) -> None:
     """Set variables on this rank."""
-    vars(sys.modules["__main__"]).update(values)
+    _namespace().update(values)
 
 
 def pull(expressions: tuple[str, ...]) -> Any:
     """Return the value of an expression on this rank; a tuple for several."""
-    namespace = vars(sys.modules["__main__"])
+    namespace = _namespace()
     values = tuple(eval(expression.strip(), namespace) for expression in expressions)  # noqa: S307 - of the user
     return values[0] if len(values) == 1 else values
+
+
+def variables() -> dict[str, Variable]:
+    """Return this rank's variables; modules and names with a leading underscore are left out."""
+    found = {
+        name: value
+        for name, value in _namespace().items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    return {name: _described(value) for name, value in found.items()}
+
+
+def complete(code: str, offset: int) -> list[Completion]:
+    """Return what IPython's completer offers at a place in a cell on this rank."""
+    from IPython.core.completer import IPCompleter, provisionalcompleter
+
+    shell = shell_of_rank()
+    completer: Any = IPCompleter(shell=shell, namespace=_namespace(), global_namespace=_namespace())
+    completer.use_jedi = False  # Jedi reads the disk for every cell.
+    with provisionalcompleter():
+        found = list(completer.completions(code, offset))
+    return [Completion(text=one.text, start=one.start, end=one.end, kind=one.type) for one in found]
+
+
+def inspect_name(name: str, detail_level: int) -> Mapping[str, Any]:
+    """Return what `name?` shows, as a bundle by MIME type; empty if there is no such name."""
+    shell = shell_of_rank()
+    try:
+        data: Mapping[str, Any] = shell.object_inspect_mime(name, detail_level)
+    except KeyError:
+        return {}
+    return data
+
+
+def _namespace() -> dict[str, Any]:
+    return vars(sys.modules["__main__"])
+
+
+def _described(value: Any) -> Variable:
+    text, fingerprint = "", None
+    with contextlib.suppress(Exception):  # The code of foreign objects may do anything.
+        text = _short(value)
+    with contextlib.suppress(Exception):
+        fingerprint = _fingerprint(value)
+    kind = type(value)
+    home = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__.partition('.')[0]}."
+    return Variable(type_name=home + kind.__qualname__, value=text, fingerprint=fingerprint)
+
+
+def _short(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+        device = str(getattr(value, "device", ""))
+        return " ".join(filter(None, (str(tuple(shape)), dtype, "" if device == "cpu" else device)))
+    if hasattr(value, "parameters") and hasattr(value, "state_dict"):
+        return plural(sum(one.numel() for one in value.parameters()), "parameter")
+    if isinstance(value, PLAIN):
+        text = " ".join(reprlib.repr(value).split())
+        return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
+    return ""
+
+
+def _fingerprint(value: Any) -> str | None:
+    """Return a word that is equal for equal contents; None if the contents cannot be compared."""
+    if (tensors := _tensors(value)) is not None:
+        from notebook_launcher.training.rank_check.fingerprints import fingerprint, is_comparable
+
+        tensors = list(tensors)
+        if not all(map(is_comparable, tensors)) or sum(one.nbytes for one in tensors) > MAX_COMPARED:
+            return None
+        shapes = [(tuple(one.shape), str(one.dtype)) for one in tensors]
+        return f"{fingerprint(tensors)} {shapes}"
+    if type(value).__module__ == "numpy" and getattr(value, "nbytes", MAX_COMPARED) < MAX_COMPARED:
+        return f"{_digest(value.tobytes())} {getattr(value, 'shape', '')} {value.dtype}"
+    if isinstance(value, (types.FunctionType, type)):
+        code = getattr(value, "__code__", None)
+        return _digest(code.co_code + repr(code.co_consts).encode()) if code is not None else None
+    return _digest(repr(value).encode()) if _is_plain(value) else None
+
+
+def _tensors(value: Any) -> Iterable[Any] | None:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return value.state_dict().values() if isinstance(value, torch.nn.Module) else None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.keys())) and all(map(_is_plain, value.values()))
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return all(map(_is_plain, value))
+    return type(value) in PLAIN
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CellOutput", "CellRequest", "RankFunction"]
+__all__ = ["CellOutput", "CellRequest", "Completion", "RankFunction", "Variable"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,5 +52,31 @@ class CellOutput:
     """By MIME type, as IPython's formatters return it; always with `text/plain`, unless the value shows itself."""
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def is_rich(self) -> bool:
+        """True if the value has another form than text."""
+        return any(kind != "text/plain" for kind in self.data)
+
     def __repr__(self) -> str:
         return str(self.data.get("text/plain", ""))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One variable of a rank's `__main__`."""
+
+    type_name: str
+    value: str
+    """A tensor's shape, dtype and device, or a short form of a plain value; empty for other objects."""
+    fingerprint: str | None
+    """A word that is equal for equal contents; None if they cannot be compared."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A completion, as IPython's completer offers it."""
+
+    text: str
+    start: int
+    end: int
+    kind: str

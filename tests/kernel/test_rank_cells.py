@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -159,3 +161,112 @@ def test_mistakes_are_explained(notebook: Kernel) -> None:
     )
     assert "Pass the code as text" in (notebook.execute("session.execute(print)").error or "")
     assert "pass the name as text" in (notebook.execute("session[0]").error or "")
+
+
+def test_name_that_only_the_notebook_has_comes_with_advice(notebook: Kernel) -> None:
+    run(notebook, "only_here = 1")
+    assert "`%%ranks --push only_here` sets it" in notebook.execute("%%ranks\nonly_here").traceback
+    assert "--push" not in notebook.execute("%%ranks\nnowhere_at_all").traceback
+
+
+def test_rich_output_of_the_chosen_rank_or_of_all(notebook: Kernel) -> None:
+    run(notebook, "%%ranks\nfrom IPython.display import HTML, display")
+    chosen = run(notebook, "%%ranks --display 1\ndisplay(HTML(f'<b>{rank}</b>'))\nHTML(f'<i>{rank}</i>')")
+    assert [one["data"].get("text/html") for one in chosen.displays] == ["<b>1</b>", "<i>1</i>"]
+    every = run(notebook, "%%ranks --display all\ndisplay(HTML(f'<b>{rank}</b>'))\nHTML(f'<i>{rank}</i>')").displays
+    assert len(every) == 1
+    html = every[0]["data"]["text/html"]
+    assert html.count('type="radio"') == 2
+    assert "<b>0</b></div><div><i>0</i>" in html
+    assert "<b>1</b></div><div><i>1</i>" in html
+    assert (notebook.execute("%%ranks 1 --display 0\n1").error or "").startswith(
+        "ConfigError: display='0' names no rank that runs the cell: rank 1."
+    )
+
+
+def test_figures_of_every_rank_are_in_tabs(notebook: Kernel) -> None:
+    code = "%%ranks -d all\nimport matplotlib.pyplot as plt\nplt.plot([rank, 1]);"
+    outcome = run(notebook, code)
+    (shown,) = [one["data"]["text/html"] for one in outcome.displays if "radio" in one["data"].get("text/html", "")]
+    assert shown.count("data:image/png;base64,iVBOR") == 2
+
+
+def test_time_of_each_rank_is_shown_on_request(notebook: Kernel) -> None:
+    assert re.fullmatch(r"\[0\] [\d.]+ .?s  \[1\] [\d.]+ .?s\n", run(notebook, "%%ranks --time\npass").stdout)
+
+
+def test_table_of_variables_says_which_differ(notebook: Kernel) -> None:
+    run(notebook, "%%ranks\nequal = torch.ones(2, 3)\nother = torch.full((2,), float(rank))\nif rank: lonely = 1")
+    run(notebook, "%%ranks\nlayer = torch.nn.Linear(2, 1)\nwith torch.no_grad(): layer.weight.fill_(rank)")
+    states = "{n: (names[n].value, names[n].state) for n in ('equal', 'other', 'lonely', 'layer')}"
+    assert ast.literal_eval(run(notebook, f"names = session.who()\n{states}").result or "") == {
+        "equal": ("(2, 3) float32", "same"),
+        "other": ("(2,) float32", "differs"),
+        "lonely": ("1", "missing"),
+        "layer": ("3 parameters", "differs"),
+    }
+    assert run(notebook, "'layer' in names.differing, 'equal' in names.differing").result == "(True, False)"
+    assert "only rank 1" in run(notebook, "print(names)").stdout
+
+
+COMPLETE = """
+from IPython.core.completer import provisionalcompleter
+def completed(text):
+    with provisionalcompleter():
+        return [text[:one.start] + one.text for one in get_ipython().Completer.completions(text, len(text))]
+"""
+
+
+def test_names_of_the_ranks_complete_inside_their_cells_alone(notebook: Kernel) -> None:
+    run(notebook, COMPLETE + "session.execute('unusual_name = {\\'some_key\\': 1}')")
+    assert run(notebook, "completed('%%ranks\\nx = 1\\nunusual_n')").result == r"['%%ranks\nx = 1\nunusual_name']"
+    assert "'some_key" in (run(notebook, "completed('%%ranks\\nunusual_name[')").result or "")
+    assert run(notebook, "completed('unusual_n')").result == "[]"
+    assert run(notebook, "completed('%%ranks\\nonly_h')").result == r"['%%ranks\nonly_h']"
+    # A busy rank is not asked.
+    run(notebook, "session.complete('unusual_n', 9); busy = session.launch(lambda: __import__('time').sleep(9))")
+    assert "unusual_name" in (run(notebook, "completed('%%ranks\\nunus')").result or "")
+    run(notebook, "busy.stop()")
+
+
+def test_objects_of_the_ranks_are_inspected_in_their_cells(notebook: Kernel) -> None:
+    run(notebook, "session.execute('def documented(x):\\n    \"On the ranks.\"')")
+    reply = "get_ipython().kernel.do_inspect('%%ranks\\ndocumented(', 18)"
+    assert "On the ranks." in (run(notebook, f"{reply}['data']['text/plain']").result or "")
+    assert run(notebook, "get_ipython().kernel.do_inspect('documented(', 10)['found']").result == "False"
+
+
+def test_many_cells_leave_no_growth(notebook: Kernel) -> None:
+    look = (
+        "import linecache, os, pathlib\n"
+        "def look():\n"
+        "    cells = sum('on ranks' in name or 'ipykernel' in name for name in linecache.cache)\n"
+        "    return len(os.listdir('/proc/self/fd')), cells\n"
+    )
+    run(notebook, f"session.execute({look!r} + 'look()')")
+    before = ast.literal_eval(
+        run(notebook, "session.execute('look()')[:], len(os.listdir('/proc/self/fd'))").result or ""
+    )
+    run(notebook, "for number in range(100): session.execute(f'def made(): return {number}\\nmade()')")
+    after = ast.literal_eval(
+        run(notebook, "session.execute('look()')[:], len(os.listdir('/proc/self/fd'))").result or ""
+    )
+    assert [fds for fds, _ in after[0]] == [fds for fds, _ in before[0]]
+    assert all(now <= then + 2 for (_, now), (_, then) in zip(after[0], before[0], strict=True))
+    assert after[1] <= before[1]
+
+
+def test_extension_starts_and_ends_ranks_of_its_own(notebook: Kernel) -> None:
+    run(notebook, "%load_ext notebook_launcher")
+    assert run(notebook, "%ranks 2 devices=cpu output=all").stdout.startswith("2 ranks: <Session of 2 CPU ranks")
+    assert "[all] 3" in run(notebook, "%%ranks\n1 + 2").stdout
+    assert (notebook.execute("%ranks many").stderr or "").startswith("UsageError: %ranks many: write `%ranks 4`")
+    run(notebook, "%ranks close")
+    assert notebook.execute("%%ranks\n1").stderr.startswith("UsageError: no session is active.")
+    assert "no session is active" in run(notebook, "%ranks").stdout
+    assert notebook.execute("%ranks close").stderr.startswith("UsageError: %ranks has started no session")
+    run(notebook, "session.activate()")
+    assert run(notebook, "%%ranks\n4").stdout == "[all] 4\n"
+    run(notebook, "%unload_ext notebook_launcher")
+    assert "Cell magic `%%ranks` not found" in notebook.execute("%%ranks\n1").stderr
+    run(notebook, "session.activate()")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from notebook_launcher import MissingResultError, notebook_launch, report
+from notebook_launcher import MissingResultError, ReturnValueError, notebook_launch, report
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.messages import Failure
 
@@ -80,3 +82,56 @@ def test_run_gives_its_results_the_last_metrics_of_each_rank() -> None:
 
     results = notebook_launch(measure, 2, output="none")
     assert [rank.metrics for rank in results.ranks] == [{"loss": 1.0}] * 2
+
+
+def test_mean_keeps_the_structure_of_the_values() -> None:
+    assert Results({0: 1, 1: 2}, num_processes=2).mean() == 1.5
+    nested = Results({0: {"a": 1.0, "b": [True, 2]}, 1: {"a": 3.0, "b": [False, 4]}}, num_processes=2).mean()
+    assert nested == {"a": 2.0, "b": [0.5, 3.0]}
+    tensors = Results({0: torch.tensor([1, 2]), 1: torch.tensor([2, 4])}, num_processes=2)
+    assert tensors.mean().tolist() == [1.5, 3.0]
+
+
+def test_mean_of_some_ranks_is_theirs_alone() -> None:
+    assert Results({0: 1, 2: 4}, num_processes=3, members=(0, 2)).mean() == 2.5
+    with pytest.raises(MissingResultError, match="rank 1 returned nothing: only ranks 0, 2 ran this"):
+        Results({0: 1, 2: 4}, num_processes=3, members=(0, 2))[1]
+
+
+def test_values_without_a_mean_are_named() -> None:
+    with pytest.raises(TypeError, match=r"result\['name'\] has no mean: the ranks returned str"):
+        Results({0: {"name": "a"}, 1: {"name": "b"}}, num_processes=2).mean()
+    with pytest.raises(ValueError, match="different keys on the ranks"):
+        Results({0: {"a": 1}, 1: {"b": 1}}, num_processes=2).mean()
+    with pytest.raises(ValueError, match="different lengths on the ranks"):
+        Results({0: [1], 1: [1, 2]}, num_processes=2).mean()
+
+
+def test_concat_joins_in_rank_order() -> None:
+    assert Results({1: [3], 0: [1, 2]}, num_processes=2).concat() == [1, 2, 3]
+    assert Results({0: torch.ones(2), 1: torch.zeros(1)}, num_processes=2).concat().tolist() == [1, 1, 0]
+    assert Results({0: torch.tensor(1), 1: torch.tensor(2)}, num_processes=2).concat().tolist() == [1, 2]
+    assert Results({0: np.ones(1), 1: np.zeros(1)}, num_processes=2).concat().tolist() == [1, 0]
+    assert Results({0: {"x": (1,)}, 1: {"x": (2,)}}, num_processes=2).concat() == {"x": (1, 2)}
+    assert Results({0: 5, 1: 6}, num_processes=2).concat() == [5, 6]
+    with pytest.raises(TypeError, match="cannot be joined"):
+        Results({0: [5], 1: 6}, num_processes=2).concat()
+
+
+def test_table_has_a_row_for_each_rank() -> None:
+    rows = [RankSummary(rank=r, state="returned", seconds=1, peak_memory=None, metrics={"loss": r}) for r in (0, 1)]
+    table = Results({0: {"n": 3}, 1: {"n": 4}}, num_processes=2, ranks=rows).to_pandas()
+    assert table.to_dict() == {"n": {0: 3, 1: 4}, "loss": {0: 0, 1: 1}}
+    assert table.index.name == "rank"
+    assert Results({0: 7}, num_processes=2).to_pandas().to_dict() == {"value": {0: 7}}
+    own = Results({r: pd.DataFrame({"a": [r, r]}) for r in (0, 1)}, num_processes=2).to_pandas()
+    assert own.loc[1, "a"].tolist() == [1, 1]
+
+
+def test_value_that_could_not_travel_is_refused_with_the_reason() -> None:
+    results = Results({0: 1}, num_processes=2, unsent={1: "it is a lock"})
+    with pytest.raises(ReturnValueError, match="rank 1: it is a lock"):
+        results[1]
+    with pytest.raises(ReturnValueError, match="it is a lock"):
+        results.mean()
+    assert results.unsent == {1: "it is a lock"}

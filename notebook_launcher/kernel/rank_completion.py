@@ -1,0 +1,57 @@
+"""Completion and inspection inside `%%ranks` cells, by the names of the ranks instead of those of the notebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["cell_matcher", "inspecting"]
+
+IDENTIFIER = "notebook_launcher.ranks"
+MAGIC = "%%ranks"
+
+
+def cell_matcher(session: Callable[[], Any]) -> Callable[[Any], dict[str, Any]]:
+    """Return a matcher for IPython's completer: the ranks' completions inside the body of a `%%ranks` cell.
+
+    `session` returns the active session, or None. Raises ImportError before IPython 8.6, which has no such matchers.
+    """
+    from IPython.core.completer import SimpleCompletion, context_matcher
+
+    @context_matcher(identifier=IDENTIFIER, priority=100)  # type: ignore[untyped-decorator]
+    def matcher(context: Any) -> dict[str, Any]:
+        active = session()
+        if active is None or not context.full_text.startswith(MAGIC) or context.cursor_line == 0:
+            return {"completions": []}
+        lines = context.full_text.split("\n")
+        body = "\n".join(lines[1:])
+        offset = sum(len(line) + 1 for line in lines[1 : context.cursor_line]) + context.cursor_position
+        found = active.complete(body, offset)
+        if not found:
+            # The word itself, since IPython would otherwise offer the notebook's names.
+            return {"completions": [SimpleCompletion(text=context.token, type="rank")], "suppress": True}
+        start = found[0].start
+        return {
+            "completions": [SimpleCompletion(text=one.text, type=one.kind) for one in found if one.start == start],
+            "matched_fragment": body[start:offset],
+            "suppress": True,
+        }
+
+    return matcher  # type: ignore[no-any-return]
+
+
+def inspecting(original: Callable[..., Any], session: Callable[[], Any]) -> Callable[..., Any]:
+    """Return a `do_inspect` for ipykernel that answers inside `%%ranks` cells by the objects of the ranks."""
+
+    def do_inspect(code: str, cursor_pos: int, detail_level: int = 0, *args: Any, **options: Any) -> Any:
+        active = session()
+        if active is None or not code.startswith(MAGIC):
+            return original(code, cursor_pos, detail_level, *args, **options)
+        from IPython.utils.tokenutil import token_at_cursor
+
+        data = active.inspect_name(token_at_cursor(code, cursor_pos), detail_level)
+        return {"status": "ok", "data": dict(data), "metadata": {}, "found": bool(data)}
+
+    return do_inspect
