@@ -56,7 +56,7 @@ def timed(kernel: Kernel, code: str) -> float:
 
 def say(text: str) -> None:
     """Print a line of the result."""
-    print(text)  # noqa: T201
+    print(text)
 
 
 if __name__ == "__main__":
