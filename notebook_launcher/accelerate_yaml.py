@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.accelerate_deepspeed import KIND, SECTION, asks_for_deepspeed, deepspeed_options
+from notebook_launcher.accelerate_sections import SECTIONS, sections_of, variables_of
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.training_settings import PRECISIONS
 
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["AccelerateFile", "default_path", "path_to_write", "read", "write"]
 
 MARK = "# notebook-launcher: "
-SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU", KIND)
+SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", KIND)
 INSTEAD = {
-    "FSDP": "it shards the model with FSDP, which cannot be set from here",
     "MEGATRON_LM": "it splits the model with Megatron-LM, which ranks of a notebook do not run",
     "XLA": "it is for a TPU",
     "TPU": "it is for a TPU",
@@ -71,7 +71,7 @@ def read(path: str | os.PathLike[str] | None = None) -> AccelerateFile:
 
     Raises:
         ConfigError: There is no such file, it is not a settings file, or it describes what cannot be launched from a
-            notebook: several machines, a TPU, FSDP, Megatron-LM.
+            notebook: several machines, a TPU, Megatron-LM.
     """
     file = _given_or_default(path)
     try:
@@ -83,6 +83,9 @@ def read(path: str | os.PathLike[str] | None = None) -> AccelerateFile:
     values = _mapping(file, text)
     _check_kind(file, values)
     options = {**_options(file, values), **_extras(file, text, values)}
+    sharding = variables_of(values, shard=options.get("shard"))
+    if sharding:
+        options["env"] = {**sharding, **options.get("env", {})}
     return AccelerateFile(path=file, options=options, ignored=_ignored(values))
 
 
@@ -118,7 +121,7 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
     values, extras = _values(options, num_processes, use_gpu=use_gpu)
     if kept.get("distributed_type") == KIND and asks_for_deepspeed(options):
         values["distributed_type"] = KIND
-    kept = {key: value for key, value in kept.items() if key not in ("fp16", "mixed_precision")}
+    kept = {key: value for key, value in kept.items() if key not in ("fp16", "mixed_precision", *SECTIONS)}
     text = yaml.safe_dump({**kept, **values})
     if extras:
         text = f"{MARK}{json.dumps(extras, sort_keys=True, default=dict)}\n{text}"
@@ -218,7 +221,9 @@ def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ignored(values: Mapping[str, Any]) -> tuple[str, ...]:
-    silent = (*OWN_KEYS, *HARMLESS_KEYS, "fp16", *((SECTION,) if values["distributed_type"] == KIND else ()))
+    kind = values["distributed_type"]
+    sections = SECTIONS if kind == "FSDP" else (SECTION,) if kind == KIND else ()
+    silent = (*OWN_KEYS, *HARMLESS_KEYS, *sections, "fp16")
     asked = {key: value for key, value in values.items() if key not in silent and value not in (None, "no", "NO")}
     return tuple(f"{key}: {value}" for key, value in asked.items() if value)
 
@@ -232,14 +237,19 @@ def _values(options: Mapping[str, Any], num: int, *, use_gpu: bool) -> tuple[dic
             "so this cannot be written for it. Choose a GPU for each process."
         )
         raise ConfigError(msg, field="num_processes")
+    sections, env = sections_of(options)
+    several = "FSDP" if sections else "MULTI_GPU" if use_gpu else "MULTI_CPU"
     values = {
-        "distributed_type": "NO" if num == 1 else "MULTI_GPU" if use_gpu else "MULTI_CPU",
+        "distributed_type": "NO" if num == 1 else several,
         "gpu_ids": "all" if gpus is None else ",".join(map(str, gpus)),
         **({"mixed_precision": options["mixed_precision"]} if "mixed_precision" in options else {}),
         "num_processes": num,
         "use_cpu": not use_gpu,
+        **(sections if num > 1 else {}),
     }
-    extras = {name: value for name, value in options.items() if name not in ("devices", *values)}
+    extras = {name: value for name, value in options.items() if name not in ("devices", "env", *values)}
+    env = env if num > 1 else options.get("env", {})
+    extras |= {"env": env} if env else {}
     left_open = [name for name in ("num_processes", "devices") if name not in options]
     if use_gpu and "devices" in left_open:
         left_open.remove("devices")  # `gpu_ids: all` has the same meaning

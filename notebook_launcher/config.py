@@ -163,7 +163,7 @@ class LaunchConfig:
 
         Raises:
             ConfigError: The file cannot be read, or describes a launch that a notebook cannot do: several machines, a
-                TPU, FSDP, Megatron-LM.
+                TPU, Megatron-LM.
         """
         config, file = load_accelerate_file(path)
         if file.ignored:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from notebook_launcher import ConfigError, LaunchConfig, accelerate_yaml
+from notebook_launcher import ConfigError, LaunchConfig, accelerate_yaml, notebook_launch
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.devices import GPU, Machine
 
@@ -88,6 +88,15 @@ def test_from_yaml_reads_the_file_of_write_basic_config(tmp_path, precision):
         {"num_processes": 1},
         {"num_processes": 2, "devices": "cpu"},
         {"mixed_precision": "no", "gradient_accumulation_steps": 1, "comm_hook": "no"},
+        {"num_processes": 4, "devices": "cpu", "shard": 2},
+        {
+            "num_processes": 4,
+            "env": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"},
+        },
+        {
+            "num_processes": 2,
+            "env": {"A": "b", "ACCELERATE_USE_FSDP": "true", "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block,Head"},
+        },
         {"num_processes": 3, "mixed_precision": "bf16", "gradient_accumulation_steps": 4, "seed": 7},
         {"backend": None, "env": {"A": "b: c # d", "É": "\n"}, "timeout": 60, "max_restarts": 1, "output": "rank0"},
     ],
@@ -100,7 +109,40 @@ def test_written_file_is_accepted_by_accelerate_and_read_back_equal(tmp_path, nu
     assert args.num_processes == options.get("num_processes", num_gpus or 4)
     assert args.mixed_precision == (config.mixed_precision or "no")
     assert bool(args.use_cpu) is (not num_gpus or config.devices == "cpu")
-    assert args.multi_gpu is (not args.use_cpu and args.num_processes > 1)
+    sharded = "shard" in options or "ACCELERATE_USE_FSDP" in config.env
+    assert args.use_fsdp is sharded
+    assert args.multi_gpu is (not args.use_cpu and args.num_processes > 1 and not sharded)
+
+
+SHARDED = """\
+distributed_type: FSDP
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_reshard_after_forward: false
+  fsdp_transformer_layer_cls_to_wrap: Block
+  fsdp_version: 2
+num_processes: 2
+use_cpu: true
+"""
+
+
+def test_sharding_of_a_file_reaches_the_ranks_and_is_written_back(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(SHARDED)
+    config = LaunchConfig.from_yaml(path)
+    assert config.to_yaml(path) == path
+    assert {key: value for key, value in yaml.safe_load(path.read_text()).items() if key in SHARDED} == {
+        **yaml.safe_load(SHARDED)
+    }
+
+    def look():
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator()
+        plugin = accelerator.state.fsdp_plugin
+        return accelerator.is_fsdp2, plugin.reshard_after_forward, plugin.transformer_cls_names_to_wrap
+
+    assert list(notebook_launch(look, config=config, output="none")) == [(True, False, ["Block"])] * 2
 
 
 def test_open_precision_removes_the_one_in_the_file(tmp_path):
@@ -200,7 +242,6 @@ def test_from_yaml_reads_older_and_shorter_files(tmp_path, text, config):
     [
         ("distributed_type: MULTI_GPU\nnum_machines: 2\n", r"it says num_machines: 2, but a notebook launches on one"),
         ("distributed_type: XLA\n", r"distributed_type: XLA, and it is for a TPU. Use `accelerate launch`"),
-        ("distributed_type: FSDP\n", r"FSDP, and it shards the model with FSDP"),
         ("distributed_type: MULTI_XPU\n", r"MULTI_XPU, and ranks run on CPUs or NVIDIA GPUs"),
         ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n", r"AMAZON_SAGEMAKER, but a notebook"),
         ("distributed_type: NO\nmixed_precision: fp8\n", r"mixed_precision: fp8, and it can be no, fp16, bf16"),

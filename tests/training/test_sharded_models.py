@@ -41,7 +41,7 @@ class Net(torch.nn.Module):
         self.first = torch.nn.Linear(3, WIDTH, bias=False)
         self.norm = torch.nn.BatchNorm1d(WIDTH) if norm else torch.nn.Identity()
         self.blocks: Any = torch.nn.ModuleList(Block() for _ in range(3))
-        self.last = torch.nn.Linear(WIDTH, 3, bias=False)
+        self.last: Any = torch.nn.Linear(WIDTH, 3, bias=False)
         if tied:
             self.last = torch.nn.Linear(WIDTH, WIDTH, bias=False)
             self.blocks[2].inner.weight = self.blocks[0].inner.weight

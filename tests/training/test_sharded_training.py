@@ -40,7 +40,7 @@ def whole(model: torch.nn.Module) -> list[torch.Tensor]:
     return [one.full_tensor() if hasattr(one, "full_tensor") else one.clone() for one in found]
 
 
-def train(order: str, settings: dict[str, Any], *, num_epochs: int = 4) -> list[torch.Tensor]:
+def train(order: str, settings: dict[str, Any], *, num_epochs: int = 10) -> list[torch.Tensor]:
     from notebook_launcher import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, **settings)

@@ -1,0 +1,201 @@
+"""Windows over sharded models: gradients are those of the full batch, for each layout, precision and way to clip."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+
+from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
+from notebook_launcher import ParallelismConfig
+from tests.support.toy_training import make_data, make_model, sessions, shards_on_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.toy_training import Sessions
+
+pytestmark = shards_on_cpus
+
+LAYOUTS = ("plain", "shard", "kept", "whole unit", "offload", "hybrid")
+TOLERANCES = {"no": 1e-6, "bf16": 0.05, "fp16": 0.01}
+
+
+def arguments(layout: str, num_ranks: int) -> dict[str, Any]:
+    """Return the arguments of an Accelerator for a layout."""
+    if layout == "hybrid":
+        replicas = 2 if num_ranks % 2 == 0 else 1
+        return {"parallelism_config": ParallelismConfig(replicas, num_ranks // replicas)}
+    plugins = {
+        "shard": Plugin(),
+        "kept": Plugin(reshard_after_forward=False),
+        "whole unit": Plugin(auto_wrap_policy="no_wrap"),
+        "offload": Plugin(cpu_offload=True),
+    }
+    return {"fsdp_plugin": plugins.get(layout)}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Sessions]:
+    with sessions(1, 2, 3, 4) as opened:
+        opened.run(4, make_replicas)
+        yield opened
+
+
+def make_replicas() -> None:
+    """Make the groups of two replicas, whose sockets stay open as long as the ranks."""
+    from notebook_launcher import Accelerator
+
+    Accelerator(cpu=True, **arguments("hybrid", 4))
+
+
+def whole(tensors: Any) -> list[torch.Tensor]:
+    found: list[Any] = [tensor.detach() for tensor in tensors]
+    return [one.full_tensor() if hasattr(one, "full_tensor") else one.clone() for one in found]
+
+
+def loss_of(outputs: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return a mean over tokens, of which each sample has 1 to 4, and their number."""
+    tokens = (inputs[:, -1:] * 64).round() % 4 + 1
+    return ((outputs - targets).pow(2) * tokens).sum() / tokens.sum(), float(tokens.sum())
+
+
+def clip(accelerator: Any, parameters: list[Any], how: str) -> None:
+    clipper = torch.nn.utils if accelerator is None else accelerator
+    if how == "norm":
+        clipper.clip_grad_norm_(parameters, 0.05)
+    elif how == "value":
+        clipper.clip_grad_value_(parameters, 0.02)
+
+
+def train(layout: str, options: dict[str, Any]) -> list[Any]:
+    """Train for an epoch in a rank; return, for each update, weights before, samples, gradients and weights after."""
+    from notebook_launcher import Accelerator, GradientAccumulationPlugin, GradScalerKwargs
+
+    num_ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(options["steps"], sync_each_batch=options["each"]),
+        even_batches=False,
+        mixed_precision=options["precision"],
+        kwargs_handlers=[GradScalerKwargs(init_scale=64.0)],
+        **arguments(layout, num_ranks),
+    )
+    net: Any = make_model(seed=accelerator.process_index)
+    loader: Any = DataLoader(TensorDataset(*make_data(options["num_samples"])), options["batch_size"])
+    net, optimizer, loader = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
+    trained = list(net.parameters())
+    for number, (inputs, _) in enumerate(loader):
+        if number == options["leave"]:
+            break
+        with accelerator.accumulate(net):
+            accelerator.backward(10 * net(inputs).sum(), weight=1)
+            optimizer.step()
+            optimizer.zero_grad()
+    updates, seen = [], []
+    for inputs, targets in loader:
+        with accelerator.accumulate(net):
+            if not seen:
+                before = whole(trained)
+            loss, weight = loss_of(net(inputs), inputs, targets)
+            accelerator.backward(loss, weight=weight)
+            seen.append((inputs, targets) if loader.current_round.weights[accelerator.process_index] else None)
+            if accelerator.sync_gradients:
+                accelerator.unscale_gradients()
+                grads = whole(parameter.grad for parameter in trained)
+            clip(accelerator, trained, options["clip"])
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            updates.append((before, [pair for pair in seen if pair], grads, whole(trained)))
+            seen = []
+    assert not seen, "the last window was left open"
+    return updates
+
+
+def check(results: list[Any], options: dict[str, Any]) -> None:
+    """Compare each update with that of one process that sees the window of all ranks as one batch."""
+    tolerance = TOLERANCES[options["precision"]]
+    num_seen = 0
+    for number, update in enumerate(zip(*results, strict=True)):
+        net = make_model()
+        with torch.no_grad():
+            for parameter, value in zip(net.parameters(), update[0][0], strict=True):
+                parameter.copy_(value)
+        pairs = [pair for rank in update for pair in rank[1]]
+        inputs, targets = (torch.cat(column) for column in zip(*pairs, strict=True))
+        num_seen += len(inputs)
+        loss_of(net(inputs), inputs, targets)[0].backward()
+        expected = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+        clip(None, list(net.parameters()), options["clip"])
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+        for rank, (_, _, grads, after) in enumerate(update):
+            for what, mine, theirs in (("gradients", grads, expected), ("weights", after, list(net.parameters()))):
+                far = max(float((one - other).detach().abs().max()) for one, other in zip(mine, theirs, strict=True))
+                assert far <= tolerance, f"{what} of update {number} on rank {rank} differ by {far:.1e}"
+    assert num_seen == options["num_samples"], "each sample counts once"
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "steps": st.integers(1, 4),
+        "num_samples": st.integers(2, 17),
+        "batch_size": st.integers(1, 3),
+        "each": st.sampled_from([None, False, True]),
+        "clip": st.sampled_from(["no", "norm", "value"]),
+        "precision": st.sampled_from(["no", "no", "bf16", "fp16"]),
+        "leave": st.integers(0, 2),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(layout=st.sampled_from(LAYOUTS), num_ranks=st.integers(1, 4), options=OPTIONS)
+def test_updates_are_those_of_the_full_batch_in_each_layout(ranks, layout, num_ranks, options):
+    check(ranks.run(num_ranks, train, layout, options), options)
+
+
+@pytest.mark.parametrize("each", [None, False, True])
+@pytest.mark.parametrize("layout", ["shard", "hybrid", "offload"])
+def test_short_last_window_after_one_that_was_left_is_exact(ranks, layout, each):
+    options = {"steps": 4, "num_samples": 23, "batch_size": 1, "each": each, "clip": "norm", "precision": "no"}
+    check(ranks.run(4, train, layout, {**options, "leave": 2}), {**options, "leave": 2})
+
+
+def count(each: bool | None) -> list[tuple[int, int]]:  # noqa: FBT001
+    """Return the numbers of reduce-scatters and all-reduces in each backward of a window, with two replicas."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    from notebook_launcher import Accelerator, GradientAccumulationPlugin
+
+    plugin = GradientAccumulationPlugin(3, sync_each_batch=each)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin, **arguments("hybrid", 4))
+    net: Any = make_model()
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    counted = []
+    for _ in range(3):
+        with accelerator.accumulate(net):
+            loss = net(torch.ones(2, 3)).sum()
+            with CommDebugMode() as mode:
+                accelerator.backward(loss)
+            found = {str(kind): number for kind, number in mode.get_comm_counts().items()}
+            counted.append(
+                tuple(sum(found[kind] for kind in found if name in kind) for name in ("reduce_scatter", "allreduce"))
+            )
+            optimizer.step()
+            optimizer.zero_grad()
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("each", "expected"),
+    [(None, [(2, 0), (2, 0), (2, 2)]), (False, [(0, 0), (0, 0), (2, 2)]), (True, [(2, 2), (2, 2), (2, 2)])],
+)
+def test_replicas_are_reduced_at_the_end_of_a_window_alone(ranks, each, expected):
+    """Two units: each reduce-scatters its gradients over a replica's ranks, and all-reduces the sum over replicas."""
+    for counted in ranks.run(4, count, each):
+        assert counted == expected
