@@ -956,6 +956,7 @@ class Accelerator:
         )
         if layout.shards:
             state.note_layout(layout)
+            resolving.report_dropped(() if layout.plugin is None else layout.plugin.dropped)
         return layout
 
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:

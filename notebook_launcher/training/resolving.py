@@ -20,6 +20,8 @@ from notebook_launcher.training.plugins import (
 from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from notebook_launcher.training.rules import Rules
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_precision",
     "report_conflicts",
+    "report_dropped",
     "resolve_accumulation",
     "resolve_check",
     "resolve_hook",
@@ -163,6 +166,17 @@ def resolve_shard(config: Any, conflicts: list[str]) -> int | None:
         return None if launched is None else int(launched)
     _compare("shard", config.dp_shard_size, conflicts)
     return None
+
+
+def report_dropped(names: Sequence[str]) -> None:
+    """Report in one line the settings of FSDP1 that have no effect."""
+    rank = context.current()
+    if names and rank is not None and rank.rank == 0:
+        text = (
+            f"FullyShardedDataParallelPlugin: without effect: {', '.join(names)}. Torch's FSDP2 shards the models, and "
+            "does that by itself."
+        )
+        rank.send(messages.Notice(text=text))
 
 
 def report_conflicts(conflicts: list[str]) -> None:

@@ -24,7 +24,7 @@ from notebook_launcher.training.parallelism.mesh import make_layout
         ({"auto_wrap_policy": "size_based_wrap", "min_num_params": 9}, {"auto_wrap_policy": "SIZE_BASED_WRAP"}),
         ({"transformer_cls_names_to_wrap": "A, B"}, {"transformer_cls_names_to_wrap": ["A", "B"]}),
         ({"state_dict_type": "sharded_state_dict"}, {"state_dict_type": "SHARDED_STATE_DICT"}),
-        ({"use_orig_params": True, "backward_prefetch": "BACKWARD_PRE"}, {"dropped": ("use_orig_params", "backward_prefetch")}),
+        ({"use_orig_params": True, "backward_prefetch": "NO_PREFETCH"}, {"dropped": ("use_orig_params",)}),
     ],
 )  # fmt: skip
 def test_settings_of_both_versions_are_understood(arguments: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -116,8 +116,7 @@ def test_size_without_a_meaning_is_refused(arguments: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("config", "plugin", "launched", "message"),
     [
-        (ParallelismConfig(dp_shard_size=2), None, None, r"dp_replicate_size=1 x dp_shard_size=2 = 2, but there are 4 "
-         r"ranks. Write ParallelismConfig\(dp_replicate_size=2, dp_shard_size=2\), or launch 2 ranks"),
+        (ParallelismConfig(dp_shard_size=2), None, None, "= 2, but there are 4 ranks. Write .*dp_replicate_size=2"),
         (ParallelismConfig(dp_shard_size=3), None, None, "= 3, but there are 4 ranks. 3 does not divide 4"),
         (ParallelismConfig(dp_replicate_size=4), Plugin(), None, r"every rank has a whole model. Write Para.*size=4\)"),
         (None, None, 3, "shard=3 does not divide the 4 ranks. It can be 1, 2, 4"),
@@ -130,7 +129,7 @@ def test_sizes_that_do_not_fit_the_ranks_are_refused_with_the_sum(config, plugin
 
 def test_shard_of_a_launch_is_checked_before_anything_starts() -> None:
     assert LaunchConfig(num_processes=4, shard=2).shard == 2
-    with pytest.raises(ConfigError, match="shard=3 with num_processes=4: 4 / 3 is no whole number of replicas. It can"):
+    with pytest.raises(ConfigError, match=r"shard=3 with num_processes=4: 4 / 3 is no whole number of replicas"):
         LaunchConfig(num_processes=4, shard=3)
     with pytest.raises(ConfigError, match="shard=0 is too small"):
         LaunchConfig(shard=0)

@@ -82,6 +82,18 @@ def test_updates_are_those_of_whole_models(ranks, num_ranks, settings, order):
         torch.testing.assert_close(mine, expected[0])
 
 
+def test_settings_of_fsdp1_without_effect_are_named_in_one_line(capsys):
+    def shard() -> None:
+        from notebook_launcher import Accelerator
+
+        Accelerator(cpu=True, fsdp_plugin=Plugin(use_orig_params=True, limit_all_gathers=False))
+
+    notebook_launch(shard, 2)
+    said = [line for line in capsys.readouterr().out.splitlines() if "FullyShardedDataParallelPlugin" in line]
+    assert len(said) == 1
+    assert "without effect: use_orig_params, limit_all_gathers. Torch's FSDP2 shards the models" in said[0]
+
+
 def toy() -> tuple[float, bool, str]:
     """The documented example, whose exact weight is 2.04, with a model in place of the tensor."""
     from notebook_launcher import Accelerator
