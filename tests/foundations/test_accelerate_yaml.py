@@ -139,7 +139,7 @@ def test_sharding_of_a_file_reaches_the_ranks_and_is_written_back(tmp_path):
         from notebook_launcher import Accelerator
 
         accelerator = Accelerator()
-        plugin = accelerator.state.fsdp_plugin
+        plugin: Any = accelerator.state.fsdp_plugin
         return accelerator.is_fsdp2, plugin.reshard_after_forward, plugin.transformer_cls_names_to_wrap
 
     assert list(notebook_launch(look, config=config, output="none")) == [(True, False, ["Block"])] * 2

@@ -60,7 +60,7 @@ def train(loader_kind: str, num_samples: int, batch_size: int, steps: int, confi
     return updates
 
 
-def weights_and_gradients(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+def weights_and_gradients(model: Any) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Return copies of a model's weights, and of the gradients of its parameters."""
     state = {name: value.clone() for name, value in model.state_dict().items()}
     return state, [parameter.grad.clone() for parameter in model.parameters()]

@@ -96,7 +96,8 @@ def train(layout: str, options: dict[str, Any]) -> list[Any]:
             accelerator.backward(10 * net(inputs).sum(), weight=1)
             optimizer.step()
             optimizer.zero_grad()
-    updates, seen = [], []
+    updates: list[Any] = []
+    seen: list[Any] = []
     for inputs, targets in loader:
         with accelerator.accumulate(net):
             if not seen:

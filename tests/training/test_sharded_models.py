@@ -40,12 +40,13 @@ class Net(torch.nn.Module):
         super().__init__()
         self.first = torch.nn.Linear(3, WIDTH, bias=False)
         self.norm = torch.nn.BatchNorm1d(WIDTH) if norm else torch.nn.Identity()
-        self.blocks: Any = torch.nn.ModuleList(Block() for _ in range(3))
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
         self.last: Any = torch.nn.Linear(WIDTH, 3, bias=False)
         if tied:
             self.last = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-            self.blocks[2].inner.weight = self.blocks[0].inner.weight
-            self.last.weight = self.blocks[1].inner.weight
+            blocks: Any = self.blocks
+            blocks[2].inner.weight = blocks[0].inner.weight
+            self.last.weight = blocks[1].inner.weight
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = self.norm(self.first(inputs))
@@ -116,6 +117,7 @@ def frozen() -> Net:
 
 def adapted() -> Net:
     net = Net().requires_grad_(False)
+    block: Any
     for block in net.blocks:
         block.inner = Adapted(block.inner)
     return net
