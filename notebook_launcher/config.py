@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.accelerate_yaml import AccelerateFile
 
-__all__ = ["LaunchConfig", "changed_options", "load_accelerate_file"]
+__all__ = ["LaunchConfig", "changed_options", "check_shard", "load_accelerate_file"]
 
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "cpu:gloo,cuda:nccl")
 COMM_HOOKS = ("no", "fp16", "bf16", "power_sgd", "batched_power_sgd")
@@ -129,7 +129,8 @@ class LaunchConfig:
             steps = _integer("gradient_accumulation_steps", self.gradient_accumulation_steps, minimum=1)
             put("gradient_accumulation_steps", steps)
         if self.shard is not None:
-            put("shard", _shard(self.shard, self.num_processes))
+            put("shard", _integer("shard", self.shard, minimum=1))
+            check_shard(self.shard, self.num_processes)
         put("max_restarts", _integer("max_restarts", self.max_restarts, minimum=0))
         if self.seed is not None:
             put("seed", _integer("seed", self.seed, minimum=0, maximum=MAX_SEED))
@@ -289,15 +290,24 @@ def _check_switch(name: str, value: object) -> None:
         raise ConfigError(msg, field=name)
 
 
-def _shard(value: object, num_processes: int | None) -> int:
-    shard = _integer("shard", value, minimum=1)
+def check_shard(shard: int, num_processes: int | None, *, by_default: bool = False) -> None:
+    """Raise `ConfigError` if models cannot be shared out over `shard` of the ranks.
+
+    Args:
+        shard: Ranks that share a model out.
+        num_processes: Ranks of the launch; None if the machine has yet to decide.
+        by_default: True if the machine has decided.
+    """
     if num_processes is not None and num_processes % shard:
+        fitting = ", ".join(str(n) for n in range(1, num_processes + 1) if num_processes % n == 0)
+        asked, way_out = f"num_processes={num_processes}", ""
+        if by_default:
+            asked, way_out = f"num_processes=None, which is {num_processes} here", f", or pass num_processes={shard}"
         msg = (
-            f"shard={shard} with num_processes={num_processes}: {num_processes} / {shard} is no whole number of "
-            f"replicas. It can be {', '.join(str(n) for n in range(1, num_processes + 1) if num_processes % n == 0)}."
+            f"shard={shard} with {asked}: {num_processes} / {shard} is no whole number of replicas. It can be "
+            f"{fitting}{way_out}."
         )
         raise ConfigError(msg, field="shard")
-    return shard
 
 
 def _check_monitor(value: object) -> None:

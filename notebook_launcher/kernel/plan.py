@@ -10,7 +10,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
-from notebook_launcher.config import MAX_SEED
+from notebook_launcher.config import MAX_SEED, check_shard
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import allocate
@@ -104,6 +104,8 @@ def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
     """Resolve the options against a machine (default: this one). Raise `ConfigError` if it has too few resources."""
     machine = machine or devices.look()
     taken = allocate(machine, num_processes=config.num_processes, devices=config.devices, backend=config.backend)
+    if config.shard is not None:
+        check_shard(config.shard, taken.num_processes, by_default=config.num_processes is None)
     threads = config.threads_per_process or _share_of_cores(machine, taken.num_processes)
     seed = secrets.randbelow(MAX_SEED + 1) if config.seed is None else config.seed
     return Plan(
