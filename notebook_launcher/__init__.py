@@ -90,7 +90,7 @@ _NAMES = LazyNames(__name__)
 # `import *` brings what a kernel needs. What belongs to training is imported by its name: it imports torch.
 __all__ = sorted(name for name, home in _NAMES.homes.items() if home.module != f"{__name__}.training")  # noqa: PLE0605
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _ELSEWHERE = (
     "notebook_launcher is the name of the package. Type `from notebook_launcher import notebook_launch` and "
