@@ -13,6 +13,7 @@ import torch
 
 from notebook_launcher import InternalError, notebook_launch
 from tests.support.kernels import PATIENCE, Kernel
+from tests.support.toy_runs import wait_until
 from tests.support.warm_kernels import FIRST, takes_less_than, unchanged
 
 LOOPING = """
@@ -94,6 +95,8 @@ def test_killed_fork_server_is_replaced(kernel: Kernel) -> None:
     with unchanged(kernel):
         server = next(process for process in below(kernel.pid) if "forkserver" in " ".join(process.cmdline()))
         server.kill()
+        # Its memory takes a while to be given back; until then its deputy, if it has one, would serve the launch.
+        wait_until(lambda: not is_alive(server))
         outcome = kernel.execute("notebook_launch(ready, 2)")
     assert outcome.error is None
 
