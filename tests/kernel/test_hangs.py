@@ -65,7 +65,7 @@ def late_rank(gate: Path) -> None:
 def test_wait_shows_in_state_and_ranks_until_the_late_rank_comes(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with launched(late_rank, gate) as run:
-        told = waiting(run)
+        told = waiting(run, "time.sleep")
         assert re.fullmatch(
             rf"rank 0 has waited [\d.]+ m?s in all_reduce \({LINE}\); rank 1 is at line \d+: time\.sleep\(0\.01\)", told
         )
@@ -115,7 +115,7 @@ def receive_only() -> None:
 
 def test_ranks_that_all_wait_for_each_other_are_named_though_each_has_entered() -> None:
     with launched(receive_only) as run:
-        assert re.fullmatch(rf"ranks 0, 1 have waited [\d.]+ m?s in recv \({LINE}\)", waiting(run))
+        assert re.fullmatch(rf"ranks 0, 1 have waited [\d.]+ m?s in recv \({LINE}\)", waiting(run, "ranks 0, 1"))
 
 
 def backward_on_one(gate: Path) -> None:
@@ -197,7 +197,9 @@ def return_early() -> None:
 def test_rank_of_a_session_that_has_returned_is_named_as_returned() -> None:
     with Session(2, output="none", hang_notice=SOON) as session:
         run = session.launch(return_early)
-        assert re.fullmatch(rf"rank 0 has waited [\d.]+ m?s in barrier \({LINE}\); rank 1 has returned", waiting(run))
+        assert re.fullmatch(
+            rf"rank 0 has waited [\d.]+ m?s in barrier \({LINE}\); rank 1 has returned", waiting(run, "has returned")
+        )
         run.stop()
 
 
