@@ -795,9 +795,9 @@ def test_settings_are_saved_and_loaded(tmp_path):
     path.write_text("distributed_type: 'NO'\ndynamo_config: {dynamo_backend: INDUCTOR}\n")
     other.view.file.load_button.click()
     assert "Not used here, but kept when you save: dynamo_config" in other.view.file.note.value
-    path.write_text("distributed_type: FSDP\n")
+    path.write_text("distributed_type: MEGATRON_LM\n")
     other.view.file.load_button.click()
-    assert "it shards the model with FSDP" in other.view.file.note.value
+    assert "it splits the model with Megatron-LM" in other.view.file.note.value
     assert other.config == LaunchConfig(num_processes=1)
 
 
