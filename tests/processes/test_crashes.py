@@ -273,7 +273,9 @@ def test_crash_outside_of_python_is_where_the_main_thread_was(kernel: Kernel) ->
     )
     message, _, output = (outcome.error or "").partition("\nIts last output:\n")
     assert "was killed by SIGABRT(-6) in C code, in mismatch, Cell In[" in message
-    assert message.endswith("line 3: dist.all_reduce(torch.ones(1 + 1000 * rank()))")
+    place, _, advice = message.partition("\n")
+    assert place.endswith("line 3: dist.all_reduce(torch.ones(1 + 1000 * rank()))")
+    assert advice.startswith("Pass check_collectives=True to have the first collective named that does not match")
     assert "collective mismatch in your code?" in output
     assert "File " not in output
 
