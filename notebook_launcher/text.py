@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 
-__all__ = ["clean", "escape", "one_line"]
+__all__ = ["clean", "escape", "one_line", "read_bool"]
 
 MAX_TEXT = 50_000
 """Characters of one text that a page takes in; a traceback has about 2,000."""
@@ -15,6 +15,16 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]",
 )
+
+
+_TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
+_FALSE = frozenset({"0", "false", "f", "no", "n", "off"})
+
+
+def read_bool(text: str) -> bool | None:
+    """Return the truth value that a word stands for (1, true, t, yes, y, on, or an opposite), None for other words."""
+    word = text.strip().lower()
+    return True if word in _TRUE else False if word in _FALSE else None
 
 
 def clean(text: object, limit: int = MAX_TEXT) -> str:

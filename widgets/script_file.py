@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
 from notebook_launcher.exporting.exporter import export
 from notebook_launcher.kernel.checks import name_of
-from notebook_launcher.widgets.fields import STYLE, WIDE
+from notebook_launcher.widgets.fields import WIDE
+from notebook_launcher.widgets.file_row import FileRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,36 +35,20 @@ class ScriptFile:
         self._function = function
         self._get_call = get_call
         name = "train" if function is None else name_of(function).rpartition(".")[2]
-        self.path = ipywidgets.Text(value=f"{name}.py", description="Script", layout=WIDE, style=STYLE)
         self.slurm = ipywidgets.Checkbox(value=False, description="Slurm job", indent=False, layout={"width": "auto"})
         self.export_button = ipywidgets.Button(
             description="Export", layout=WIDE, tooltip="Write the script, and a job file if Slurm job is ticked"
         )
-        self.note = ipywidgets.HTML()
-        self.note.add_class("nbp-note-box")
-        field = ipywidgets.VBox([self.path])
-        field.add_class("nbp-field")
-        field.add_class("nbp-path")
-        row = ipywidgets.HBox([field, self.slurm, self.export_button])
-        row.add_class("nbp-file")
-        self.box = ipywidgets.VBox([row, self.note])
-        self.export_button.on_click(lambda _: self._export())
-        self._set_note(HINT, "hint")
+        self._row = FileRow(f"{name}.py", "Script", self.slurm, self.export_button, hint=HINT)
+        self.path, self.note, self.box = self._row.path, self._row.note, self._row.box
+        self.export_button.on_click(lambda _: self._row.attempt(self._export))
 
     def _export(self) -> None:
-        try:
-            args, kwargs, config = self._get_call()
-            if self._function is None:
-                self._set_note("✕ The panel has no function: make it with ConfigPanel(train).", "error")
-                return
-            exported = export(
-                self._function, self.path.value, args=args, kwargs=kwargs, config=config, slurm=self.slurm.value
-            )
-        except Exception as error:  # noqa: BLE001 - no cell would show the error
-            self._set_note(f"✕ {error}", "error")
-        else:
-            self._set_note(f"Written. {' · '.join([*exported.commands, *exported.notes])}", "done")
-
-    def _set_note(self, text: str, level: str) -> None:
-        role = "alert" if level == "error" else "status"
-        self.note.value = f'<div class="nbp-note nbp-{level}" role="{role}">{html.escape(text)}</div>'
+        args, kwargs, config = self._get_call()
+        if self._function is None:
+            self._row.set_note("✕ The panel has no function: make it with ConfigPanel(train).", "error")
+            return
+        exported = export(
+            self._function, self.path.value, args=args, kwargs=kwargs, config=config, slurm=self.slurm.value
+        )
+        self._row.set_note(f"Written. {' · '.join([*exported.commands, *exported.notes])}", "done")

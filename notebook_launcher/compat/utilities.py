@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.compat.constants import NAMES as CONSTANTS
 from notebook_launcher.compat.state import AcceleratorState, PartialState
 from notebook_launcher.config import LaunchConfig
+from notebook_launcher.text import read_bool
 from notebook_launcher.training import operations
 from notebook_launcher.training.process import environment
 from notebook_launcher.training.recording.trackers import _CLASSES as TRACKERS
@@ -209,10 +210,9 @@ def recursive_getattr(obj: Any, attr: str) -> Any:
 
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:  # noqa: FBT001, FBT002 - Accelerate's signature
     """Return 1 for yes, true, t, y, on and 1, and 0 for their opposites; with `to_bool` True and False."""
-    text = value.lower()
-    if text not in {"y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0"}:
+    found = read_bool(value)
+    if found is None:
         raise ValueError(f"str_to_bool got {value!r}. It can be yes, true, on or 1, and no, false, off or 0.")
-    found = text in {"y", "yes", "t", "true", "on", "1"}
     return found if to_bool else int(found)
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from notebook_launcher.training.spread_tensors import whole_tensor
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -34,18 +36,16 @@ def clip_value_(parameters: Any, clip_value: float) -> None:
 
 
 def _by_mesh(parameters: Any) -> dict[Any, list[torch.Tensor]]:
-    """Return the parameters by the mesh that their gradients are sharded over; None: whole, or without a gradient."""
+    """Return the parameters that have a gradient, by the mesh that it is sharded over; None for whole gradients."""
     given: Iterable[torch.Tensor] = [parameters] if isinstance(parameters, torch.Tensor) else parameters
     groups: dict[Any, list[torch.Tensor]] = {}
     for parameter in given:
-        mesh = getattr(parameter.grad, "device_mesh", None)
         if parameter.grad is not None:
-            groups.setdefault(mesh, []).append(parameter)
+            groups.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
     return groups or {None: []}
 
 
 def _total_norm(parameters: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm: Any = torch.nn.utils.get_total_norm(grads, norm_type)
-    whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    return whole
+    grads: list[Any] = [parameter.grad for parameter in parameters]
+    norm = torch.nn.utils.get_total_norm(grads, norm_type)
+    return whole_tensor(norm)

@@ -9,6 +9,7 @@ from notebook_launcher.training.accumulation import targets as lookup
 from notebook_launcher.training.accumulation.ddp import Notes, SyncedModel
 from notebook_launcher.training.accumulation.member_kinds import LeafTensor, PlainModel, StrayParameters, member_of
 from notebook_launcher.training.accumulation.shared_buffers import SharedBuffers
+from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.training.unwrapping import synced_part
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Members:
             everybody = [*self.everybody, *self._look_for_strays()]
             members = [one for one in everybody if any(id(parameter) in mine for parameter in one.parameters())]
             synced = {id(parameter) for member in members for parameter in member.synchronised}
-            local = [one for one in parameters if id(one) not in synced and not hasattr(one, "full_tensor")]
+            local = [one for one in parameters if id(one) not in synced and not is_spread(one)]
             known = self._owned[id(optimizer)] = Owned(sizes, members, local)
         return known
 

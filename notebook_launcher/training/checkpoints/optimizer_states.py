@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.checkpoints.sharded import is_spread
+from notebook_launcher.training.accumulation.targets import parameters_of
+from notebook_launcher.training.spread_tensors import is_spread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,7 @@ def parameter_names(parts: Parts) -> dict[int, str]:
 
 def split_state(optimizer: Any, state: Mapping[str, Any], names: Mapping[int, str]) -> tuple[dict[str, Any], Any]:
     """Return an optimizer's state with a reference in place of each spread tensor, and these tensors by name."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_of(optimizer)
     tensors: dict[str, torch.Tensor] = {}
 
     def split(value: Any, name: str) -> Any:
@@ -67,7 +68,7 @@ def join_state(
         state: From `split_state`.
         outline: Tensors on the meta device, for shapes and dtypes.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_of(optimizer)
     tensors: dict[str, torch.Tensor] = {}
 
     def join(value: Any, parameter: torch.Tensor) -> Any:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.training.accumulation.targets import parameters_of
 from notebook_launcher.training.checkpoints import layout
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.distributed_files import METADATA, read_outline, read_shards
 from notebook_launcher.training.checkpoints.manifest import check_file, read_manifest
 from notebook_launcher.training.checkpoints.objects import read_object
 from notebook_launcher.training.checkpoints.optimizer_states import join_state, tensor_names
-from notebook_launcher.training.checkpoints.sharded import is_spread, share_out_state
+from notebook_launcher.training.checkpoints.sharded import share_out_state
 from notebook_launcher.training.checkpoints.staging import contents
 from notebook_launcher.training.checkpoints.weights import check_fit, fill_in, find_shards, load_shards, read_weights
 from notebook_launcher.training.checkpoints.window import merge_windows
 from notebook_launcher.training.random import derive_rng_states
+from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
@@ -155,7 +157,7 @@ class Reader:
 
     def _read_optimizer(self, at: int, optimizer: Any) -> dict[str, Any]:
         """Return an optimizer's state; where parameters are spread, with tensors that stay in the file until used."""
-        spread = any(is_spread(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        spread = any(is_spread(parameter) for parameter in parameters_of(optimizer))
         options = {"mmap": True} if spread and str(self._device) == "cpu" else {}
         state: dict[str, Any] = self._load(layout.optimizer(at), **options)
         return state

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from notebook_launcher.training.accumulation.targets import parameters_of
+from notebook_launcher.training.spread_tensors import is_spread, whole_tensor
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -14,30 +17,17 @@ __all__ = [
     "from_local_part",
     "gather_tree",
     "has_spread",
-    "is_spread",
     "leaves",
     "local_part",
     "share_out",
     "share_out_state",
     "spread_like",
-    "whole_tensor",
 ]
-
-
-def is_spread(value: Any) -> bool:
-    """Return True for a tensor of which each rank has a part, a DTensor."""
-    return isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
 
 
 def has_spread(tree: Any) -> bool:
     """Return True if a tensor anywhere in nested dicts and lists is spread over ranks."""
     return any(is_spread(leaf) for leaf in leaves(tree))
-
-
-def whole_tensor(tensor: Any) -> torch.Tensor:
-    """Return a tensor whole, without its gradient's history; of a spread tensor, all ranks call this together."""
-    whole: torch.Tensor = tensor.detach()
-    return whole.full_tensor() if is_spread(whole) else whole  # type: ignore[attr-defined]
 
 
 def gather_tree(tree: Any, *, keep: bool) -> Any:
@@ -76,9 +66,8 @@ def share_out(tensors: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str,
 
 def share_out_state(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state with its whole tensors spread as the parameters are."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     spread = dict(state["state"])
-    for at, parameter in enumerate(parameters):
+    for at, parameter in enumerate(parameters_of(optimizer)):
         if is_spread(parameter) and at in spread:
             spread[at] = {name: spread_like(parameter, value) for name, value in spread[at].items()}
     return {**state, "state": spread}

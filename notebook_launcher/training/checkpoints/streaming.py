@@ -16,7 +16,8 @@ import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.durable_files import FileRecord, measure, write_object
-from notebook_launcher.training.checkpoints.sharded import has_spread, leaves, whole_tensor
+from notebook_launcher.training.checkpoints.sharded import has_spread, leaves
+from notebook_launcher.training.spread_tensors import whole_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -13,6 +13,7 @@ from typing import Any
 
 from notebook_launcher.training.parallelism.deepspeed_factories import refuse_factories
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO, check_keys, value_at
+from notebook_launcher.training.process.environment import flag
 
 __all__ = ["DeepSpeedPlugin", "is_asked_for"]
 
@@ -165,7 +166,7 @@ class DeepSpeedPlugin:
 
 def is_asked_for() -> bool:
     """Return True if `ACCELERATE_USE_DEEPSPEED` asks for DeepSpeed, as `accelerate launch` does."""
-    return os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true", "yes")
+    return flag(os.environ, "ACCELERATE_USE_DEEPSPEED")
 
 
 def _read(given: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import difflib
 import os
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.text import read_bool
 from notebook_launcher.training.plugins import whole_number
 
 if TYPE_CHECKING:
@@ -194,12 +195,10 @@ def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
 
 
 def _switch(name: str, value: Any) -> bool:
-    text = str(value).strip().lower()
-    if value is None or text in ("false", "0", "no", "off", "n", "f"):
-        return False
-    if text in ("true", "1", "yes", "on", "y", "t"):
-        return True
-    raise ValueError(f"{name}={value!r} must be True or False.")
+    found = False if value is None else read_bool(str(value))
+    if found is None:
+        raise ValueError(f"{name}={value!r} must be True or False.")
+    return found
 
 
 def _names(value: Any) -> list[str] | None:

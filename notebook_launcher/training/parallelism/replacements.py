@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from notebook_launcher.training.spread_tensors import is_spread
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -48,7 +50,7 @@ class Replacements:
 
 def _step_one_by_one_if_mixed(group: dict[str, Any]) -> None:
     """Let a group with whole and sharded parameters step without torch's multi-tensor functions, which refuse both."""
-    kinds = {hasattr(parameter, "full_tensor") for parameter in group["params"]}
+    kinds = {is_spread(parameter) for parameter in group["params"]}
     if len(kinds) > 1 and group.get("foreach", False) is None and not group.get("fused"):
         group["foreach"] = False
 

@@ -18,6 +18,7 @@ from notebook_launcher.training.parallelism.tensor_parallel import apply_plan
 from notebook_launcher.training.parallelism.unit_changes import checkpoint_units, keep_in_float32, merge_tied
 from notebook_launcher.training.parallelism.wrapping import find_ignored, find_units
 from notebook_launcher.training.precision import DTYPES
+from notebook_launcher.training.spread_tensors import is_spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,7 +153,7 @@ class Sharding:
         materialise(modules, self.device)
         tensors = {id(one): one for unit in group for one in [*unit.parameters(), *unit.buffers()]}
         # Parts of inner units are there already, and have been broadcast.
-        broadcast_from_first((one for one in tensors.values() if not hasattr(one, "full_tensor")), self.device)
+        broadcast_from_first((one for one in tensors.values() if not is_spread(one)), self.device)
         return list(tensors.values())
 
 

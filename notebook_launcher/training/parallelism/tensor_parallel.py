@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from notebook_launcher.training.spread_tensors import is_spread
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -55,7 +57,7 @@ def apply_plan(
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
-    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+    if any(is_spread(parameter) for parameter in model.parameters()):
         return
     size = mesh.size()
     chosen = _expand(model, _plan_of(model) if plan is None else plan)

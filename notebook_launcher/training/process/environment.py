@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.text import read_bool
 from notebook_launcher.units import plural_verb
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def read_place(environ: Mapping[str, str]) -> ProcessPlace | None:
 
 def flag(environ: Mapping[str, str], name: str) -> bool:
     """Return whether a variable is on: 1, true, yes, on, t or y."""
-    return environ.get(name, "").strip().lower() in {"1", "true", "yes", "on", "t", "y"}
+    return bool(read_bool(environ.get(name, "")))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,20 @@
+"""Tensors of which each rank has a part: torch's DTensor, known without importing it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["is_spread", "whole_tensor"]
+
+
+def is_spread(value: Any) -> bool:
+    """Return True for a tensor of which each rank has a part, a DTensor."""
+    return isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
+
+
+def whole_tensor(tensor: Any) -> torch.Tensor:
+    """Return a tensor whole, without its gradient's history; of a spread tensor, all ranks call this together."""
+    whole: torch.Tensor = tensor.detach()
+    return whole.full_tensor() if is_spread(whole) else whole  # type: ignore[attr-defined]
