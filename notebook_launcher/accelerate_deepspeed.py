@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["KIND", "SECTION", "asks_for_deepspeed", "deepspeed_options"]
+__all__ = ["KIND", "SECTION", "SWITCH", "asks_for_deepspeed", "deepspeed_options"]
 
 KIND = "DEEPSPEED"
 SECTION = "deepspeed_config"

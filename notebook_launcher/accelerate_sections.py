@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SECTIONS", "sections_of", "variables_of"]
+__all__ = ["SECTIONS", "USE_FSDP", "USE_PARALLELISM", "sections_of", "variables_of"]
 
 SECTIONS = {"fsdp_config": "FSDP_", "parallelism_config": "PARALLELISM_CONFIG_"}
 """Keys of sections, each with the prefix of its variables."""
 USE_FSDP = "ACCELERATE_USE_FSDP"
+USE_PARALLELISM = "ACCELERATE_USE_PARALLELISM_CONFIG"
 OTHER_NAMES = {"FSDP_TRANSFORMER_LAYER_CLS_TO_WRAP": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
 """Variables whose keys in the file have other names."""
 SHARD_ALONE = {"fsdp_config": {"fsdp_version": 2}}
@@ -26,9 +27,10 @@ def variables_of(values: Mapping[str, Any], *, shard: Any) -> dict[str, str]:
         shard: The option in the file's comment; the section that was written with it says nothing more.
     """
     sections = {key: values[key] for key in SECTIONS if isinstance(values.get(key), dict)}
-    if values.get("distributed_type") != "FSDP" or (shard is not None and sections == SHARD_ALONE):
+    shards = values.get("distributed_type") == "FSDP"
+    if not (shards or values.get("use_parallelism_config")) or (shard is not None and sections == SHARD_ALONE):
         return {}
-    found = {USE_FSDP: "true"}
+    found = {USE_FSDP: "true"} if shards else {USE_PARALLELISM: "true"}
     for section in sections.values():
         for key, value in section.items():
             name = OTHER_NAMES.get(key.upper(), key.upper())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import gc
 import os
 import signal
@@ -39,82 +38,15 @@ __all__ = [
     "runs_aside",
 ]
 
-SIDE_BY_SIDE = (
-    "acc*",
-    "agreement",
-    "ar[cg]*",
-    "argument_text",
-    "arrivals",
-    "assets",
-    "bad_input",
-    "cell",
-    "checkpoints_*",
-    "checks",
-    "com*",
-    "config",
-    "console",
-    "curve*",
-    "data_*",
-    "deepspeed_*",
-    "digits",
-    "documented_loops",
-    "drawing*",
-    "extras",
-    "facade",
-    "failures_shown",
-    "feed",
-    "frontend",
-    "gpu_check",
-    "gpu_paths",
-    "gpus",
-    "ipykernels",
-    "kept_runs",
-    "kernel_states",
-    "legend",
-    "members",
-    "mismatches",
-    "monitor_browser",
-    "operations",
-    "out_of_memory",
-    "output",
-    "packaging",
-    "panel",
-    "panel_kernel",
-    "plan",
-    "process_state",
-    "profiling",
-    "random",
-    "rank_check",
-    "rank_selection",
-    "record_shown",
-    "recorded_runs",
-    "results",
-    "run_files",
-    "safepoint",
-    "script_types",
-    "session",
-    "settings",
-    "sharded_*",
-    "sharding_settings",
-    "steering",
-    "tensor_parallel*",
-    "text_progress",
-    "tracking",
-    "training_logging",
-    "training_memory",
-    "travel_*",
-    "units",
-    "verify",
-)
-"""Patterns of the test files that parallel workers may share: nothing in them is timed on the clock."""
+ALONE = frozenset({"chores", "deaths", "forking", "hangs", "leaks", "monitor", "phases", "robustness", "stop"})
+"""Test files that need the machine alone: they measure time, or look at processes and memory of the whole machine."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need the machine alone, which is every file that `SIDE_BY_SIDE` does not name."""
+    """Mark the tests of the files in `ALONE`; parallel workers share all others."""
     for item in items:
-        name = item.path.stem.removeprefix("test_")
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in SIDE_BY_SIDE):
+        if item.path.stem.removeprefix("test_") in ALONE:
             item.add_marker(pytest.mark.alone)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import accelerate_yaml
 from notebook_launcher.command_line.command import Command
 from notebook_launcher.command_line.launch_options import add_options, check_words, given_options, without_effect
+from notebook_launcher.command_line.sharding_options import sharding_env
 from notebook_launcher.config import LaunchConfig, changed_options, load_accelerate_file
 from notebook_launcher.errors import ConfigError, LaunchError, RankFailedError, RunTimeoutError
 
@@ -54,7 +55,8 @@ def _config(options: argparse.Namespace) -> LaunchConfig:
         _say(f"settings of {file.path}: {', '.join(changed) or 'the defaults'}")
         if file.ignored:
             _say(f"ignored in {file.path}: {', '.join(file.ignored)}")
-    config = LaunchConfig.build(config, given)
+    env = {**sharding_env(vars(options), config.env), **given.get("env", {})}
+    config = LaunchConfig.build(config, {**given, "env": {**config.env, **env}} if env else given)
     if options.multi_gpu:
         _check_gpus()
     return config

@@ -15,6 +15,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.command_line.field_help import field_help
+from notebook_launcher.command_line.sharding_options import DYNAMO, SWITCHES
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import ConfigError
 
@@ -66,22 +67,19 @@ FLAGS = ("same_network", "standalone", "quiet", "run_path", "enable_cpu_affinity
 ELSEWHERE = "use `accelerate launch` for it"
 REFUSED = {
     "tpu": f"no TPU can be used here; {ELSEWHERE}",
-    "use_deepspeed": f"DeepSpeed is not supported; {ELSEWHERE}",
-    "deepspeed": f"DeepSpeed is not supported; {ELSEWHERE}",
-    "zero": f"DeepSpeed is not supported; {ELSEWHERE}",
-    "use_fsdp": "write --shard N: N ranks share out each model that an Accelerator prepares",
-    "fsdp": "write --shard N: N ranks share out each model that an Accelerator prepares",
+    "deepspeed": f"it is for several machines, and a launch from here takes one; {ELSEWHERE}",
+    "offload_optimizer_nvme_path": f"offloading to NVMe has no counterpart in torch; {ELSEWHERE}",
+    "offload_param_nvme_path": f"offloading to NVMe has no counterpart in torch; {ELSEWHERE}",
     "use_megatron_lm": f"Megatron-LM is not supported; {ELSEWHERE}",
     "megatron_lm": f"Megatron-LM is not supported; {ELSEWHERE}",
-    "use_parallelism_config": f"only data parallelism is supported; {ELSEWHERE}",
-    "parallelism_config": f"only data parallelism is supported; {ELSEWHERE}",
+    "parallelism_config": f"sequences are not split over ranks here; {ELSEWHERE}",
     "fp8": f"fp8 is not supported; {ELSEWHERE}",
     "mpirun": f"ranks are not started by mpirun here; {ELSEWHERE}",
     "aws": f"nothing is launched in a cloud; {ELSEWHERE}",
-    "dynamo": "nothing is compiled from outside: call torch.compile(model) in the script",
+    "dynamo": "of the compiler, --dynamo_backend alone is taken: call torch.compile(model, ...) in the script",
     "no_python": "ranks are Python processes: name a script, or a module with -m",
 }
-"""Options that cannot work, each with the reason; `--fsdp_offload_params` is refused as `fsdp`."""
+"""Options that cannot work, each with the reason; `--fp8_backend` is refused as `fp8`."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -102,6 +100,13 @@ def add_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         _add(group, "debug", action="store_true", help="compare shapes of tensors before each collective operation"),
         _add(group, "num_machines", "nnodes", metavar="N", help="1 is the only number of machines"),
     ]
+    group = parser.add_argument_group("sharding and compiling, as of `accelerate launch`", "Read by an Accelerator.")
+    for switch, names_of_group in SWITCHES.items():
+        added.append(_add(group, switch, action="store_true", help=f"with --{', --'.join(names_of_group)}"))
+        for name, values in names_of_group.items():
+            shown = "X" if values is None else "|".join(values)
+            added.append(_add(group, name, metavar=shown, help=argparse.SUPPRESS))
+    added.append(_add(group, DYNAMO, metavar="X", help="compile prepared models with this backend of torch.compile"))
     names = ", ".join(f"--{name}" for name in WITHOUT_EFFECT)
     group = parser.add_argument_group("accepted without effect", f"Named and ignored:\n{textwrap.fill(names, 110)}")
     for name in WITHOUT_EFFECT:

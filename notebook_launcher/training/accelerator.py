@@ -156,7 +156,8 @@ class Accelerator:
             log_with: Trackers: names, classes, instances, or `"all"`.
             project_dir: The folder for checkpoints and logs.
             project_config: Folder and naming of checkpoints and logs in full.
-            dynamo_backend: Compile prepared models with this backend of `torch.compile`.
+            dynamo_backend: Compile prepared models with this backend of `torch.compile`. None: by
+                `ACCELERATE_DYNAMO_BACKEND`, else nothing is compiled.
             check_ranks: True if ranks compare their weights at updates 1, 2, 4, 8 and so on and at `save_state`, and
                 raise an error where they differ. None: the launch's, which is True.
             unsupported: Accelerate's arguments without a counterpart; each is refused by its name.
@@ -240,7 +241,7 @@ class Accelerator:
             device_placement=device_placement,
             ddp_handler=ddp_handler,
             dataloader_config=loaders,
-            dynamo_backend=dynamo_backend,
+            dynamo_backend=dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND"),
             rng_types=["generator"] if rng_types is None else list(rng_types),
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
         )

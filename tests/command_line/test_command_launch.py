@@ -13,6 +13,7 @@ import pytest
 from notebook_launcher import LaunchConfig, runs
 from notebook_launcher.command_line.launch_options import OTHER_NAMES, REFUSED, WITHOUT_EFFECT
 from notebook_launcher.command_line.program import COMMANDS, main, make_parser
+from notebook_launcher.command_line.sharding_options import sharding_env
 from notebook_launcher.history.run_folders import VARIABLE
 from tests.support.programs import command_line, end, read_until, surroundings, type_command, type_in_terminal
 
@@ -54,6 +55,14 @@ import time, os
 from notebook_launcher import track
 for step in track(range(100_000), description="walking"):
     time.sleep(0.01)
+"""
+SHARD = """\
+import os, torch
+from notebook_launcher import Accelerator
+accelerator = Accelerator()
+model = accelerator.prepare(torch.nn.Linear(4, 4))
+print(accelerator.distributed_type, os.environ["FSDP_VERSION"], accelerator.dynamo_backend, os.environ["A"],
+      type(model).__name__)
 """
 SETTINGS = "distributed_type: MULTI_CPU\nnum_processes: 4\nmixed_precision: bf16\nuse_cpu: true\n"
 
@@ -151,15 +160,54 @@ def test_sigterm_stops_the_run_and_is_the_exit_status(home, tmp_path):
     assert run.state == "stopped"
 
 
+def test_options_about_sharding_reach_the_accelerator_of_the_script(tmp_path):
+    (tmp_path / "shard.py").write_text(SHARD)
+    (tmp_path / "settings.yaml").write_text("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nuse_cpu: true\n")
+    words = ["--config_file", "settings.yaml", "-n", 2, "--fsdp_reshard_after_forward", "False", "--env", "A=1"]
+    done = type_command("launch", *words, "--dynamo-backend", "EAGER", "shard.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "DistributedType.FSDP 2 eager 1 FSDPLinear\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (
+            {"use_deepspeed": True, "zero_stage": "3", "offload_param_device": "cpu", "zero3_init_flag": "True"},
+            {
+                "ACCELERATE_USE_DEEPSPEED": "true",
+                "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+                "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "cpu",
+                "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true",
+            },
+        ),
+        (
+            {"use_parallelism_config": True, "parallelism_config_dp_shard_size": "2"},
+            {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"},
+        ),
+        (
+            {"use_fsdp": True, "fsdp_transformer_layer_cls_to_wrap": "Block"},
+            {"ACCELERATE_USE_FSDP": "true", "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"},
+        ),
+        ({"use_fsdp": False}, {}),
+    ],
+)
+def test_options_about_sharding_are_the_variables_of_accelerate(words, env):
+    assert sharding_env(words, {}) == env
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--use_fsdp", "x.py"], "--use_fsdp: write --shard N: N ranks share out"),
-        (["--deepspeed_config_file", "c.json", "x.py"], "--deepspeed_config_file: DeepSpeed is not supported"),
-        (
-            ["--dynamo_backend", "inductor", "x.py"],
-            "--dynamo_backend: nothing is compiled from outside",
-        ),
+        (["--use_fsdp", "--use_deepspeed", "x.py"], "--use_fsdp and --use_deepspeed exclude each other."),
+        (["--fsdp_version", "2", "x.py"], "--fsdp_version 2 has no effect without --use_fsdp: write both."),
+        (["--use_deepspeed", "--zero_stage", "7", "x.py"], "--zero_stage 7: it can be 0, 1, 2, 3."),
+        (["--use_fsdp", "--fsdp-offload-params", "perhaps", "x.py"], "--fsdp_offload_params perhaps: it can be true,"),
+        (["--use_parallelism_config", "--parallelism_config_tp_size", "two", "x.py"], "write a whole number of ranks"),
+        (["--parallelism_config_cp_backend", "torch", "x.py"], "sequences are not split over ranks here"),
+        (["--deepspeed_hostfile", "h", "x.py"], "--deepspeed_hostfile: it is for several machines"),
+        (["--offload_param_nvme_path", "/x", "x.py"], "offloading to NVMe has no counterpart in torch"),
+        (["--dynamo_mode", "default", "x.py"], "--dynamo_mode: of the compiler, --dynamo_backend alone is taken"),
         (["--nproc", "2", "x.py"], "unknown option --nproc. Did you mean --nproc_per_node?"),
         (["--mixed_precison", "no", "x.py"], "unknown option --mixed_precison. Did you mean --mixed_precision?"),
         (["--zzz", "x.py"], "unknown option --zzz. `notebook-launcher launch --help` lists the options."),

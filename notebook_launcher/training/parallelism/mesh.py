@@ -12,6 +12,7 @@ import torch.distributed as dist
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin, is_asked_for
 from notebook_launcher.training.parallelism.sizes import ParallelismConfig
 from notebook_launcher.training.parallelism.tensor_parallel import share_generators
+from notebook_launcher.training.process.environment import flag
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +86,8 @@ def make_layout(
         TypeError: An argument is no such record.
     """
     _check_types(config, plugin)
+    if config is None and flag(os.environ, "ACCELERATE_USE_PARALLELISM_CONFIG"):
+        config = ParallelismConfig()
     if plugin is None and is_asked_for():
         plugin = FullyShardedDataParallelPlugin()
     sizes = _settle(config, plugin, launched, num_processes)
