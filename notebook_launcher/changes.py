@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from typing import TYPE_CHECKING, TypeAlias
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["OFFERED", "Wanted", "apply_change", "check_change"]
+__all__ = ["OFFERED", "Wanted", "apply_change", "check_change", "read_wanted"]
 
 Wanted: TypeAlias = "float | str | None"
 """A new value; a factor, such as `"x0.5"`; None: no clipping."""
@@ -46,6 +47,18 @@ def check_change(name: str, wanted: object, tunables: Collection[str]) -> Wanted
         none = ", or None for no clipping" if name == "max_grad_norm" else ""
         raise ValueError(f'{name}={wanted!r} must be {least}, or a factor such as "x0.5"{none}.')
     return wanted  # type: ignore[return-value]
+
+
+def read_wanted(text: str) -> Wanted:
+    """Return what was typed into a field: a number, `none`, `on`, `off`, or the text itself, such as a factor."""
+    text = text.strip()
+    words: dict[str, Wanted] = {"none": None, "on": True, "off": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
+            return read(text)
+    return text
 
 
 def apply_change(before: float, wanted: Wanted) -> float:

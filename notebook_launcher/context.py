@@ -79,12 +79,16 @@ class RunStopped(KeyboardInterrupt):
 
 
 class AgreedStop(Protocol):
-    """The part of a safepoint that the stop flag needs; the class is in `training.safepoint`."""
+    """The part of a safepoint that is used here; the class is in `training.safepoint`."""
 
     num_backwards: int
 
     def is_past_stop(self) -> bool:
         """Return True if updates were made beyond the last one."""
+        ...
+
+    def settings(self) -> dict[str, float | None]:
+        """Return the present settings of the Accelerator."""
         ...
 
 
@@ -113,6 +117,10 @@ class RankContext:
     """Returns the next `Change` that the kernel has sent, in order; waits for it."""
     tunables: dict[str, float] = dataclasses.field(default_factory=dict)
     """By name: present values of what the function offers by `tunable`."""
+
+    def settings_now(self) -> dict[str, float | None]:
+        """Return the present settings of the Accelerator that carries changes out; empty on other ranks than 0."""
+        return {} if self.rank or self.safepoint is None else self.safepoint.settings()
 
     def set_activity(self, activity: int) -> int:
         """Set what the rank does now: COMPUTING, WAITING or SAVING. Return what it did before."""

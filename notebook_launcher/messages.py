@@ -195,6 +195,8 @@ class Change:
     action: Literal["set", "pause", "resume", "save", "stop"]
     values: dict[str, float | str | None] = dataclasses.field(default_factory=dict)
     """New values, by setting: numbers, factors such as `"x0.5"`, or None."""
+    source: Literal["code", "monitor"] = "code"
+    """What asked: a call such as `run.set`, or the monitor's page."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,6 +392,8 @@ class Phases:
     """Number of spans by phase, of which the seconds are the sum."""
     spans: tuple[tuple[str, float, float], ...]
     """The newest spans, oldest first: phase, start by CLOCK_MONOTONIC, seconds."""
+    settings: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    """Present settings of the Accelerator that carries changes out; from rank 0 alone."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,6 +427,8 @@ class Changed:
     action: Literal["set", "pause", "resume", "save", "stop"]
     values: dict[str, tuple[float | None, float | None]]
     """Values before and after, by setting."""
+    source: Literal["code", "monitor"] = "code"
+    """What asked for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

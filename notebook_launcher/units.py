@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "Formats",
+    "describe_values",
     "format_bytes",
     "format_count",
     "format_elapsed",
@@ -29,6 +30,7 @@ __all__ = [
     "format_number",
     "format_rate",
     "format_seconds",
+    "format_setting",
     "format_share",
     "plural",
     "plural_verb",
@@ -195,3 +197,15 @@ def _round(value: float, digits: int) -> float:
 
 def _without_zeros(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def format_setting(value: float | None) -> str:
+    """Return a setting's value as people read it: a number, `on`, `off`, or `none`."""
+    if value is None:
+        return "none"
+    return ("on" if value else "off") if isinstance(value, bool) else format_number(value)
+
+
+def describe_values(name: str, before: float | None, after: float | None) -> str:
+    """Return `lr 0.1 → 0.05`."""
+    return f"{name} {format_setting(before)} → {format_setting(after)}"

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import LIMITS, legend_record
 from notebook_launcher.widgets.feeds import CurveFeed, LaneFeed, LogFeed
-from notebook_launcher.widgets.page_records import error_records, rank_records, run_record
+from notebook_launcher.widgets.page_records import (
+    change_records,
+    error_records,
+    rank_records,
+    run_record,
+    setting_records,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +53,9 @@ class Feed:
         self._notices: list[str] = []
         self._num_notices = self._num_notices_sent = 0
         self._num_errors_sent = 0
+        self._settings: list[Message] = []
+        self._num_changes_sent = 0
+        self._answers: list[Message] = []
         self._run: Message = {}
         self._ranks: dict[int, Message] = {}
         self._refreshed = 0.0
@@ -61,6 +70,10 @@ class Feed:
         self._notices = [*self._notices, text][-LIMITS.notices :]
         self._num_notices += 1
 
+    def answer(self, name: str, problem: str) -> None:
+        """Answer the page's request to change a setting: the reason why it cannot be; empty: it was passed on."""
+        self._answers.append({"name": name, "problem": problem})
+
     def reset(self) -> Message:
         """Return a message with the whole run."""
         snapshot = self._reader.snapshot()
@@ -70,6 +83,9 @@ class Feed:
         self._num_notices_sent = self._num_notices
         errors = error_records(snapshot)
         self._num_errors_sent = len(errors)
+        self._settings, self._answers = setting_records(snapshot), []
+        changes = change_records(snapshot)
+        self._num_changes_sent = len(changes)
         return {
             "type": "reset",
             "legend": legend_record(),
@@ -80,6 +96,9 @@ class Feed:
             "logs": self._logs.tails(snapshot.num_processes),
             "errors": errors,
             "notices": list(self._notices),
+            "settings": self._settings,
+            "changes": changes,
+            "answers": [],
         }
 
     def update(self) -> Message | None:
@@ -94,7 +113,12 @@ class Feed:
             "logs": self._logs.news(snapshot.num_processes),
             "errors": error_records(snapshot)[self._num_errors_sent :],
             "notices": self._notices[-num_new:] if num_new else [],
+            "settings": self._new_settings(snapshot),
+            "changes": change_records(snapshot)[self._num_changes_sent :],
+            "answers": self._answers,
         }
+        self._answers = []
+        self._num_changes_sent += len(news["changes"])
         if snapshot.seconds - self._refreshed >= REFRESH_SECONDS:
             self._refreshed = snapshot.seconds
         self._num_errors_sent += len(news["errors"])
@@ -118,6 +142,14 @@ class Feed:
             return None
         self._run = record
         return record
+
+    def _new_settings(self, snapshot: RunSnapshot) -> list[Message]:
+        """Return all settings if one of them has another value than the page knows."""
+        records = setting_records(snapshot)
+        if records == self._settings:
+            return []
+        self._settings = records
+        return records
 
     def _new_ranks(self, snapshot: RunSnapshot) -> list[Message]:
         is_due, changed = self._is_due(snapshot), []

@@ -35,6 +35,8 @@ KEEP_AFTER, KEEP_EVERY = 2.0, 30.0
 """Seconds until the first picture of the run below the monitor. Each further wait is twice as long, up to the second
 number."""
 END_BUDGET = 5.0
+MAX_TYPED = 200
+"""Characters of a setting's name and of its new value."""
 MAX_EXPLORABLE = 8
 """Number of monitors that stay open after their runs, the newest: each holds its run with metrics and logs."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -189,6 +191,22 @@ class Monitor(anywidget.AnyWidget):
                 self._attempt_aside("stacks", lambda: str(run.stacks()))
             case "save" if self._feed.can_act:
                 self._attempt_aside("save", run.save)
+            case "pause" | "resume" if self._feed.can_act:
+                self._attempt_aside(kind, getattr(run, kind))
+            case "set" if self._feed.can_act:
+                name, text = (str(content.get(key, ""))[:MAX_TYPED] for key in ("name", "value"))
+                self._aside(f"set {name}", lambda: self._set(name, text))
+
+    def _set(self, name: str, text: str) -> None:
+        """Change a setting to what was typed. An error is shown beside the field."""
+        run: Any = self._run  # A live one: only those can act.
+        problem = ""
+        try:
+            run._set_from_page(name, text)  # noqa: SLF001 - ours
+        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+            problem = str(error)
+        with self._lock:
+            self._feed.answer(name, problem)
 
     def _attempt(self, act: Callable[[], str | None]) -> None:
         """Carry out a request of the page. An error becomes a notice, because no cell would show it."""
@@ -203,7 +221,11 @@ class Monitor(anywidget.AnyWidget):
                 self._send_news()
 
     def _attempt_aside(self, name: str, act: Callable[[], str | None]) -> None:
-        """Carry out in a thread a request that waits for the ranks; one request of each kind at a time."""
+        """Carry out in a thread a request that waits for the ranks. An error becomes a notice."""
+        self._aside(name, lambda: self._attempt(act))
+
+    def _aside(self, name: str, act: Callable[[], object]) -> None:
+        """Do something in a thread; one request of each name at a time."""
         with self._lock:
             if name in self._busy_with:
                 return
@@ -211,7 +233,7 @@ class Monitor(anywidget.AnyWidget):
 
         def work() -> None:
             try:
-                self._attempt(act)
+                act()
             finally:
                 self._busy_with.discard(name)
 

@@ -10,16 +10,19 @@ from notebook_launcher.drawing.sections import failures_of
 from notebook_launcher.history.merged_progress import merge_progress
 from notebook_launcher.history.schema import RankPhases
 from notebook_launcher.history.synchronization import measure_sync, slowest_rank
-from notebook_launcher.units import format_count, format_number
+from notebook_launcher.text import one_line
+from notebook_launcher.units import format_count, format_number, format_setting
 
 if TYPE_CHECKING:
     from notebook_launcher.history.merged_progress import MergedProgress
     from notebook_launcher.history.schema import FailureRecord, RankSnapshot, RunSnapshot
 
-__all__ = ["error_records", "number", "rank_records", "run_record"]
+__all__ = ["change_records", "error_records", "number", "rank_records", "run_record", "setting_records"]
 
+NOBODY_CHANGES = "Needs an Accelerator that has made an update"
 MAX_METRICS = 64
 """Metrics of a rank whose last values are shown."""
+MAX_SETTINGS = 64
 MAX_TEXT = 2000
 MAX_TRACEBACK = 20_000
 
@@ -36,6 +39,8 @@ def run_record(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dic
     """Return the record RUN."""
     merged, sync = merge_progress(snapshot.ranks), measure_sync(snapshot.phases.values())
     is_live = can_act and not snapshot.is_over
+    # An Accelerator that has made an update reports its settings.
+    can_change = is_live and snapshot.state in ("running", "waiting", "paused") and bool(snapshot.settings)
     return {
         "id": snapshot.id,
         "name": snapshot.name,
@@ -54,8 +59,12 @@ def run_record(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dic
             "interrupt": is_live,
             "stacks": is_live,
             # Only an Accelerator saves, and an Accelerator that trains has reported windows.
-            "save": is_live and snapshot.state in ("running", "waiting") and bool(snapshot.phases),
+            "save": is_live and snapshot.state in ("running", "waiting", "paused") and bool(snapshot.phases),
+            "pause": can_change and snapshot.state != "paused",
+            "resume": can_change and snapshot.state == "paused",
+            "set": can_change,
         },
+        "change_hint": "" if can_change or not is_live else NOBODY_CHANGES,
         "action_hint": action_hint if is_live else "",
         "sync": {
             "share": number(sync.share, 3),
@@ -121,6 +130,30 @@ def _error_record(failure: FailureRecord) -> dict[str, Any]:
         "victim": failure.victim,
         "last_lines": [_short(line) for line in failure.last_lines],
     }
+
+
+def setting_records(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+    """Return the records SETTING."""
+    return [
+        {"name": one_line(setting.name, 80), "text": format_setting(setting.value), "kind": setting.kind}
+        for setting in snapshot.settings[:MAX_SETTINGS]
+    ]
+
+
+def change_records(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+    """Return the records CHANGE."""
+    return [
+        {
+            "name": one_line(change.name, 80),
+            "before": format_setting(change.before),
+            "after": format_setting(change.after),
+            "update": change.update,
+            "step": change.step,
+            "seconds": number(change.time),
+            "source": change.source,
+        }
+        for change in snapshot.changes
+    ]
 
 
 def effective_batch(snapshot: RunSnapshot) -> str:

@@ -19,7 +19,7 @@ from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.drawing.svg import SIZE, Picture, document, stack, text
 from notebook_launcher.drawing.timeline import mean_shares, sync_text, timeline_picture
 from notebook_launcher.text import clean, escape, one_line
-from notebook_launcher.units import format_seconds, format_share, plural
+from notebook_launcher.units import describe_values, format_seconds, format_share, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -160,10 +160,11 @@ def _text_metrics(curves: Curves) -> list[str]:
 
 
 def _marks(snapshot: RunSnapshot) -> Iterator[tuple[int, str]]:
-    """Yield a mark for each moment at which settings were changed: the step, and what was changed."""
-    names: dict[int, list[str]] = {}
+    """Yield a mark for each moment at which settings were changed: the step, and the values before and after."""
+    changed: dict[int, list[str]] = {}
     for change in snapshot.changes:
         if change.step is not None:
-            names.setdefault(change.step, []).append(change.name)
-    for step, changed in names.items():
-        yield step, ", ".join(dict.fromkeys(changed))
+            words = describe_values(change.name, change.before, change.after)
+            changed.setdefault(change.step, []).append(words)
+    for step, parts in changed.items():
+        yield step, ", ".join(parts)

@@ -12,7 +12,7 @@ from notebook_launcher.drawing.lines import draw_series, oddities
 from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
 from notebook_launcher.drawing.svg import SIZE, SMALL, Picture, marker, number, stack, text
 from notebook_launcher.drawing.widths import shorten, text_width
-from notebook_launcher.text import one_line
+from notebook_launcher.text import escape, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -146,10 +146,9 @@ class _Frame:
 
     def _moments(self, x: Scale) -> str:
         inside = [(step, words) for step, words in self._options.marks if x.low <= step <= x.high]
-        lines = "".join(f"M{number(x(step))} {number(HEAD)}V{number(self._bottom)}" for step, _ in inside[:MAX_MARKS])
-        path = f'<path d="{lines}" stroke="currentColor" stroke-opacity="0.6" stroke-dasharray="2 3"/>' if lines else ""
+        lines = "".join(_moment(x(step), self._bottom, words) for step, words in inside[:MAX_MARKS])
         words = [(step, words) for step, words in inside if x(step) + text_width(words, SMALL) + 3 < x.end]
-        return path + (text(x(words[-1][0]) + 3, HEAD + 10, words[-1][1]) if words else "")
+        return lines + (text(x(words[-1][0]) + 3, HEAD + 10, words[-1][1]) if words else "")
 
     def _smooth(self, series: Series) -> Sequence[tuple[int, float]]:
         return smooth(series.points, self._options.smoothing) if self._options.smoothing else series.points
@@ -209,6 +208,15 @@ class _Frame:
                 body += text(middle, base, label, anchor="middle")
                 free = middle + half + 8
         return body
+
+
+def _moment(x: float, bottom: float, words: str) -> str:
+    """Return the line of a mark, which a pointer finds within some pixels and which then shows the words."""
+    line = f'd="M{number(x)} {number(HEAD)}V{number(bottom)}" stroke="currentColor"'
+    return (
+        f'<g class="change"><title>{escape(words)}</title><path {line} stroke-opacity="0" stroke-width="9" '
+        f'pointer-events="stroke"/><path {line} stroke-opacity="0.6" stroke-dasharray="2 3"/></g>'
+    )
 
 
 def _whole_ticks(x: Scale) -> list[float]:

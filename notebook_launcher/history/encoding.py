@@ -19,6 +19,7 @@ from notebook_launcher.history.schema import (
     RankPhases,
     RankSnapshot,
     RunChange,
+    RunSetting,
     RunSnapshot,
 )
 
@@ -66,6 +67,7 @@ def encode_snapshot(snapshot: RunSnapshot) -> dict[str, Any]:
         "ranks": [_fields(rank) for rank in snapshot.ranks],
         "failures": [_fields(failure) for failure in snapshot.failures],
         "changes": [_fields(change) for change in snapshot.changes],
+        "settings": [_fields(setting) for setting in snapshot.settings],
         "phases": {
             str(rank): {**_fields(phases), "spans": [_encode_span(span) for span in phases.spans[-num_spans:]]}
             for rank, phases in snapshot.phases.items()
@@ -89,6 +91,7 @@ def decode_snapshot(data: Mapping[str, Any]) -> RunSnapshot:
             for item in data.get("failures", ())
         ),
         changes=tuple(_build(RunChange, item) for item in data.get("changes", ())),
+        settings=tuple(_build(RunSetting, item) for item in data.get("settings", ())),
         phases={int(rank): _decode_phases(item) for rank, item in data.get("phases", {}).items()},
     )
 

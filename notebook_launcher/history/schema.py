@@ -21,6 +21,7 @@ __all__ = [
     "RankState",
     "RunChange",
     "RunReader",
+    "RunSetting",
     "RunSnapshot",
     "RunState",
 ]
@@ -142,6 +143,20 @@ class RunChange:
     """Step of rank 0's last metrics at that time; None before the first metrics."""
     time: float
     """Seconds since the launch."""
+    source: Literal["code", "monitor"] = "code"
+    """What made the change: `run.set(...)`, or a field of the monitor."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunSetting:
+    """A setting that `run.set(...)` can change, with its last known value."""
+
+    name: str
+    value: float | None
+    """None: no clipping."""
+    kind: Literal["positive", "optional", "count", "number", "integer", "switch"]
+    """Values that it takes: a number above 0, the same or None, a whole number from 1 on; and of what the function
+    offers by `tunable`, a number, a whole number, or True and False."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +208,9 @@ class RunSnapshot:
     """Phases by rank, for the ranks whose Accelerator has reported any."""
     changes: tuple[RunChange, ...] = ()
     """Settings that were changed while the run went on, in order."""
+    settings: tuple[RunSetting, ...] = ()
+    """Settings that can be changed while the run goes on, as they are now: those of its Accelerator, then those that
+    the function offers."""
 
     @property
     def is_over(self) -> bool:

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event
     from notebook_launcher.engines.process_tree import ProcessTree
 
-__all__ = ["Attempt", "ChangeAction"]
+__all__ = ["Attempt", "ChangeAction", "ChangeSource"]
 
 ChangeAction: TypeAlias = Literal["set", "pause", "resume", "save", "stop"]
+ChangeSource: TypeAlias = Literal["code", "monitor"]
 
 SURE_GRACE = 0.15
 """Seconds that other ranks get to report their own failure, if the first failure is surely a cause."""
@@ -267,12 +268,14 @@ class Attempt:
         board[context.SAVES_ASKED] = (board[context.SAVES_ASKED] + 1) % 256
         return self.can_save
 
-    def ask_to_change(self, action: ChangeAction, values: dict[str, Wanted] | None = None) -> bool:
+    def ask_to_change(
+        self, action: ChangeAction, values: dict[str, Wanted] | None = None, source: ChangeSource = "code"
+    ) -> bool:
         """Ask the ranks to do something after the same update; return True if an Accelerator will do it."""
         if not self.can_save:
             return False
         self._num_changes += 1
-        change = messages.Change(number=self._num_changes, action=action, values=values or {})
+        change = messages.Change(number=self._num_changes, action=action, values=values or {}, source=source)
         for rank in range(self._num_processes):
             self.tree.send(rank, change)
         # Written last: a rank that sees the number finds the change in its channel.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from notebook_launcher.changes import Wanted
-    from notebook_launcher.kernel.attempt import ChangeAction
+    from notebook_launcher.kernel.attempt import ChangeAction, ChangeSource
     from notebook_launcher.kernel.latch import Latch
     from notebook_launcher.kernel.stacks import Stacks
 
@@ -55,6 +55,8 @@ class ChangeCommand:
     values: dict[str, Wanted]
     answer: Latch[bool]
     """Set to True if an Accelerator will do it; to None if the run is over."""
+    source: ChangeSource = "code"
+    """What asks for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

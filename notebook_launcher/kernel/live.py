@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
-from notebook_launcher.history.schema import MAX_SPANS, MetricPoint, PhaseSpan, RankPhases, RunChange
-from notebook_launcher.units import format_number
+from notebook_launcher.history.schema import MAX_SPANS, MetricPoint, PhaseSpan, RankPhases, RunChange, RunSetting
+from notebook_launcher.units import describe_values
+
+if TYPE_CHECKING:
+    from typing import Literal
 
 __all__ = ["LiveRecords", "describe_change"]
+
+KINDS: dict[str, Literal["positive", "optional", "count"]] = {
+    "lr": "positive",
+    "max_grad_norm": "optional",
+    "gradient_accumulation_steps": "count",
+}
+"""Values that the settings of an Accelerator take."""
 
 MAX_METRICS = 1_000_000
 """Points of `report(...)` that are kept; beyond this number the oldest are dropped."""
@@ -49,6 +60,8 @@ class LiveRecords:
         """By rank: the step of the latest metrics."""
         self.tunables: dict[str, float] = {}
         """By name: present values of the settings that the function offers."""
+        self.settings: dict[str, float | None] = {}
+        """By name: present settings of the Accelerator that carries changes out; empty until it made an update."""
         self.changes: tuple[RunChange, ...] = ()
         """Settings that were changed."""
         self._kept: tuple[list[MetricPoint], int] = ([], 0)
@@ -72,17 +85,45 @@ class LiveRecords:
             case messages.Phases():
                 self.phases[rank] = self._sum(self.phases.get(rank, RankPhases()), record)
                 self._samples[rank].note(record.time, self.phases[rank].samples)
+                if record.settings:
+                    self.settings = record.settings
 
     def note_change(self, record: messages.Changed) -> None:
         """Add the settings that were changed."""
         step, seconds = self.last_steps.get(0), record.time - self._launched
         self.changes += tuple(
-            RunChange(name=name, before=before, after=after, update=record.update, step=step, time=seconds)
+            RunChange(
+                name=name,
+                before=before,
+                after=after,
+                update=record.update,
+                step=step,
+                time=seconds,
+                source=record.source,
+            )
             for name, (before, after) in record.values.items()
         )
+        self.settings = {name: record.values.get(name, (None, value))[1] for name, value in self.settings.items()}
         self.tunables.update(
             {name: after for name, (_, after) in record.values.items() if name in self.tunables and after is not None}
         )
+
+    def forget_settings(self) -> None:
+        """Forget what ranks of an earlier attempt offered."""
+        self.settings, self.tunables = {}, {}
+
+    def settings_now(self) -> tuple[RunSetting, ...]:
+        """Return the settings that can be changed, with their last known values."""
+        own = [RunSetting(name=name, value=value, kind=KINDS[name]) for name, value in self.settings.items()]
+        offered = [
+            RunSetting(
+                name=name,
+                value=value,
+                kind="switch" if isinstance(value, bool) else "integer" if isinstance(value, int) else "number",
+            )
+            for name, value in dict(self.tunables).items()
+        ]
+        return (*own, *offered)
 
     @property
     def metrics(self) -> list[MetricPoint]:
@@ -138,9 +179,5 @@ def describe_change(record: messages.Changed) -> str:
     """Return `lr 0.1 → 0.05, after update 12`, or `paused after update 12`; empty for what is told elsewhere."""
     if record.action in ("pause", "resume"):
         return f"{record.action}d after update {record.update}"
-    words = [f"{name} {_value(before)} → {_value(after)}" for name, (before, after) in record.values.items()]
+    words = [describe_values(name, before, after) for name, (before, after) in record.values.items()]
     return f"{', '.join(words)}, after update {record.update}" if words else ""
-
-
-def _value(value: float | None) -> str:
-    return "none" if value is None else format_number(value)

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
-from notebook_launcher.changes import check_change
+from notebook_launcher.changes import check_change, read_wanted
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, failure_display, fork_check, snapshots, views
 from notebook_launcher.kernel.answers import check_answers
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event
     from notebook_launcher.history.schema import MetricPoint, RankPhases, RankSnapshot, RunChange, RunSnapshot, RunState
-    from notebook_launcher.kernel.attempt import ChangeAction
+    from notebook_launcher.kernel.attempt import ChangeAction, ChangeSource
     from notebook_launcher.kernel.commands import Command
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
@@ -314,6 +314,11 @@ class Run:
         if checked:
             self._change("set", checked)
 
+    def _set_from_page(self, name: str, text: str) -> None:
+        """Change one setting to what was typed into the monitor's field for it; errors as for `set`."""
+        tunables = self._data.live.tunables
+        self._change("set", {name: check_change(name, read_wanted(text), tunables)}, "monitor")
+
     def pause(self) -> None:
         """Hold all ranks after the same update, until `run.resume()`; the time limit does not count meanwhile.
 
@@ -337,11 +342,11 @@ class Run:
         """Settings that `set` has changed so far: name, values before and after, and the update."""
         return self._data.live.changes
 
-    def _change(self, action: ChangeAction, values: dict[str, Wanted]) -> None:
+    def _change(self, action: ChangeAction, values: dict[str, Wanted], source: ChangeSource = "code") -> None:
         if self._data.outcome is not None:
             msg = f"the run is over ({self.state}): there is nothing left to change"
             raise CallOrderError(msg)
-        command = ChangeCommand(action, values, Latch())
+        command = ChangeCommand(action, values, Latch(), source)
         if not self._ask(command, command.answer):
             msg = (
                 "no Accelerator has made an update in this run yet, so nobody can change it. Prepare the model and the "

@@ -130,6 +130,7 @@ class RunLoop:
         data.attempt = Attempt(tree, run_call, self._parcel_fd, deadline=deadline, debug=config.debug)
         data.asking.clear()
         data.stacks = None
+        data.live.forget_settings()  # Ranks that were started again have their first ones.
         # A single rank has no other rank to wait for.
         self._hangs = HangWatch(data.scope.notice_after(config.hang_notice) if data.plan.num_processes > 1 else None)
         return data.attempt
@@ -299,8 +300,8 @@ class RunLoop:
                 self._stop(command, attempt)
             case SaveCommand(answer):
                 answer.set(attempt.ask_to_save())
-            case ChangeCommand(action, values, answer):
-                answer.set(attempt.ask_to_change(action, values))
+            case ChangeCommand(action, values, answer, source):
+                answer.set(attempt.ask_to_change(action, values, source))
             case SampleCommand():
                 self._sample(command, attempt)
             case StacksCommand(answer):

@@ -91,6 +91,7 @@ def take_snapshot(data: RunData) -> RunSnapshot:
         waiting=hang.text(time.monotonic()) if hang is not None else data.stopped_in,
         phases=dict(data.live.phases),
         changes=data.live.changes,
+        settings=data.live.settings_now(),
     )
 
 

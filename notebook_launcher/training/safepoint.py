@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
 from notebook_launcher.training.agreement import Agreement, make_fence
-from notebook_launcher.training.steering import change_settings
+from notebook_launcher.training.steering import change_settings, present_settings
 
 if TYPE_CHECKING:
     from notebook_launcher.context import RankContext
@@ -140,12 +140,19 @@ class Safepoint:
         values = change_settings(accelerator, change.values)
         if self._rank.rank == 0:
             now = time.monotonic()
-            record = messages.Changed(time=now, update=self._num_updates, action=change.action, values=values)
+            record = messages.Changed(
+                time=now, update=self._num_updates, action=change.action, values=values, source=change.source
+            )
             self._rank.send(record)
         if change.action == "save":
             self._save()
         elif change.action == "stop":
             raise context.RunStopped
+
+    def settings(self) -> dict[str, float | None]:
+        """Return the present settings that `run.set` changes, without those of `tunable`."""
+        accelerator = self._accelerator()
+        return {} if accelerator is None else present_settings(accelerator)
 
     def _save(self) -> None:
         accelerator = self._accelerator()

@@ -14,12 +14,24 @@ if TYPE_CHECKING:
 
     from notebook_launcher.changes import Wanted
 
-__all__ = ["change_settings", "scale_rates"]
+__all__ = ["change_settings", "present_settings", "scale_rates"]
 
 GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 """Entries of a parameter group that are learning rates."""
 SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")
 """Attributes of schedulers that list a learning rate for each parameter group."""
+
+
+def present_settings(accelerator: Any) -> dict[str, float | None]:
+    """Return the values of an Accelerator's settings by name, without those that only a GPU knows."""
+    settings: dict[str, float | None] = {}
+    for prepared in accelerator._prepared.optimizers[:1]:  # noqa: SLF001 - ours
+        rate = prepared.optimizer.param_groups[0]["lr"]
+        if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu":  # A read would wait for the GPU.
+            settings["lr"] = float(rate)
+    settings["max_grad_norm"] = accelerator._updates.max_grad_norm  # noqa: SLF001 - ours
+    settings["gradient_accumulation_steps"] = accelerator.gradient_accumulation_steps
+    return settings
 
 
 def change_settings(accelerator: Any, wanted: Mapping[str, Wanted]) -> dict[str, tuple[Any, Any]]:
@@ -88,6 +100,9 @@ def _change_steps(accelerator: Any, wanted: Wanted) -> tuple[Any, Any]:
 def _change_tunable(name: str, wanted: Wanted) -> tuple[Any, Any]:
     rank = context.current()
     assert rank is not None
-    before = rank.tunables[name]
-    rank.tunables[name] = type(before)(apply_change(before, wanted))
-    return before, rank.tunables[name]
+    before = rank.tunables.get(name)
+    if before is not None:
+        rank.tunables[name] = type(before)(apply_change(before, wanted))
+    elif not isinstance(wanted, str):  # This rank has not read the setting yet, so a factor has nothing to multiply.
+        rank.tunables[name] = apply_change(0.0, wanted)
+    return before, rank.tunables.get(name)

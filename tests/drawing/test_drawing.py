@@ -451,6 +451,8 @@ def test_changed_settings_are_marked_on_the_curves() -> None:
         for name, step in (("lr", 5), ("temperature", 5), ("lr", 500), ("lr", None))
     )
     picture = static_svg(run_of(changes=changes), curves)
-    assert words_of(picture).count("lr, temperature") == 2
+    changed = "lr 1 → 0.5, temperature 1 → 0.5"
+    assert words_of(picture).count(changed) == 2
+    assert picture.count(f"<title>{changed}</title>") == 2
     assert picture.count('stroke-dasharray="2 3"') == 2
     assert 'stroke-dasharray="2 3"' not in static_svg(run_of(), curves)

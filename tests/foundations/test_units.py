@@ -120,8 +120,10 @@ TEXTS = {
 OF_PYTHON_ALONE = (
     "FORMATS",
     "Formats",
+    "describe_values",
     "format_elapsed",
     "format_metrics",
+    "format_setting",
     "plural",
     "plural_verb",
     "rank_list",
@@ -154,6 +156,11 @@ def test_number_has_as_many_digits_as_asked():
 
 def test_every_public_function_has_a_row_for_each_edge():
     assert sorted([*TEXTS, *OF_PYTHON_ALONE]) == sorted(units.__all__)
+
+
+def test_settings_are_written_as_people_read_them():
+    assert [units.format_setting(value) for value in (None, True, False, 1, 0.5)] == ["none", "on", "off", "1", "0.5"]
+    assert units.describe_values("max_grad_norm", None, 1.0) == "max_grad_norm none → 1"
 
 
 def test_plural_counts_a_noun():

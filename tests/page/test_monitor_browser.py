@@ -549,12 +549,12 @@ def test_view_is_closed_when_its_picture_leaves_the_page(tab):
 
 def test_each_button_sends_its_message(tab):
     tab.deliver(reset())
-    for name in ("Stop after this step", "Interrupt", "Dump stacks", "Save now"):
+    for name in ("Stop after this step", "Interrupt", "Dump stacks", "Save now", "Pause"):
         button = tab.page.get_by_role("button", name=name)
         assert button.get_attribute("title")
         button.click()
     assert tab.sent() == ["hello", *ACTIONS]
-    assert tab.text(".nbl-hint") == "Requested: Save now."
+    assert tab.text(".nbl-hint") == "Requested: Pause."
 
 
 def test_only_buttons_that_the_run_allows_are_enabled(tab):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ACTIONS", "LANES", "SCRIPT", "Tab", "curve", "log", "open_tab", "rank", "reset", "run"]
 
 SCRIPT, STYLE = (join_modules(STATIC / "monitor" / name) for name in ("main.js", "main.css"))
-ACTIONS = ("stop", "interrupt", "stacks", "save")
+ACTIONS = ("stop", "interrupt", "stacks", "save", "pause")
 
 # Stands in for a front end, and counts what the script (loaded from a blob) starts and has to end.
 HARNESS = """
@@ -179,7 +179,8 @@ def run(**changes: Any) -> dict[str, Any]:
         "waiting": "",
         "effective_batch": "8 x 4 x 2 = 64 samples per update",
         "progress": {"done": 25, "total": 100, "rate": 12.5, "seconds_left": 6, "description": "epoch 1"},
-        "actions": dict.fromkeys(ACTIONS, True),
+        "actions": {**dict.fromkeys(ACTIONS, True), "resume": False, "set": True},
+        "change_hint": "",
         "action_hint": "",
         "sync": {"share": 0.14, "saved_seconds": 5.3, "text": "14 % of a window waits for the network"},
     }
@@ -227,6 +228,9 @@ def reset(**changes: Any) -> dict[str, Any]:
         "logs": [],
         "errors": [],
         "notices": [],
+        "settings": [],
+        "changes": [],
+        "answers": [],
     }
     return {**message, **changes}
 

@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, launch, open_run, report, tunable
-from notebook_launcher.changes import apply_change, check_change
+from notebook_launcher.changes import apply_change, check_change, read_wanted
 from notebook_launcher.errors import CallOrderError, RunStoppedError
 from notebook_launcher.training.steering import scale_rates
 
@@ -224,3 +224,11 @@ def test_tunable_needs_a_name_of_its_own(name: str, default: Any) -> None:
 def test_tunable_must_be_a_number() -> None:
     with pytest.raises(TypeError, match="the default is a str; it must be a number"):
         tunable("mode", "argmax")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("1e-3", 0.001), (" 4 ", 4), ("None", None), ("on", True), ("OFF", False), (" x0.5", "x0.5")]
+)
+def test_text_of_a_field_is_read_as_a_value(text: str, wanted: Any) -> None:
+    assert read_wanted(text) == wanted
+    assert type(read_wanted(text)) is type(wanted)

@@ -19,6 +19,8 @@ from notebook_launcher.history.schema import (
     PhaseSpan,
     RankPhases,
     RankSnapshot,
+    RunChange,
+    RunSetting,
     RunSnapshot,
 )
 from notebook_launcher.history.synchronization import measure_sync, slowest_rank
@@ -368,12 +370,50 @@ def test_notices_are_in_the_next_message_and_in_every_reset() -> None:
 def test_buttons_are_enabled_while_the_run_can_act() -> None:
     reader = Reader(phases={0: RankPhases(windows=1, micro_batches=1, samples=1.0, seconds={"step": 1.0})})
     assert not any(Feed(reader).reset()["run"]["actions"].values())
-    assert all(Feed(reader, can_act=True).reset()["run"]["actions"].values())
+    record = Feed(reader, can_act=True).reset()["run"]
+    assert {name for name, is_on in record["actions"].items() if is_on} == {"stop", "interrupt", "stacks", "save"}
+    assert record["change_hint"] == "Needs an Accelerator that has made an update"
+    reader.fields["settings"] = (RunSetting(name="lr", value=0.1, kind="positive"),)
+    record = Feed(reader, can_act=True).reset()["run"]
+    assert [name for name, is_on in record["actions"].items() if not is_on] == ["resume"]
+    assert record["change_hint"] == ""
+    reader.fields["state"] = "paused"
+    record = Feed(reader, can_act=True).reset()["run"]
+    assert [name for name, is_on in record["actions"].items() if not is_on] == ["pause"]
     reader.fields["state"] = "stopping"
     actions = Feed(reader, can_act=True).reset()["run"]["actions"]
     assert (actions["stop"], actions["interrupt"], actions["save"]) == (False, True, False)
     reader.fields["state"] = "done"
     assert not any(Feed(reader, can_act=True).reset()["run"]["actions"].values())
+
+
+def test_settings_are_sent_when_they_change_and_each_change_once() -> None:
+    reader = Reader()
+    reader.fields["settings"] = (
+        RunSetting(name="lr", value=0.1, kind="positive"),
+        RunSetting(name="max_grad_norm", value=None, kind="optional"),
+        RunSetting(name="enough", value=False, kind="switch"),
+    )
+    feed = Feed(reader, can_act=True)
+    message = feed.reset()
+    assert [(one["name"], one["text"], one["kind"]) for one in message["settings"]] == [
+        ("lr", "0.1", "positive"), ("max_grad_norm", "none", "optional"), ("enough", "off", "switch"),
+    ]  # fmt: skip
+    assert message["changes"] == message["answers"] == []
+    assert feed.update() is None
+    reader.fields["settings"] = (RunSetting(name="lr", value=0.05, kind="positive"),)
+    change = RunChange(name="lr", before=0.1, after=0.05, update=7, step=6, time=2.5, source="monitor")
+    reader.fields["changes"] = (change,)
+    feed.answer("lr", "no")
+    update = feed.update()
+    assert update is not None
+    assert [one["text"] for one in update["settings"]] == ["0.05"]
+    assert update["changes"] == [
+        {"name": "lr", "before": "0.1", "after": "0.05", "update": 7, "step": 6, "seconds": 2.5, "source": "monitor"}
+    ]
+    assert update["answers"] == [{"name": "lr", "problem": "no"}]
+    assert feed.update() is None
+    assert len(feed.reset()["changes"]) == 1
 
 
 def test_ranks_that_the_user_stopped_are_not_errors() -> None:

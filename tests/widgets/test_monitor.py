@@ -106,8 +106,10 @@ class Page:
         assert len(views(outcome)) > number, outcome
         return cls(kernel, cell, views(outcome)[number])
 
-    def send(self, kind: str, page: str = "", **header: Any) -> None:
-        self.kernel.send_comm(self.comm_id, {"method": "custom", "content": {"type": kind, "page": page}}, **header)
+    def send(self, kind: str, page: str = "", *, subshell_id: str | None = None, **content: Any) -> None:
+        header = {} if subshell_id is None else {"subshell_id": subshell_id}
+        message = {"method": "custom", "content": {"type": kind, "page": page, **content}}
+        self.kernel.send_comm(self.comm_id, message, **header)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -335,6 +337,72 @@ def test_requests_of_the_page_are_carried_out(kernel: Kernel) -> None:
     for kind in ("stop", "stop", "interrupt", "stop"):
         page.send(kind)
     assert (kernel.wait(cell).error or "").startswith("RunStoppedError")
+
+
+STEERED = """
+def steered():
+    import torch
+    from notebook_launcher import Accelerator, tunable
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    while not tunable("enough", False):
+        with accelerator.accumulate(model):
+            loss = model(torch.ones(4, 2)).square().mean() * tunable("temperature", 0.7)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            report(loss=loss)
+    return optimizer.param_groups[0]["lr"]
+"""
+
+
+def test_settings_are_changed_from_the_page_while_the_cell_is_busy(kernel: Kernel) -> None:
+    def latest(name: str) -> Any:
+        found = [message[name] for message in page.messages if name in message]
+        return found[-1] if found else None
+
+    def texts() -> dict[str, str]:
+        return {one["name"]: one["text"] for one in latest("settings") or ()}
+
+    kernel.execute(STEERED)
+    cell = kernel.start("notebook_launch(steered, 2)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    page.send("hello")
+    page.until(lambda _: "lr" in texts())
+    assert texts() == {
+        "lr": "0.5", "max_grad_norm": "none", "gradient_accumulation_steps": "2", "enough": "off", "temperature": "0.7"
+    }  # fmt: skip
+    for name, value in (("lr", "x0.5"), ("max_grad_norm", "1"), ("temprature", "1"), ("temperature", "warm")):
+        page.send("set", name=name, value=value)
+    page.until(lambda _: (texts()["lr"], texts()["max_grad_norm"]) == ("0.25", "1"))
+    page.until(lambda messages: len(answers(messages)) == 4)
+    problems = answers(page.messages)
+    assert (problems["lr"], problems["max_grad_norm"]) == ("", "")
+    assert problems["temprature"].startswith("temprature=1: this run offers lr, max_grad_norm")
+    assert problems["temperature"].startswith("temperature='warm' must be a number")
+    changes = [change for message in page.messages for change in message.get("changes", ())]
+    assert {(one["name"], one["before"], one["after"], one["source"]) for one in changes} == {
+        ("lr", "0.5", "0.25", "monitor"), ("max_grad_norm", "none", "1", "monitor"),
+    }  # fmt: skip
+    page.send("pause")
+    page.until(lambda _: latest("run")["state"] == "paused")
+    assert latest("run")["actions"]["resume"]
+    page.send("set", name="temperature", value="0.9")
+    page.until(lambda _: texts()["temperature"] == "0.9")
+    page.send("resume")
+    page.until(lambda _: latest("run")["state"] == "running")
+    page.send("set", name="enough", value="on")
+    outcome = kernel.wait(cell)
+    assert (outcome.result or "").startswith("Results of 2 ranks\n  0: 0.25"), outcome
+    _, drawing = record(outcome)
+    assert "lr 0.5 → 0.25" in drawing["image/svg+xml"]
+
+
+def answers(messages: list[dict[str, Any]]) -> dict[str, str]:
+    return {one["name"]: one["problem"] for message in messages for one in message.get("answers", ())}
 
 
 def test_only_the_newest_monitors_of_ended_runs_stay_open(kernel: Kernel) -> None:

@@ -34,9 +34,15 @@ _now = time.monotonic  # The kernel's clock too: ranks can be laid side by side.
 class PhaseClock:
     """Measures one rank; a mark costs about 0.15 µs, and 0.2 µs more in the record, five times a second."""
 
-    def __init__(self, send: Callable[[object], None], set_activity: Callable[[int], object] | None = None) -> None:
+    def __init__(
+        self,
+        send: Callable[[object], None],
+        set_activity: Callable[[int], object] | None = None,
+        settings_now: Callable[[], dict[str, float | None]] = dict,
+    ) -> None:
         self._send = send
         self._set_activity = set_activity
+        self._settings_now = settings_now
         self._due = _now() + SEND_INTERVAL
         self._since = 0.0
         """The last mark that is in a record; 0: what comes next only begins to measure."""
@@ -145,6 +151,7 @@ class PhaseClock:
             seconds=seconds,
             counts=counts,
             spans=tuple(newest),
+            settings=self._settings_now(),
         )
         self._windows.clear()
         self._send(record)
@@ -171,6 +178,6 @@ def make_clock() -> PhaseClock | None:
     if rank is None:
         return None
     if rank.clock is None:
-        rank.clock = PhaseClock(rank.send, rank.set_activity)
+        rank.clock = PhaseClock(rank.send, rank.set_activity, rank.settings_now)
     clock: PhaseClock = rank.clock
     return clock

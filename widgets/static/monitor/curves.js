@@ -6,7 +6,7 @@ import { Plot } from "./plot.js";
 /** @import { Legend } from "./legend.js" */
 /** @import { RunData } from "./model.js" */
 /** @import { Metric } from "./series.js" */
-/** @import { Limits, Topic } from "./wire" */
+/** @import { ChangeRecord, Limits, Topic } from "./wire" */
 
 /** Options of all plots. */
 export class CurveOptions {
@@ -16,6 +16,8 @@ export class CurveOptions {
   smoothing = 0;
   /** Ranks that are not drawn. @type {Set<number>} */
   hidden = new Set();
+  /** Settings that were changed, which plots mark. @type {ChangeRecord[]} */
+  changes = [];
   /** Names of metrics in the order in which they were pinned. @type {Set<string>} */
   pinned = new Set();
 
@@ -49,7 +51,7 @@ function inOrder(metrics, pinned) {
 /** Plots of the metrics, their options, and a chip for each rank to hide it. */
 export class CurveGrid extends Section {
   /** @type {Topic[]} */
-  topics = ["curves"];
+  topics = ["curves", "changes"];
   /** Plots that "Show more" added. */
   #numExtra = 0;
   #frames;
@@ -134,6 +136,10 @@ export class CurveGrid extends Section {
   /** @param {RunData} data */
   paint(data) {
     this.#data = data;
+    if (this.#options.changes !== data.changes) {
+      this.#options.changes = data.changes;
+      for (const plot of this.plots.views.values()) plot.surface.invalidate();
+    }
     const metrics = [...data.metrics.values()];
     const ranks = [...new Set(metrics.flatMap((metric) => [...metric.ranks.keys()]))].sort((a, b) => a - b);
     const { limits } = data.legend;

@@ -1,4 +1,5 @@
 import { h, KeyedList, ProgressBar, setAttribute, setHidden, setText, StateLight } from "./elements.js";
+import { PauseButton } from "./pausing.js";
 import { plainText } from "./text.js";
 import { isNumber } from "./units.js";
 
@@ -41,7 +42,8 @@ export class Header {
       return { type, button };
     });
     const identity = h("div", { class: "nbl-identity" }, this.light.element, this.name, this.clock);
-    const buttons = this.buttons.map(({ button }) => button);
+    this.pause = new PauseButton(this.#send, (label) => setText(this.hint, `Requested: ${label}.`));
+    const buttons = [...this.buttons.map(({ button }) => button), this.pause.element];
     this.actions = h("div", { class: "nbl-actions", role: "group", "aria-label": "Control the run" }, ...buttons);
     this.element = h(
       "header",
@@ -71,6 +73,7 @@ export class Header {
     showText(this.hint, this.#hint(data));
     for (const { type, button } of this.buttons)
       button.disabled = data.link !== "up" || Boolean(run.is_over) || !run.actions?.[type];
+    this.pause.paint(data);
     setHidden(this.actions, Boolean(run.is_over));
     this.#announce(run.name ? `${run.name}: ${state.word}` : state.word);
     this.tick(data);

@@ -2,12 +2,13 @@ import { Legend, LOST, NOT_RESPONDING, UNANSWERED } from "./legend.js";
 import { Metric } from "./series.js";
 import { plainLine, plainText } from "./text.js";
 
-/** @import { ErrorRecord, Limits, RankRecord, Reset, RunRecord, Span, StateLook, Topic, Update } from "./wire" */
+/** @import { AnswerRecord, ChangeRecord, ErrorRecord, Limits, RankRecord, Reset, RunRecord } from "./wire" */
+/** @import { SettingRecord, Span, StateLook, Topic, Update } from "./wire" */
 
 /** @typedef {{ rank: number, text: string }} Line a line of a rank's log; an unfinished line still grows */
 
 /** @type {Topic[]} */
-const TOPICS = ["run", "ranks", "curves", "lanes", "logs", "errors", "notices"];
+const TOPICS = ["run", "ranks", "curves", "lanes", "logs", "errors", "notices", "settings", "changes", "answers"];
 
 /** Output of a rank: finished lines, and one that has no end yet. */
 class RankLog {
@@ -102,6 +103,12 @@ export class RunData {
   errors = [];
   /** @type {{ text: string }[]} */
   notices = [];
+  /** Settings that can be changed, as they are now. @type {SettingRecord[]} */
+  settings = [];
+  /** @type {ChangeRecord[]} */
+  changes = [];
+  /** The last answer for each setting. @type {Map<string, AnswerRecord>} */
+  answers = new Map();
   lastMessageAt = performance.now();
   /** Time at which `run.seconds` held. */
   #runReceivedAt = performance.now();
@@ -125,15 +132,17 @@ export class RunData {
   /** @param {Legend} legend */
   #reset(legend) {
     [this.isKnown, this.legend, this.run] = [true, legend, {}];
-    for (const map of [this.ranks, this.metrics, this.lanes, this.logs]) map.clear();
-    [this.lines, this.errors, this.notices] = [[], [], []];
+    for (const map of [this.ranks, this.metrics, this.lanes, this.logs, this.answers]) map.clear();
+    [this.lines, this.errors, this.notices, this.settings, this.changes] = [[], [], [], [], []];
     this.markAllChanged();
   }
 
   /** @param {Reset | Update} message */
-  #add({ run, ranks = [], curves = [], lanes = [], logs = [], errors = [], notices = [] }) {
+  #add(message) {
+    const { run, ranks = [], curves = [], lanes = [], logs = [], errors = [], notices = [] } = message;
+    const { settings = [], changes = [], answers = [] } = message;
     const { limits } = this.legend;
-    const topics = { run: run ? [run] : [], ranks, curves, lanes, logs, errors, notices };
+    const topics = { run: run ? [run] : [], ranks, curves, lanes, logs, errors, notices, settings, changes, answers };
     for (const topic of TOPICS) if (topics[topic].length) this.changed.add(topic);
     if (run) [this.run, this.#runReceivedAt] = [run, performance.now()];
     for (const rank of ranks) this.ranks.set(rank.rank, rank);
@@ -152,6 +161,9 @@ export class RunData {
       appendBounded(this.lines, log.extend(text), limits.lines);
     }
     appendBounded(this.errors, errors, limits.lines);
+    if (settings.length) this.settings = settings;
+    this.changes = [...this.changes, ...changes];
+    for (const answer of answers) this.answers.set(answer.name, answer);
     // An object each, so that two notices of the same text are told apart.
     const texts = notices.map((text) => ({ text: plainText(text) }));
     appendBounded(this.notices, texts, limits.notices);

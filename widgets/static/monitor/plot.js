@@ -10,6 +10,7 @@ import {
 } from "./axes.js";
 import { styleOf, Surface, Tooltip } from "./canvas.js";
 import { h, icon, setAttribute, setHidden, setText } from "./elements.js";
+import { drawMarks, markRows } from "./marks.js";
 import { fillDot, valueScale } from "./plotting.js";
 import { extentOf } from "./series.js";
 
@@ -213,6 +214,7 @@ export class Plot {
     context.beginPath();
     context.rect(left - 1, top - 3, right - left + 3, bottom - top + 8);
     context.clip();
+    drawMarks(axes, this.#options.changes);
     for (const line of lines) drawPlotLine(axes, line);
     if (this.#dragStart !== null && this.#cursor !== null) drawSelection(axes, this.#dragStart, this.#cursor);
     context.restore();
@@ -256,7 +258,7 @@ export class Plot {
     drawCursorLine(axes, x);
     const { limits, units } = this.#legend;
     /** @type {TooltipRow[]} */
-    const rows = [];
+    const rows = markRows(axes, this.#options.changes, this.#cursor);
     for (const { label, ink, steps, values, band } of lines) {
       const at = steps.lastIndexOf(step);
       if (at < 0) continue;

@@ -6,6 +6,7 @@ import { Logs } from "./logs.js";
 import { Errors, Notices } from "./messages.js";
 import { RunData } from "./model.js";
 import { RankTable } from "./ranks.js";
+import { Settings } from "./settings.js";
 import { Timeline } from "./timeline.js";
 
 /** @import { KernelListener, Model, PageMessage, Reset, Topic, Update } from "./wire" */
@@ -60,6 +61,7 @@ export class MonitorView {
       new Errors(),
       new Notices(),
       new RankTable(),
+      new Settings((message) => this.#send(message)),
       new CurveGrid(this.frames, this.options),
       new Timeline(this.frames),
       new Logs(`nbl-${Math.random().toString(36).slice(2)}`),

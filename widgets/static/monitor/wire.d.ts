@@ -27,14 +27,21 @@ export interface News {
   logs?: LogRecord[];
   errors?: ErrorRecord[];
   notices?: string[];
+  /** All settings, as they are now. */
+  settings?: SettingRecord[];
+  changes?: ChangeRecord[];
+  answers?: AnswerRecord[];
 }
 
 export type Topic = keyof News;
 
 /** Messages of the page. `page` differs after a reload. */
-export type PageMessage = { type: "hello"; page: string } | { type: Action };
+export type PageMessage = 
+  | { type: "hello"; page: string }
+  | { type: Action }
+  | { type: "set"; name: string; value: string };
 
-export type Action = "stop" | "interrupt" | "stacks" | "save";
+export type Action = "stop" | "interrupt" | "stacks" | "save" | "pause" | "resume";
 
 export interface RunRecord {
   /** Missing before the first message, when only the name is known. */
@@ -53,7 +60,9 @@ export interface RunRecord {
   effective_batch?: string;
   progress?: ProgressRecord | null;
   /** The buttons that can be used now. */
-  actions?: Record<Action, boolean>;
+  actions?: Record<Action | "set", boolean>;
+  /** Why settings cannot be changed, and the run not paused; empty if they can. */
+  change_hint?: string;
   action_hint?: string;
   sync?: { share: Value; saved_seconds: Value; text: string };
 }
@@ -109,6 +118,32 @@ export interface LaneRecord {
 export interface LogRecord {
   rank: number;
   text: string;
+}
+
+export type SettingKind = "positive" | "optional" | "count" | "number" | "integer" | "switch";
+
+/** A setting that can be changed while the run goes on. */
+export interface SettingRecord {
+  name: string;
+  text: string;
+  kind: SettingKind;
+}
+
+/** A setting that was changed, after this number of updates; `step` is that of the last metrics then. */
+export interface ChangeRecord {
+  name: string;
+  before: string;
+  after: string;
+  update: number;
+  step: number | null;
+  seconds: Value;
+  source: "code" | "monitor";
+}
+
+/** The answer to a request to change a setting; an empty problem: it was passed on. */
+export interface AnswerRecord {
+  name: string;
+  problem: string;
 }
 
 export interface ErrorRecord {

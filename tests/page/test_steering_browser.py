@@ -1,0 +1,196 @@
+"""The monitor's settings, and the marks of their changes, in a real browser with a fake model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.lab import browser, needs_browser
+from tests.support.monitor_page import Tab, curve, open_tab, reset, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Locator, Page
+
+pytestmark = needs_browser
+
+PLOT = ".nbl-plot-canvas"
+EVIL = "<img src=x onerror='window.hacked=1'>"
+SETTINGS = [
+    {"name": "lr", "text": "0.1", "kind": "positive"},
+    {"name": "max_grad_norm", "text": "none", "kind": "optional"},
+    {"name": "gradient_accumulation_steps", "text": "4", "kind": "count"},
+    {"name": "temperature", "text": "0.7", "kind": "number"},
+    {"name": "depth", "text": "3", "kind": "integer"},
+    {"name": "augment", "text": "on", "kind": "switch"},
+]
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Page]:
+    with browser() as opened:
+        yield opened.new_page()
+
+
+@pytest.fixture
+def tab(window: Page) -> Iterator[Tab]:
+    with open_tab(window) as opened:
+        yield opened
+
+
+def change(name: str = "lr", before: str = "0.1", after: str = "0.05", **more: Any) -> dict[str, Any]:
+    """Return a record CHANGE."""
+    record = {"name": name, "before": before, "after": after, "update": 12, "step": 50, "seconds": 4.5}
+    return {**record, "source": "code", **more}
+
+
+def field(tab: Tab, name: str) -> Locator:
+    return tab.page.get_by_label(f"New value of {name}", exact=True)
+
+
+def row(tab: Tab, name: str) -> Locator:
+    return tab.find(f".nbl-setting[aria-label='{name}']")
+
+
+def sent(tab: Tab) -> list[tuple[str, str]]:
+    """Return the settings that the page has asked for."""
+    messages = tab.page.evaluate("model.sent")
+    return [(one["name"], one["value"]) for one in messages if one["type"] == "set"]
+
+
+def test_each_setting_shows_its_value_and_takes_another(tab: Tab) -> None:
+    tab.deliver(reset(settings=SETTINGS))
+    assert tab.texts(".nbl-setting-value") == [f"{one['name']}\n{one['text']}" for one in SETTINGS]
+    field(tab, "lr").fill(" x0.5 ")
+    row(tab, "lr").get_by_role("button", name="Apply").click()
+    assert row(tab, "lr").locator(".nbl-setting-note").inner_text() == "asked for x0.5, which the next update brings"
+    field(tab, "max_grad_norm").fill("1.5")
+    tab.page.keyboard.press("Enter")
+    assert sent(tab) == [("lr", "x0.5"), ("max_grad_norm", "1.5")]
+    later = [{**SETTINGS[0], "text": "0.05"}, *SETTINGS[1:]]
+    tab.deliver({"type": "update", "settings": later, "changes": [change(source="monitor")]})
+    assert row(tab, "lr").locator("output").inner_text() == "0.05"
+    assert field(tab, "lr").input_value() == ""
+    assert row(tab, "lr").locator(".nbl-setting-note").inner_text() == "changed by the monitor after update 12"
+    assert field(tab, "max_grad_norm").input_value() == "1.5"
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "words"),
+    [
+        ("lr", ("1e-3", "x0.5", "* 2"), ("half", "-1", "0", "x", "none"), "A number above 0"),
+        ("max_grad_norm", ("none", "1"), ("0", "nan"), "or none"),
+        ("gradient_accumulation_steps", ("8",), ("0", "1.5", "x2"), "A whole number, 1 or more"),
+        ("temperature", ("-1", "0", "x2"), ("warm", "Infinity"), "A number, or a factor"),
+        ("depth", ("-1", "x2"), ("1.5",), "A whole number"),
+        ("augment", ("on", "OFF"), ("1", "yes"), "on or off"),
+    ],
+)
+def test_text_that_is_no_value_is_refused_beside_its_field(
+    tab: Tab, name: str, good: tuple[str, ...], bad: tuple[str, ...], words: str
+) -> None:
+    tab.deliver(reset(settings=SETTINGS))
+    problem = row(tab, name).locator(".nbl-setting-problem")
+    for text in bad:
+        field(tab, name).fill(text)
+        assert words in problem.inner_text()
+        assert field(tab, name).get_attribute("aria-invalid") == "true"
+        tab.page.keyboard.press("Enter")
+    assert sent(tab) == []
+    for text in good:
+        field(tab, name).fill(text)
+        assert problem.is_hidden()
+        tab.page.keyboard.press("Enter")
+    assert sent(tab) == [(name, text) for text in good]
+
+
+def test_refusal_by_the_kernel_is_shown_beside_its_field(tab: Tab) -> None:
+    tab.deliver(reset(settings=SETTINGS))
+    field(tab, "lr").fill("2")
+    tab.page.keyboard.press("Enter")
+    tab.deliver({"type": "update", "answers": [{"name": "lr", "problem": f"the run is over {EVIL}"}]})
+    assert row(tab, "lr").locator(".nbl-setting-problem").inner_text() == f"the run is over {EVIL}"
+    assert row(tab, "lr").locator(".nbl-setting-note").is_hidden()
+    assert field(tab, "lr").input_value() == "2"
+    field(tab, "lr").fill("3")
+    tab.deliver({"type": "update", "settings": SETTINGS})
+    assert row(tab, "lr").locator(".nbl-setting-problem").is_hidden()
+
+
+def test_what_is_typed_stays_while_values_change(tab: Tab) -> None:
+    tab.deliver(reset(settings=SETTINGS))
+    field(tab, "lr").press_sequentially("0.0")
+    tab.deliver({"type": "update", "settings": [{**SETTINGS[0], "text": "0.09"}, *SETTINGS[1:]]})
+    tab.page.keyboard.type("2")
+    assert field(tab, "lr").input_value() == "0.02"
+    assert row(tab, "lr").locator("output").inner_text() == "0.09"
+
+
+def test_fields_and_pause_are_disabled_with_the_reason(tab: Tab) -> None:
+    reason = "Needs an Accelerator that has made an update"
+    off = {**run()["actions"], "pause": False, "set": False}
+    tab.deliver(reset(run=run(actions=off, change_hint=reason), settings=SETTINGS[3:4]))
+    pause = tab.page.get_by_role("button", name="Pause")
+    assert (pause.is_enabled(), pause.get_attribute("title")) == (False, reason)
+    apply = tab.page.get_by_role("button", name="Apply")
+    assert (apply.is_enabled(), apply.get_attribute("title")) == (False, reason)
+    assert field(tab, "temperature").is_disabled()
+    tab.deliver(reset(settings=[]))
+    assert tab.page.get_by_role("region", name="Settings").is_hidden()
+
+
+def test_pause_becomes_resume(tab: Tab) -> None:
+    tab.deliver(reset())
+    tab.page.get_by_role("button", name="Pause").click()
+    paused = {**run()["actions"], "pause": False, "resume": True}
+    tab.deliver({"type": "update", "run": run(state="paused", actions=paused)})
+    assert tab.text(".nbl-identity").split("\n")[0] == "paused"
+    tab.page.get_by_role("button", name="Resume").click()
+    assert tab.text(".nbl-hint") == "Requested: Resume."
+    assert tab.sent() == ["hello", "pause", "resume"]
+
+
+def test_changes_are_marked_on_each_curve_and_listed(tab: Tab) -> None:
+    values: list[float | None] = [1 + step / 100 for step in range(101)]
+    tab.deliver(reset(curves=[curve("loss", 0, values), curve("accuracy", 0, values)], settings=SETTINGS))
+    before = [tab.picture(f".nbl-plot:nth-child({at}) canvas") for at in (1, 2)]
+    assert tab.find(".nbl-changes").is_hidden()
+    changes = [change(), change(EVIL, "0.7", "0.9"), change("lr", "0.05", "0.01", update=99, step=None)]
+    tab.deliver({"type": "update", "changes": changes})
+    after = [tab.picture(f".nbl-plot:nth-child({at}) canvas") for at in (1, 2)]
+    assert all(one != other for one, other in zip(before, after, strict=True))
+    box = tab.find(PLOT).first.bounding_box()
+    assert box is not None
+    for part in range(40, 60):  # The labels of the values take some room at the left.
+        tab.page.mouse.move(box["x"] + part / 100 * box["width"], box["y"] + 40)
+        tab.settle()
+        if len(rows := tab.texts(".nbl-tip-row")) > 1:
+            break
+    assert rows[:2] == ["lr\n0.1 → 0.05", f"{EVIL}\n0.7 → 0.9"]
+    tab.page.mouse.move(box["x"] + box["width"] - 4, box["y"] + 40)
+    tab.settle()
+    assert tab.texts(".nbl-plot:nth-child(1) .nbl-tip-row") == ["rank 0\n2"]
+    tab.find(".nbl-changes summary").click()
+    assert tab.text(".nbl-changes summary") == "3 changes"
+    assert tab.texts(".nbl-changes li")[::2] == [
+        "lr 0.05 → 0.01 by code after update 99",
+        "lr 0.1 → 0.05 by code after update 12",
+    ]
+    assert tab.page.evaluate("window.hacked") is None
+
+
+def test_settings_fit_a_narrow_page(tab: Tab) -> None:
+    tab.page.set_viewport_size({"width": 360, "height": 900})
+    long = "x" * 80
+    tab.deliver(reset(settings=[{"name": long, "text": "0.1", "kind": "number"}], changes=[change(long, long, long)]))
+    tab.find(".nbl-changes summary").click()
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_changes_stay_when_the_run_is_over(tab: Tab) -> None:
+    tab.deliver(reset(settings=SETTINGS, changes=[change()]))
+    tab.deliver({"type": "update", "run": run(state="done", is_over=True)})
+    assert tab.find(".nbl-setting").count() == 0
+    assert tab.text(".nbl-changes summary") == "1 change"
