@@ -15,10 +15,12 @@ from notebook_launcher.text import read_bool
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    Choices = Mapping[str, tuple[str, ...] | None]
+
 __all__ = ["DYNAMO", "SWITCHES", "sharding_env"]
 
 TRUTH = ("true", "false")
-FSDP = {
+FSDP: Choices = {
     "fsdp_version": ("1", "2"),
     "fsdp_sharding_strategy": None,
     "fsdp_reshard_after_forward": None,
@@ -35,8 +37,9 @@ FSDP = {
     "fsdp_activation_checkpointing": TRUTH,
     "fsdp_activation_checkpointing_offload": TRUTH,
 }
-PARALLELISM = {f"parallelism_config_{name}_size": None for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
-DEEPSPEED = {
+MESH_SIZES = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+PARALLELISM: Choices = {f"parallelism_config_{name}_size": None for name in MESH_SIZES}
+DEEPSPEED: Choices = {
     "deepspeed_config_file": None,
     "zero_stage": ("0", "1", "2", "3"),
     "offload_optimizer_device": ("none", "cpu"),
@@ -45,7 +48,7 @@ DEEPSPEED = {
     "zero3_save_16bit_model": TRUTH,
     "deepspeed_moe_layer_cls_names": None,
 }
-SWITCHES = {"use_fsdp": FSDP, "use_parallelism_config": PARALLELISM, "use_deepspeed": DEEPSPEED}
+SWITCHES: Mapping[str, Choices] = {"use_fsdp": FSDP, "use_parallelism_config": PARALLELISM, "use_deepspeed": DEEPSPEED}
 """Options without a value, each with the options that need it and their values; None: the Accelerator checks them."""
 VARIABLES = {"use_fsdp": USE_FSDP, "use_parallelism_config": USE_PARALLELISM, "use_deepspeed": SWITCH}
 VALUED = tuple(name for group in SWITCHES.values() for name in group)
