@@ -26,6 +26,7 @@ __all__ = ["argument_field", "argument_value", "option_fields"]
 TEXT_FIELDS = {
     "num_processes": ("Processes", "automatic"),
     "gradient_accumulation_steps": ("Accumulation steps", "1"),
+    "shard": ("Shard models over", "1 process, which has all of a model"),
     "max_grad_norm": ("Maximum gradient norm", "no clipping"),
     "seed": ("Seed", "a random seed, which is recorded"),
     "timeout": ("Time limit, seconds", "no limit"),

@@ -21,6 +21,7 @@ from notebook_launcher.widgets.argument_values import Arguments
 from notebook_launcher.widgets.batch import EffectiveBatch
 from notebook_launcher.widgets.call import Namer, call_code
 from notebook_launcher.widgets.parameters import MISSING, Parameter, is_literal, parameters_of, takes_any_name
+from notebook_launcher.widgets.sharding_hint import parameter_bytes, sharding_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -85,6 +86,15 @@ class LaunchState(traitlets.HasTraits):
             accumulation=steps,
             processes=None if "num_processes" in self.mistakes else num,
         )
+
+    @property
+    def sharding_hint(self) -> str:
+        """What the option `shard` saves and costs; empty while a number that it depends on is wrong."""
+        steps, shard = self.training.gradient_accumulation_steps, self.config.shard or 1
+        if self.plan is None or steps is None or {"shard", "gradient_accumulation_steps"} & set(self.problems):
+            return ""
+        values = [self.value_of(name) for name in {*self.parameters, *self.arguments}]
+        return sharding_hint(self.plan.num_processes, shard, steps, parameter_bytes(self.function, values))
 
     @property
     def environ(self) -> dict[str, str]:

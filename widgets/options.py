@@ -11,6 +11,7 @@ ADVANCED = (
     "backend",
     "start_method",
     "output",
+    "shard",
     "seed",
     "max_grad_norm",
     "comm_hook",

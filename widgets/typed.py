@@ -44,6 +44,7 @@ class Number:
 NUMBERS = {
     "num_processes": Number(least=1),
     "gradient_accumulation_steps": Number(least=1),
+    "shard": Number(least=1),
     "max_grad_norm": Number(is_whole=False),
     "seed": Number(most=MAX_SEED),
     "timeout": Number(is_whole=False),

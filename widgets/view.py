@@ -206,6 +206,7 @@ class PanelView:
         machine = self._state.machine
         hints = {"num_processes": hardware.processes_hint(machine, self._state.plan)}
         hints["gradient_accumulation_steps"] = "Micro-batches for each optimizer update"
+        hints["shard"] = self._state.sharding_hint
         hints["devices"] = machine.why_no_gpu[:1].upper() + machine.why_no_gpu[1:]
         for name, field in self.fields.items():
             self._draw_note(field, name, hints.get(name, ""))

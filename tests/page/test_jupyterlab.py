@@ -306,7 +306,7 @@ def test_panel_is_operated_by_keys_and_shows_errors_beside_their_fields(lab):
         processes.press_sequentially(typed)
         alert = panel.locator(".nbp-field", has=page.get_by_label("Processes", exact=True)).get_by_role("alert")
         alert.get_by_text(message).wait_for()
-        assert launch.is_disabled()
+        panel.locator("button:disabled", has_text="Launch").wait_for()
         assert launch.get_attribute("title") == "Fix Processes to enable Launch."
         page.wait_for_function(DESCRIBED, arg=[processes.element_handle(), "true", message])
         page.wait_for_function(DESCRIBED, arg=[launch.element_handle(), None, "Fix Processes to enable Launch."])
@@ -338,6 +338,12 @@ def test_panel_is_operated_by_keys_and_shows_errors_beside_their_fields(lab):
             segments = panel.get_by_role("group", name="Mixed precision")
             segments.get_by_role("button", name="no", pressed=False).wait_for()
             panel.locator("pre", has_text='mixed_precision="bf16"').wait_for()
+        if reached[-1] == "Shard models over":
+            page.keyboard.type("2")
+            panel.get_by_text("1/2 of parameters, gradients and optimizer state on each process").wait_for()
+            panel.locator("pre", has_text="shard=2").wait_for()
+            picture(page, panel, "panel-sharded.png")
+    assert "Shard models over" in reached
     for name in ("Micro-batch size", "Accumulation steps", "lr", "epochs", "CPU", "Seed", "Backend", "Copy", "Launch"):
         assert any(name in one for one in reached), (name, reached)
     page.keyboard.press("Enter")

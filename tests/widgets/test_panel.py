@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 import pytest
+import torch
 import traitlets
 
 from notebook_launcher import ConfigError, LaunchConfig
@@ -109,6 +110,7 @@ def pasted(panel: ConfigPanel, names: dict[str, Any]) -> tuple[Any, dict[str, An
         ("gradient_accumulation_steps", " 8 ", 8),
         ("max_grad_norm", "0.5", 0.5),
         ("seed", "7", 7),
+        ("shard", "1", 1),
         ("timeout", "1e3", 1000.0),
         ("max_restarts", "1", 1),
         ("max_grad_norm", "None", None),
@@ -156,6 +158,8 @@ def test_segment_sets_its_option(name, word, value):
         ("gradient_accumulation_steps", "1,5", "Enter a whole number, 1 or more."),
         ("max_restarts", "None", "Enter a whole number, 0 or more."),
         ("num_processes", "1000", "Enter 64 or less: this machine has 2 CPU cores."),
+        ("shard", "0", "Enter a whole number, 1 or more."),
+        ("shard", "3", "2 / 3 is no whole number of replicas. It can be 1, 2"),
         ("seed", "-1", "Enter a whole number, 0 to 4,294,967,295."),
         ("seed", "4294967296", "Enter a whole number, 0 to 4,294,967,295."),
         ("timeout", "inf", "Enter a number above 0."),
@@ -779,12 +783,42 @@ def test_code_is_escaped_and_dimmed_while_something_is_wrong(names):
     assert "nbp-stale" in panel.view._code.value
 
 
+def test_field_that_shards_says_what_that_saves_and_costs(names):
+    panel = ConfigPanel(train, 4)
+    assert "Each process has all parameters, gradients and optimizer state; 4 here leaves it 1/4." in note_of(
+        panel, "shard"
+    )
+    type_in(panel, "shard", "4")
+    type_in(panel, "gradient_accumulation_steps", "2")
+    assert "1/4 of parameters, gradients and optimizer state on each process" in note_of(panel, "shard")
+    # 2 micro-batches with 3 x 3/4 of the parameters each, against 2 x 3/4 of them once.
+    assert "An update sends 3 times as much." in note_of(panel, "shard")
+    type_in(panel, "shard", "")
+    type_in(panel, "num_processes", "1")
+    assert "One process has nothing to share out" in note_of(panel, "shard")
+    type_in(panel, "gradient_accumulation_steps", "x")
+    assert "One process" not in note_of(panel, "shard")
+
+
+@pytest.mark.parametrize("source", ["argument", "variable of the function"])
+def test_field_that_shards_counts_a_model_that_the_call_names(source, names):
+    model = torch.nn.Linear(1000, 300, bias=False)  # 1.2 MB
+
+    def fit(net: Any = None) -> Any:
+        return net if source == "argument" else model
+
+    panel = ConfigPanel(fit, 4, kwargs={"net": model} if source == "argument" else {}, shard=2)
+    assert "Parameters 600 kB a process instead of 1.2 MB" in note_of(panel, "shard")
+    # Over 2 processes 3 x 1/2, and over the 2 replicas 2 x 1/2 of the half; against 2 x 3/4.
+    assert "An update sends 2.4 MB a process instead of 1.8 MB." in note_of(panel, "shard")
+
+
 # Around it.
 
 
 def test_settings_are_saved_and_loaded(tmp_path):
     path = tmp_path / "config.yaml"
-    panel = ConfigPanel(train, 2, seed=7, mixed_precision="bf16")
+    panel = ConfigPanel(train, 2, seed=7, mixed_precision="bf16", shard=2)
     panel.view.file.path.value = str(path)
     panel.view.file.save_button.click()
     assert f"accelerate launch --config_file {path}" in panel.view.file.note.value
