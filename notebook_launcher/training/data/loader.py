@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,9 +22,8 @@ from notebook_launcher.training.data.samplers import (
     set_epochs,
 )
 from notebook_launcher.training.data.skipping import SkipBatchSampler
-from notebook_launcher.training.data.transfer import Delivery, copied_ahead
+from notebook_launcher.training.data.transfer import Delivery, copied_ahead, move, without_label
 from notebook_launcher.training.data.walking import WalkedSampler
-from notebook_launcher.training.operations import send_to_device
 from notebook_launcher.training.recording.phases import make_clock
 
 if TYPE_CHECKING:
@@ -94,10 +94,14 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         with contextlib.nullcontext() if order is None else torch.random.fork_rng(devices=[]):
             fetched = iter(self.base_dataloader)
         self._walked.begin_at(0, None)
-        walk = self._walked.take_walk()
-        for batch in fetched:
-            self._progress.order = walk.order
-            drawn, samples, is_last = walk.taken.popleft()
+        walk, left = self._walked.take_walk(), 0
+        for batch in without_label(fetched):
+            if not left:
+                self._progress.order = walk.order
+                left, drawn, samples, is_last = walk.taken.popleft()
+                per_round = sum(drawn.real)
+            left -= 1
+            samples += per_round
             yield Delivery(batch, drawn, is_last, Position(start.epoch, samples))
 
     def _arguments(self) -> dict[str, Any]:
@@ -200,7 +204,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             progress.begin_at, self._loaded = None, False
             self.set_epoch(start.epoch)
             progress.position = start
-            deliveries, move = self._moving(self._deliveries(start, order))
+            deliveries, moved = self._moving(self._deliveries(start, order))
             # DataLoader looks at the name of every attribute that is set, which takes 0.4 us.
             attributes = vars(self)
             on_next = self.stack.on_next if len(self.stack.loaders) == 1 else None
@@ -211,7 +215,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
                     token,
                 )
                 progress.position = position
-                yield batch if move is None else move(batch)
+                yield batch if moved is None else moved(batch)
                 if on_next is not None:
                     on_next()
             progress.count_epoch(start.epoch)
@@ -241,7 +245,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         device = torch.device(self.device)
         if self._non_blocking and device.type == "cuda":
             return copied_ahead(deliveries, device), None
-        return deliveries, lambda batch: send_to_device(batch, device, non_blocking=self._non_blocking)
+        return deliveries, functools.partial(move, device=device, non_blocking=self._non_blocking)
 
     def _find_start(self) -> tuple[Position, Order | None]:
         """Return the position at which the next loop begins, and the states that drew its order if they are known."""

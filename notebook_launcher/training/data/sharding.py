@@ -15,7 +15,15 @@ from torch.utils.data import BatchSampler
 from notebook_launcher.training.data.completing import fill, keep_step, uneven_error
 from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.samplers import count_samples, length_of
-from notebook_launcher.training.data.shares import Share, rest_of
+from notebook_launcher.training.data.shares import (
+    Share,
+    Stretch,
+    batches_of,
+    full_rounds,
+    rest_of,
+    shares_in,
+    stream_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -96,6 +104,10 @@ class BatchSamplerShard(BatchSampler):
             yield share.indices
 
     def shares(self, skip: int = 0) -> Iterator[Share]:
+        """Yield this rank's batches with their rounds; see `stretches`."""
+        return shares_in(self.stretches(skip))
+
+    def stretches(self, skip: int = 0) -> Iterator[Stretch]:
         """Yield this rank's batches with their rounds.
 
         Args:
@@ -105,12 +117,38 @@ class BatchSamplerShard(BatchSampler):
         Raises:
             ValueError: With `uneven="error"`, at a round that has less than a batch for every rank.
         """
-        batches = iter(self.batch_sampler)
-        start = list(itertools.islice(batches, self._per_round))
-        batches = itertools.chain(start, batches)
+        stream, size = stream_of(self.batch_sampler), self.batch_size
+        if stream is None or not size or skip % size:
+            batches = batches_of(self.batch_sampler, stream)
+            start = list(itertools.islice(batches, self._per_round))
+            batches = itertools.chain(start, batches)
+            yield from self._irregular(rest_of(batches, skip) if skip else batches, start, [], skip)
+            return
+        num_processes, rows = self.num_processes, size // self.num_processes if self.split_batches else size
+        epochs_start = stream.take(num_processes * rows)
+        stream.give_back(epochs_start)
+        stream.skip(skip)
+        full = (rows,) * num_processes
+        drawn, newest = Round(full, full, full), None
+        for block in full_rounds(stream, stream.length - skip, num_processes, rows):
+            yield Stretch(block[:, self.process_index].tolist(), drawn, skip)
+            skip += block.numel()
+            newest = block[-1]
+        previous = [] if newest is None else newest.tolist()
+        start = [part.tolist() for part in epochs_start.split(size)]
+        yield from self._irregular(batches_of(self.batch_sampler, stream), start, previous, skip)
+
+    def _irregular(self, batches: Iterable[Any], start: list[Any], previous: list[Any], skip: int) -> Iterator[Stretch]:
+        """Yield this rank's part of batches that may have any size.
+
+        Args:
+            batches: What is left to be shared out.
+            start: The epoch's first batches.
+            previous: What the ranks had in the round before; empty in the first.
+            skip: How many samples of the epoch have been had.
+        """
         known: dict[tuple[int, ...], Round] = {}
-        previous: list[Any] = []
-        for group, kind in self._groups(rest_of(batches, skip) if skip else batches):
+        for group, kind in self._groups(batches):
             parts = self._cut(group[0]) if self.split_batches else group
             real = tuple(map(count_samples, parts))
             if kind is _Group.FULL:
@@ -122,8 +160,8 @@ class BatchSamplerShard(BatchSampler):
                 if kind is _Group.LAST and (self.drop_last or (self._stops() and not min(real))):
                     return
                 drawn = self._complete(parts, real, start, previous, is_last=kind is _Group.LAST)
+            yield Stretch([parts[self.process_index]], drawn, skip)
             skip += sum(real)
-            yield Share(parts[self.process_index], drawn, skip)
             previous = parts
 
     def check(self) -> None:

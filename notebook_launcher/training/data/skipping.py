@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler
 
-from notebook_launcher.training.data.shares import Share, shares_of
+from notebook_launcher.training.data.shares import Share, Stretch, shares_in, stretches_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,9 +36,22 @@ class SkipBatchSampler(BatchSampler):
         return itertools.islice(iter(self.batch_sampler), self.skip_batches, None)
 
     def shares(self, skip: int = 0) -> Iterator[Share]:
+        """Yield the remaining batches, with their rounds; see `stretches`."""
+        return shares_in(self.stretches(skip))
+
+    def stretches(self, skip: int = 0) -> Iterator[Stretch]:
         """Yield the remaining batches, with their rounds.
 
         Args:
             skip: How many samples of the epoch have been had; if any, the first batches are among them.
         """
-        return itertools.islice(shares_of(self.batch_sampler, skip), 0 if skip else self.skip_batches, None)
+        left_out = 0 if skip else self.skip_batches
+        for stretch in stretches_of(self.batch_sampler, skip):
+            batches, drawn, samples = stretch
+            if left_out < len(batches):
+                yield (
+                    stretch
+                    if not left_out
+                    else Stretch(batches[left_out:], drawn, samples + left_out * sum(drawn.real))
+                )
+            left_out = max(0, left_out - len(batches))

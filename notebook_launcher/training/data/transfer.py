@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.autograd import _profiler_enabled
 
 from notebook_launcher.training.operations import recursively_apply, send_to_device
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.data.position import Position
     from notebook_launcher.training.data.rounds import Round
 
-__all__ = ["Delivery", "copied_ahead"]
+__all__ = ["Delivery", "copied_ahead", "move", "without_label"]
 
 
 class Delivery(NamedTuple):
@@ -25,6 +26,34 @@ class Delivery(NamedTuple):
     is_last: bool
     position: Position
     """The position in the epoch, with this batch."""
+
+
+def without_label(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of torch's iterator, without the label for a profiler where none listens.
+
+    The label of `DataLoader` takes 6.5 of the 7 µs that its iterator adds to a batch.
+    """
+    read = getattr(batches, "_next_data", None)
+    if read is None:
+        yield from batches
+        return
+    while True:
+        try:
+            batch = next(batches) if _profiler_enabled() else read()
+        except StopIteration:
+            return
+        yield batch
+
+
+def move(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
+    """Return the batch on the device; itself if it is a list or tuple of tensors that are there."""
+    if device.type == "cpu" and type(batch) in (list, tuple):
+        for part in batch:
+            if type(part) is not torch.Tensor or not part.is_cpu:
+                break
+        else:
+            return batch
+    return send_to_device(batch, device, non_blocking=non_blocking)
 
 
 def copied_ahead(deliveries: Iterable[Delivery], device: torch.device) -> Iterator[Delivery]:

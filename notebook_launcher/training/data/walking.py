@@ -7,11 +7,11 @@ are loaded for them, and in the same order. So the rounds wait here for their ba
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.training.data.position import Order, generator_owners
 from notebook_launcher.training.data.samplers import links_of
-from notebook_launcher.training.data.shares import Share, shares_of
+from notebook_launcher.training.data.shares import Stretch, stretches_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,49 +21,57 @@ if TYPE_CHECKING:
 __all__ = ["Walk", "WalkedSampler"]
 
 
+class Taken(NamedTuple):
+    """Neighbouring batches that are being loaded."""
+
+    count: int
+    """Number of batches."""
+    round: Round
+    """What each of their rounds counts."""
+    samples: int
+    """Samples of the epoch before them."""
+    ends: bool
+    """True for the last batch, which is alone."""
+
+
 class Walk:
-    """One walk through a batch sampler, a batch ahead of the loader, so that the last batch is known as such."""
+    """One walk through a batch sampler, a stretch ahead of the loader, so that the last batch is known as such."""
 
     def __init__(self, batch_sampler: Any, skip: int, order: Order | None) -> None:
         self.order = order
         """The states that made the order; None until the first batch is drawn."""
-        self.taken: collections.deque[tuple[Round, int, bool]] = collections.deque()
-        """For each batch that is being loaded: its round, the samples so far, and True if it is the last."""
+        self.taken: collections.deque[Taken] = collections.deque()
         self._batch_sampler = batch_sampler
         self._skip = skip
-        self._shares: Iterator[Share] | None = None
-        self._ahead: Share | None = None
 
-    def __iter__(self) -> Walk:
-        return self
+    def indices(self) -> Iterator[Any]:
+        """Yield what the loader fetches, and note it in `taken`."""
+        stretches = stretches_of(self._batch_sampler, self._skip)
+        ahead = self._start(stretches)
+        while ahead is not None:
+            batches, drawn, samples = ahead
+            before_last = len(batches) - 1
+            if before_last:
+                self.taken.append(Taken(before_last, drawn, samples, ends=False))
+                yield from batches[:-1]
+            # Not sooner: what draws the indices may count the epoch on where they end.
+            ahead = _following(stretches)
+            self.taken.append(Taken(1, drawn, samples + before_last * sum(drawn.real), ends=ahead is None))
+            yield batches[-1]
 
-    def __next__(self) -> Any:
-        if self._shares is None:
-            self._start()
-        share = self._ahead
-        if share is None:
-            raise StopIteration
-        self._step()
-        indices, drawn, samples = share
-        self.taken.append((drawn, samples, self._ahead is None))
-        return indices
-
-    def _start(self) -> None:
-        self._shares = shares_of(self._batch_sampler, self._skip)
+    def _start(self, stretches: Iterator[Stretch]) -> Stretch | None:
         owners = generator_owners(links_of(self._batch_sampler))
         if self.order is not None:
             with self.order.replayed(owners):
-                self._step()
-        else:
-            self.order = Order.capture(owners)
-            self._step()
+                return _following(stretches)
+        self.order = Order.capture(owners)
+        return _following(stretches)
 
-    def _step(self) -> None:
-        assert self._shares is not None
-        self._ahead = next(self._shares, None)
-        if self._ahead is not None and self._ahead.indices is None:
-            # The other ranks have one batch more.
-            self._ahead = None
+
+def _following(stretches: Iterator[Stretch]) -> Stretch | None:
+    ahead = next(stretches, None)
+    # A rank without indices is at its end; the other ranks have one batch more.
+    return None if ahead is None or ahead.batches[0] is None else ahead
 
 
 class WalkedSampler:
@@ -86,10 +94,10 @@ class WalkedSampler:
         assert walk is not None
         return walk
 
-    def __iter__(self) -> Walk:
+    def __iter__(self) -> Iterator[Any]:
         # A loader with workers asks twice, and uses the second.
         self._newest = Walk(self._batch_sampler, self._skip, self._order)
-        return self._newest
+        return self._newest.indices()
 
     def __len__(self) -> int:
         return len(self._batch_sampler)
