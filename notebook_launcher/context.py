@@ -14,12 +14,12 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from notebook_launcher import messages
 from notebook_launcher.changes import OFFERED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from notebook_launcher.messages import Change
     from notebook_launcher.training_settings import TrainingSettings
 
 __all__ = [
@@ -113,7 +113,7 @@ class RankContext:
     waits_since: tuple[int, float] = (-1, 0.0)
     """Number of backwards when a rank that is to stop was last allowed a step, and the time of the first such."""
 
-    next_change: Callable[[], messages.Change] | None = None
+    next_change: Callable[[], Change] | None = None
     """Returns the next `Change` that the kernel has sent, in order; waits for it."""
     tunables: dict[str, float] = dataclasses.field(default_factory=dict)
     """By name: present values of what the function offers by `tunable`."""
@@ -185,6 +185,8 @@ def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None
     step = None if step is None else _integer(step)
     if context is None:
         return
+    from notebook_launcher import messages  # here, because they take a third of the time of importing this module
+
     context.send(messages.Metrics(time=time.monotonic(), step=step, values=numbers))
     step_boundary()
 
@@ -222,6 +224,8 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
     if context is None:
         yield from iterable
         return
+    from notebook_launcher import messages
+
     if total is None:
         total = _length(iterable)
     last = -PROGRESS_INTERVAL
@@ -263,6 +267,8 @@ def tunable(name: str, default: float) -> float:
     if name not in context.tunables:
         context.tunables[name] = default
         if context.pid == os.getpid():
+            from notebook_launcher import messages
+
             context.send(messages.Offered(name=name, value=default))
     return context.tunables[name]
 
@@ -283,6 +289,8 @@ def progress(done: int, total: int | None = None, description: str = "") -> None
         return
     now = time.monotonic()
     if now - context.last_progress >= PROGRESS_INTERVAL or done == total:
+        from notebook_launcher import messages
+
         context.last_progress = now
         context.send(messages.Progress(time=now, done=done, total=total, description=description))
     step_boundary()

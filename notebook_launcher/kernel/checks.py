@@ -11,7 +11,6 @@ from typing import Any, ParamSpec, TypeVar
 from notebook_launcher import context
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError, ConfigError
-from notebook_launcher.kernel.failure_display import show_as
 
 __all__ = ["arguments_by_name", "check_call", "check_not_in_rank", "name_of"]
 
@@ -43,6 +42,8 @@ def arguments_by_name(launcher: Callable[P, T]) -> Callable[P, T]:
         try:
             return launcher(*args, **kwargs)
         except KeyboardInterrupt as error:
+            from notebook_launcher.kernel.failure_display import show_as
+
             show_as(error, f"KeyboardInterrupt: {launcher.__name__} was interrupted")
             raise
 

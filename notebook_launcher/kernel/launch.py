@@ -1,20 +1,21 @@
-"""`notebook_launch` and `launch`: ranks for one call."""
+"""`notebook_launch` and `launch`: ranks for one call.
+
+What a run needs is imported by the first call, so that the import in a notebook's first cell takes little.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.engines.starting import fork_server
 from notebook_launcher.kernel.checks import arguments_by_name, check_not_in_rank
-from notebook_launcher.kernel.ranks import Ranks
-from notebook_launcher.kernel.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.kernel.results import Results
+    from notebook_launcher.kernel.run import Run
 
 __all__ = ["launch", "notebook_launch", "prewarm"]
 
@@ -58,8 +59,7 @@ def notebook_launch(
             culprit), `failures` (every rank that failed) and `results` (the values of the other ranks).
     """
     check_not_in_rank("notebook_launch")
-    ranks = Ranks.planned(num_processes, config, options, many_calls=False)
-    return Run.start(ranks, fn, args, kwargs, in_cell=True).wait_in_cell()
+    return _start(fn, num_processes, args, kwargs, config, options, in_cell=True).wait_in_cell()
 
 
 @arguments_by_name
@@ -78,11 +78,29 @@ def launch(
     `notebook_launch` would. A rank that asks for input gets an `EOFError`, because no cell waits.
     """
     check_not_in_rank("launch")
-    ranks = Ranks.planned(num_processes, config, options, many_calls=False)
-    return Run.start(ranks, fn, args, kwargs, in_cell=False)
+    return _start(fn, num_processes, args, kwargs, config, options, in_cell=False)
 
 
 def prewarm() -> None:
     """Start the fork server in the background, so that the first launch does not wait for the import of torch."""
     check_not_in_rank("prewarm")
+    from notebook_launcher.engines.starting import fork_server
+
     fork_server().start(os.environ)
+
+
+def _start(
+    fn: Callable[..., Any],
+    num_processes: int | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    config: LaunchConfig | None,
+    options: Mapping[str, Any],
+    *,
+    in_cell: bool,
+) -> Run:
+    from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.kernel.run import Run
+
+    ranks = Ranks.planned(num_processes, config, options, many_calls=False)
+    return Run.start(ranks, fn, args, kwargs, in_cell=in_cell)

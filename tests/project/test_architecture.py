@@ -340,6 +340,19 @@ def test_importing_the_package_is_light():
     subprocess.run([sys.executable, "-c", IMPORT_PROBE], check=True, cwd=ROOT)
 
 
+LATER = ("torch", "numpy", "asyncio", "cloudpickle", "psutil", "html", "multiprocessing", "yaml", "IPython",
+         "ipykernel", "ipywidgets", "notebook_launcher.drawing", "notebook_launcher.engines",
+         "notebook_launcher.history", "notebook_launcher.kernel.run", "notebook_launcher.messages",
+         "notebook_launcher.processes", "notebook_launcher.travel")  # fmt: skip
+"""What a notebook's first cell must not import: each takes milliseconds, and `messages` as long as all that is left."""
+
+
+def test_importing_the_launcher_is_light():
+    probe = "import sys; from notebook_launcher import launch, notebook_launch, report; print(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-c", probe], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert not set(LATER) & set(imported.stdout.split())
+
+
 def test_rest_of_accelerates_names_is_found_without_torch():
     probe = """
 import sys, notebook_launcher
