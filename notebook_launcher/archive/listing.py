@@ -146,7 +146,7 @@ def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
     # A name holds the second of the launch; runs of one second are sorted by their summaries.
     for _, names in itertools.groupby(run_folders.list_ids(home), key=lambda name: name[: len("20261121-142501")]):
         same = list(_still_there(home, names))
-        items += same if len(same) < 2 else sorted(same, key=lambda run: run.snapshot().started, reverse=True)
+        items += same if len(same) < 2 else sorted(same, key=_launched, reverse=True)
     return RunList(home, items)
 
 
@@ -155,6 +155,12 @@ def _still_there(home: Path, names: Iterable[str]) -> Iterator[RecordedRun]:
         # Another kernel may be making room.
         with contextlib.suppress(LookupError):
             yield RecordedRun(home / name)
+
+
+def _launched(run: RecordedRun) -> float:
+    """Return the time of a run's launch, of which alone the summary is read."""
+    started = (run_folders.read_json(run.folder / run_folders.SUMMARY) or {}).get("started")
+    return started if isinstance(started, float) else run.snapshot().started
 
 
 def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto") -> RecordedRun:

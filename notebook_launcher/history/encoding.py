@@ -7,6 +7,7 @@ version added are ignored, and fields that an earlier version lacks get their de
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -83,11 +84,12 @@ def decode_snapshot(data: Mapping[str, Any]) -> RunSnapshot:
         ValueError: As TypeError.
         AttributeError: As TypeError.
     """
-    return dataclasses.replace(
-        _build(RunSnapshot, data),
+    return _build(
+        RunSnapshot,
+        data,
         ranks=tuple(_decode_rank(rank) for rank in data.get("ranks", ())),
         failures=tuple(
-            dataclasses.replace(_build(FailureRecord, item), last_lines=tuple(item.get("last_lines", ())))
+            _build(FailureRecord, item, last_lines=tuple(item.get("last_lines", ())))
             for item in data.get("failures", ())
         ),
         changes=tuple(_build(RunChange, item) for item in data.get("changes", ())),
@@ -102,22 +104,27 @@ def _encode_span(span: PhaseSpan) -> tuple[str, float, float]:
 
 def _decode_rank(data: Mapping[str, Any]) -> RankSnapshot:
     metrics = {name: _number(value) for name, value in data.get("metrics", {}).items()}
-    return dataclasses.replace(_build(RankSnapshot, data), metrics=metrics)
+    return _build(RankSnapshot, data, metrics=metrics)
 
 
 def _decode_phases(data: Mapping[str, Any]) -> RankPhases:
     spans = tuple(PhaseSpan(phase=span[0], start=span[1], seconds=span[2]) for span in data.get("spans", ()))
     micro_batches, samples = data.get("fullest", (0, 0.0))
-    return dataclasses.replace(_build(RankPhases, data), spans=spans, fullest=(int(micro_batches), float(samples)))
+    return _build(RankPhases, data, spans=spans, fullest=(int(micro_batches), float(samples)))
 
 
 def _fields(record: Any) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
-def _build(kind: type[T], data: Mapping[str, Any]) -> T:
-    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in data.items() if name in known})
+def _build(kind: type[T], data: Mapping[str, Any], **decoded: Any) -> T:
+    known = _field_names(kind)
+    return kind(**{**{name: value for name, value in data.items() if name in known}, **decoded})
+
+
+@functools.cache
+def _field_names(kind: type[Any]) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(kind))
 
 
 def _number(value: Any) -> float:

@@ -56,6 +56,17 @@ def test_permutation_draws_from_torchs_generator(gradual):
     assert torch.equal(torch.get_rng_state(), expected[1])
 
 
+class Rows(Dataset[int]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -69,9 +80,9 @@ SAMPLERS: dict[str, Any] = {
     "random, more": lambda: RandomSampler(range(100), num_samples=230, generator=seeded(3)),
     "seedable": lambda: SeedableRandomSampler(range(100), data_seed=4),
     "weighted": lambda: WeightedRandomSampler([0.1, 0.2, 0.7], 50, generator=seeded(5)),
-    "distributed": lambda: DistributedSampler(range(100), 3, 2, seed=6),
-    "distributed, dropping": lambda: DistributedSampler(range(100), 3, 1, shuffle=False, drop_last=True),
-    "distributed, few": lambda: DistributedSampler(range(2), 7, 6),
+    "distributed": lambda: DistributedSampler(Rows(100), 3, 2, seed=6),
+    "distributed, dropping": lambda: DistributedSampler(Rows(100), 3, 1, shuffle=False, drop_last=True),
+    "distributed, few": lambda: DistributedSampler(Rows(2), 7, 6),
 }
 
 
@@ -127,17 +138,6 @@ def test_stretches_are_the_rounds_that_are_read_one_by_one(num_processes, split,
                 for kind in (BatchSampler, ByItself)
             )
             assert list(fast.shares(skip)) == list(slow.shares(skip))
-
-
-class Rows(Dataset[int]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 @pytest.mark.parametrize("batch_size", [32, None])

@@ -10,6 +10,7 @@ import enum
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import BatchSampler
 
 from notebook_launcher.training.data.completing import fill, keep_step, uneven_error
@@ -135,7 +136,7 @@ class BatchSamplerShard(BatchSampler):
             skip += block.numel()
             newest = block[-1]
         previous = [] if newest is None else newest.tolist()
-        start = [part.tolist() for part in epochs_start.split(size)]
+        start = [part.tolist() for part in torch.split(epochs_start, size)]
         yield from self._irregular(batches_of(self.batch_sampler, stream), start, previous, skip)
 
     def _irregular(self, batches: Iterable[Any], start: list[Any], previous: list[Any], skip: int) -> Iterator[Stretch]:

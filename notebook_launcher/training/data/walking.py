@@ -24,8 +24,7 @@ __all__ = ["Walk", "WalkedSampler"]
 class Taken(NamedTuple):
     """Neighbouring batches that are being loaded."""
 
-    count: int
-    """Number of batches."""
+    num_batches: int
     round: Round
     """What each of their rounds counts."""
     samples: int
