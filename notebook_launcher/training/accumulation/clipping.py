@@ -40,8 +40,12 @@ def _by_mesh(parameters: Any) -> dict[Any, list[torch.Tensor]]:
     given: Iterable[torch.Tensor] = [parameters] if isinstance(parameters, torch.Tensor) else parameters
     groups: dict[Any, list[torch.Tensor]] = {}
     for parameter in given:
-        if parameter.grad is not None:
-            groups.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        # A plain tensor is not asked: it takes 1 µs to say that it has no such attribute.
+        mesh = None if type(gradient) is torch.Tensor else getattr(gradient, "device_mesh", None)
+        groups.setdefault(mesh, []).append(parameter)
     return groups or {None: []}
 
 
