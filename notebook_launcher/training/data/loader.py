@@ -96,8 +96,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         self._walked.begin_at(0, None)
         walk, left = self._walked.take_walk(), 0
         for batch in without_label(fetched):
+            self._progress.order = walk.order
             if not left:
-                self._progress.order = walk.order
                 left, drawn, samples, is_last = walk.taken.popleft()
                 per_round = sum(drawn.real)
             left -= 1
