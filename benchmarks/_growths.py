@@ -59,7 +59,8 @@ def rows(count: int) -> dict[str, float]:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    loader: Any = Accelerator(cpu=True).prepare(DataLoader(_Rows(count), 32, shuffle=True))
+    data: Any = _Rows(count)
+    loader: Any = Accelerator(cpu=True).prepare(DataLoader(data, 32, shuffle=True))
     before, begin = _peak(), time.perf_counter()
     batches = iter(loader)
     next(batches)

@@ -118,7 +118,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def _build(kind: type[T], data: Mapping[str, Any], **decoded: Any) -> T:
-    known = _field_names(kind)
+    known = _field_names(kind)  # type: ignore[arg-type] # a class is hashable
     return kind(**{**{name: value for name, value in data.items() if name in known}, **decoded})
 
 

@@ -95,7 +95,7 @@ def _start(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     config: LaunchConfig | None,
-    options: Mapping[str, Any],
+    options: dict[str, Any],
     *,
     in_cell: bool,
 ) -> Run:
