@@ -7,10 +7,10 @@ pair that the kernel made (`channel.py`); descriptors travel beside the record:
     kernel -> supervisor     Setup, StartRank, SignalRanks, Close
     supervisor -> kernel     RankStarted, RankExited, RankNotStarted
     kernel -> rank           RunCall, LeaveGroup, InputReply, Change, DebugFailure, ForgetFailure,
-                             Finish
+                             CommMessage, Finish
     rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
                              InputRequest, Metrics, Progress, Phases, Notice, Offered, Changed,
-                             DebugEnded
+                             CommMessage, CommHandled, DebugEnded
 
 A rank's standard output and error are pipes, not records. So output of C code, and the last lines before
 a crash, arrive in the same way as `print`.
@@ -25,12 +25,15 @@ from typing import Any, Literal
 from notebook_launcher.training_settings import TrainingSettings  # noqa: TC001 - loaded once, before ranks are forked
 
 __all__ = [
+    "COMM_SIGNAL",
     "DUMP_SIGNAL",
     "CallStarted",
     "Change",
     "Changed",
     "ClearOutput",
     "Close",
+    "CommHandled",
+    "CommMessage",
     "DebugEnded",
     "DebugFailure",
     "Display",
@@ -66,6 +69,28 @@ __all__ = [
 
 DUMP_SIGNAL = signal.SIGRTMAX - 5
 """The signal at which a rank writes the stacks of all its threads, even while it is stuck in C code."""
+COMM_SIGNAL = signal.SIGRTMAX - 6
+"""The signal at which a rank that runs a call reads what the page has sent to its widgets."""
+
+
+# kernel -> rank and back
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommMessage:
+    """A message between a rank's widget and the page, over the widget's comm; the kernel passes it on."""
+
+    kind: Literal["comm_open", "comm_msg", "comm_close"]
+    """The type of Jupyter's message."""
+    comm_id: str
+    data: dict[str, Any]
+    """What the page or the widget gets; JSON can carry it."""
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+    buffers: tuple[bytes, ...] = ()
+    target_name: str = ""
+    """The comm's target in the page; for `comm_open`."""
+    parent: dict[str, Any] | None = None
+    """Header of the page's message that this one is, or answers; None: it answers the cell."""
 
 
 # kernel -> fork server
@@ -176,6 +201,12 @@ class RunCall:
     """True if `input()` can be answered, because a cell waits for this run."""
     ranks: tuple[int, ...] | None = None
     """The ranks that call the function; the others return at once. None: all ranks."""
+    widget_ranks: tuple[int, ...] = ()
+    """The ranks whose widgets the cell shows; those of other ranks are shown as text."""
+    comm_messages: tuple[CommMessage, ...] = ()
+    """What the page has sent to widgets of these ranks, to be handled before the function is called."""
+    is_aside: bool = False
+    """True if the ranks keep what the last call left for the debugger."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,6 +381,11 @@ class InputRequest:
     password: bool = False
     number: int = 0
     """Number of the request among this rank's requests."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommHandled:
+    """A widget has handled a `CommMessage`; the kernel sends the next one only then."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ this module takes the page's messages out there, before ipykernel queues them. i
 thread, which must therefore poll while it waits (`Tap.poll`). Subshells do not help: front ends without subshells send
 no messages to them, and ipykernel 7.4 sends replies to the shell that used a comm last, which is the main one.
 
-The tap takes only custom messages to its own comms, and the messages by which a reloaded page asks for all widgets.
+The tap takes only custom messages to the package's own comms, all messages to widgets of ranks, and the messages by
+which a reloaded page asks for all widgets.
 All other messages keep their order and their way. IPython's pre- and post-execute hooks do not run for a message that
 the tap takes, because on another thread they make the running cell lose figures.
 
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Tap", "open_tap"]
+__all__ = ["Tap", "open_tap", "poll_tap"]
 
 POLL_INTERVAL = 0.1
 """Seconds between two calls of `poll` by a waiting main thread, for ipykernel 6."""
@@ -36,12 +37,18 @@ CONTROL = "jupyter.widget.control"
 _TAPS: dict[int, Tap] = {}
 
 
-def open_tap(comm_id: str, receive: Callable[[Any], None]) -> Tap | None:
-    """Receive the custom messages to a comm until `Tap.close(comm_id)`.
+def open_tap(
+    comm_id: str,
+    receive: Callable[[Any], None] | None = None,
+    *,
+    whole: Callable[[dict[str, Any]], bool] | None = None,
+) -> Tap | None:
+    """Receive the messages to a comm until `Tap.close(comm_id)`.
 
     Args:
         comm_id: Id of the comm.
-        receive: Called with the content of each message, in a thread of ipykernel, so it must not block.
+        receive: Called with the content of each custom message, in a thread of ipykernel, so it must not block.
+        whole: Called in the same way with each whole message; returns False for a message that ipykernel is to handle.
 
     Returns:
         The kernel's tap; None outside a kernel, and if this ipykernel lacks a name that the tap needs.
@@ -54,8 +61,31 @@ def open_tap(comm_id: str, receive: Callable[[Any], None]) -> Tap | None:
     except AttributeError:
         return None
     _TAPS[id(kernel)] = tap
-    tap.open(comm_id, receive)
+    if receive is not None:
+        whole = _custom_content(receive)
+    assert whole is not None
+    tap.open(comm_id, whole)
     return tap
+
+
+def poll_tap() -> float | None:
+    """Call `Tap.poll` of this process's kernel, if it has a tap."""
+    for tap in list(_TAPS.values()):
+        return tap.poll()
+    return None
+
+
+def _custom_content(receive: Callable[[Any], None]) -> Callable[[dict[str, Any]], bool]:
+    """Return a receiver of custom messages alone; traits and requests for a widget's state are left to ipykernel."""
+
+    def take(message: dict[str, Any]) -> bool:
+        data = message["content"].get("data") or {}
+        if message["header"]["msg_type"] != "comm_msg" or data.get("method") != "custom":
+            return False
+        receive(data.get("content"))
+        return True
+
+    return take
 
 
 class Tap:
@@ -66,7 +96,7 @@ class Tap:
         self._stream = kernel.shell_stream
         self._session = kernel.session
         self._publishing_loop = kernel.iopub_thread.io_loop
-        self._receivers: dict[str, Callable[[Any], None]] = {}
+        self._receivers: dict[str, Callable[[dict[str, Any]], bool]] = {}
         self._handlers = kernel.shell_handlers
         self._control_comms: set[str] = set()
         self._on_recv: Any = None
@@ -83,8 +113,8 @@ class Tap:
         """True if the main thread must call `poll` while it waits."""
         return self._reading_loop is None
 
-    def open(self, comm_id: str, receive: Callable[[Any], None]) -> None:
-        """Start to receive the messages to a comm."""
+    def open(self, comm_id: str, receive: Callable[[dict[str, Any]], bool]) -> None:
+        """Start to receive the messages to a comm; `receive` returns False for those that ipykernel is to handle."""
         self._receivers[comm_id] = receive
         if self._reading_loop is not None:
             self._reading_loop.add_callback(self._install)
@@ -140,18 +170,18 @@ class Tap:
                 self._answer(self._handlers[kind], identities, message)
                 return True
             receive = self._receivers.get(content.get("comm_id"))
-            data = content.get("data") or {}
-            if kind != "comm_msg" or receive is None or data.get("method") != "custom":
-                return False  # Traits and requests for a widget's state are left to ipykernel.
+            if kind == "comm_open" or receive is None:
+                return False
         except Exception:  # noqa: BLE001 - ipykernel refuses a message that cannot be read
             return False
-        self._publish_status("busy", message)
         try:
-            receive(data.get("content"))
+            if not receive(message):
+                return False
         except Exception:
-            self._kernel.log.exception("a message to a monitor failed")
-        finally:
-            self._publish_status("idle", message)
+            self._kernel.log.exception("a message to a widget failed")
+        # Front ends wait for both statuses.
+        self._publish_status("busy", message)
+        self._publish_status("idle", message)
         return True
 
     def _asks_for_all(self, kind: str, content: dict[str, Any]) -> bool:

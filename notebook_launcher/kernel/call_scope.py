@@ -31,6 +31,13 @@ class CallScope:
     displays: TakesDisplay | None = None
     """Decides about the ranks' rich output, in place of `LaunchConfig.display`."""
 
+    widget_ranks: tuple[int, ...] | None = None
+    """The ranks whose widgets the cell shows; None: those that `LaunchConfig.display` names."""
+    comm_messages: tuple[messages.CommMessage, ...] = ()
+    """What the page has sent to widgets, to be handled before the call."""
+    is_aside: bool = False
+    """True for a call that only serves widgets: it has no view and no folder, and the ranks keep the last failure."""
+
     def includes(self, rank: int) -> bool:
         """Return True if the rank calls the function."""
         return self.ranks is None or rank in self.ranks

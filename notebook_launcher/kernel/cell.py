@@ -24,8 +24,8 @@ from notebook_launcher.kernel.latch import Latch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from notebook_launcher import messages
     from notebook_launcher.engines.events import Stream
-
 
 __all__ = ["CellSink", "Sink", "StreamSink", "answering", "ask", "current_message", "make_sink", "why_no_answers"]
 
@@ -78,6 +78,17 @@ class Sink(Protocol):
         update: bool = False,
     ) -> None:
         """Show rich output, or update the one with the same `display_id`."""
+
+    @property
+    def takes_comms(self) -> bool:
+        """True if the page of this cell may show widgets."""
+
+    @property
+    def message(self) -> Any:
+        """The message that started the cell; None without a cell."""
+
+    def comm(self, record: messages.CommMessage) -> None:
+        """Send a message of a comm to the page."""
 
     def html(self, html: str, text: str) -> None:
         """Show HTML, or `text` where there is no HTML."""
@@ -184,6 +195,34 @@ class CellSink:
         content = {"data": _printable(data), "metadata": metadata, "transient": transient}
         self._send("update_display_data" if update else "display_data", content)
 
+    @property
+    def takes_comms(self) -> bool:
+        """True for a cell whose output is not redirected."""
+        return self.is_cell and getattr(self._kernel, "comm_manager", None) is not None
+
+    @property
+    def message(self) -> Any:
+        """The message that started the cell."""
+        return self._parent
+
+    def comm(self, record: messages.CommMessage) -> None:
+        """Send a message of a comm to the page; it answers a message of the page, or else the cell."""
+        self.call(self._publish_comm, record)
+
+    def _publish_comm(self, record: messages.CommMessage) -> None:
+        content = {"comm_id": record.comm_id, "data": record.data}
+        if record.kind == "comm_open":
+            content["target_name"] = record.target_name
+        self._kernel.session.send(
+            self._kernel.iopub_socket,
+            record.kind,
+            content,
+            metadata=record.metadata,
+            parent=self._parent if record.parent is None else {"header": record.parent},
+            ident=f"comm-{record.comm_id}".encode("ascii"),
+            buffers=list(record.buffers),
+        )
+
     def html(self, html: str, text: str) -> None:
         """Show HTML, and `text` where there is no HTML."""
         self.display({"text/html": html, "text/plain": text})
@@ -226,7 +265,8 @@ class CellSink:
 class StreamSink:
     """A terminal, a log file, or whatever `sys.stdout` is."""
 
-    is_cell = has_audience = False
+    is_cell = has_audience = takes_comms = False
+    message = None
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -255,6 +295,9 @@ class StreamSink:
     ) -> None:
         """Write the plain text that every rich output carries."""
         self.text("stdout", f"{data.get('text/plain', '')}\n")
+
+    def comm(self, record: messages.CommMessage) -> None:
+        """Do nothing, because there is no page."""
 
     def html(self, html: str, text: str) -> None:  # noqa: ARG002
         """Write `text`."""

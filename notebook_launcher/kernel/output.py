@@ -41,6 +41,7 @@ class RunOutput:
     ) -> None:
         self._sink = cell.make_sink()
         """The cell or terminal that gets the output."""
+        self._num_processes = num_processes
         shown: Any = config.output
         self._console = Console(num_processes, shown, kept_in=kept_in if self._sink.is_cell else None)
         """Turns the ranks' text into messages for the sink."""
@@ -61,6 +62,14 @@ class RunOutput:
     def sink(self) -> cell.Sink:
         """The cell or terminal that gets the output."""
         return self._sink
+
+    def choose_widget_ranks(self, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+        """Return the ranks whose widgets the cell shows: those that are wanted; None: by the option `display`."""
+        if not self._sink.takes_comms:
+            return ()
+        if wanted is not None:
+            return wanted
+        return {"all": tuple(range(self._num_processes)), "rank0": (0,), "none": ()}[self._display]
 
     def text_of(self, rank: int) -> str:
         """Return the whole output of a rank."""

@@ -63,6 +63,11 @@ class RankPanels:
             bundles.append(record)
         return True
 
+    @property
+    def widget_ranks(self) -> tuple[int, ...]:
+        """The rank whose widgets the cell shows; none in tabs, which hold pictures and text."""
+        return (self._shown,) if isinstance(self._shown, int) else ()
+
     def of(self, rank: int) -> list[Mapping[str, Any]]:
         """Return what a rank has shown, as bundles by MIME type."""
         return [record.data for record in self._bundles.get(rank, ())]

@@ -11,12 +11,14 @@ from notebook_launcher.engines.events import Event, SupervisorLost
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import fork_server, fork_starter, start_by_spawn
 from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.kernel.rank_comms import RankComms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from notebook_launcher.engines.starting import Starter
     from notebook_launcher.kernel.attempt import Attempt
+    from notebook_launcher.kernel.call_scope import CallScope
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.travel import FunctionCall
 
@@ -40,6 +42,8 @@ class Ranks:
         """Number of the process group, raised when the ranks have to make the group again."""
         self.announced = False
         """True once the first line of output has named the ranks and devices."""
+        self.comms = RankComms()
+        """The comms of the ranks' widgets."""
         self._call_id = 0
         """Number of the last call."""
 
@@ -72,8 +76,10 @@ class Ranks:
             return start_by_spawn
         return fork_server().starter(environ)
 
-    def next_call(self, *, restart_count: int, can_ask: bool, ranks: tuple[int, ...] | None = None) -> messages.RunCall:
-        """Return the record of the next call, for some ranks or, with None, for all."""
+    def next_call(
+        self, scope: CallScope, *, restart_count: int, can_ask: bool, widget_ranks: tuple[int, ...]
+    ) -> messages.RunCall:
+        """Return the record of the next call."""
         self._call_id += 1
         return messages.RunCall(
             call_id=self._call_id,
@@ -81,7 +87,10 @@ class Ranks:
             restart_count=restart_count,
             max_restarts=self.plan.config.max_restarts,
             can_ask=can_ask,
-            ranks=ranks,
+            ranks=scope.ranks,
+            widget_ranks=widget_ranks,
+            comm_messages=scope.comm_messages,
+            is_aside=scope.is_aside,
         )
 
     def mend(self, attempt: Attempt) -> tuple[int, ...]:
@@ -98,6 +107,7 @@ class Ranks:
         assert self.tree is not None
         self.generation += bool(ranks)
         for rank in ranks:
+            self.comms.forget(rank)
             self.tree.replace(rank)
 
     def finish(self, deadline: Callable[[], float]) -> Iterator[list[Event]]:
@@ -122,6 +132,7 @@ class Ranks:
 
     def close(self) -> None:
         """Kill remaining processes and release all descriptors; idempotent. Call it again after an interrupt."""
+        self.comms.close()
         tree, self.tree = self.tree, None
         if tree is not None:
             try:

@@ -376,7 +376,8 @@ class Run:
     def wait_in_cell(self) -> Results:
         """Begin the run, wait in the main thread and answer the ranks' questions; an interrupt stops the run."""
         thread, data = self._thread, self._data
-        with contextlib.closing(views.RunView(self, data.output, is_raised=True)) as view:
+        hidden = data.scope.is_aside
+        with contextlib.closing(views.RunView(self, data.output, is_raised=True, is_hidden=hidden)) as view:
             try:
                 interrupted = thread.questions.answer_all(
                     thread.begin,

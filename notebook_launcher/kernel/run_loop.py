@@ -79,6 +79,10 @@ class RunLoop:
 
     def run(self) -> None:
         """Repeat the call until an attempt succeeds, is stopped, or no restart is left."""
+        with self._ranks.comms.served(self._ranks.wake):
+            self._repeat()
+
+    def _repeat(self) -> None:
         data, limit = self._data, self._data.plan.config.max_restarts
         may_start_silently = True
         while True:
@@ -116,6 +120,8 @@ class RunLoop:
             attempt.act(lambda: self._read_stacks(attempt))
             self._watch_for_hangs(attempt)
             self._data.output.publish()
+            self._ranks.comms.publish(time.monotonic())
+            self._ranks.comms.send_pending(attempt.tree)
             self._recorder.tick(time.monotonic())
         self._rest_hangs()
         self._settle(attempt)
@@ -125,7 +131,12 @@ class RunLoop:
         data, tree = self._data, self._ranks.tree
         assert tree is not None
         config = data.plan.config
-        run_call = self._ranks.next_call(restart_count=data.restarts, can_ask=self._can_ask, ranks=data.scope.ranks)
+        run_call = self._ranks.next_call(
+            data.scope,
+            restart_count=data.restarts,
+            can_ask=self._can_ask,
+            widget_ranks=data.output.choose_widget_ranks(data.scope.widget_ranks),
+        )
         deadline = None if config.timeout is None else data.launched + config.timeout
         data.attempt = Attempt(tree, run_call, self._parcel_fd, deadline=deadline, debug=config.debug)
         data.asking.clear()
@@ -170,6 +181,7 @@ class RunLoop:
         deadline = attempt.next_deadline()
         due = None if deadline is None else max(0.0, deadline - now)
         waits = [self._data.output.next_due(now), self._recorder.next_due(now), self._hangs.next_due(now), due]
+        waits.append(self._ranks.comms.next_due(now))
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _settle(self, attempt: Attempt) -> None:
@@ -177,6 +189,7 @@ class RunLoop:
         for rank in range(self._data.plan.num_processes):
             for event in attempt.tree.drain(rank):
                 self._handle(event, attempt)
+        self._ranks.comms.publish(None)
         if attempt.supervisor_lost is not None:
             self._ranks.close()
         elif self._ranks.many_calls:
@@ -239,7 +252,10 @@ class RunLoop:
                 data.output.feed(event)
                 self._recorder.note()
             case FromRank(rank, messages.Display() | messages.ClearOutput() as record, _):
+                self._ranks.comms.publish(None)
                 data.output.show(rank, record)
+            case FromRank(rank, messages.CommMessage() | messages.CommHandled() as record, _):
+                self._ranks.comms.take(rank, record, data.output.sink)
             case FromRank(rank, messages.InputRequest() as record, _):
                 self._ask(rank, record, attempt)
             case FromRank(rank, messages.Metrics() | messages.Progress() | messages.Phases() as record, _):

@@ -69,7 +69,7 @@ class RunThread:
         function = call.fn
         self._recorder = Recorder(
             LiveRunReader(data),
-            data.plan.config.runs_folder,
+            None if scope.is_aside else data.plan.config.runs_folder,
             data.launched,
             data.output.warn,
             origin=lambda: origin_of(function),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import checks
+from notebook_launcher.kernel import cell, checks
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.debug_magic import DebugMagic
@@ -19,15 +20,19 @@ from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run import Run
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
 from notebook_launcher.kernel.session_cells import SessionCells
+from notebook_launcher.travel.rank_function import RankFunction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.kernel.rank_comms import RankComms
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run_data import RunData
 
 __all__ = ["Session"]
+
+WIDGETS = "notebook_launcher.processes.rank_widgets"
 
 
 class Session(SessionCells):
@@ -70,6 +75,9 @@ class Session(SessionCells):
         """Held by the one thread that ends the session."""
         self._ended: Latch[None] = Latch()
         """Set once every process of the session is gone."""
+        self._aside: Run | None = None
+        """The latest call that only served widgets."""
+        self._ranks.comms.serve = weakref.WeakMethod(self._serve_widgets)
         self._magic = DebugMagic(weakref.WeakMethod(self._debug_own))
         """`%debug`, from the first failure on."""
         # A session that is garbage-collected ends its ranks.
@@ -220,6 +228,33 @@ class Session(SessionCells):
             self._run.add_done_callback(lambda run: None if run.exception() is None else magic.install())
             return self._run
 
+    def _serve_widgets(self) -> None:
+        """Have the ranks handle what the page has sent to their widgets since the last run; in the main thread."""
+        comms = self._ranks.comms
+        while not self._closed and (found := self._begin_serving(comms)) is not None:
+            with contextlib.suppress(Exception, KeyboardInterrupt):
+                found.wait_in_cell()  # Errors of callbacks are printed in the rank.
+
+    def _begin_serving(self, comms: RankComms) -> Run | None:
+        with self._lock:
+            if self._ranks.tree is None or self._is_busy() or (found := comms.take_waiting()) is None:
+                return None
+            rank, records = found
+            scope = CallScope(
+                ranks=(rank,),
+                is_brief=True,
+                name="widgets",
+                arguments={},
+                displays=lambda *_: False,
+                widget_ranks=(rank,),
+                comm_messages=records,
+                is_aside=True,
+            )
+            with cell.answering(comms.cell_message):
+                turn = RankFunction(WIDGETS, "nothing")
+                self._aside = Run.start(self._ranks, turn, (), None, in_cell=True, scope=scope)
+            return self._aside
+
     @property
     def _is_at_rest(self) -> bool:
         if self._closed or self._ranks.tree is None or self._is_busy():
@@ -227,7 +262,7 @@ class Session(SessionCells):
         return self._run is None or self._run.exception() is None
 
     def _is_busy(self) -> bool:
-        return self._run is not None and not self._run.wait(0)
+        return any(run is not None and not run.wait(0) for run in (self._run, self._aside))
 
     def _check_open(self) -> None:
         if self._closed:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.kernel.call_scope import TakesDisplay
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run import Run
     from notebook_launcher.travel.rank_function import CellOutput, Completion
@@ -155,7 +154,7 @@ class SessionCells(ABC):
         )
         sink = cell.make_sink()
         try:
-            results = self._call_in_ranks(CELLS, "run_cell", request, ranks=members, code=code, displays=panels.take)
+            results = self._call_in_ranks(CELLS, "run_cell", request, ranks=members, code=code, panels=panels)
         except NameError as error:
             if hint := _push_hint(error):
                 failure_display.add_hint(error, hint)
@@ -256,12 +255,19 @@ class SessionCells(ABC):
         *args: Any,
         ranks: tuple[int, ...] | None,
         code: str = "",
-        displays: TakesDisplay | None = None,
+        panels: RankPanels | None = None,
     ) -> Results:
         """Call a function of this package in the ranks, as a run without first and last line."""
         arguments = {"code": one_line(code, MAX_CODE)} if code else {}
         name = "cell" if code else function
-        scope = CallScope(ranks=ranks, is_brief=True, name=name, arguments=arguments, displays=displays)
+        scope = CallScope(
+            ranks=ranks,
+            is_brief=True,
+            name=name,
+            arguments=arguments,
+            displays=None if panels is None else panels.take,
+            widget_ranks=() if panels is None else panels.widget_ranks,
+        )
         return self._start(RankFunction(module, function), args, None, in_cell=True, scope=scope).wait_in_cell()
 
 

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.history.curves import Curves
+from notebook_launcher.kernel.page_comms import poll_tap
 from notebook_launcher.kernel.progress_line import QUIET
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ class RunView:
         run: The run.
         output: The run's output.
         is_raised: True if the cell raises the exception with which the run fails.
+        is_hidden: True for no view at all.
     """
 
-    def __init__(self, run: Run, output: RunOutput, *, is_raised: bool) -> None:
+    def __init__(self, run: Run, output: RunOutput, *, is_raised: bool, is_hidden: bool = False) -> None:
         self._run = run
         self._output = output
         self._is_raised = is_raised
@@ -46,9 +48,9 @@ class RunView:
         """The monitor; None until the run has lasted QUIET seconds."""
         self._began = time.monotonic()
         config, sink = run.config, output.sink
-        self._is_quiet = config.output == "none"
+        self._is_quiet = is_hidden or config.output == "none"
         """True if the run is to show no line of its own."""
-        self._wants_monitor = sink.is_cell and (
+        self._wants_monitor = (sink.is_cell and not is_hidden) and (
             config.monitor is True or (config.monitor == "auto" and sink.has_audience and not self._is_quiet)
         )
         self.is_wanted = self._wants_monitor or (sink.is_cell and config.monitor == "auto" and not self._is_quiet)
@@ -57,6 +59,10 @@ class RunView:
 
     def step(self) -> float | None:
         """Do what is due; return the seconds until there is more to do, None if there is nothing more."""
+        waits = [poll_tap(), self._step_monitor()]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _step_monitor(self) -> float | None:
         if not self._wants_monitor:
             return None
         seconds = time.monotonic() - self._began

@@ -1,4 +1,4 @@
-"""The rank's connection to the cell: `display()`, figures, `input()`, `breakpoint()`, progress bars.
+"""The rank's connection to the cell: `display()`, figures, `input()`, `breakpoint()`, widgets.
 
 A rank has neither a front end nor a terminal. Rich output goes to the kernel as records; code that reads from the user
 asks the kernel and waits. A rank that is forked from the fork server has all heavy imports already; in a fresh
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.processes.afterimport import after_import
+from notebook_launcher.processes.notebook_bars import divide_bars
+from notebook_launcher.processes.rank_widgets import RankWidgets
 
 if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
-__all__ = ["NO_WIDGETS", "flush_figures", "install", "warm"]
-
-NO_WIDGETS = "shown as text, because widgets live in the kernel and a rank is a process of its own"
+__all__ = ["flush_figures", "install", "warm"]
 
 
 def warm() -> None:
@@ -40,27 +40,33 @@ def install(
     rank: int,
     send: Callable[[object], None],
     request: Callable[[messages.InputRequest], messages.InputReply],
-) -> None:
-    """Connect this process, a rank, with the cell.
+    *,
+    send_soon: Callable[[object], None] | None = None,
+) -> RankWidgets:
+    """Connect this process, a rank, with the cell, and return its widgets.
 
     Args:
         rank: The number that prompts show.
         send: Sends a record to the kernel and returns when the kernel has received it; may be called from any thread
             and from forked children.
         request: Sends a request and waits for its reply.
+        send_soon: Sends a record without waiting, as the many messages of widgets are sent; None: `send`.
     """
     keyboard = _Keyboard(rank, request)
     builtins.input = keyboard.input
     sys.stdin = _Stdin(keyboard)
     sys.breakpointhook = keyboard.breakpoint
-    _connect_display(send, keyboard)
+    widgets = RankWidgets(rank, send_soon or send)
+    widgets.install()
+    _connect_display(send, keyboard, widgets)
     after_import(
         {
             "getpass": keyboard.patch_getpass,
             "pdb": keyboard.patch_pdb,
-            "tqdm.notebook": _make_bars_plain,
+            "tqdm.notebook": lambda module: divide_bars(module, widgets),
         }
     )
+    return widgets
 
 
 def flush_figures() -> None:
@@ -70,18 +76,18 @@ def flush_figures() -> None:
         backend.flush_figures()
 
 
-def _connect_display(send: Callable[[object], None], keyboard: _Keyboard) -> None:
+def _connect_display(send: Callable[[object], None], keyboard: _Keyboard, widgets: RankWidgets) -> None:
     interactive: Any = sys.modules.get("IPython.core.interactiveshell")
     if interactive is None or not interactive.InteractiveShell.initialized():
         if not hasattr(builtins, "display"):
             builtins.display = _display  # type: ignore[attr-defined]
-        after_import({"IPython": lambda _module: _shell_module().build(send)})
+        after_import({"IPython": lambda _module: _shell_module().build(send, widgets)})
         return
     shell = interactive.InteractiveShell._instance
     if isinstance(shell, _shell_module().RankShell):
-        shell.display_pub.send = send
+        shell.display_pub.send, shell.display_pub.widgets = send, widgets
     else:
-        _shell_module().adopt_kernel(shell, send, keyboard.ask)
+        _shell_module().adopt_kernel(shell, send, keyboard.ask, widgets)
 
 
 def _shell_module() -> Any:
@@ -99,24 +105,6 @@ def _display(*objects: Any, **options: Any) -> Any:
         return None
     builtins.display = display  # type: ignore[attr-defined]
     return display(*objects, **options)
-
-
-def _make_bars_plain(module: types.ModuleType) -> None:
-    # Without the methods that it overrides, tqdm.notebook's bar is tqdm's text bar.
-    bar = module.tqdm_notebook
-    for name in [*vars(bar)]:
-        if name in ("__init__", "__iter__") or not name.startswith("__"):
-            delattr(bar, name)
-    explained: list[bool] = []
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - the method of the class
-        # A subclass, such as `tqdm.auto.tqdm`, did not ask for a widget.
-        if type(self) is bar and not explained and not kwargs.get("disable"):
-            explained.append(True)
-            print("tqdm.notebook: " + NO_WIDGETS)  # noqa: T201
-        super(bar, self).__init__(*args, **kwargs)
-
-    bar.__init__ = __init__
 
 
 class _Keyboard:

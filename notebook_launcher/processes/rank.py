@@ -36,6 +36,8 @@ from notebook_launcher.processes.report import describe
 from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from notebook_launcher.processes.rank_start import RankStart
 
 __all__ = ["main", "run_rank"]
@@ -88,8 +90,10 @@ class _Rank:
         """Number of the last question."""
         self._in_call = False
         """True while an interrupt may raise `KeyboardInterrupt`."""
-        self._unread: collections.deque[Any] = collections.deque()
-        """Records that came while the rank waited for an answer, to be read first."""
+        self._unread: collections.deque[tuple[Any, list[int]]] = collections.deque()
+        """Records that came while the rank waited for another one, to be read first."""
+        self._receiving: list[bool] = []
+        """Not empty while a thread waits for a record, and so handles what the page sends to widgets."""
         self._failure = KeptFailure() if start.setup.keeps_failures else None
         """Keeps the exception of the last call for a debugger."""
         if start.setup.start_method != "fork":
@@ -108,7 +112,9 @@ class _Rank:
                 next_change=self._next_change,
             )
         )
-        frontend.install(start.rank, self._channel.send_and_wait, self._ask)
+        self._widgets = frontend.install(
+            start.rank, self._channel.send_and_wait, self._ask, send_soon=self._channel.send
+        )
         frameworks.install()
 
     def serve(self) -> None:
@@ -118,8 +124,10 @@ class _Rank:
         seeding.seed(self._setup.seed + self._number, use_gpu=self._setup.use_gpu)
         seeding.set_threads(self._setup.threads_per_process)
         forking.settle_before_forks()
+        signal.signal(messages.COMM_SIGNAL, self._on_comm_signal)
+        signal.siginterrupt(messages.COMM_SIGNAL, False)
         self._channel.send(messages.RankReady(rank=self._number), [stacks])
-        while (received := self._unread.popleft() if self._unread else self._channel.receive()) is not None:
+        while (received := self._next_record(lambda _: True)) is not None:
             match received:
                 case messages.RunCall() as call, fds:
                     self._run(call, fds)
@@ -143,8 +151,10 @@ class _Rank:
         self._can_ask = call.can_ask
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(call.restart_count)
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
+        self._widgets.begin_call(call.widget_ranks)
         stage = _Stage()
-        self._forget_failure()
+        if not call.is_aside:
+            self._forget_failure()
         context.forget_call()
         # Set for each call, because the user's code may have set another handler in an earlier call.
         signal.signal(signal.SIGINT, self._on_interrupt)
@@ -201,6 +211,9 @@ class _Rank:
         stage.name = "function"
         self._channel.send(messages.CallStarted(call_id=call.call_id))
         try:
+            self._on_comm_signal(0, None)  # A signal that came before the call was left alone.
+            for message in call.comm_messages:
+                self._widgets.handle(message)
             value = _call(function, args, kwargs)
             cuda_work.finish()
         except SystemExit as error:
@@ -261,15 +274,62 @@ class _Rank:
 
     def _next_change(self) -> messages.Change:
         """Return the next change, and keep other records for later."""
-        for received in self._unread:
-            if isinstance(received[0], messages.Change):
-                self._unread.remove(received)
-                return received[0]
-        while (received := self._channel.receive()) is not None:
-            if isinstance(received[0], messages.Change):
-                return received[0]
-            self._unread.append(received)
-        raise context.RunStopped("the kernel went away")
+        received = self._next_record(lambda record: isinstance(record, messages.Change))
+        if received is None:
+            raise context.RunStopped("the kernel went away")
+        change: messages.Change = received[0]
+        return change
+
+    def _next_record(self, is_wanted: Callable[[Any], bool]) -> tuple[Any, list[int]] | None:
+        """Return the next record that is wanted, and keep others for later; None if the kernel is gone.
+
+        What the page sends to widgets is handled meanwhile.
+        """
+        self._receiving.append(True)  # First: from here on `_on_comm_signal` leaves all records to this method.
+        try:
+            for kept in self._unread:
+                if is_wanted(kept[0]):
+                    self._unread.remove(kept)
+                    return kept
+            while (received := self._channel.receive()) is not None:
+                if isinstance(received[0], messages.CommMessage):
+                    self._handle_comm(received[0])
+                elif is_wanted(received[0]):
+                    return received
+                else:
+                    self._unread.append(received)
+            return None
+        finally:
+            self._receiving.pop()
+
+    def _on_comm_signal(self, _signum: int, _frame: Any) -> None:
+        """Read what the page has sent to widgets during a call; Python calls this between two bytecodes."""
+        if self._receiving or not self._in_call:
+            return
+        comm_messages = []
+        self._receiving.append(True)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                while (received := self._channel.receive(wait=False)) is not None:
+                    if isinstance(received[0], messages.CommMessage):
+                        comm_messages.append(received[0])
+                    else:
+                        self._unread.append(received)
+        finally:
+            self._receiving.pop()
+        for record in comm_messages:
+            self._widgets.handle(record)
+
+    def _handle_comm(self, record: messages.CommMessage) -> None:
+        """Handle a message to a widget, between calls too, where an interrupt ends only this."""
+        before, self._in_call = self._in_call, True
+        try:
+            self._widgets.handle(record)
+        except KeyboardInterrupt:
+            if before:
+                raise
+        finally:
+            self._in_call = before
 
     def _forget_failure(self) -> None:
         if self._failure is not None:
@@ -306,13 +366,14 @@ class _Rank:
             _flush()
             self._num_asked += 1
             self._channel.send(dataclasses.replace(request, number=self._num_asked))
-            while (received := self._channel.receive()) is not None:
-                # The answer to an earlier question, whose wait was interrupted, may still come.
-                if not isinstance(received[0], messages.InputReply):
-                    self._unread.append(received)
-                elif received[0].number == self._num_asked:
-                    return received[0]
-        return messages.InputReply(text=None, reason="the kernel went away")
+            # The answer to an earlier question, whose wait was interrupted, may still come.
+            received = self._next_record(
+                lambda record: isinstance(record, messages.InputReply) and record.number == self._num_asked
+            )
+        if received is None:
+            return messages.InputReply(text=None, reason="the kernel went away")
+        reply: messages.InputReply = received[0]
+        return reply
 
     def _on_interrupt(self, _signum: int, _frame: Any) -> None:
         if self._in_call:

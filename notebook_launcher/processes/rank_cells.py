@@ -153,7 +153,8 @@ def _shown(value: Any) -> CellOutput:
     if shell is None:
         return CellOutput(data={"text/plain": repr(value)})
     data, metadata = shell.display_formatter.format(value)
-    return CellOutput(data=data, metadata=metadata)
+    presentable = getattr(shell.display_pub, "presentable", dict)  # `%%capture` on the rank has another publisher.
+    return CellOutput(data=presentable(data), metadata=metadata)
 
 
 @contextlib.contextmanager

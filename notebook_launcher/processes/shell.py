@@ -17,10 +17,11 @@ from IPython.core.displaypub import DisplayPublisher
 from traitlets.config import Config
 
 from notebook_launcher import messages
-from notebook_launcher.processes.frontend import NO_WIDGETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from notebook_launcher.processes.rank_widgets import RankWidgets
 
 __all__ = ["RankPublisher", "RankShell", "adopt_kernel", "build"]
 
@@ -31,6 +32,7 @@ class RankPublisher(DisplayPublisher):
     """Sends rich output to the kernel as records."""
 
     send: Callable[[object], None] | None = None
+    widgets: RankWidgets | None = None
 
     def publish(  # signatures differ between versions of IPython
         self,
@@ -42,11 +44,11 @@ class RankPublisher(DisplayPublisher):
         update: bool = False,
         **_ignored: Any,
     ) -> None:
-        """Send a bundle; a widget is sent as text."""
-        # The view of a widget refers to a model in the kernel, and a rank's widget has no model there.
-        bundle = {kind: value for kind, value in data.items() if kind != WIDGET_VIEW}
-        if len(bundle) < len(data):
-            bundle["text/plain"] = f"{bundle.get('text/plain', 'widget')}\n({NO_WIDGETS})"
+        """Send a bundle; a widget that the page cannot show is sent as text."""
+        bundle = self.presentable(data)
+        if self.widgets is not None and (capture := self.widgets.captures.innermost) is not None:
+            capture.display(bundle, metadata or {})
+            return
         record = messages.Display(
             data=bundle, metadata=dict(metadata or {}), transient=dict(transient or {}), update=update
         )
@@ -60,7 +62,18 @@ class RankPublisher(DisplayPublisher):
 
     def clear_output(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - IPython's signature
         """Send the wish to clear the cell's output."""
+        if self.widgets is not None and (capture := self.widgets.captures.innermost) is not None:
+            capture.clear(wait=bool(wait))
+            return
         self._send(messages.ClearOutput(wait=bool(wait)))
+
+    def presentable(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a bundle as the page can show it: a widget that it cannot draw as text with the reason."""
+        view = data.get(WIDGET_VIEW)
+        if view is None or self.widgets is None or self.widgets.reveal(view["model_id"]):
+            return dict(data)
+        bundle = {kind: value for kind, value in data.items() if kind != WIDGET_VIEW}
+        return bundle | {"text/plain": f"{bundle.get('text/plain', 'widget')}\n({self.widgets.why_text})"}
 
     def _send(self, record: object) -> None:
         # What was printed before must reach the kernel before.
@@ -104,7 +117,7 @@ def _publisher(shell: Any) -> RankPublisher:
     return RankPublisher(parent=shell, shell=shell)  # type: ignore[no-untyped-call]
 
 
-def build(send: Callable[[object], None] | None) -> None:
+def build(send: Callable[[object], None] | None, widgets: RankWidgets | None = None) -> None:
     """Make the process's shell; starts no thread and opens no file."""
     config = Config()
     config.HistoryManager.enabled = False
@@ -114,17 +127,18 @@ def build(send: Callable[[object], None] | None) -> None:
     interactiveshell.PickleShareDB = lambda _path: {}  # type: ignore[attr-defined]
     had_flag, path = hasattr(builtins, "__IPYTHON__"), [*sys.path]
     shell = RankShell.instance(config=config)
-    cast("RankPublisher", shell.display_pub).send = send
+    publisher = cast("RankPublisher", shell.display_pub)
+    publisher.send, publisher.widgets = send, widgets
     sys.path[:] = path
     atexit.unregister(shell.atexit_operations)
     if not had_flag:
         del builtins.__IPYTHON__  # type: ignore[attr-defined]
 
 
-def adopt_kernel(shell: Any, send: Callable[[object], None], ask: Callable[..., str]) -> None:
+def adopt_kernel(shell: Any, send: Callable[[object], None], ask: Callable[..., str], widgets: RankWidgets) -> None:
     """Disconnect a shell that a fork inherited from the kernel's sockets, which a rank must not use."""
     shell.display_pub = _publisher(shell)
-    shell.display_pub.send = send
+    shell.display_pub.send, shell.display_pub.widgets = send, widgets
     # ipywidgets' Output, in which rich draws its bars, sets and restores the parent message of all output.
     shell.set_parent = lambda _parent: None
     # IPython's `exit()` and `quit()` set a flag that has no reader in a rank, and return.

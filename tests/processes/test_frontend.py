@@ -166,7 +166,7 @@ def test_figures_appear_shown_or_not(run, show, monkeypatch):
     assert rank.stderr == ""
 
 
-WHY = "shown as text, because widgets live in the kernel and a rank is a process of its own"
+WHY = "shown as text, because no cell shows widgets of this run"
 
 
 def test_widget_comes_out_as_text_that_says_why(run):
@@ -407,8 +407,7 @@ def body():
 run(body)
 """)
     (widget,) = outcome.displays
-    reason = "(shown as text, because widgets live in the kernel and a rank is a process of its own)"
-    assert widget["data"] == {"text/plain": f"IntSlider(value=5)\n{reason}"}
+    assert widget["data"] == {"text/plain": f"IntSlider(value=5)\n({WHY})"}
     assert "through the old stream\n" in outcome.stdout
     assert "100%|██████████| 3/3" in outcome.stdout
     assert outcome.stdout.endswith("False True\n")

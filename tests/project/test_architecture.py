@@ -77,12 +77,17 @@ class Import:
 RULES = [
     Rule(
         who=(PACKAGE,),
-        exempt=(f"{PACKAGE}.widgets", f"{PACKAGE}.kernel.views", f"{PACKAGE}.command_line"),
+        exempt=(
+            f"{PACKAGE}.widgets",
+            f"{PACKAGE}.kernel.views",
+            f"{PACKAGE}.kernel.page_comms",
+            f"{PACKAGE}.command_line",
+        ),
         never=(f"{PACKAGE}.widgets",),
-        reason="the engine knows no view, but for one module that shows a run's monitor, and the command line",
+        reason="the engine knows no view, but for a run's monitor and the tap of ranks' widgets, and the command line",
     ),
     Rule(
-        who=(f"{PACKAGE}.kernel.views",),
+        who=(f"{PACKAGE}.kernel.views", f"{PACKAGE}.kernel.page_comms"),
         never=(f"{PACKAGE}.widgets",),
         deferred=False,
         reason="a launch that is over within a second imports no view",
@@ -144,9 +149,6 @@ RULES = [
 
 
 CIRCLES: dict[frozenset[str], str] = {
-    frozenset(
-        {"processes.frontend", "processes.shell"}
-    ): "the front end imports the shell, and with it IPython, only when a rank needs it",
     frozenset({"errors", "kernel.results"}): "types only: an error carries the results of the ranks that returned",
     frozenset({"kernel.run", "kernel.views"}): "types only: a view follows the run that shows it",
     frozenset({"training.accumulation.members", "training.accumulation.targets"}): (

@@ -182,15 +182,21 @@ class Kernel:
         """Send a cell off and return its id."""
         return str(self._client.execute(code, allow_stdin=allow_stdin))
 
-    def send_comm(self, comm_id: str, data: dict[str, Any], *, opens: str | None = None, **header: Any) -> None:
-        """Send what a page sends to a widget, or to a target whose comm it opens; `header` fields are added."""
+    def send_comm(
+        self, comm_id: str, data: dict[str, Any], *, opens: str | None = None, buffers: Any = (), **header: Any
+    ) -> str:
+        """Send what a page sends to a widget, or to a target whose comm it opens; return the message's id.
+
+        `header` fields are added.
+        """
         content = {"comm_id": comm_id, "data": data}
         message = self._client.session.msg("comm_msg", content)
         if opens is not None:
             message = self._client.session.msg("comm_open", {**content, "target_name": opens})
             message["metadata"]["version"] = "1.0.0"  # of ipywidgets' protocol
         message["header"].update(header)
-        self._client.shell_channel.send(message)
+        self._client.session.send(self._client.shell_channel.socket, message, buffers=list(buffers))
+        return str(message["header"]["msg_id"])
 
     def ask_control(self, kind: str, **content: Any) -> dict[str, Any]:
         """Send a request on the control channel and return the content of the reply."""

@@ -1,0 +1,85 @@
+"""The kernel's end of a comm that a rank's widget has with the page.
+
+The tap belongs to the widgets, and is imported late: only a run whose ranks make widgets needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["call_soon", "poll_tap", "register_comm"]
+
+
+def register_comm(
+    comm_id: str, receive: Callable[[dict[str, Any]], bool], receive_idle: Callable[[dict[str, Any]], object]
+) -> Callable[[], object]:
+    """Have the kernel know a comm, and return a function that has the kernel forget it.
+
+    Args:
+        comm_id: The comm's id.
+        receive: Called with each message of the page while a cell is busy, in the thread that reads the kernel's shell
+            channel; returns False for a message that is to wait for the main thread.
+        receive_idle: Called with each other message of the page, in the main thread.
+    """
+    manager = _kernel().comm_manager
+    manager.register_comm(_comm(comm_id, receive_idle))
+    tap = _open_tap(comm_id, receive)
+
+    def forget() -> None:
+        manager.comms.pop(comm_id, None)
+        if tap is not None:
+            tap.close(comm_id)
+
+    return forget
+
+
+def call_soon(function: Callable[[], object]) -> None:
+    """Call a function in the kernel's main thread, once no cell runs."""
+    loop = getattr(_kernel(), "io_loop", None)
+    if loop is not None:
+        loop.add_callback(function)
+
+
+def poll_tap() -> float | None:
+    """Process the page's messages that the main thread must process, with ipykernel 6; return as `RunView.step`."""
+    tap: Any = sys.modules.get("notebook_launcher.widgets.tap")
+    return None if tap is None else tap.poll_tap()
+
+
+def _open_tap(comm_id: str, receive: Callable[[dict[str, Any]], bool]) -> Any:
+    """Receive the page's messages to a comm while a cell is busy; None where that is not possible."""
+    try:
+        from notebook_launcher.widgets import tap
+    except ImportError:
+        return None
+    return tap.open_tap(comm_id, whole=receive)
+
+
+def _kernel() -> Any:
+    ipython: Any = sys.modules["IPython"]
+    return ipython.get_ipython().kernel
+
+
+def _comm(comm_id: str, receive: Callable[[dict[str, Any]], object]) -> Any:
+    from comm.base_comm import BaseComm
+
+    class RelayedComm(BaseComm):
+        """A comm that the kernel's manager knows, and whose messages come from a rank."""
+
+        def publish_msg(self, *_: Any, **__: Any) -> None:
+            """Send nothing: the rank does."""
+
+        def handle_msg(self, msg: dict[str, Any]) -> None:
+            """Take a message of the page."""
+            receive(msg)
+
+        handle_close = handle_msg
+
+        def __del__(self) -> None:
+            """Close nothing."""
+
+    return RelayedComm(comm_id=comm_id, target_name="jupyter.widget", primary=False)
