@@ -65,13 +65,13 @@ def _loader(session: Session) -> str:
 
 
 def _stop(session: Session) -> str:
-    run = session.launch(_reduce_for_ever)
-    deadline = time.monotonic() + STARTED_WITHIN
-    while not run.metrics and not run.wait(0.01) and time.monotonic() < deadline:
-        pass
-    began = time.monotonic()
-    # The stop reports where the ranks were, which nobody asked for here.
+    # The stop reports where the ranks were, which nobody asked for here. A run's output goes where it was launched.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        run = session.launch(_reduce_for_ever)
+        deadline = time.monotonic() + STARTED_WITHIN
+        while not run.metrics and not run.wait(0.01) and time.monotonic() < deadline:
+            pass
+        began = time.monotonic()
         rung = run.stop()
     return f"ended ranks in an endless loop of collectives within {format_seconds(time.monotonic() - began)} ({rung})"
 

@@ -37,6 +37,8 @@ FIRST_AFTER = 1.0
 WRITE_EVERY = 0.5
 SUMMARY_EVERY = 5.0
 """Seconds between two summaries; fewer in a run's first seconds, in which its ranks start."""
+MUCH = 100_000
+"""Characters that the ranks of a minor run wrote, from which on the run is kept: a cell does not keep all of it."""
 HEAVY = 1_000_000
 """Bytes of a run from which it checks the size of all folders, which takes a `stat` of each of their files."""
 
@@ -105,9 +107,13 @@ class Recorder:
                 self._has_new = False
                 self._write_at = now + WRITE_EVERY
 
-    def finish(self, *, failed: bool) -> None:
-        """Write the end of the run, if it has a folder or anything to record, and remove old runs."""
-        if self.folder is None and not (failed or self._has_new):
+    def finish(self, *, failed: bool, is_minor: bool = False) -> None:
+        """Write the end of the run, if it has a folder or anything to record, and remove old runs.
+
+        A minor run of less than FIRST_AFTER seconds, such as a cell on ranks, has something to record only if it
+        reported metrics or wrote much.
+        """
+        if self.folder is None and not (self._is_worth_it() if is_minor else failed or self._has_new):
             return
         if self._is_on:
             with self._forgiving():
@@ -117,6 +123,13 @@ class Recorder:
             with contextlib.suppress(Exception):
                 self._write_summary(self._reader.snapshot())
         self._make_room()
+
+    def _is_worth_it(self) -> bool:
+        if not self._has_new:
+            return False
+        num_processes = self._reader.snapshot().num_processes
+        written = sum(len(self._reader.logs_since(rank, 0)[0]) for rank in range(num_processes))
+        return bool(self._reader.metrics_since(0)[0]) or written > MUCH
 
     def _write_end(self, snapshot: RunSnapshot) -> None:
         self._make_folder(snapshot)

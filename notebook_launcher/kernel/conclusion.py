@@ -153,7 +153,7 @@ def _error(
 
 
 def _with_stacks(message: str, stacks: Stacks | None, plan: Plan) -> str:
-    hint = suggestion(stacks, is_checked=plan.config.check_collectives)
+    hint = suggestion(stacks, is_checked=plan.config.check_collectives, backend=plan.backend)
     return "\n".join(filter(None, (message, hint, stacks.in_past_tense if stacks else "")))
 
 

@@ -42,6 +42,11 @@ SIZES_DIFFER = "Is there a distributed collective mismatch in your code?"
 SUGGESTION = (
     "Pass check_collectives=True to have the first collective named that does not match: by rank, with line and shape."
 )
+FLIGHT_RECORDER = (
+    "With NCCL torch also records the last collectives of each rank: "
+    'env={"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/nccl_rank_"} writes them at its '
+    "time-out, and `torchfrtrace /tmp --prefix nccl_rank_` compares them (not tried by this package)."
+)
 
 
 def collective_in(report: ExceptionReport) -> str:
@@ -71,7 +76,10 @@ def describe_mismatch(failures: tuple[Failure, ...]) -> list[str]:
     return ["The ranks were in collectives that do not match:", *lines]
 
 
-def suggestion(stacks: Stacks | None, *, is_checked: bool) -> str:
-    """Return a line that names `check_collectives` if ranks waited in different collectives; else nothing."""
+def suggestion(stacks: Stacks | None, *, is_checked: bool, backend: str | None) -> str:
+    """Return lines that name what finds the cause if ranks waited in different collectives; else nothing."""
     waiting = {stack.waiting_in for stack in stacks or ()} - {None}
-    return SUGGESTION if len(waiting) > 1 and not is_checked else ""
+    if len(waiting) < 2:
+        return ""
+    lines = [] if is_checked else [SUGGESTION]
+    return "\n".join([*lines, FLIGHT_RECORDER] if "nccl" in (backend or "") else lines)

@@ -358,5 +358,6 @@ class RunLoop:
         if any(stack.waiting_in for stack in stacks):
             self._data.stopped_in = stacks.past_verdict
             self._data.output.notice(stacks.in_past_tense)
-            if hint := suggestion(stacks, is_checked=self._data.plan.config.check_collectives):
+            plan = self._data.plan
+            if hint := suggestion(stacks, is_checked=plan.config.check_collectives, backend=plan.backend):
                 self._data.output.notice(hint)

@@ -164,7 +164,7 @@ class RunThread:
             data.outcome = outcome
             data.commands.refuse_all()
             data.gpus.close()
-            self._recorder.finish(failed=outcome.error is not None)
+            self._recorder.finish(failed=outcome.error is not None, is_minor=data.scope.is_brief)
             outcome.results.folder = self._recorder.folder
             data.over.set()
             self.questions.close()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from notebook_launcher import RankFailedError, RunTimeoutError, launch, notebook_launch
-from notebook_launcher.kernel.mismatches import SIZES_DIFFER, SUGGESTION, collective_in, suggestion
+from notebook_launcher.kernel.mismatches import FLIGHT_RECORDER, SIZES_DIFFER, SUGGESTION, collective_in, suggestion
 from notebook_launcher.kernel.stacks import Stacks
 from notebook_launcher.messages import ExceptionReport, Frame
 
@@ -67,8 +67,10 @@ def test_stop_of_ranks_in_different_collectives_suggests_the_check(capsys: pytes
 def test_suggestion_is_for_launches_without_the_check(is_checked: bool, words: str) -> None:  # noqa: FBT001 - a parameter
     frame = '  File "/torch/distributed/distributed_c10d.py", line 1 in {}\n'
     dumps = {rank: f"Thread 0x1 (most recent call first):\n{frame.format(call)}" for rank, call in CALLS.items()}
-    assert suggestion(Stacks.parse(dumps), is_checked=is_checked) == words
-    assert suggestion(Stacks.parse({0: dumps[0]}), is_checked=is_checked) == ""
+    assert suggestion(Stacks.parse(dumps), is_checked=is_checked, backend="gloo") == words
+    with_nccl = suggestion(Stacks.parse(dumps), is_checked=is_checked, backend="nccl").splitlines()
+    assert with_nccl == [*filter(None, [words]), FLIGHT_RECORDER]
+    assert suggestion(Stacks.parse({0: dumps[0]}), is_checked=is_checked, backend="nccl") == ""
 
 
 def test_run_that_times_out_before_it_has_a_rank_is_a_timeout() -> None:

@@ -255,6 +255,8 @@ def test_many_cells_leave_no_descriptors_lines_or_folders(notebook: Kernel) -> N
     seen = "look(), session.execute('look()')[:], len(os.listdir(home)) if os.path.exists(home) else 0"
     (fds, lines), ranks, folders = ast.literal_eval(run(notebook, seen).result or "")
     run(notebook, "for number in range(100): session.execute(f'def made(): return {number}\\nmade()')")
+    run(notebook, "session.execute('print(1)')")
+    assert "ZeroDivisionError" in (notebook.execute("%%ranks\n1 / 0").error or "")
     (later_fds, later_lines), later_ranks, later_folders = ast.literal_eval(run(notebook, seen).result or "")
     assert later_fds <= fds + 4  # Of the threads that ended last.
     assert (later_lines, later_folders) == (lines, folders)
