@@ -51,6 +51,7 @@ __all__ = [
     "Notice",
     "Offered",
     "Phases",
+    "Place",
     "Progress",
     "Raised",
     "RankExited",
@@ -105,8 +106,32 @@ class StartSupervisor:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The part of a launch that one machine holds, and where all ranks meet; a part of other records."""
+
+    ranks: tuple[int, ...]
+    """The ranks of this machine, consecutive."""
+    node: int = 0
+    """Number of this machine among those of the launch."""
+    num_nodes: int = 1
+    store_address: str = "127.0.0.1"
+    """The address at which the rendezvous store listens, on the first machine."""
+    interface: str = "lo"
+    """The network interface of this machine over which its ranks talk to others."""
+
+    @property
+    def hosts_store(self) -> bool:
+        """True on the machine where the rendezvous store is."""
+        return self.node == 0
+
+    def local_rank(self, rank: int) -> int:
+        """Return the number of a rank among those of this machine."""
+        return self.ranks.index(rank)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Prepare for ranks with these settings. Descriptors: the listening socket of the store, the board."""
+    """Prepare for ranks with these settings. Descriptors: the board, the listening socket of the store."""
 
     run_id: str
     num_processes: int
@@ -125,7 +150,9 @@ class Setup:
     keeps_failures: bool
     """True if a rank keeps the exception of a call, with its frames, for a debugger."""
     use_gpu: bool
-    """True if the ranks use GPUs: rank r takes the visible device r modulo the number of devices."""
+    """True if the ranks use GPUs: the rank with local number r takes the visible device r modulo the number of
+    devices."""
+    place: Place
     master_port: int
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from notebook_launcher import messages
 
-__all__ = ["Event", "FromRank", "Output", "RankLost", "Stream", "SupervisorLost", "Woken"]
+__all__ = ["Event", "FromRank", "NodeLost", "Output", "RankLost", "Stream", "SupervisorLost", "Woken"]
 
 Stream = Literal["stdout", "stderr"]
 
@@ -45,8 +45,21 @@ class SupervisorLost:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node is gone, with all of its ranks."""
+
+    node: str
+    """The node in a few words: its number, host and address."""
+    ranks: tuple[int, ...]
+    reason: str
+    """How the loss was noticed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Woken:
     """Another thread called `wake`."""
 
 
-Event = Output | FromRank | RankLost | SupervisorLost | Woken | messages.RankStarted | messages.RankNotStarted
+Event = (
+    Output | FromRank | RankLost | SupervisorLost | NodeLost | Woken | messages.RankStarted | messages.RankNotStarted
+)

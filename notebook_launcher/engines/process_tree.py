@@ -5,8 +5,7 @@
         │  ╲                              │ starts, reaps, signals
         │   ╲──channel, stdout, stderr─▶ rank 0 … rank N-1
 
-`ProcessTree` is mechanism only: it starts ranks, carries records in both directions and turns everything that arrives
-into events. `kernel/attempt.py` decides what the events mean.
+`ProcessTree` is the `Tree` of one machine.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
 from notebook_launcher.channel import AnonymousFile, channel_pair
+from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost, Woken
+from notebook_launcher.engines.gauges import Pulse, resident_memory
 from notebook_launcher.engines.rank_pipes import RankPipes
 from notebook_launcher.errors import LaunchError, ResourceError
 
@@ -44,11 +45,19 @@ STACKS_BUDGET = 0.5
 class ProcessTree:
     """A supervisor and its ranks. Raises `ResourceError` if the machine cannot hold them."""
 
-    def __init__(self, setup: messages.Setup, start_supervisor: Starter) -> None:
+    def __init__(self, setup: messages.Setup, start_supervisor: Starter, listener: socket.socket | None = None) -> None:
+        """Start the ranks of this machine.
+
+        Args:
+            setup: The settings of all ranks; `setup.place` says which of them are here.
+            start_supervisor: One of the ways to start a supervisor.
+            listener: The socket at which the store is to listen, which the tree closes. None: one of its own.
+        """
         self.setup = setup
         """The settings of all ranks, with the port of the store once the tree has started."""
         self._pipes: dict[int, RankPipes] = {}
         """By rank."""
+        self._listener = listener
         self._supervisor_gone = False
         """True once the supervisor's end of the channel is closed."""
         self._supervisor: Supervisor | None = None
@@ -83,19 +92,17 @@ class ProcessTree:
         self._board_file = AnonymousFile("board")
         self._closing.callback(self._board_file.close)
         os.ftruncate(self._board_file.fileno(), context.BOARD_SIZE)
-        self.board = mmap.mmap(self._board_file.fileno(), context.BOARD_SIZE)
-        self._closing.callback(self.board.close)
+        page = mmap.mmap(self._board_file.fileno(), context.BOARD_SIZE)
+        self._closing.callback(page.close)
+        self.board = Board(page)
         self._channel, self._their_channel = channel_pair()
         self._closing.callback(self._channel.close)
         self._closing.callback(self._their_channel.close)
-        for rank in range(self.setup.num_processes):
+        for rank in self.setup.place.ranks:
             self._pipes[rank] = RankPipes()
 
     def _start(self, start_supervisor: Starter) -> None:
-        with self._their_channel, socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(max(128, self.setup.num_processes))
-            self.setup = dataclasses.replace(self.setup, master_port=listener.getsockname()[1])
+        with self._their_channel, self._listen() as listener:
             # A fork of the kernel must close its copies of the kernel's descriptors: otherwise the other side would
             # not see that the kernel closes them.
             kernel_fds = [fd for pipes in self._pipes.values() for fd in pipes.all_fds()]
@@ -103,9 +110,21 @@ class ProcessTree:
             self._supervisor = start_supervisor(self._their_channel, kernel_fds)
             self._selector.register(self._channel, selectors.EVENT_READ, self._on_supervisor)
             with contextlib.suppress(BrokenPipeError, ConnectionError):
-                self._channel.send(self.setup, [listener.fileno(), self._board_file.fileno()])
+                fds = [self._board_file.fileno(), listener.fileno()]
+                self._channel.send(self.setup, fds)
                 for rank in self._pipes:
                     self._start_rank(rank)
+
+    def _listen(self) -> socket.socket:
+        """Return the store's socket; on nodes that host no store, one that is not bound."""
+        place = self.setup.place
+        listener, self._listener = self._listener or socket.socket(), None
+        if place.hosts_store and not listener.getsockname()[1]:
+            listener.bind((place.store_address, 0))
+            listener.listen(max(128, self.setup.num_processes))
+        if place.hosts_store:
+            self.setup = dataclasses.replace(self.setup, master_port=listener.getsockname()[1])
+        return listener
 
     def _start_rank(self, rank: int) -> None:
         pipes = self._pipes[rank]
@@ -290,6 +309,17 @@ class ProcessTree:
                 size = self._stacks_size(rank)
                 found[rank] = os.pread(pipes.stacks_fd, max(0, size - start), start).decode(errors="replace")
         return found
+
+    def memory(self, rank: int) -> int | None:
+        """Return the resident memory of a rank in bytes; None: the rank is gone."""
+        pid = self.pids.get(rank)
+        return None if pid is None else resident_memory(pid)
+
+    def pulses(self, ranks: Iterable[int]) -> dict[int, Pulse]:
+        """Return the activity of these ranks' processes, without those that are gone."""
+        pids = self.pids
+        read = {rank: Pulse.read(pids[rank]) for rank in ranks if rank in pids}
+        return {rank: pulse for rank, pulse in read.items() if pulse is not None}
 
     def _stacks_size(self, rank: int) -> int:
         fd = self._pipes[rank].stacks_fd

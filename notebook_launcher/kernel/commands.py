@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from notebook_launcher.changes import Wanted
-    from notebook_launcher.kernel.attempt import ChangeAction, ChangeSource
     from notebook_launcher.kernel.latch import Latch
+    from notebook_launcher.kernel.rank_requests import ChangeAction, ChangeSource
     from notebook_launcher.kernel.stacks import Stacks
 
 __all__ = ["ChangeCommand", "Command", "CommandQueue", "SampleCommand", "SaveCommand", "StacksCommand", "StopCommand"]

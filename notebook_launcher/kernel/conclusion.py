@@ -38,7 +38,7 @@ def conclude(data: RunData) -> RunOutcome:
     attempt, launched = data.attempt, data.launched
     assert attempt is not None
     asked_to_stop = data.commands.asked_to_stop
-    outcomes = [attempt.outcomes[rank] for rank in sorted(attempt.outcomes)]
+    outcomes = [attempt.state.outcomes[rank] for rank in sorted(attempt.state.outcomes)]
     values, unsent = _rebuild([outcome for outcome in outcomes if data.scope.includes(outcome.rank)])
     failed = [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)]
     failures = culprit.failures_of(failed, data.output.last_lines)
@@ -131,17 +131,17 @@ def _error(
     asked_to_stop: bool,
 ) -> BaseException | None:
     # A run that times out before it has a rank is ended by killing its supervisor.
-    if attempt.supervisor_lost is not None and not attempt.timed_out:
+    if attempt.state.supervisor_lost is not None and not attempt.timed_out:
         stopped = RunStoppedError("the run was stopped before its ranks had started")
-        return stopped if asked_to_stop else culprit.internal(attempt.supervisor_lost)
-    if attempt.not_started is not None:
-        return _not_started_error(attempt.not_started, plan.num_processes)
+        return stopped if asked_to_stop else culprit.internal(attempt.state.supervisor_lost)
+    if attempt.state.not_started is not None:
+        return _not_started_error(attempt.state.not_started, plan.num_processes)
     if attempt.timed_out:
         msg = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
         return RunTimeoutError(_with_stacks(msg, stacks, plan))
-    real = [failure for failure in failures if not attempt.outcomes[failure.rank].after_stop]
+    real = [failure for failure in failures if not attempt.state.outcomes[failure.rank].after_stop]
     if real:
-        first = attempt.outcomes[real[0].rank]
+        first = attempt.state.outcomes[real[0].rank]
         error = culprit.to_exception(first, real[0], plan.num_processes)
         if stacks and real[0].victim and isinstance(error, RankFailedError):
             error.args = (_with_stacks(str(error), stacks, plan),)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.stacks import GROUP_CALLS, Stacks
@@ -21,14 +20,13 @@ from notebook_launcher.units import format_elapsed, plural_verb, rank_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from notebook_launcher.engines.gauges import Pulse
     from notebook_launcher.kernel.stacks import RankStack, ThreadStack
 
 __all__ = ["Hang", "HangWatch"]
 
 SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.05, 1.0
 """Seconds between two looks at the ranks; a quarter of `hang_notice`, within these bounds."""
-ASLEEP = "SD"
-"""States of a thread that sleeps, as /proc names them."""
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 IDLE_SHARE, IDLE_TICKS = 0.05, 2
 """Processor time with which a process still counts as idle: a share of the time, and what the clock cannot resolve."""
@@ -40,27 +38,6 @@ FORGIVEN = 2
 """Looks at which a rank may appear to have moved because the launcher itself asked it for its stack."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Pulse:
-    """Activity of a process: state and sleeps of its main thread, processor time of all its threads."""
-
-    is_asleep: bool
-    num_sleeps: int
-    ticks: int
-
-    @classmethod
-    def read(cls, pid: int) -> _Pulse | None:
-        """Return the pulse of a process; None if it is gone, or if this system does not count sleeps."""
-        try:
-            _, _, after_name = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")
-            fields = after_name.split()
-            status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-            num_sleeps = int(status.partition("\nvoluntary_ctxt_switches:")[2].split(None, 1)[0])
-            return cls(fields[0] in ASLEEP, num_sleeps, int(fields[11]) + int(fields[12]))
-        except (OSError, IndexError, ValueError):
-            return None
-
-
 @dataclasses.dataclass(slots=True)
 class _Stretch:
     """Period in which a rank's main thread has not moved."""
@@ -68,14 +45,14 @@ class _Stretch:
     since: float
     sample_after: float
     """Age in seconds at which the rank is asked for its stack."""
-    first: _Pulse
-    last: _Pulse
+    first: Pulse
+    last: Pulse
     num_forgiven: int = 0
     main: ThreadStack | None = None
     num_alike: int = 0
     """Samples in a row that showed the same stack."""
 
-    def goes_on(self, pulse: _Pulse) -> bool:
+    def goes_on(self, pulse: Pulse) -> bool:
         """Return True if the thread is where it was at the last look."""
         is_same_state = pulse.is_asleep == self.last.is_asleep
         if is_same_state and (pulse.num_sleeps == self.last.num_sleeps or self.num_forgiven):
@@ -212,7 +189,7 @@ class HangWatch:
     def look(
         self,
         now: float,
-        pids: Mapping[int, int],
+        pulses: Callable[[], Mapping[int, Pulse]],
         absent: Mapping[int, str],
         dump: Callable[[Iterable[int]], Mapping[int, str]],
     ) -> str:
@@ -220,25 +197,23 @@ class HangWatch:
 
         Args:
             now: The time, by `time.monotonic()`.
-            pids: The processes of the ranks that run the function.
+            pulses: Reads the pulses of the ranks that run the function.
             absent: The other ranks, each with what it does instead: `has returned`.
             dump: Asks ranks for their stacks.
         """
         if not self._is_on or now < self._look_at:
             return ""
         self._look_at = now + self._interval
-        self._follow(now, pids)
+        self._follow(now, pulses())
         line = self._release(now)
         due = [rank for rank, stretch in self._stretches.items() if now - stretch.since >= stretch.sample_after]
         if due:
             self.hang = self._examine(now, due, absent, dump) or self.hang
         return line or self._announce(now)
 
-    def _follow(self, now: float, pids: Mapping[int, int]) -> None:
+    def _follow(self, now: float, pulses: Mapping[int, Pulse]) -> None:
         before, self._stretches = self._stretches, {}
-        for rank, pid in pids.items():
-            if (pulse := _Pulse.read(pid)) is None:
-                continue
+        for rank, pulse in pulses.items():
             stretch = before.get(rank)
             if stretch is None or not stretch.goes_on(pulse):
                 stretch = _Stretch(since=now, sample_after=self._notice_after, first=pulse, last=pulse)

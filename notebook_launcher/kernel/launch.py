@@ -5,7 +5,6 @@ What a run needs is imported by the first call, so that the import in a notebook
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.kernel.checks import arguments_by_name, check_not_in_rank
@@ -84,9 +83,9 @@ def launch(
 def prewarm() -> None:
     """Start the fork server in the background, so that the first launch does not wait for the import of torch."""
     check_not_in_rank("prewarm")
-    from notebook_launcher.engines.starting import fork_server
+    from notebook_launcher.engines.this_machine import warm_up
 
-    fork_server().start(os.environ)
+    warm_up()
 
 
 def _start(

@@ -90,6 +90,7 @@ class Plan:
             many_calls=many_calls,
             keeps_failures=many_calls or self.config.debug,
             use_gpu=self.use_gpu,
+            place=messages.Place(ranks=tuple(range(self.num_processes))),
             master_port=0,
         )
 

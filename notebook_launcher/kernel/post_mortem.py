@@ -38,7 +38,7 @@ def rank_to_debug(data: RunData | None, rank: int | None) -> int:
     """
     if data is None or data.attempt is None or data.outcome is None:
         raise CallOrderError("session.debug() looks into a run that has failed, and this session has had no run yet.")
-    outcomes = data.attempt.outcomes
+    outcomes = data.attempt.state.outcomes
     kept = [at for at, outcome in sorted(outcomes.items()) if outcome.raised is not None and outcome.exited is None]
     others = f" Frames are kept by {rank_list(kept)}: session.debug({kept[0]})." if kept else ""
     if rank is None:

@@ -19,7 +19,7 @@ from notebook_launcher.kernel.comm_updates import CommUpdates, supersedes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from notebook_launcher.engines.process_tree import ProcessTree
+    from notebook_launcher.engines.tree import Tree
     from notebook_launcher.kernel.cell import Sink
 
 __all__ = ["RankComms"]
@@ -104,7 +104,7 @@ class RankComms:
         if kept and (serve := self.serve()) is not None:
             serve()
 
-    def send_pending(self, tree: ProcessTree) -> None:
+    def send_pending(self, tree: Tree) -> None:
         """Send each rank the next message that waits for it."""
         if not self._waiting:
             return

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import messages
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.engines.events import Event, SupervisorLost
-from notebook_launcher.engines.process_tree import ProcessTree
-from notebook_launcher.engines.starting import fork_server, fork_starter, start_by_spawn
+from notebook_launcher.engines.this_machine import start_here
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.rank_comms import RankComms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from notebook_launcher.engines.starting import Starter
+    from notebook_launcher.engines.tree import Tree
     from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.call_scope import CallScope
     from notebook_launcher.kernel.plan import Plan
@@ -36,7 +35,7 @@ class Ranks:
         """The options, resolved against the machine."""
         self.many_calls = many_calls
         """True for a session: the ranks wait for further calls."""
-        self.tree: ProcessTree | None = None
+        self.tree: Tree | None = None
         """The processes; None before `start` and after `close`."""
         self.generation = 0
         """Number of the process group, raised when the ranks have to make the group again."""
@@ -64,17 +63,7 @@ class Ranks:
     def start(self, call: FunctionCall | None = None) -> None:
         """Start the processes unless they are up; raises `ResourceError` if the machine cannot hold them."""
         if self.tree is None:
-            setup = self.plan.setup(many_calls=self.many_calls)
-            self.tree = ProcessTree(setup, self._starter(call, setup.environ))
-
-    def _starter(self, call: FunctionCall | None, environ: dict[str, str]) -> Starter:
-        method = self.plan.config.start_method
-        if method == "fork":
-            assert call is not None
-            return fork_starter(call)
-        if method == "spawn":
-            return start_by_spawn
-        return fork_server().starter(environ)
+            self.tree = start_here(self.plan.setup(many_calls=self.many_calls), call)
 
     def next_call(
         self, scope: CallScope, *, restart_count: int, can_ask: bool, widget_ranks: tuple[int, ...]
@@ -96,8 +85,8 @@ class Ranks:
     def mend(self, attempt: Attempt) -> tuple[int, ...]:
         """Repair what the last call broke: processes and the process group. Return the ranks that were replaced."""
         assert self.tree is not None
-        replaced = tuple(rank for rank, outcome in sorted(attempt.outcomes.items()) if outcome.is_over)
-        if not replaced and not attempt.kept_group:
+        replaced = tuple(rank for rank, outcome in sorted(attempt.state.outcomes.items()) if outcome.is_over)
+        if not replaced and not attempt.state.kept_group:
             self.generation += 1
         self.replace(replaced)
         return replaced

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event
     from notebook_launcher.history.schema import MetricPoint, RankPhases, RankSnapshot, RunChange, RunSnapshot, RunState
-    from notebook_launcher.kernel.attempt import ChangeAction, ChangeSource
     from notebook_launcher.kernel.commands import Command
+    from notebook_launcher.kernel.rank_requests import ChangeAction, ChangeSource
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.stacks import Stacks

@@ -87,16 +87,16 @@ class RunLoop:
         may_start_silently = True
         while True:
             attempt = self._run_attempt()
-            was_stopped = attempt.ladder is not None
-            if attempt.supervisor_lost is not None and not (attempt.started or was_stopped) and may_start_silently:
+            has_begun = bool(attempt.state.started) or attempt.ladder is not None
+            if attempt.state.supervisor_lost is not None and not has_begun and may_start_silently:
                 # The fork server, or an idle session's supervisor, died unnoticed before this run.
                 may_start_silently = False
-                attempt.discard_outcomes()
+                attempt.state.close()
                 if self._ranks.many_calls:
                     data.output.notice("the session's ranks had died and were restarted")
                 self._start_again()
                 continue
-            if not attempt.failed or data.restarts >= limit or data.commands.asked_to_stop or attempt.timed_out:
+            if not attempt.state.failed or data.restarts >= limit or data.commands.asked_to_stop or attempt.timed_out:
                 return
             data.restarts += 1
             outcome = conclude(data)
@@ -148,13 +148,13 @@ class RunLoop:
 
     def _watch_for_hangs(self, attempt: Attempt) -> None:
         now = time.monotonic()
-        if attempt.is_ending or self._data.asking or attempt.paused_after is not None:
+        if attempt.is_ending or self._data.asking or attempt.requests.paused_after is not None:
             self._rest_hangs()
             return
         if self._hangs.next_due(now) != 0:
             return
-        pids = {rank: pid for rank, pid in attempt.tree.pids.items() if rank in attempt.running}
-        line = self._hangs.look(now, pids, attempt.absent, attempt.tree.dump_stacks)
+        tree = attempt.tree
+        line = self._hangs.look(now, lambda: tree.pulses(attempt.state.running), attempt.state.absent, tree.dump_stacks)
         self._data.hang = self._hangs.hang
         if line:
             self._data.output.notice(line)
@@ -171,7 +171,7 @@ class RunLoop:
         while (events := tree.events(0)) or (tree.is_dying and time.monotonic() < until):
             for event in events or tree.events(DEATH_NOTICE):
                 self._handle(event, attempt)
-        if attempt.outcomes and attempt.supervisor_lost is None:
+        if attempt.state.outcomes and attempt.state.supervisor_lost is None:
             self._mend(attempt)
             attempt.forget_outcomes(self._ranks.generation)
 
@@ -190,7 +190,7 @@ class RunLoop:
             for event in attempt.tree.drain(rank):
                 self._handle(event, attempt)
         self._ranks.comms.publish(None)
-        if attempt.supervisor_lost is not None:
+        if attempt.state.supervisor_lost is not None:
             self._ranks.close()
         elif self._ranks.many_calls:
             self._mend(attempt)
@@ -198,7 +198,7 @@ class RunLoop:
             self._end_ranks(attempt)
 
     def _end_ranks(self, attempt: Attempt) -> None:
-        failed, began = attempt.failed, time.monotonic()
+        failed, began = attempt.state.failed, time.monotonic()
         output = self._data.output
         for events in self._ranks.finish(lambda: self._exit_deadline(began, failed=failed)):
             for event in events:
@@ -207,7 +207,7 @@ class RunLoop:
         asked_to_stop = self._data.commands.asked_to_stop
         when = "as the run was stopped" if asked_to_stop else f"{EXIT_BUDGET:g} s after it returned"
         for rank in attempt.tree.pids:
-            attempt.outcomes[rank].after_stop = True
+            attempt.state.outcomes[rank].after_stop = True
             if not failed:
                 text = f"rank {rank} was killed: {when} it was still running exit handlers or threads"
                 output.notice(text, "stderr")
@@ -228,7 +228,7 @@ class RunLoop:
             self._data.output.notice(
                 f"{rank_list(replaced)} had died and {were} restarted; variables of earlier runs are gone on {them}"
             )
-        elif attempt.broke_group:
+        elif attempt.state.broke_group:
             self._data.output.notice(
                 "the next run makes a new process group: models that the ranks keep must be wrapped again "
                 "(DistributedDataParallel, Accelerator.prepare)"
@@ -236,12 +236,12 @@ class RunLoop:
 
     def _remove_the_spent(self, attempt: Attempt) -> None:
         """End ranks whose GPU context was lost: their CUDA calls would fail in all later calls of the session."""
-        spent = tuple(rank for rank, outcome in attempt.outcomes.items() if outcome.is_spent)
+        spent = tuple(rank for rank, outcome in attempt.state.outcomes.items() if outcome.is_spent)
         if not spent:
             return
         attempt.tree.signal(spent, signal.SIGKILL)
         until = time.monotonic() + DEATH_NOTICE
-        while any(attempt.outcomes[rank].is_spent for rank in spent) and (left := until - time.monotonic()) > 0:
+        while any(attempt.state.outcomes[rank].is_spent for rank in spent) and (left := until - time.monotonic()) > 0:
             for event in attempt.tree.events(left):
                 self._handle(event, attempt)
 
@@ -296,7 +296,7 @@ class RunLoop:
         attempt.begin_debugging(rank)
 
     def _ask(self, rank: int, request: messages.InputRequest, attempt: Attempt) -> None:
-        if rank == attempt.debugged and attempt.ladder is not None:
+        if rank == attempt.state.debugged and attempt.ladder is not None:
             # The run is being stopped, so the debugger ends.
             reply = messages.InputReply(text=None, reason="the run was stopped", number=request.number)
             attempt.tree.send(rank, reply)
@@ -315,9 +315,9 @@ class RunLoop:
             case StopCommand():
                 self._stop(command, attempt)
             case SaveCommand(answer):
-                answer.set(attempt.ask_to_save())
+                answer.set(attempt.requests.ask_to_save())
             case ChangeCommand(action, values, answer, source):
-                answer.set(attempt.ask_to_change(action, values, source))
+                answer.set(attempt.requests.ask_to_change(action, values, source))
             case SampleCommand():
                 self._sample(command, attempt)
             case StacksCommand(answer):
@@ -327,7 +327,7 @@ class RunLoop:
 
     def _stop(self, command: StopCommand, attempt: Attempt) -> None:
         is_first = attempt.ladder is None
-        if command.after_step and is_first and attempt.ask_to_stop():
+        if command.after_step and is_first and attempt.requests.ask_to_stop(attempt.state.unsettled):
             return
         if is_first and not command.at_once:
             self._show_who_waits(attempt)

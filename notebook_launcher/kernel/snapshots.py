@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from notebook_launcher import context
@@ -30,7 +28,6 @@ ACTIVITIES: dict[int, RankState] = {
     context.WAITING: "waiting",
     context.SAVING: "saving",
 }
-PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,9 +58,9 @@ def state_of(data: RunData) -> RunState:
         return "stopping"
     if data.hang is not None:
         return "waiting"
-    if attempt is not None and attempt.paused_after is not None:
+    if attempt is not None and attempt.requests.paused_after is not None:
         return "paused"
-    return "running" if attempt is not None and attempt.started else "starting"
+    return "running" if attempt is not None and attempt.state.started else "starting"
 
 
 def take_snapshot(data: RunData) -> RunSnapshot:
@@ -120,7 +117,7 @@ def take_rank_snapshot(data: RunData, rank: int) -> RankSnapshot:
         rate=live.items_per_second(rank),
         step=step if step is not None else phases.windows if phases else None,
         samples_per_second=live.samples_per_second(rank),
-        memory=_resident(pid) if pid is not None else None,
+        memory=attempt.tree.memory(rank) if attempt is not None and pid is not None else None,
         peak_memory=summary.peak_memory if summary else None,
         gpu_memory=gpu.memory,
         gpu_utilization=gpu.utilization,
@@ -135,17 +132,17 @@ def take_rank_snapshot(data: RunData, rank: int) -> RankSnapshot:
 
 def _rank_state(data: RunData, rank: int) -> RankState:
     attempt = data.attempt
-    if attempt is not None and rank in attempt.outcomes:
-        outcome = attempt.outcomes[rank]
+    if attempt is not None and rank in attempt.state.outcomes:
+        outcome = attempt.state.outcomes[rank]
         return "returned" if outcome.returned is not None else "stopped" if outcome.after_stop else "failed"
-    if attempt is None or rank not in attempt.started:
+    if attempt is None or rank not in attempt.state.started:
         return "starting"
     if rank in data.asking:
         return "asking"
     if (hang := data.hang) is not None and rank in hang.since:
         return "waiting"
     with contextlib.suppress(ValueError):  # The board was closed while the run ended.
-        return ACTIVITIES[attempt.activity_of(rank)]
+        return ACTIVITIES[attempt.tree.board.activity_of(rank)]
     return "running"
 
 
@@ -168,12 +165,6 @@ def _reason(results: Results | None, rank: int) -> str:
 def _failures(results: Results | None) -> list[Failure]:
     """Return the failures, without ranks that were only stopped."""
     return [failure for failure in results.failures if failure.summary != STOPPED] if results is not None else []
-
-
-def _resident(pid: int) -> int | None:
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * PAGE_SIZE
-    return None
 
 
 def _failure(failure: Failure) -> FailureRecord:

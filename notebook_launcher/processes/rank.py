@@ -6,45 +6,43 @@ workers too. It runs user code in its main thread, starts no other thread, and d
 
 from __future__ import annotations
 
-import atexit
-import collections
 import contextlib
-import ctypes
-import dataclasses
 import faulthandler
 import mmap
 import os
-import re
 import resource
 import signal
 import socket
 import sys
-import threading
 import time
-import traceback
 import types
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
 from notebook_launcher.errors import ResourceError, ReturnValueError
-from notebook_launcher.processes import boot, cuda_work, forking, frameworks, frontend, inherited, rendezvous, seeding
+from notebook_launcher.processes import (
+    boot,
+    cuda_work,
+    forking,
+    frameworks,
+    frontend,
+    inherited,
+    rank_process,
+    rendezvous,
+    seeding,
+)
 from notebook_launcher.processes.edited_modules import LocalModules
+from notebook_launcher.processes.inbox import Inbox
 from notebook_launcher.processes.kept_failure import KeptFailure
 from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
-from notebook_launcher.processes.report import describe
-from notebook_launcher.travel import cells
+from notebook_launcher.processes.report import describe, users_place
+from notebook_launcher.processes.user_function import call_function, exit_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from notebook_launcher.processes.rank_start import RankStart
 
 __all__ = ["main", "run_rank"]
-
-PICKLING = re.compile(r"/(notebook_launcher|cloudpickle)/|/pickle\.py$")
-PR_SET_PDEATHSIG = 1
-FIRST_OWN_FD = 3
 
 
 def main(fd: int) -> None:
@@ -57,9 +55,9 @@ def main(fd: int) -> None:
 def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None) -> int:
     """Serve the kernel until it sends `Finish` or is gone; return the exit status."""
     os.setsid()
-    _die_with_parent()
-    _reset_signals()
-    _redirect_output(start)
+    rank_process.die_with_parent()
+    rank_process.reset_signals()
+    rank_process.redirect_output(start)
     if start.setup.start_method == "spawn":
         rendezvous.install()  # Forked ranks inherit torch and this change to torch from their parent.
     else:
@@ -69,7 +67,7 @@ def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None
         rank.serve()
     except KeyboardInterrupt:
         return 130
-    return _leave()
+    return rank_process.leave()
 
 
 class _Rank:
@@ -79,21 +77,12 @@ class _Rank:
         self._inherited_call = inherited_call
         """The first call, if the rank is a fork of the kernel."""
         self._channel = Channel(socket.socket(fileno=start.channel_fd))
+        self._inbox = Inbox(start.rank, self._channel, self._handle_comm)
         self._rendezvous = Rendezvous(start.rank, start.setup)
-        self._answering = threading.Lock()
-        """Held while a thread waits for the user's input, so that questions are asked one after another."""
         self._modules = LocalModules(start.setup.cwd) if start.setup.many_calls else None
         """The user's modules, which a rank of a session imports again after they were edited."""
-        self._can_ask = True
-        """True if a cell waits for the run, so that the user can answer."""
-        self._num_asked = 0
-        """Number of the last question."""
         self._in_call = False
         """True while an interrupt may raise `KeyboardInterrupt`."""
-        self._unread: collections.deque[tuple[Any, list[int]]] = collections.deque()
-        """Records that came while the rank waited for another one, to be read first."""
-        self._receiving: list[bool] = []
-        """Not empty while a thread waits for a record, and so handles what the page sends to widgets."""
         self._failure = KeptFailure() if start.setup.keeps_failures else None
         """Keeps the exception of the last call for a debugger."""
         if start.setup.start_method != "fork":
@@ -109,11 +98,11 @@ class _Rank:
                 send=self._channel.send,
                 board=board,
                 rendezvous=self._rendezvous,
-                next_change=self._next_change,
+                next_change=self._inbox.next_change,
             )
         )
         self._widgets = frontend.install(
-            start.rank, self._channel.send_and_wait, self._ask, send_soon=self._channel.send
+            start.rank, self._channel.send_and_wait, self._inbox.ask, send_soon=self._channel.send
         )
         frameworks.install()
 
@@ -127,7 +116,7 @@ class _Rank:
         signal.signal(messages.COMM_SIGNAL, self._on_comm_signal)
         signal.siginterrupt(messages.COMM_SIGNAL, False)
         self._channel.send(messages.RankReady(rank=self._number), [stacks])
-        while (received := self._next_record(lambda _: True)) is not None:
+        while (received := self._inbox.receive()) is not None:
             match received:
                 case messages.RunCall() as call, fds:
                     self._run(call, fds)
@@ -148,7 +137,7 @@ class _Rank:
                     raise TypeError(msg)
 
     def _run(self, call: messages.RunCall, fds: list[int]) -> None:
-        self._can_ask = call.can_ask
+        self._inbox.can_ask = call.can_ask
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(call.restart_count)
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
         self._widgets.begin_call(call.widget_ranks)
@@ -170,7 +159,7 @@ class _Rank:
             record, fd = self._raised(call, stage, error)
         if self._modules is not None:
             self._modules.remember()
-        _flush()
+        rank_process.flush()
         with contextlib.suppress(OSError):
             self._channel.send(record, [] if fd is None else [fd])
         if fd is not None:
@@ -194,7 +183,7 @@ class _Rank:
         stage.name = "group"
         if self._setup.use_gpu:
             # Before the call is unpacked: a captured torch.Generator("cuda") would make a context on the first GPU.
-            seeding.choose_gpu(self._number)
+            seeding.choose_gpu(self._number, self._setup.place.local_rank(self._number))
         stage.name = "arrive"
         if call.ranks is not None and self._number not in call.ranks:
             return self._sit_out(call, fds, stage), None
@@ -214,7 +203,7 @@ class _Rank:
             self._on_comm_signal(0, None)  # A signal that came before the call was left alone.
             for message in call.comm_messages:
                 self._widgets.handle(message)
-            value = _call(function, args, kwargs)
+            value = call_function(function, args, kwargs)
             cuda_work.finish()
         except SystemExit as error:
             if error.code not in (None, 0):
@@ -223,14 +212,14 @@ class _Rank:
         finally:
             _flush_clock()
             frontend.flush_figures()
-            _mend_output()
+            rank_process.mend_output()
         self._rendezvous.drop_destroyed()
         stage.name = "return"
         fd, unsent = None, ""
         try:
             fd = travel.pack_value(value)
         except (ResourceError, ReturnValueError) as error:  # The run has succeeded; it must not fail now.
-            unsent = f"{error}{_users_place(error.__cause__)}"
+            unsent = f"{error}{users_place(error.__cause__)}"
         return self._returned(call, unsent), fd
 
     def _sit_out(self, call: messages.RunCall, fds: list[int], stage: _Stage) -> messages.Returned:
@@ -263,7 +252,7 @@ class _Rank:
             stage=stage.name,
             report=describe(error),
             group=self._rendezvous.state(),
-            exit_code=_exit_code(error),
+            exit_code=exit_code(error),
             kept=self._failure.measure() if self._failure is not None and keeps else None,
             is_spent=is_spent,
         )
@@ -272,53 +261,11 @@ class _Rank:
             fd = travel.pack_exception(error)
         return record, fd
 
-    def _next_change(self) -> messages.Change:
-        """Return the next change, and keep other records for later."""
-        received = self._next_record(lambda record: isinstance(record, messages.Change))
-        if received is None:
-            raise context.RunStopped("the kernel went away")
-        change: messages.Change = received[0]
-        return change
-
-    def _next_record(self, is_wanted: Callable[[Any], bool]) -> tuple[Any, list[int]] | None:
-        """Return the next record that is wanted, and keep others for later; None if the kernel is gone.
-
-        What the page sends to widgets is handled meanwhile.
-        """
-        self._receiving.append(True)  # First: from here on `_on_comm_signal` leaves all records to this method.
-        try:
-            for kept in self._unread:
-                if is_wanted(kept[0]):
-                    self._unread.remove(kept)
-                    return kept
-            while (received := self._channel.receive()) is not None:
-                if isinstance(received[0], messages.CommMessage):
-                    self._handle_comm(received[0])
-                elif is_wanted(received[0]):
-                    return received
-                else:
-                    self._unread.append(received)
-            return None
-        finally:
-            self._receiving.pop()
-
     def _on_comm_signal(self, _signum: int, _frame: Any) -> None:
         """Read what the page has sent to widgets during a call; Python calls this between two bytecodes."""
-        if self._receiving or not self._in_call:
-            return
-        comm_messages = []
-        self._receiving.append(True)
-        try:
-            with contextlib.suppress(BlockingIOError):
-                while (received := self._channel.receive(wait=False)) is not None:
-                    if isinstance(received[0], messages.CommMessage):
-                        comm_messages.append(received[0])
-                    else:
-                        self._unread.append(received)
-        finally:
-            self._receiving.pop()
-        for record in comm_messages:
-            self._widgets.handle(record)
+        if self._in_call:
+            for record in self._inbox.take_comm_messages():
+                self._widgets.handle(record)
 
     def _handle_comm(self, record: messages.CommMessage) -> None:
         """Handle a message to a widget, between calls too, where an interrupt ends only this."""
@@ -337,77 +284,21 @@ class _Rank:
 
     def _debug(self) -> None:
         # A cell waits for the debugger, also if the run itself was launched in the background.
-        self._can_ask = self._in_call = True
+        self._inbox.can_ask = self._in_call = True
         try:
             if self._failure is not None:
-                self._failure.debug(self._number, self._ask_text)
+                self._failure.debug(self._number, self._inbox.ask_text)
         except KeyboardInterrupt:
             pass  # The user leaves the debugger.
         finally:
             self._in_call = False
             frontend.flush_figures()
-            _mend_output()
+            rank_process.mend_output()
             self._channel.send(messages.DebugEnded())
-
-    def _ask_text(self, prompt: str) -> str:
-        reply = self._ask(messages.InputRequest(prompt=prompt))
-        if reply.text is None:
-            raise EOFError(reply.reason)
-        return reply.text
-
-    def _ask(self, request: messages.InputRequest) -> messages.InputReply:
-        if not self._can_ask:
-            reason = (
-                f"rank {self._number} asked for input, but this run was launched in the background, so no cell can "
-                "answer. Use notebook_launch(...), or pass the value as an argument."
-            )
-            return messages.InputReply(text=None, reason=reason)
-        with self._answering:
-            _flush()
-            self._num_asked += 1
-            self._channel.send(dataclasses.replace(request, number=self._num_asked))
-            # The answer to an earlier question, whose wait was interrupted, may still come.
-            received = self._next_record(
-                lambda record: isinstance(record, messages.InputReply) and record.number == self._num_asked
-            )
-        if received is None:
-            return messages.InputReply(text=None, reason="the kernel went away")
-        reply: messages.InputReply = received[0]
-        return reply
 
     def _on_interrupt(self, _signum: int, _frame: Any) -> None:
         if self._in_call:
             raise KeyboardInterrupt
-
-
-def _call(function: Any, args: Any, kwargs: Any) -> Any:
-    pid = os.getpid()
-    try:
-        value = function(*args, **kwargs)
-    except BaseException as error:
-        if os.getpid() != pid:
-            _end_fork(error)
-        raise
-    if os.getpid() != pid:
-        _end_fork(None)
-    return value
-
-
-def _end_fork(error: BaseException | None) -> NoReturn:
-    """End a process that the function forked and that has now left the function, as a script ends after its last line.
-
-    The process must not go on as a second rank. Its exit handlers do not run, because they are the rank's.
-    """
-    code = 1
-    try:
-        if error is None or isinstance(error, SystemExit):
-            code = (_exit_code(error) or 0) if error is not None and error.code is not None else 0
-        else:
-            own = error.__traceback__.tb_next if error.__traceback__ is not None else None
-            traceback.print_exception(type(error), error, own)
-        _flush()
-    finally:
-        os._exit(code & 0xFF)
 
 
 class _Stage:
@@ -417,45 +308,6 @@ class _Stage:
     """As in `messages.Raised.stage`."""
 
 
-def _die_with_parent() -> None:
-    parent = os.getppid()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _reset_signals() -> None:
-    # A fork of the kernel inherits its handlers, its blocked signals and asyncio's wake-up pipe.
-    signal.set_wakeup_fd(-1)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(signum, signal.SIG_DFL)
-
-
-def _redirect_output(start: RankStart) -> None:
-    old = sys.stdout, sys.stderr
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (start.stdout_fd, 1), (start.stderr_fd, 2)):
-        os.dup2(source, target, inheritable=True)
-        os.close(source)
-    # Line buffering, so that the last lines before a crash reach the pipe.
-    form: dict[str, Any] = {"buffering": 1, "encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
-    streams = [open(fd, "w", **form) for fd in (1, 2)]  # noqa: SIM115 - they stay open for the rank's life
-    for name, stream in zip(("stdout", "stderr"), streams, strict=True):
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-    inherited.move_log_handlers(dict(zip(map(id, old), streams, strict=True)))
-
-
-def _users_place(error: BaseException | None) -> str:
-    """Return a clause with the line of the user's own code that raised an error of pickling; else nothing."""
-    frames = describe(error).frames if error is not None else ()
-    if not frames or PICKLING.search(frames[-1].filename):
-        return ""
-    return f" It was raised in {frames[-1].name}, {cells.place_of(frames[-1].filename)}, line {frames[-1].lineno}."
-
-
 def _flush_clock() -> None:
     rank = context.current()
     if rank is not None and rank.clock is not None:
@@ -463,40 +315,5 @@ def _flush_clock() -> None:
             rank.clock.flush()
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-
-
-def _mend_output() -> None:
-    """Flush the standard streams, and open /dev/null in place of a standard descriptor that user code closed.
-
-    Otherwise the next file that is opened would get the descriptor's number, and `print` would write into that file.
-    """
-    _flush()
-    while (null := os.open(os.devnull, os.O_RDWR)) < FIRST_OWN_FD:  # `open` returns the lowest free number.
-        os.set_inheritable(null, True)
-    os.close(null)
-
-
 def _peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _exit_code(error: BaseException) -> int | None:
-    if not isinstance(error, SystemExit):
-        return None
-    if isinstance(error.code, str):
-        with contextlib.suppress(Exception):
-            sys.stderr.write(f"{error.code}\n")  # As the interpreter does when it exits.
-    return int(error.code) if isinstance(error.code, int) else 1
-
-
-def _leave() -> int:
-    """Exit as the interpreter does: wait for threads, then run exit handlers."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    inherited.finish_multiprocessing()
-    _flush()
-    return 0

@@ -35,38 +35,38 @@ would end their processes."""
 
 def torchrun_environment(setup: Setup, rank: int) -> dict[str, str]:
     """Return the environment variables that torchrun would set."""
-    world_size = str(setup.num_processes)
+    world_size, place = str(setup.num_processes), setup.place
     return {
-        **_own_slice(setup, rank),
+        **_own_slice(setup, place.local_rank(rank)),
         **{name: value for name, value in NCCL_DEFAULTS.items() if setup.use_gpu and name not in setup.environ},
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(place.local_rank(rank)),
         "WORLD_SIZE": world_size,
-        "LOCAL_WORLD_SIZE": world_size,
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": str(len(place.ranks)),
+        "GROUP_RANK": str(place.node),
+        "GROUP_WORLD_SIZE": str(place.num_nodes),
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": world_size,
         "ROLE_NAME": "default",
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": place.store_address,
         "MASTER_PORT": str(setup.master_port),
         "TORCHELASTIC_RUN_ID": setup.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # All ranks are on this machine, so the groups' sockets listen on the loopback interface only.
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
+        # If all ranks are on this machine, the groups' sockets listen on the loopback interface only.
+        "GLOO_SOCKET_IFNAME": place.interface,
+        "NCCL_SOCKET_IFNAME": place.interface,
     }
 
 
-def _own_slice(setup: Setup, rank: int) -> dict[str, str]:
+def _own_slice(setup: Setup, local_rank: int) -> dict[str, str]:
     """Return what shows a rank its slice of a partitioned GPU (MIG): a process can use one slice, its first."""
     visible = setup.environ.get("CUDA_VISIBLE_DEVICES", "")
     if not (setup.use_gpu and visible.startswith("MIG-")):
         return {}
     slices = visible.split(",")
-    return {"CUDA_VISIBLE_DEVICES": slices[rank % len(slices)]}
+    return {"CUDA_VISIBLE_DEVICES": slices[local_rank % len(slices)]}
 
 
 class Rendezvous:
@@ -77,7 +77,7 @@ class Rendezvous:
         self._world_size = setup.num_processes
         self._backend = setup.backend
         """The backend of the group that `join` makes; None: `join` makes no group."""
-        self._port = setup.master_port
+        self._address = (setup.place.store_address, setup.master_port)
         self._generation = -1
         """Number of the present group among those that `join` has made."""
         self._num_groups = 0
@@ -198,7 +198,7 @@ class Rendezvous:
         from torch.distributed.constants import default_pg_timeout
 
         if self._store is None:
-            self._store = TCPStore("127.0.0.1", self._port, self._world_size, is_master=False)
+            self._store = TCPStore(*self._address, self._world_size, is_master=False)
         self._store.set_timeout(timeout or default_pg_timeout)
         if self._generation > 0:
             with contextlib.suppress(RuntimeError, NotImplementedError):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from notebook_launcher.messages import ExceptionReport, Frame
+from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-__all__ = ["describe"]
+__all__ = ["describe", "users_place"]
 
 T = TypeVar("T")
 Link = Literal["cause", "context", ""]
@@ -22,6 +24,7 @@ Link = Literal["cause", "context", ""]
 OURS = str(Path(__file__).resolve().parents[1])
 INTERRUPT_HANDLER = "_on_interrupt"
 """The function that Python calls in a rank when the run is stopped, as the innermost frame of the traceback."""
+PICKLING = re.compile(r"/(notebook_launcher|cloudpickle)/|/pickle\.py$")
 MAX_FRAMES = 200
 """Frames of a traceback that are kept: the first and the last ones of a recursion."""
 MAX_LINKS = 20
@@ -39,6 +42,14 @@ def describe(error: BaseException) -> ExceptionReport:
     """
     bare = ExceptionReport(type_name=type(error).__name__, message=_text(error), frames=())
     return _attempt(lambda: _Reporter().describe(error), bare)
+
+
+def users_place(error: BaseException | None) -> str:
+    """Return a clause with the line of the user's own code that raised an error of pickling; else nothing."""
+    frames = describe(error).frames if error is not None else ()
+    if not frames or PICKLING.search(frames[-1].filename):
+        return ""
+    return f" It was raised in {frames[-1].name}, {cells.place_of(frames[-1].filename)}, line {frames[-1].lineno}."
 
 
 class _Reporter:

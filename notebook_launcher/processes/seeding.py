@@ -45,7 +45,7 @@ def _set_openblas_threads(numpy: Any, num_threads: int) -> None:
             return
 
 
-def choose_gpu(rank: int) -> None:
+def choose_gpu(rank: int, local_rank: int) -> None:
     """Make this rank's GPU the current one.
 
     Raises:
@@ -61,4 +61,4 @@ def choose_gpu(rank: int) -> None:
             f"{os.environ.get(variable)!r} here). Does nvidia-smi work, is the driver new enough for torch "
             f"{torch.__version__}, and has the container all of /dev/nvidia*? devices='cpu' runs without GPUs."
         )
-    torch.cuda.set_device(rank % count)
+    torch.cuda.set_device(local_rank % count)

@@ -3,7 +3,7 @@
     kernel ──channel──▶ supervisor ──forks──▶ rank 0 … rank N-1   (each in a session of its own)
 
 The supervisor starts ranks, reaps them, reports their exit statuses, sends them the signals that the kernel
-asks for, and hosts the rendezvous store on a loopback socket that the kernel bound. It decides nothing, with
+asks for, and hosts the rendezvous store on a socket that is bound already. It decides nothing, with
 one exception: when the kernel is gone, the supervisor kills every rank and exits. It waits on descriptors
 only (its channel, a pidfd of the kernel, a pidfd of each rank, a pipe that SIGCHLD writes to) and polls nothing.
 """
@@ -90,7 +90,9 @@ class _Supervisor:
         self._sigchld_pipe: tuple[int, ...] = ()
         """Python writes to this pipe at each SIGCHLD: a child has exited."""
         self._store: Any = None
-        """The server of the rendezvous store; None until all ranks have been forked."""
+        """The server of the rendezvous store; None until all ranks are forked, and on other nodes than the first."""
+        self._has_all = False
+        """True once all ranks of this machine have been started."""
         self._is_done = False
         """True once the kernel has closed or died, and in a forked child."""
         self._start: RankStart | None = None
@@ -105,7 +107,7 @@ class _Supervisor:
         first = self._channel.receive()
         if first is None:
             return None
-        self._setup, (self._listen_fd, self._board_fd) = first
+        self._setup, (self._board_fd, self._listen_fd) = first
         boot.enter_kernel_surroundings(self._setup)
         self._watch_kernel(self._setup.kernel_pid)
         self._watch_orphans()
@@ -179,10 +181,12 @@ class _Supervisor:
         self._pidfds[rank] = os.pidfd_open(pid)
         self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: self._on_gone(rank))
         self._send(messages.RankStarted(rank=rank, pid=pid))
-        if self._store is None and len(self._pids) == self._setup.num_processes:
+        if not self._has_all and len(self._pids) == len(self._setup.place.ranks):
+            self._has_all = True
             # After the ranks, because the store's server is a thread and ranks are to be forked from a process
             # with one thread. Until the server runs, connections wait in the listening socket's backlog.
-            self._store = _host_store(self._setup, self._listen_fd)
+            if self._setup.place.hosts_store:
+                self._store = _host_store(self._setup, self._listen_fd)
             self._oom_kills = leftovers.oom_kills()
 
     def _close_inherited(self) -> None:
@@ -286,7 +290,7 @@ def _host_store(setup: messages.Setup, listen_fd: int) -> Any:
     from torch.distributed import TCPStore
 
     options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listen_fd}
-    address = ("127.0.0.1", setup.master_port, setup.num_processes)
+    address = (setup.place.store_address, setup.master_port, setup.num_processes)
     try:
         return TCPStore(*address, **options)
     except NotImplementedError:  # The libuv server of torch 2.4 cannot take over a socket that listens.

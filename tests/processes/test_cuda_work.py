@@ -50,7 +50,7 @@ def test_watchdog_of_nccl_leaves_cuda_errors_to_python(users: dict[str, str], ex
 
 
 def test_rank_that_sees_no_gpu_says_what_to_look_at() -> None:
-    program = "from notebook_launcher.processes.seeding import choose_gpu; choose_gpu(3)"
+    program = "from notebook_launcher.processes.seeding import choose_gpu; choose_gpu(3, 3)"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "5,5"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert "RuntimeError: rank 3 sees no GPU, though the driver names some to the kernel" in done.stderr

@@ -270,22 +270,22 @@ def test_another_stop_does_not_wait_for_the_step():
     assert run.stop() == "interrupt"
 
 
-class SlowBoard:
-    """A board whose writer, the run's thread, is held up when it has asked the ranks to stop."""
+class SlowPage:
+    """A page whose writer, the run's thread, is held up when it has asked the ranks to stop."""
 
-    def __init__(self, board: Any) -> None:
-        self.board = board
+    def __init__(self, page: Any) -> None:
+        self.page = page
 
     def __getitem__(self, index: Any) -> Any:
-        return self.board[index]
+        return self.page[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self.board[index] = value
+        self.page[index] = value
         if index == context.STOP_FLAG:
             time.sleep(0.5)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.board, name)
+        return getattr(self.page, name)
 
 
 @pytest.mark.parametrize("presses", [1, 2])
@@ -299,7 +299,7 @@ def test_rank_may_stop_sooner_than_whoever_asked_it_goes_on(presses):
     until(functools.partial(has_reported, run), run)
     attempt: Any = run._data.attempt
     tree = attempt.tree
-    tree.board = SlowBoard(tree.board)
+    tree.board.page = SlowPage(tree.board.page)
     for _ in range(presses):
         run.stop(after_step=True, wait=False)
     run.wait()

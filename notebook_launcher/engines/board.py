@@ -1,0 +1,55 @@
+"""The board: what the kernel asks of the ranks at their next step, and what the ranks say of themselves.
+
+`context.py` lists the bytes of the page that the ranks map; the kernel knows this class alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import context
+
+if TYPE_CHECKING:
+    from collections.abc import MutableSequence
+
+__all__ = ["Board"]
+
+
+class Board:
+    """Requests to the ranks of one tree, and their state, on a page of memory.
+
+    Args:
+        page: The page; ranks of this machine map it too.
+    """
+
+    def __init__(self, page: Any) -> None:
+        self.page: MutableSequence[Any] = page
+
+    def clear(self) -> None:
+        """Take back all requests, and forget the ranks' state, before a call begins."""
+        self.page[:] = bytes(context.BOARD_SIZE)
+
+    def ask_to_stop(self, *, together: bool) -> None:
+        """Ask the ranks to stop: all after the same update, or each at its own next step."""
+        self.page[context.STOP_FLAG] = context.STOP_TOGETHER if together else context.STOP_EACH
+
+    def ask_to_save(self) -> None:
+        """Ask the ranks for one more checkpoint."""
+        self.page[context.SAVES_ASKED] = (self.page[context.SAVES_ASKED] + 1) % 256
+
+    def announce_change(self, number: int) -> None:
+        """Tell the ranks that this many changes lie in their channels."""
+        self.page[context.CHANGES_ASKED] = number % 256
+
+    @property
+    def has_safepoint(self) -> bool:
+        """True once an Accelerator has made an update, so that it can save, and stop all ranks together."""
+        return bool(self.page[context.HAS_SAFEPOINT])
+
+    def is_read_by(self, rank: int) -> bool:
+        """Return True if a rank looks at the board at its steps."""
+        return bool(self.page[context.COOPERATIVE + rank])
+
+    def activity_of(self, rank: int) -> int:
+        """Return a rank's activity: COMPUTING, WAITING or SAVING."""
+        return int(self.page[context.ACTIVITY + rank])

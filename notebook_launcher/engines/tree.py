@@ -1,0 +1,96 @@
+"""The tree of processes that serves a launch, as the kernel sees it wherever the processes are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from notebook_launcher import messages
+    from notebook_launcher.engines.board import Board
+    from notebook_launcher.engines.events import Event
+    from notebook_launcher.engines.gauges import Pulse
+
+__all__ = ["Tree"]
+
+
+class Tree(Protocol):
+    """Ranks, and what started them: carries records in both directions and turns everything that arrives into events.
+
+    A tree is mechanism only: `kernel/` decides what the events mean, and does not know which tree it has.
+    """
+
+    board: Board
+    """Requests to the ranks, and what they say of themselves."""
+
+    @property
+    def setup(self) -> messages.Setup:
+        """The settings of all ranks."""
+        ...
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process number of each rank that lives, on its own machine."""
+        ...
+
+    def send(self, rank: int, record: object, fds: list[int] | None = None) -> None:
+        """Send a record to a rank. No error is raised for a rank that is gone, because its exit is an event."""
+        ...
+
+    def signal(self, ranks: tuple[int, ...], signum: int) -> None:
+        """Send a signal to ranks; SIGKILL also goes to their data-loader workers."""
+        ...
+
+    def replace(self, rank: int) -> None:
+        """Start a rank again after its process has exited; raises `ResourceError` if its machine cannot hold it."""
+        ...
+
+    def kill_supervisor(self) -> None:
+        """Kill a supervisor that does not answer; its ranks die with it."""
+        ...
+
+    def wake(self) -> None:
+        """Make `events` return; from any thread."""
+        ...
+
+    def events(self, timeout: float | None) -> list[Event]:
+        """Wait up to `timeout` seconds for events and return them, each rank's in the order in which it caused them."""
+        ...
+
+    @property
+    def is_dying(self) -> bool:
+        """True if a rank's end is known and its exit has not been reported yet."""
+        ...
+
+    def drain(self, rank: int) -> list[Event]:
+        """Return the rank's output that has arrived and was not read yet."""
+        ...
+
+    def dump_stacks(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
+        """Return the stacks of all threads of these ranks, or of every live rank, as `faulthandler` writes them."""
+        ...
+
+    def stacks_sizes(self) -> dict[int, int]:
+        """Return the number of bytes that each rank that is up has written into its file of stacks."""
+        ...
+
+    def request_stacks(self) -> None:
+        """Have every rank that is up write its stacks, without waiting for them."""
+        ...
+
+    def read_stacks(self, starts: dict[int, int]) -> dict[int, str]:
+        """Return what ranks have written into their files of stacks after these positions."""
+        ...
+
+    def memory(self, rank: int) -> int | None:
+        """Return the resident memory of a rank in bytes; None: unknown, or the rank is gone."""
+        ...
+
+    def pulses(self, ranks: Iterable[int]) -> dict[int, Pulse]:
+        """Return the activity of these ranks' processes; a rank that is gone, or cannot be looked at, is left out."""
+        ...
+
+    def close(self) -> None:
+        """Kill the remaining processes, wait until they are reaped, and release everything; idempotent."""
+        ...

@@ -1,0 +1,76 @@
+"""What the run's thread asks of ranks that train: to stop, to save, to change settings, each at their next step."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from notebook_launcher import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from notebook_launcher.changes import Wanted
+    from notebook_launcher.engines.tree import Tree
+
+__all__ = ["ChangeAction", "ChangeSource", "RankRequests"]
+
+ChangeAction: TypeAlias = Literal["set", "pause", "resume", "save", "stop"]
+ChangeSource: TypeAlias = Literal["code", "monitor"]
+
+
+class RankRequests:
+    """The requests of one attempt; the ranks find them on the board, and changes in their channels."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.stop_asked_at: float | None = None
+        """Time at which the ranks were first asked to stop after their step, by `time.monotonic()`."""
+        self.paused_after: int | None = None
+        """Number of updates after which all ranks are held; None while they train."""
+        self._num_changes = 0
+        """Number of the last change that was sent."""
+
+    def can_ask(self, ranks: Iterable[int]) -> bool:
+        """Return True if one of these ranks looks at the stop flag."""
+        return any(self._tree.board.is_read_by(rank) for rank in ranks)
+
+    def ask_to_stop(self, ranks: Iterable[int]) -> bool:
+        """Ask the ranks to stop after their present step; return True if one of `ranks` looks at the stop flag."""
+        if not self.can_ask(ranks):
+            return False
+        if self.paused_after is not None:
+            self.stop_asked_at = time.monotonic()
+            return self.ask_to_change("stop")
+        if self.stop_asked_at is None:  # Set before the flag, so that a rank that ends because of the flag ends later.
+            self.stop_asked_at = time.monotonic()
+        self._tree.board.ask_to_stop(together=True)
+        return True
+
+    def ask_to_save(self) -> bool:
+        """Ask the ranks for a checkpoint; return True if an Accelerator will write it."""
+        if self.paused_after is not None:
+            return self.ask_to_change("save")
+        self._tree.board.ask_to_save()
+        return self._tree.board.has_safepoint
+
+    def ask_to_change(
+        self, action: ChangeAction, values: dict[str, Wanted] | None = None, source: ChangeSource = "code"
+    ) -> bool:
+        """Ask the ranks to do something after the same update; return True if an Accelerator will do it."""
+        if not self._tree.board.has_safepoint:
+            return False
+        self._num_changes += 1
+        change = messages.Change(number=self._num_changes, action=action, values=values or {}, source=source)
+        for rank in range(self._tree.setup.num_processes):
+            self._tree.send(rank, change)
+        # Written last: a rank that sees the number finds the change in its channel.
+        self._tree.board.announce_change(self._num_changes)
+        return True
+
+    def note_change(self, changed: messages.Changed) -> bool:
+        """Note that a change was carried out; return True if the ranks are paused now, or go on."""
+        if changed.action not in ("pause", "resume"):
+            return False
+        self.paused_after = changed.update if changed.action == "pause" else None
+        return True

@@ -1,0 +1,83 @@
+"""The process around a rank: its signals, its standard streams, and its exit."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.processes import inherited
+
+if TYPE_CHECKING:
+    from notebook_launcher.processes.rank_start import RankStart
+
+__all__ = ["die_with_parent", "flush", "leave", "mend_output", "redirect_output", "reset_signals"]
+
+PR_SET_PDEATHSIG = 1
+FIRST_OWN_FD = 3
+
+
+def die_with_parent() -> None:
+    """Have Linux kill this process when its parent dies."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def reset_signals() -> None:
+    """Give signals their default meaning."""
+    # A fork of the kernel inherits its handlers, its blocked signals and asyncio's wake-up pipe.
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def redirect_output(start: RankStart) -> None:
+    """Make the rank's pipes its standard output and error, and its standard input empty."""
+    old = sys.stdout, sys.stderr
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (start.stdout_fd, 1), (start.stderr_fd, 2)):
+        os.dup2(source, target, inheritable=True)
+        os.close(source)
+    # Line buffering, so that the last lines before a crash reach the pipe.
+    form: dict[str, Any] = {"buffering": 1, "encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
+    streams = [open(fd, "w", **form) for fd in (1, 2)]  # noqa: SIM115 - they stay open for the rank's life
+    for name, stream in zip(("stdout", "stderr"), streams, strict=True):
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    inherited.move_log_handlers(dict(zip(map(id, old), streams, strict=True)))
+
+
+def flush() -> None:
+    """Flush the standard streams."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def mend_output() -> None:
+    """Flush the standard streams, and open /dev/null in place of a standard descriptor that user code closed.
+
+    Otherwise the next file that is opened would get the descriptor's number, and `print` would write into that file.
+    """
+    flush()
+    while (null := os.open(os.devnull, os.O_RDWR)) < FIRST_OWN_FD:  # `open` returns the lowest free number.
+        os.set_inheritable(null, True)
+    os.close(null)
+
+
+def leave() -> int:
+    """Exit as the interpreter does: wait for threads, then run exit handlers."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    inherited.finish_multiprocessing()
+    flush()
+    return 0
