@@ -26,12 +26,16 @@ if TYPE_CHECKING:
     from notebook_launcher.diagnosis.diagnosis import Diagnosis as Diagnosis
     from notebook_launcher.diagnosis.doctor import doctor as doctor
     from notebook_launcher.diagnosis.finding import Finding as Finding
+    from notebook_launcher.engines.cluster.command_engines import SSH as SSH
+    from notebook_launcher.engines.cluster.command_engines import Commands as Commands
+    from notebook_launcher.engines.cluster.command_engines import Slurm as Slurm
     from notebook_launcher.errors import CallOrderError as CallOrderError
     from notebook_launcher.errors import CaptureError as CaptureError
     from notebook_launcher.errors import ConfigError as ConfigError
     from notebook_launcher.errors import InternalError as InternalError
     from notebook_launcher.errors import LaunchError as LaunchError
     from notebook_launcher.errors import MissingResultError as MissingResultError
+    from notebook_launcher.errors import NodeLostError as NodeLostError
     from notebook_launcher.errors import RankFailedError as RankFailedError
     from notebook_launcher.errors import ResourceError as ResourceError
     from notebook_launcher.errors import ReturnValueError as ReturnValueError
@@ -88,7 +92,10 @@ if TYPE_CHECKING:
 _NAMES = LazyNames(__name__)
 
 # `import *` brings what a kernel needs. What belongs to training is imported by its name: it imports torch.
-__all__ = sorted(name for name, home in _NAMES.homes.items() if home.module != f"{__name__}.training")  # noqa: PLE0605
+__all__ = sorted(  # noqa: PLE0605
+    (name for name, home in _NAMES.homes.items() if home.module != f"{__name__}.training"),
+    key=lambda name: (not name.isupper(), name),
+)
 
 __version__ = "0.2.0"
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.accelerate_yaml import AccelerateFile
+    from notebook_launcher.engines.engine import Engine
 
 __all__ = ["LaunchConfig", "changed_options", "check_shard", "load_accelerate_file"]
 
@@ -73,6 +74,9 @@ class LaunchConfig:
     check_collectives: bool = False
     """Comparison of collectives. True: torch compares name, shapes and types between ranks before each collective, and
     the error of a mismatch names each rank's collective and line. A small all-reduce takes 2 to 3 times as long."""
+    engine: Engine | None = None
+    """Machines on which the ranks run. None: the kernel's own. `Commands([...])`, `SSH([...])` or `Slurm()`: those that
+    they reach; rank 0 is on the first, and the ranks of each are consecutive."""
     start_method: str = "forkserver"
     """Way in which ranks start. `"forkserver"`: they are forked from a clean process, which works whatever the kernel
     did before. `"fork"`: they are forked from the kernel itself, so captured data is shared and need not pickle.
@@ -139,6 +143,7 @@ class LaunchConfig:
         for name, unit, none in POSITIVE:
             if (value := getattr(self, name)) is not None:
                 put(name, _positive(name, value, unit=unit, none=none))
+        _check_engine(self.engine, self.start_method, self.devices)
         put("name", _name(self.name))
         put("tags", _tags(self.tags))
         put("runs_folder", _folder("runs_folder", self.runs_folder))
@@ -183,6 +188,9 @@ class LaunchConfig:
         """
         from notebook_launcher.machine import allocation, devices
 
+        if self.engine is not None:
+            msg = f"engine={self.engine!r} has no place in Accelerate's settings file: it describes one machine."
+            raise ConfigError(msg, field="engine")
         file = accelerate_yaml.path_to_write(path)
         if file.exists():
             load_accelerate_file(file)  # A file that describes another kind of launch is not overwritten.
@@ -308,6 +316,23 @@ def check_shard(shard: int, num_processes: int | None, *, by_default: bool = Fal
             f"{fitting}{way_out}."
         )
         raise ConfigError(msg, field="shard")
+
+
+def _check_engine(engine: object, start_method: str, devices: object) -> None:
+    if engine is None:
+        return
+    if not all(callable(getattr(engine, name, None)) for name in ("look", "start")) or isinstance(engine, type):
+        msg = f"engine={engine!r} is no engine. Pass Commands([...]), SSH([...]) or Slurm(), or None for this machine."
+        raise ConfigError(msg, field="engine")
+    if start_method == "fork":
+        msg = f"start_method='fork' with engine={engine!r}: ranks of other machines cannot be forks of this kernel."
+        raise ConfigError(msg, field="start_method")
+    if isinstance(devices, tuple):
+        msg = (
+            f"devices={list(devices)!r} with engine={engine!r}: the numbers are those of this machine. Pass 'cpu', or "
+            "None for the GPUs of all nodes."
+        )
+        raise ConfigError(msg, field="devices")
 
 
 def _check_monitor(value: object) -> None:

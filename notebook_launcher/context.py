@@ -104,6 +104,8 @@ class RankContext:
     send: Callable[[object], None]
     board: Any
     rendezvous: Any
+    num_nodes: int = 1
+    """Number of machines that hold ranks; each has a board of its own."""
     clock: Any = None
     """The rank's `PhaseClock`, once a loop is measured."""
     last_progress: float = -math.inf

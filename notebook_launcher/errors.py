@@ -11,6 +11,7 @@
     a rank
       - RankFailedError (also a RuntimeError) a signal, an exit code, `sys.exit`, a dead supervisor
           . RunTimeoutError (a TimeoutError)  the run exceeded `timeout`
+          . NodeLostError                     a machine of a cluster, or the connection to it, is gone
       - ReturnValueError (also a TypeError)   the requested rank's value could not travel
       - MissingResultError (a LookupError)    the requested rank returned no value
     this package
@@ -37,6 +38,7 @@ __all__ = [
     "InternalError",
     "LaunchError",
     "MissingResultError",
+    "NodeLostError",
     "RankFailedError",
     "RemoteTraceback",
     "ResourceError",
@@ -98,6 +100,10 @@ class RankFailedError(LaunchError, RuntimeError):
 
 class RunTimeoutError(RankFailedError, TimeoutError):
     """A run that exceeded its `timeout` and was stopped."""
+
+
+class NodeLostError(RankFailedError):
+    """The loss of a machine on which ranks ran, or of the connection to it."""
 
 
 class ReturnValueError(LaunchError, TypeError):

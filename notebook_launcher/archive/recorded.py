@@ -132,13 +132,13 @@ class RecordedRun:
     def config(self) -> LaunchConfig:
         """Options as they were given, to launch with again.
 
-        Options that this version does not know are left out, and so are variables of `env` that hold secrets, because
-        secrets are not recorded.
+        Options that this version does not know are left out. So are an engine, of which the record has only a text, and
+        variables of `env` that hold secrets, because secrets are not recorded.
 
         Raises:
             ConfigError: This version does not accept the options.
         """
-        known = {field.name for field in dataclasses.fields(LaunchConfig)}
+        known = {field.name for field in dataclasses.fields(LaunchConfig)} - {"engine"}
         options = run_folders.read_json(self._folder / run_folders.CONFIG)
         if options is None:
             options = dict(self.snapshot().config)

@@ -51,7 +51,7 @@ class ProcessTree:
         Args:
             setup: The settings of all ranks; `setup.place` says which of them are here.
             start_supervisor: One of the ways to start a supervisor.
-            listener: The socket at which the store is to listen, which the tree closes. None: one of its own.
+            listener: A bound socket at which the store is to listen, which the tree closes. None: one of its own.
         """
         self.setup = setup
         """The settings of all ranks, with the port of the store once the tree has started."""
@@ -119,10 +119,10 @@ class ProcessTree:
         """Return the store's socket; on nodes that host no store, one that is not bound."""
         place = self.setup.place
         listener, self._listener = self._listener or socket.socket(), None
-        if place.hosts_store and not listener.getsockname()[1]:
-            listener.bind((place.store_address, 0))
-            listener.listen(max(128, self.setup.num_processes))
         if place.hosts_store:
+            if not listener.getsockname()[1]:
+                listener.bind((place.store_address, 0))
+            listener.listen(max(128, self.setup.num_processes))
             self.setup = dataclasses.replace(self.setup, master_port=listener.getsockname()[1])
         return listener
 

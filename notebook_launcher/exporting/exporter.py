@@ -81,7 +81,11 @@ def export(
             the message names; or a file is there that `export` has not written.
     """
     given = {} if num_processes is None else {"num_processes": num_processes}
-    plan = make_plan(LaunchConfig.build(config, {**given, **options}))
+    config = LaunchConfig.build(config, {**given, **options})
+    if config.engine is not None:
+        msg = f"export(..., engine={config.engine!r}): a script is started by torchrun or a job. Omit engine=."
+        raise ConfigError(msg, field="engine")
+    plan = make_plan(config)
     args, kwargs = check_call(fn, args, kwargs)
     script = _script_path(path)
     files = {"values": script.with_suffix(".values"), "job": script.with_suffix(".sbatch")}

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
-from notebook_launcher.engines.events import FromRank, RankLost, SupervisorLost
+from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost
 from notebook_launcher.kernel.call_state import CallState
 from notebook_launcher.kernel.culprit import is_victim_like
 from notebook_launcher.kernel.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
@@ -95,8 +95,8 @@ class Attempt:
 
     @property
     def settled(self) -> bool:
-        """True once every rank has settled, or the supervisor is lost."""
-        return (not self.state.unsettled and not self._is_to_debug) or self.state.supervisor_lost is not None
+        """True once every rank has settled, or the tree is lost."""
+        return (not self.state.unsettled and not self._is_to_debug) or self.state.tree_lost
 
     @property
     def is_ending(self) -> bool:
@@ -148,8 +148,8 @@ class Attempt:
             case messages.RankNotStarted():
                 self.state.not_started = self.state.not_started or event
                 self._note_outcome(RankOutcome(rank=event.rank, time=time.monotonic()))
-            case SupervisorLost(reason):
-                self.state.supervisor_lost = reason or "its process ended"
+            case SupervisorLost() | NodeLost():
+                self.state.note_loss(event)
             case FromRank(_, _, fds):
                 for fd in fds:
                     os.close(fd)

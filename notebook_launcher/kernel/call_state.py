@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from notebook_launcher.engines.events import SupervisorLost
 from notebook_launcher.kernel.culprit import is_victim_like
 
 if TYPE_CHECKING:
     from notebook_launcher import messages
+    from notebook_launcher.engines.events import NodeLost
     from notebook_launcher.kernel.rank_outcome import RankOutcome
 
 __all__ = ["CallState"]
@@ -34,6 +36,8 @@ class CallState:
         """The ranks that have begun the function."""
         self.supervisor_lost: str | None = None
         """The reason why the supervisor is gone; None while it lives."""
+        self.node_lost: NodeLost | None = None
+        """The first node that is gone; None on one machine, and while all nodes live."""
         self.not_started: messages.RankNotStarted | None = None
         """The first rank that could not be started."""
         self.debugged: int | None = None
@@ -67,10 +71,22 @@ class CallState:
             known.exited = exited
         return True
 
+    def note_loss(self, event: SupervisorLost | NodeLost) -> None:
+        """Note that the tree is of no further use."""
+        if isinstance(event, SupervisorLost):
+            self.supervisor_lost = event.reason or "its process ended"
+        else:
+            self.node_lost = self.node_lost or event
+
+    @property
+    def tree_lost(self) -> bool:
+        """True if the tree is of no further use, because its supervisor or a node is gone."""
+        return self.supervisor_lost is not None or self.node_lost is not None
+
     @property
     def failed(self) -> bool:
-        """True if a rank gave no value, or the supervisor was lost."""
-        return self.supervisor_lost is not None or bool(self.failures)
+        """True if a rank gave no value, or the tree was lost."""
+        return self.tree_lost or bool(self.failures)
 
     @property
     def failures(self) -> list[RankOutcome]:

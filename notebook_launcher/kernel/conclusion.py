@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
 from notebook_launcher.errors import (
+    ConfigError,
     InternalError,
     RankFailedError,
     ResourceError,
@@ -73,7 +74,7 @@ def conclude(data: RunData) -> RunOutcome:
 def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> RunOutcome:
     """Return the outcome of a run that failed by a fault of this package, or for lack of memory or processes."""
     error: Exception
-    if isinstance(fault, ResourceError):
+    if isinstance(fault, (ConfigError, ResourceError)):  # The first: a node that a restart needs does not come up.
         error = fault
     else:
         error = InternalError(f"the run's thread failed: {type(fault).__name__}: {fault}")
@@ -131,9 +132,8 @@ def _error(
     asked_to_stop: bool,
 ) -> BaseException | None:
     # A run that times out before it has a rank is ended by killing its supervisor.
-    if attempt.state.supervisor_lost is not None and not attempt.timed_out:
-        stopped = RunStoppedError("the run was stopped before its ranks had started")
-        return stopped if asked_to_stop else culprit.internal(attempt.state.supervisor_lost)
+    if attempt.state.tree_lost and not attempt.timed_out:
+        return _loss(attempt, asked_to_stop=asked_to_stop)
     if attempt.state.not_started is not None:
         return _not_started_error(attempt.state.not_started, plan.num_processes)
     if attempt.timed_out:
@@ -150,6 +150,14 @@ def _error(
         ranks = rank_list(failure.rank for failure in failures)
         return RunStoppedError(f"the run was stopped before {ranks} returned")
     return None
+
+
+def _loss(attempt: Attempt, *, asked_to_stop: bool) -> BaseException:
+    if attempt.state.node_lost is not None:
+        return culprit.node_lost(attempt.state.node_lost)
+    if asked_to_stop:
+        return RunStoppedError("the run was stopped before its ranks had started")
+    return culprit.internal(attempt.state.supervisor_lost or "")
 
 
 def _with_stacks(message: str, stacks: Stacks | None, plan: Plan) -> str:

@@ -11,22 +11,24 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+from textwrap import indent
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher import travel
-from notebook_launcher.errors import InternalError, RankFailedError
+from notebook_launcher.errors import InternalError, NodeLostError, RankFailedError
 from notebook_launcher.kernel.formatting import format_report, one_line
 from notebook_launcher.kernel.mismatches import SIZES_DIFFER, SUGGESTION, collective_in
 from notebook_launcher.kernel.stacks import crash_site
 from notebook_launcher.messages import ExceptionReport, Failure
-from notebook_launcher.units import format_bytes
+from notebook_launcher.units import format_bytes, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from notebook_launcher.engines.events import NodeLost
     from notebook_launcher.kernel.rank_outcome import RankOutcome
 
-__all__ = ["consequences", "failures_of", "is_victim_like", "signal_name", "to_exception"]
+__all__ = ["consequences", "failures_of", "is_victim_like", "node_lost", "signal_name", "to_exception"]
 
 CONSEQUENCES = re.compile(
     r"failed to pass monitoredbarrier"
@@ -200,6 +202,17 @@ def _signal_hint(outcome: RankOutcome, place: str) -> str:
     if signum in CRASHES:
         return f" in C code{site}" if place else " in C code; its stack is in its output."
     return "."
+
+
+def node_lost(lost: NodeLost) -> NodeLostError:
+    """Return the error for a node that is gone."""
+    reason, _, words = lost.reason.partition("\n")
+    error = NodeLostError(
+        f"{lost.node} is gone, with {rank_list(lost.ranks)}: {reason}."
+        + (f"\nIts last words:\n{indent(words, '    ')}" if words else "")
+    )
+    error.rank = lost.ranks[0] if lost.ranks else None
+    return error
 
 
 def internal(reason: str) -> InternalError:

@@ -14,13 +14,17 @@ from notebook_launcher.config import MAX_SEED, check_shard
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import allocate
+from notebook_launcher.machine.node_allocation import allocate_nodes
 from notebook_launcher.machine.rocm import ROCM_VARIABLE
 from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.machine.devices import Machine
+    from notebook_launcher.machine.node_allocation import NodeInfo
 
 __all__ = ["Plan", "make_plan"]
 
@@ -50,11 +54,13 @@ class Plan:
     """A clause for the summary: the GPUs, or the reason why there is none."""
     note: str = ""
     """A clause for the summary about an unusual decision."""
+    uses_gpus_of_nodes: bool = False
+    """True if the ranks use the GPUs of other machines, whose numbers the kernel need not know."""
 
     @property
     def use_gpu(self) -> bool:
         """True if the ranks use GPUs."""
-        return bool(self.gpus)
+        return bool(self.gpus) or self.uses_gpus_of_nodes
 
     @property
     def summary(self) -> str:
@@ -78,7 +84,8 @@ class Plan:
             run_id=uuid.uuid4().hex,
             num_processes=self.num_processes,
             start_method=self.config.start_method,
-            environ={**os.environ, **self.environ},
+            # Another machine has an environment of its own, and the kernel's may hold secrets.
+            environ={**({} if self.config.engine is not None else os.environ), **self.environ},
             sys_path=[os.path.normpath(os.path.join(cwd, entry)) for entry in sys.path],
             argv=_argv(),
             cwd=cwd,
@@ -103,22 +110,46 @@ def _argv() -> list[str]:
 
 def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
     """Resolve the options against a machine (default: this one). Raise `ConfigError` if it has too few resources."""
+    if config.engine is not None:
+        return _plan_of_nodes(config, config.engine.look())
     machine = machine or devices.look()
     taken = allocate(machine, num_processes=config.num_processes, devices=config.devices, backend=config.backend)
     if config.shard is not None:
         check_shard(config.shard, taken.num_processes, by_default=config.num_processes is None)
     threads = config.threads_per_process or _share_of_cores(machine, taken.num_processes)
-    seed = secrets.randbelow(MAX_SEED + 1) if config.seed is None else config.seed
     return Plan(
         config=config,
         num_processes=taken.num_processes,
         backend=taken.backend,
         gpus=tuple(machine.gpus[at].key for at in taken.gpus),
         threads_per_process=threads,
-        seed=seed,
+        seed=_seed(config),
         environ=_environment(config, machine, taken.gpus, threads),
         found=_found(machine, taken.gpus),
     )
+
+
+def _plan_of_nodes(config: LaunchConfig, nodes: Sequence[NodeInfo]) -> Plan:
+    """Resolve the options against the nodes of an engine."""
+    taken = allocate_nodes(nodes, num_processes=config.num_processes, devices=config.devices, backend=config.backend)
+    if config.shard is not None:
+        check_shard(config.shard, taken.num_processes, by_default=config.num_processes is None)
+    threads = config.threads_per_process or taken.cores_per_process
+    return Plan(
+        config=config,
+        num_processes=taken.num_processes,
+        backend=taken.backend,
+        gpus=(),
+        uses_gpus_of_nodes=taken.use_gpu,
+        threads_per_process=threads,
+        seed=_seed(config),
+        environ=_common_environment(config, threads, use_gpu=taken.use_gpu),
+        found=taken.found,
+    )
+
+
+def _seed(config: LaunchConfig) -> int:
+    return secrets.randbelow(MAX_SEED + 1) if config.seed is None else config.seed
 
 
 def _share_of_cores(machine: Machine, num_processes: int) -> int:
@@ -128,21 +159,26 @@ def _share_of_cores(machine: Machine, num_processes: int) -> int:
 
 
 def _environment(config: LaunchConfig, machine: Machine, gpus: tuple[int, ...], threads: int) -> dict[str, str]:
+    environ: dict[str, str] = {}
+    if gpus:
+        environ[machine.variable] = ",".join(machine.gpus[at].selector or str(machine.gpus[at].index) for at in gpus)
+        if _lacks_peer_access(machine, gpus):
+            environ.update({name: "1" for name in PEER_VARIABLES if name not in os.environ})
+    elif machine.gpus:
+        environ[machine.variable] = HIDDEN.get(machine.variable, "")
+    return {**environ, **_common_environment(config, threads, use_gpu=bool(gpus))}
+
+
+def _common_environment(config: LaunchConfig, threads: int, *, use_gpu: bool) -> dict[str, str]:
     # In HF's Accelerator these variables override its arguments, so only those that the user gave are set.
     environ: dict[str, str] = {}
     if config.mixed_precision is not None:
         environ[PRECISION_VARIABLE] = config.mixed_precision
     if config.gradient_accumulation_steps is not None:
         environ[STEPS_VARIABLE] = str(config.gradient_accumulation_steps)
-    if gpus:
-        environ[machine.variable] = ",".join(machine.gpus[at].selector or str(machine.gpus[at].index) for at in gpus)
-        if _lacks_peer_access(machine, gpus):
-            environ.update({name: "1" for name in PEER_VARIABLES if name not in os.environ})
-    else:
+    if not use_gpu:
         # Without this variable, HF's Accelerator on a machine with no GPU takes every rank for a run of its own.
         environ["ACCELERATE_USE_CPU"] = "true"
-        if machine.gpus:
-            environ[machine.variable] = HIDDEN.get(machine.variable, "")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environ[name] = str(threads)
     if config.check_collectives:

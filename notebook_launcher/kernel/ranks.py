@@ -63,7 +63,8 @@ class Ranks:
     def start(self, call: FunctionCall | None = None) -> None:
         """Start the processes unless they are up; raises `ResourceError` if the machine cannot hold them."""
         if self.tree is None:
-            self.tree = start_here(self.plan.setup(many_calls=self.many_calls), call)
+            setup, engine = self.plan.setup(many_calls=self.many_calls), self.plan.config.engine
+            self.tree = start_here(setup, call) if engine is None else engine.start(setup)
 
     def next_call(
         self, scope: CallScope, *, restart_count: int, can_ask: bool, widget_ranks: tuple[int, ...]

@@ -88,7 +88,7 @@ class RunLoop:
         while True:
             attempt = self._run_attempt()
             has_begun = bool(attempt.state.started) or attempt.ladder is not None
-            if attempt.state.supervisor_lost is not None and not has_begun and may_start_silently:
+            if attempt.state.tree_lost and not has_begun and may_start_silently:
                 # The fork server, or an idle session's supervisor, died unnoticed before this run.
                 may_start_silently = False
                 attempt.state.close()
@@ -171,7 +171,7 @@ class RunLoop:
         while (events := tree.events(0)) or (tree.is_dying and time.monotonic() < until):
             for event in events or tree.events(DEATH_NOTICE):
                 self._handle(event, attempt)
-        if attempt.state.outcomes and attempt.state.supervisor_lost is None:
+        if attempt.state.outcomes and not attempt.state.tree_lost:
             self._mend(attempt)
             attempt.forget_outcomes(self._ranks.generation)
 
@@ -190,7 +190,7 @@ class RunLoop:
             for event in attempt.tree.drain(rank):
                 self._handle(event, attempt)
         self._ranks.comms.publish(None)
-        if attempt.state.supervisor_lost is not None:
+        if attempt.state.tree_lost:
             self._ranks.close()
         elif self._ranks.many_calls:
             self._mend(attempt)

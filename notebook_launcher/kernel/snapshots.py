@@ -187,4 +187,6 @@ def config_as_json(config: LaunchConfig) -> dict[str, Any]:
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
+    if dataclasses.is_dataclass(value):  # An engine.
+        return repr(value)
     return list(cast("tuple[int, ...]", value)) if isinstance(value, tuple) else value

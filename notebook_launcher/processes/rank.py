@@ -98,6 +98,7 @@ class _Rank:
                 send=self._channel.send,
                 board=board,
                 rendezvous=self._rendezvous,
+                num_nodes=start.setup.place.num_nodes,
                 next_change=self._inbox.next_change,
             )
         )

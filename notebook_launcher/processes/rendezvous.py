@@ -34,7 +34,7 @@ would end their processes."""
 
 
 def torchrun_environment(setup: Setup, rank: int) -> dict[str, str]:
-    """Return the environment variables that torchrun would set."""
+    """Return the environment variables that torchrun would set, and the node's number by its name elsewhere."""
     world_size, place = str(setup.num_processes), setup.place
     return {
         **_own_slice(setup, place.local_rank(rank)),
@@ -44,6 +44,7 @@ def torchrun_environment(setup: Setup, rank: int) -> dict[str, str]:
         "WORLD_SIZE": world_size,
         "LOCAL_WORLD_SIZE": str(len(place.ranks)),
         "GROUP_RANK": str(place.node),
+        "NODE_RANK": str(place.node),
         "GROUP_WORLD_SIZE": str(place.num_nodes),
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": world_size,

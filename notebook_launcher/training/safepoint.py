@@ -175,6 +175,11 @@ def _nobody() -> None:
 
 
 def make_safepoint(accelerator: Any, process: ProcessState) -> Safepoint | None:
-    """Return the safepoint of an Accelerator; None without a launcher."""
+    """Return the safepoint of an Accelerator; None without a launcher, and over several machines.
+
+    Ranks of other machines do not see what rank 0 writes on its board before they complete the next reduction.
+    """
     rank = context.current()
-    return None if rank is None else Safepoint(accelerator, rank, make_fence(process.device, process.num_processes))
+    if rank is None or rank.num_nodes > 1:
+        return None
+    return Safepoint(accelerator, rank, make_fence(process.device, process.num_processes))

@@ -159,6 +159,7 @@ ELSEWHERE = {
     "debug": "test_post_mortem.py: it needs somebody who answers",
     "devices": "test_plan.py: there is one kind of device on most machines",
     "display": "test_output.py: it needs a front end",
+    "engine": "test_command_engines.py",
     "hang_notice": "test_hangs.py",
     "monitor": "test_monitor.py",
     "name": "test_kept_runs.py",

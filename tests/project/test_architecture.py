@@ -139,6 +139,16 @@ RULES = [
         reason="a kernel reaches processes through engines and never joins a group",
     ),
     Rule(
+        who=(f"{PACKAGE}.kernel",),
+        never=tuple(f"{PACKAGE}.engines.{name}" for name in ("process_tree", "starting", "rank_pipes", "cluster")),
+        reason="a kernel has a tree, and does not know which",
+    ),
+    Rule(
+        who=(f"{PACKAGE}.engines",),
+        never=(f"{PACKAGE}.kernel",),
+        reason="an agent on another machine has a tree and no kernel",
+    ),
+    Rule(
         who=(PACKAGE,),
         exempt=(f"{PACKAGE}.processes", f"{PACKAGE}.training"),
         never=("torch",),
@@ -250,6 +260,9 @@ def test_imports_follow_the_layers(module):
         ("kernel.run", "from notebook_launcher.processes import rank"),
         ("kernel.run", "import importlib\nimportlib.import_module('notebook_launcher.processes.rank')"),
         ("kernel.run", "if True:\n    import torch"),
+        ("kernel.attempt", "from notebook_launcher.engines.process_tree import ProcessTree"),
+        ("kernel.ranks", "def f():\n    from notebook_launcher.engines.cluster.node import Node"),
+        ("engines.cluster.agent", "from notebook_launcher.kernel.run import Run"),
         ("processes.rank", "from ..kernel.run import Run"),
         ("training.accelerator", "def f():\n    import notebook_launcher.kernel.run"),
         ("messages", "import numpy"),

@@ -51,6 +51,7 @@ def train(lr=0.1, epochs=1):
 FILLED_IN = {
     "args=(...)": "args=(model, optimizer, scheduler, loader, loss_function)",
     "devices=[1, 3]": 'devices="cpu"',
+    '16, engine=SSH(["gpu1", "gpu2"])': "2, engine=Commands([[], []])",
     "run.stop(); run.result(); await run": "run.result(); await run; run.stop()",  # the page lists, in no order
 }
 

@@ -1,0 +1,264 @@
+"""The agent: a process on each node of a launch, which runs the ranks of its node and relays to the kernel.
+
+    kernel ══link══▶ agent ── ProcessTree ── fork server, supervisor, ranks of this node
+
+To its process tree the agent is the kernel, so that a node has everything that a launch on one machine has: output of
+C code, exit statuses, stacks, leftovers removed. The agent decides nothing, with one exception: when the link has
+ended, or nothing was heard for PATIENCE seconds, it kills its ranks and exits.
+
+    python -m notebook_launcher.engines.cluster.agent
+
+The link is the agent's standard input and output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import context, messages
+from notebook_launcher.channel import AnonymousFile
+from notebook_launcher.engines.cluster import node_records
+from notebook_launcher.engines.cluster.greeting import Greeting
+from notebook_launcher.engines.cluster.links import Link, LinkError
+from notebook_launcher.engines.events import FromRank, SupervisorLost, Woken
+from notebook_launcher.engines.process_tree import ProcessTree
+from notebook_launcher.engines.starting import fork_server, start_by_spawn
+from notebook_launcher.errors import ResourceError
+
+if TYPE_CHECKING:
+    from notebook_launcher.engines.events import Event
+
+__all__ = ["PATIENCE", "Agent", "main"]
+
+PATIENCE = 30.0
+"""Seconds of silence after which the kernel counts as gone. Its pings come every second."""
+BEAT_EVERY = 1.0
+TELL_EVERY = 0.25
+"""Seconds between two reports of the ranks' state."""
+
+
+class Agent:
+    """Serves the kernel at the other end of a link until that has ended."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """What has arrived and was not carried out yet; None at the end."""
+        self._network = node_records.Join("127.0.0.1", "lo")
+        self._listener: socket.socket | None = None
+        """The bound socket of the next tree's store; None while a tree has it."""
+        self._tree: ProcessTree | None = None
+        self._number = 0
+        """Number of the present tree, or the last one."""
+        self._epoch = 0
+        """Number of times that the kernel has written the whole board."""
+        self._parcel: AnonymousFile | None = None
+        """The parcel of the last call."""
+        self._told_at = 0.0
+        """Time of the last report of the ranks' state."""
+
+    def serve(self) -> None:
+        """Carry out what the kernel sends; return when it is gone, with no process left."""
+        for target in (self._receive, self._beat):
+            threading.Thread(target=target, daemon=True).start()
+        try:
+            while self._serve_some():
+                pass
+        finally:
+            self._close_tree()
+            fork_server().stop()
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                record = self._link.receive(PATIENCE)
+                if isinstance(record, node_records.Ping):
+                    self._link.send(node_records.Pong(record.time, time.monotonic()))
+                else:
+                    self._put(record)
+        except OSError:
+            self._put(None)
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                time.sleep(BEAT_EVERY)
+                self._link.send(node_records.Beat())
+
+    def _put(self, record: Any) -> None:
+        self._commands.put(record)
+        if (tree := self._tree) is not None:
+            tree.wake()
+
+    def _serve_some(self) -> bool:
+        """Carry out what has arrived, and relay what has happened; return False at the end."""
+        while self._tree is None or not self._commands.empty():
+            record = self._commands.get()
+            if record is None:
+                return False
+            self._obey(record)
+        self._relay(self._tree.events(TELL_EVERY))
+        return True
+
+    def _obey(self, record: Any) -> None:
+        match record:
+            case node_records.Join():
+                self._network = record
+                self._unbind()
+                self._bind()
+                self._tell(node_records.Joined(self._port))
+                fork_server().start(os.environ)
+            case node_records.StartTree(tree, setup):
+                self._start_tree(tree, setup)
+            case node_records.ParcelChunk(data, is_first):
+                self._add_to_parcel(data, is_first=is_first)
+            case node_records.CloseTree():
+                self._close_tree()
+                self._bind()
+                self._tell(node_records.TreeClosed(self._number, self._port))
+            case _ if self._tree is not None:
+                self._obey_for_tree(record, self._tree)
+
+    def _obey_for_tree(self, record: Any, tree: ProcessTree) -> None:
+        match record:
+            case node_records.ToRank(rank, payload, has_parcel):
+                parcel = [self._parcel.fileno()] if has_parcel and self._parcel is not None else []
+                tree.send(rank, payload, parcel)
+            case node_records.Signal(ranks, signum):
+                tree.signal(ranks, signum)
+            case node_records.Replace(rank):
+                self._replace(rank, tree)
+            case node_records.KillSupervisor():
+                tree.kill_supervisor()
+            case node_records.BoardWrite(at, data, epoch):
+                tree.board.page[at : at + len(data)] = data
+                self._epoch = epoch
+            case node_records.Ask(number, method, args):
+                self._tell(node_records.Answered(number, getattr(tree, method)(*args)))
+
+    def _bind(self) -> None:
+        # The port is known before a launch, which therefore needs no answer first. Nothing listens until then.
+        if self._listener is None:
+            self._listener = socket.socket()
+            self._listener.bind((self._network.address, 0))
+
+    def _unbind(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    @property
+    def _port(self) -> int:
+        return 0 if self._listener is None else int(self._listener.getsockname()[1])
+
+    def _start_tree(self, number: int, setup: messages.Setup) -> None:
+        self._number, self._epoch = number, 0
+        setup = _at_home(setup, self._network.interface)
+        starter = start_by_spawn if setup.start_method == "spawn" else fork_server().starter(setup.environ)
+        listener = None
+        if setup.place.hosts_store:
+            listener, self._listener = self._listener, None
+        try:
+            self._tree = ProcessTree(setup, starter, listener)
+        except ResourceError as error:
+            failed = messages.RankNotStarted(rank=setup.place.ranks[0], errno=error.errno or 0, message=str(error))
+            self._tell(node_records.Happened(number, (failed,)))
+
+    def _replace(self, rank: int, tree: ProcessTree) -> None:
+        try:
+            tree.replace(rank)
+        except ResourceError as error:
+            failed = messages.RankNotStarted(rank=rank, errno=error.errno or 0, message=str(error))
+            self._tell(node_records.Happened(self._number, (failed,)))
+
+    def _add_to_parcel(self, data: bytes, *, is_first: bool) -> None:
+        if is_first or self._parcel is None:
+            if self._parcel is not None:
+                self._parcel.close()
+            self._parcel = AnonymousFile("call")
+        with open(self._parcel.fileno(), "ab", closefd=False) as file:
+            file.write(data)
+
+    def _relay(self, happened: list[Event]) -> None:
+        tree, now = self._tree, time.monotonic()
+        assert tree is not None
+        is_due = now - self._told_at >= TELL_EVERY
+        events = tuple(_carried(event) for event in happened if not isinstance(event, Woken))
+        if is_due:
+            self._told_at = now
+        if events or is_due:
+            self._tell(node_records.Happened(self._number, events, self._state(tree) if is_due else None))
+        if any(isinstance(event, SupervisorLost) for event in events):
+            self._close_tree()
+
+    def _state(self, tree: ProcessTree) -> node_records.NodeState:
+        ranks = tree.setup.place.ranks
+        memory = {rank: size for rank in ranks if (size := tree.memory(rank)) is not None}
+        board = bytes(tree.board.page[: context.BOARD_SIZE])
+        return node_records.NodeState(self._epoch, board, memory, tree.pulses(ranks))
+
+    def _tell(self, record: object) -> None:
+        with contextlib.suppress(OSError):  # The thread that receives notices that the link has ended.
+            self._link.send(record)
+
+    def _close_tree(self) -> None:
+        tree, self._tree = self._tree, None
+        if tree is not None:
+            tree.close()
+        if self._parcel is not None:
+            self._parcel.close()
+            self._parcel = None
+
+
+def _carried(event: Event) -> Any:
+    """Return an event that can travel: with the contents of its descriptors' files."""
+    if not isinstance(event, FromRank) or not event.fds:
+        return event
+    blobs = []
+    for fd in event.fds:
+        with open(fd, "rb") as file:
+            file.seek(0)
+            blobs.append(file.read())
+    return node_records.Carried(event.rank, event.record, tuple(blobs))
+
+
+def _at_home(setup: messages.Setup, interface: str) -> messages.Setup:
+    """Return the settings for ranks of this node: its own environment and import path, with what the kernel adds."""
+    missing = [entry for entry in setup.sys_path if Path(entry).is_dir() and entry not in sys.path]
+    return dataclasses.replace(
+        setup,
+        kernel_pid=os.getpid(),
+        environ={**os.environ, **setup.environ},
+        # After the node's own, of which the kernel's interpreter may have another version.
+        sys_path=[*sys.path, *missing],
+        cwd=setup.cwd if Path(setup.cwd).is_dir() else str(Path.home()),
+        place=dataclasses.replace(setup.place, interface=interface),
+    )
+
+
+def main() -> None:
+    """Serve the kernel at the other end of standard input and output until it is gone."""
+    read_fd, write_fd = os.dup(0), os.dup(1)
+    # Whatever prints here must not get into the link.
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), 0)
+    os.dup2(2, 1)
+    # With `-m`, the working directory comes first on the import path.
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
+    os.write(write_fd, Greeting.of_this_machine().to_line())
+    with contextlib.suppress(LinkError):
+        Agent(Link(read_fd, write_fd)).serve()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

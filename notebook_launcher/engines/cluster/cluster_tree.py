@@ -1,0 +1,277 @@
+"""The tree of a launch on several machines: what `ProcessTree` is for one, made of the agents of all nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import queue
+import time
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import context, messages
+from notebook_launcher.channel import anonymous_file
+from notebook_launcher.engines.board import Board
+from notebook_launcher.engines.cluster import node_records
+from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
+from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost, Woken
+from notebook_launcher.machine.node_allocation import ranks_by_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from notebook_launcher.engines.cluster.node import Node
+    from notebook_launcher.engines.events import Event
+    from notebook_launcher.engines.gauges import Pulse
+
+__all__ = ["ClusterTree"]
+
+ANSWER_PATIENCE = 2.0
+"""Seconds that nodes get to answer a question about stacks: reading them takes up to half a second."""
+CLOSE_PATIENCE = 10.0
+"""Seconds that a node gets to kill and reap its ranks, before its agent is given up."""
+
+_numbers = itertools.count(1)
+
+
+class ClusterTree:
+    """The ranks of several nodes.
+
+    Args:
+        setup: The settings of all ranks; `setup.environ` holds what is added to each node's own.
+        nodes: The nodes, which have all joined; those beyond the number of ranks stay idle.
+        give_back: Takes the nodes when the tree is closed.
+    """
+
+    def __init__(self, setup: messages.Setup, nodes: Sequence[Node], give_back: Callable[[], None]) -> None:
+        self._nodes = tuple(nodes[: setup.num_processes])
+        self._give_back = give_back
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._number = next(_numbers)
+        first = self._nodes[0]
+        self.setup = dataclasses.replace(setup, master_port=first.port)
+        self._node_of: dict[int, Node] = {}
+        self._page = RelayedPage(self._nodes)
+        self.board = Board(self._page)
+        self._pids: dict[int, int] = {}
+        self._memory: dict[int, int] = {}
+        self._pulses: dict[int, Pulse] = {}
+        self._parcel_of: tuple[object, set[int]] = (None, set())
+        """The record that the last parcel was sent with, and the nodes that have the parcel."""
+        self._told_lost: set[int] = set()
+        self._is_closed = False
+        parts = ranks_by_node(setup.num_processes, len(nodes))
+        for number, (node, ranks) in enumerate(zip(self._nodes, parts, strict=True)):
+            node.inbox = self._inbox
+            self._node_of.update(dict.fromkeys(ranks, node))
+            place = messages.Place(
+                ranks=ranks, node=number, num_nodes=len(self._nodes), store_address=first.address, interface=""
+            )
+            node.send(node_records.StartTree(self._number, dataclasses.replace(self.setup, place=place)))
+            if node.lost:  # Before it had this inbox.
+                self._inbox.put((node, None))
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process number of each rank that lives, on its own machine."""
+        return dict(self._pids)
+
+    def send(self, rank: int, record: object, fds: list[int] | None = None) -> None:
+        """Send a record to a rank, with a parcel; a parcel goes to each node once."""
+        node = self._node_of[rank]
+        if fds:
+            if self._parcel_of[0] is not record:
+                self._parcel_of = (record, set())
+            if node.number not in self._parcel_of[1]:
+                self._parcel_of[1].add(node.number)
+                node.send_parcel(fds[0])
+        node.send(node_records.ToRank(rank, record, has_parcel=bool(fds)))
+
+    def signal(self, ranks: tuple[int, ...], signum: int) -> None:
+        """Send a signal to ranks; SIGKILL also goes to their data-loader workers."""
+        for node in self._nodes:
+            here = tuple(rank for rank in ranks if self._node_of[rank] is node)
+            if here:
+                node.send(node_records.Signal(here, int(signum)), urgent=True)
+
+    def replace(self, rank: int) -> None:
+        """Start a rank again after its process has exited."""
+        self._node_of[rank].send(node_records.Replace(rank))
+
+    def kill_supervisor(self) -> None:
+        """Kill the supervisors of all nodes; their ranks die with them."""
+        for node in self._nodes:
+            node.send(node_records.KillSupervisor(), urgent=True)
+
+    def wake(self) -> None:
+        """Make `events` return; from any thread."""
+        self._inbox.put(None)
+
+    def events(self, timeout: float | None) -> list[Event]:
+        """Wait up to `timeout` seconds for events and return them, each rank's in the order in which it caused them."""
+        happened: list[Event] = []
+        with contextlib.suppress(queue.Empty):
+            item = self._inbox.get_nowait() if timeout == 0 else self._inbox.get(timeout=timeout)
+            while True:
+                happened += [Woken()] if item is None else self._unpack(*item)
+                item = self._inbox.get_nowait()
+        return happened
+
+    @property
+    def is_dying(self) -> bool:
+        """False: an agent reports the end of a rank and its exit together."""
+        return False
+
+    def drain(self, rank: int) -> list[Event]:
+        """Return nothing: an agent sends the output of a rank before the record that came after it."""
+        del rank
+        return []
+
+    def _unpack(self, node: Node, record: node_records.Happened | None) -> list[Event]:
+        if record is None:
+            return self._lose(node)
+        if record.tree != self._number:
+            return []
+        if record.state is not None:
+            self._note_state(node, record.state)
+        return [self._translate(event, node) for event in record.events]
+
+    def _translate(self, event: Any, node: Node) -> Event:
+        match event:
+            case node_records.Carried(rank, payload, blobs):
+                return FromRank(rank, in_time_of_kernel(payload, node.offset), [_file_of(blob) for blob in blobs])
+            case FromRank(rank, payload, _):
+                return FromRank(rank, in_time_of_kernel(payload, node.offset), [])
+            case messages.RankStarted(rank=rank, pid=pid):
+                self._pids[rank] = pid
+            case RankLost(exited):
+                self._forget(exited.rank)
+                return RankLost(in_time_of_kernel(exited, node.offset))
+            case SupervisorLost(reason):
+                return SupervisorLost(f"{node}: {reason or 'its process ended'}")
+        return event  # type: ignore[no-any-return]
+
+    def _note_state(self, node: Node, state: node_records.NodeState) -> None:
+        ranks = [rank for rank, owner in self._node_of.items() if owner is node]
+        self._page.merge(state, ranks)
+        for rank in ranks:
+            self._memory.pop(rank, None)
+            self._pulses.pop(rank, None)
+        self._memory.update(state.memory)
+        self._pulses.update(state.pulses)
+
+    def _forget(self, rank: int) -> None:
+        self._pids.pop(rank, None)
+        self._memory.pop(rank, None)
+        self._pulses.pop(rank, None)
+
+    def _lose(self, node: Node) -> list[Event]:
+        if node.number in self._told_lost:
+            return []
+        self._told_lost.add(node.number)
+        ranks = tuple(rank for rank, owner in self._node_of.items() if owner is node)
+        for rank in ranks:
+            self._forget(rank)
+        return [NodeLost(str(node), ranks, "\n".join(filter(None, (node.lost, node.last_words()))))]
+
+    def dump_stacks(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
+        """Return the stacks of all threads of these ranks, or of every live rank, as `faulthandler` writes them."""
+        wanted = set(self._node_of if ranks is None else ranks)
+        return self._ask("dump_stacks", {node: self._here(node, wanted) for node in self._nodes})
+
+    def stacks_sizes(self) -> dict[int, int]:
+        """Return the number of bytes that each rank that is up has written into its file of stacks."""
+        return self._ask("stacks_sizes", dict.fromkeys(self._nodes))
+
+    def request_stacks(self) -> None:
+        """Have every rank that is up write its stacks; this waits for the request's arrival."""
+        self._ask("request_stacks", dict.fromkeys(self._nodes))
+
+    def read_stacks(self, starts: dict[int, int]) -> dict[int, str]:
+        """Return what ranks have written into their files of stacks after these positions."""
+        here = {node: {rank: starts[rank] for rank in self._here(node, set(starts))} for node in self._nodes}
+        return self._ask("read_stacks", here)
+
+    def _here(self, node: Node, ranks: set[int]) -> list[int]:
+        return [rank for rank in sorted(ranks) if self._node_of.get(rank) is node]
+
+    def _ask(self, method: Any, argument_of: dict[Node, Any]) -> dict[int, Any]:
+        """Call a method on each node's tree, and return what they answer in time, joined."""
+        asked = {node: next(_numbers) for node in argument_of if not node.lost}
+        for node, number in asked.items():
+            argument = argument_of[node]
+            node.send(node_records.Ask(number, method, () if argument is None else (argument,)), urgent=True)
+        found: dict[int, Any] = {}
+        until = time.monotonic() + ANSWER_PATIENCE
+        for node, number in asked.items():
+            answer = node.reply(functools.partial(_answers, number), until)
+            found |= (answer.value or {}) if answer is not None else {}
+        return found
+
+    def memory(self, rank: int) -> int | None:
+        """Return the resident memory of a rank in bytes, as its node last told; None: unknown, or the rank is gone."""
+        return self._memory.get(rank)
+
+    def pulses(self, ranks: Iterable[int]) -> dict[int, Pulse]:
+        """Return the activity of these ranks' processes, as their nodes last told."""
+        return {rank: self._pulses[rank] for rank in ranks if rank in self._pulses}
+
+    def close(self) -> None:
+        """Kill the remaining processes, wait until they are reaped, and give the nodes back; idempotent."""
+        if self._is_closed:
+            return
+        for node in self._nodes:
+            node.send(node_records.CloseTree(), urgent=True)
+        until = time.monotonic() + CLOSE_PATIENCE
+        for node in self._nodes:
+            closed = node.reply(self._is_closed_by, until)
+            if closed is None and not node.lost:
+                node.lost = "it did not end its ranks in time"
+        self._is_closed = True
+        self._give_back()
+
+    def _is_closed_by(self, record: Any) -> bool:
+        return isinstance(record, node_records.TreeClosed) and record.tree == self._number
+
+
+class RelayedPage:
+    """The board's page where every node has its own: what is written goes to all, what is read comes from all."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._page = bytearray(context.BOARD_SIZE)
+        self._epoch = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._page[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self._page[at] = value
+        is_all = isinstance(at, slice)
+        self._epoch += is_all
+        data, start = (bytes(value), at.start or 0) if is_all else (bytes([value]), at)
+        for node in self._nodes:
+            node.send(node_records.BoardWrite(start, data, self._epoch))
+
+    def merge(self, state: node_records.NodeState, ranks: Sequence[int]) -> None:
+        """Take over what ranks of one node have written, unless the board was cleared since."""
+        if state.epoch != self._epoch:
+            return
+        self._page[context.HAS_SAFEPOINT] |= state.board[context.HAS_SAFEPOINT]
+        for rank in ranks:
+            for first in (context.COOPERATIVE, context.ACTIVITY):
+                self._page[first + rank] = state.board[first + rank]
+
+
+def _answers(number: int, record: Any) -> bool:
+    return isinstance(record, node_records.Answered) and record.number == number
+
+
+def _file_of(blob: bytes) -> int:
+    fd = anonymous_file("value")
+    with open(fd, "wb", closefd=False) as file:
+        file.write(blob)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

@@ -1,0 +1,202 @@
+"""The nodes that this kernel's engines have: started at first need, and kept from launch to launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher.engines.cluster import node_records
+from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
+from notebook_launcher.engines.cluster.greeting import Greeting, difference, versions
+from notebook_launcher.engines.cluster.networks import choose_networks
+from notebook_launcher.engines.cluster.node import Node
+from notebook_launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from notebook_launcher import messages
+
+__all__ = ["ClusterKey", "Clusters", "clusters"]
+
+UP_PATIENCE = 60.0
+"""Seconds that all agents get to come up: a login, and the start of an interpreter."""
+NUM_PINGS = 5
+"""Pings that measure the clock of a node before its first launch."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClusterKey:
+    """What makes one set of nodes: the command that runs each agent, and the network of the ranks."""
+
+    commands: tuple[tuple[str, ...], ...]
+    network: str | None
+
+
+class Cluster:
+    """One set of nodes, which serves one tree at a time."""
+
+    def __init__(self, key: ClusterKey) -> None:
+        self._key = key
+        self.nodes: list[Node] = []
+
+    def bring_up(self) -> None:
+        """Start the agents that are not up, and have all join; raises `ConfigError` if one cannot."""
+        for number, command in enumerate(self._key.commands):
+            if number == len(self.nodes):
+                self.nodes.append(_start(number, command))
+            elif self.nodes[number].lost:
+                self.nodes[number].close()
+                self.nodes[number] = _start(number, command)
+        until = time.monotonic() + UP_PATIENCE
+        for node in self.nodes:
+            if node.greeting is None:
+                node.greeting = self._await_greeting(node, until)
+        self._join(until)
+
+    def _await_greeting(self, node: Node, until: float) -> Greeting:
+        greeting: Greeting | None = node.reply(lambda record: isinstance(record, Greeting), until)
+        if greeting is None:
+            words = node.last_words()
+            told = "\nIts last words:\n" + "\n".join(f"    {line}" for line in words.splitlines()) if words else ""
+            reason = node.lost or f"nothing was heard of it for {UP_PATIENCE:g} s"
+            msg = f"node {node.number} did not come up: {reason}. The command was: {node.command_line}{told}"
+            raise ConfigError(msg, field="engine")
+        if differs := difference(versions(), greeting.versions):
+            msg = (
+                f"node {node.number} ({greeting.host}) has other versions than this kernel: {differs}. Both sides need "
+                "the same ones; python= names the interpreter of the nodes."
+            )
+            raise ConfigError(msg, field="engine")
+        return greeting
+
+    def _join(self, until: float) -> None:
+        greetings = [node.greeting for node in self.nodes if node.greeting is not None]
+        chosen = choose_networks(
+            [greeting.namespace for greeting in greetings],
+            [greeting.networks for greeting in greetings],
+            self._key.network,
+        )
+        if chosen is None:
+            raise ConfigError(_no_network(greetings, self._key.network), field="engine")
+        for node, network in zip(self.nodes, chosen, strict=True):
+            if node.address != network.address:
+                node.send(node_records.Join(network.address, network.interface))
+        for node, network in zip(self.nodes, chosen, strict=True):
+            if node.address == network.address:
+                continue
+            if node.reply(lambda record: isinstance(record, node_records.Joined), until) is None:
+                msg = f"{node} has greeted and then did not join: {node.lost or 'no answer'}. {node.last_words()}"
+                raise ConfigError(msg, field="engine")
+            node.address = network.address
+            for _ in range(NUM_PINGS):
+                node.send(node_records.Ping(time.monotonic()))
+
+    def end_lost(self) -> None:
+        """End the commands of nodes that are lost: one that was not heard of may still run ranks."""
+        for node in self.nodes:
+            if node.lost:
+                node.close()
+
+    def close(self) -> None:
+        """End all agents; idempotent."""
+        for node in self.nodes:
+            node.send(None)
+        while self.nodes:
+            self.nodes[-1].close()
+            self.nodes.pop()
+
+
+class Clusters:
+    """The nodes of all engines of this kernel. Two launches at once on one engine have agents of their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[ClusterKey, Cluster] = {}
+        self._known: dict[ClusterKey, tuple[Node, ...]] = {}
+        """The nodes that were last up, for `look` while all are busy."""
+        self._num_closed: dict[ClusterKey, int] = {}
+        """Number of times that an engine was closed: a launch that began before does not give its nodes back."""
+
+    def look(self, key: ClusterKey) -> tuple[Node, ...]:
+        """Return the nodes of an engine, which are up; raises `ConfigError`."""
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None and key not in self._idle and not any(node.lost for node in known):
+                return known
+        cluster, closed = self._take(key)
+        nodes = tuple(cluster.nodes)
+        self._give_back(key, cluster, closed)
+        return nodes
+
+    def start(self, key: ClusterKey, setup: messages.Setup) -> ClusterTree:
+        """Start ranks on the nodes of an engine; raises `ConfigError` if a node does not come up."""
+        cluster, closed = self._take(key)
+        try:
+            return ClusterTree(setup, cluster.nodes, lambda: self._give_back(key, cluster, closed))
+        except BaseException:  # The user's interrupt.
+            cluster.close()
+            raise
+
+    def _take(self, key: ClusterKey) -> tuple[Cluster, int]:
+        with self._lock:
+            cluster = self._idle.pop(key, None) or Cluster(key)
+            closed = self._num_closed.get(key, 0)
+        try:
+            cluster.bring_up()
+        except BaseException:
+            cluster.close()
+            raise
+        with self._lock:
+            self._known[key] = tuple(cluster.nodes)
+        return cluster, closed
+
+    def _give_back(self, key: ClusterKey, cluster: Cluster, closed: int) -> None:
+        cluster.end_lost()
+        with self._lock:
+            is_kept = key not in self._idle and self._num_closed.get(key, 0) == closed
+            if is_kept:
+                self._idle[key] = cluster
+        if not is_kept:
+            cluster.close()
+
+    def close(self, key: ClusterKey) -> None:
+        """End the agents of an engine: those that are idle now, the others at the end of their launch."""
+        with self._lock:
+            self._num_closed[key] = self._num_closed.get(key, 0) + 1
+            self._known.pop(key, None)
+            cluster = self._idle.pop(key, None)
+        if cluster is not None:
+            cluster.close()
+
+
+def _start(number: int, command: Sequence[str]) -> Node:
+    try:
+        return Node(number, command)
+    except OSError as error:
+        msg = f"node {number}: {command[0]} does not start: {error.strerror or error}."
+        raise ConfigError(msg, field="engine") from error
+
+
+def _no_network(greetings: Sequence[Greeting], wanted: str | None) -> str:
+    have = "; ".join(
+        f"{greeting.host}: " + (", ".join(f"{one.interface} {one.subnet}" for one in greeting.networks) or "none")
+        for greeting in greetings
+    )
+    asked = f"network={wanted!r} is not on every node" if wanted else "the nodes have no network in common"
+    return f"{asked}. They have {have}. Pass network= an interface's name, or a network such as '10.0.0.0/8'."
+
+
+def clusters() -> Clusters:
+    """Return the nodes of this process's engines."""
+    return _clusters_of(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _clusters_of(_pid: int) -> Clusters:
+    # By process number, so that a process that the user's code forked from the kernel has none of the kernel's.
+    return Clusters()

@@ -1,0 +1,212 @@
+"""Engines whose link to each node is a command's standard input and output: no port, and as private as the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from notebook_launcher.engines.cluster.clusters import ClusterKey, clusters
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.machine.node_allocation import NodeInfo
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from notebook_launcher import messages
+    from notebook_launcher.engines.tree import Tree
+
+__all__ = ["SSH", "Commands", "Slurm"]
+
+AGENT = ("-m", "notebook_launcher.engines.cluster.agent")
+SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+"""No terminal, no question that nobody could answer, and an end within 15 s if the network is cut."""
+
+
+class CommandEngine:
+    """The part that engines of this module share; the nodes stay up between launches, until `close`."""
+
+    python: str
+    network: str | None
+
+    def agent_commands(self) -> tuple[tuple[str, ...], ...]:
+        """Return the command line of each node's agent."""
+        raise NotImplementedError
+
+    @property
+    def _key(self) -> ClusterKey:
+        return ClusterKey(self.agent_commands(), self.network)
+
+    def look(self) -> tuple[NodeInfo, ...]:
+        """Return the nodes with their cores and GPUs; agents that are not up are started.
+
+        Raises:
+            ConfigError: A node does not come up, has other versions of Python, torch or this package, or no network.
+        """
+        return tuple(
+            NodeInfo(node.number, node.greeting.host, node.address, node.greeting.num_cores, node.greeting.gpus)
+            for node in clusters().look(self._key)
+            if node.greeting is not None
+        )
+
+    def start(self, setup: messages.Setup) -> Tree:
+        """Start ranks on the nodes; launches call this."""
+        return clusters().start(self._key, setup)
+
+    def close(self) -> None:
+        """End the agents: idle ones now, others at the end of their launch. The next launch starts them again."""
+        clusters().close(self._key)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Commands(CommandEngine):
+    """Ranks on nodes that commands reach, in their order: `Commands([["docker", "exec", "-i", "worker"], ...])`.
+
+    Each command is to run the words that are appended to it on another machine, in a container or in a namespace, and
+    to pass standard input and output on. The words start an agent; the ranks are its children.
+
+        engine = Commands([[], []])    # two nodes, both on this machine: a trial
+
+    Raises:
+        ConfigError: A value cannot work. Nodes that cannot be reached are an error of the launch, and of `look()`.
+    """
+
+    commands: Sequence[Sequence[str]]
+    """A command for each node: words, or one text that is split as a shell would. An empty one: this machine."""
+    python: str = sys.executable
+    """The interpreter of the nodes."""
+    network: str | None = None
+    """The network over which ranks meet: an interface's name, or addresses such as `"10.0.0.0/8"`. None: loopback if
+    all nodes share it, else the first network of the first node that all have."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "commands", _commands(self.commands))
+        _check_text("python", self.python)
+        _check_text("network", self.network, or_none=True)
+
+    def agent_commands(self) -> tuple[tuple[str, ...], ...]:
+        """Return the command line of each node's agent."""
+        return tuple((*command, self.python, *AGENT) for command in self.commands)
+
+
+@dataclasses.dataclass(frozen=True)
+class SSH(CommandEngine):
+    """Ranks on hosts that `ssh HOST` reaches without asking for a password: `SSH(["gpu1", "gpu2"])`.
+
+    Raises:
+        ConfigError: A value cannot work.
+    """
+
+    hosts: Sequence[str]
+    """Names as ssh knows them, `user@host` too."""
+    python: str = sys.executable
+    """The interpreter of the hosts, with the same versions of Python, torch and this package."""
+    network: str | None = None
+    """As in `Commands`."""
+    options: Sequence[str] = ()
+    """Further options of ssh, such as `("-p", "2222")`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hosts", _words("hosts", self.hosts))
+        object.__setattr__(self, "options", _words("options", self.options, may_be_empty=True))
+        if bad := [host for host in self.hosts if host.startswith("-")]:
+            msg = f"hosts={list(self.hosts)!r}: {bad[0]!r} is an option of ssh; pass options=[...]."
+            raise ConfigError(msg, field="engine")
+        _check_text("python", self.python)
+        _check_text("network", self.network, or_none=True)
+
+    def agent_commands(self) -> tuple[tuple[str, ...], ...]:
+        """Return the command line of each host's agent."""
+        # ssh joins its words with spaces, and the host's shell splits them again.
+        agent = shlex.join([self.python, *AGENT])
+        return tuple(("ssh", *SSH_OPTIONS, *self.options, host, f"exec {agent}") for host in self.hosts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slurm(CommandEngine):
+    """Ranks on the nodes of the Slurm allocation in which the kernel runs, reached by `srun`: `Slurm()`.
+
+    Raises:
+        ConfigError: The kernel runs in no allocation, or a value cannot work.
+    """
+
+    python: str = sys.executable
+    """The interpreter of the nodes."""
+    network: str | None = None
+    """As in `Commands`."""
+    options: Sequence[str] = ()
+    """Further options of srun."""
+    hosts: tuple[str, ...] = dataclasses.field(default=(), init=False)
+    """The nodes of the allocation."""
+
+    VARIABLE: ClassVar[str] = "SLURM_JOB_NODELIST"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", _words("options", self.options, may_be_empty=True))
+        _check_text("python", self.python)
+        _check_text("network", self.network, or_none=True)
+        object.__setattr__(self, "hosts", self._allocated())
+
+    def _allocated(self) -> tuple[str, ...]:
+        nodes = os.environ.get(self.VARIABLE)
+        if not nodes:
+            msg = (
+                f"Slurm() works inside an allocation, and {self.VARIABLE} is not set here. Start Jupyter in one: "
+                "salloc --nodes=2, then jupyter lab."
+            )
+            raise ConfigError(msg, field="engine")
+        scontrol = shutil.which("scontrol")
+        if scontrol is None:
+            raise ConfigError("Slurm() needs scontrol, which is not on PATH here.", field="engine")
+        listed = subprocess.run([scontrol, "show", "hostnames", nodes], capture_output=True, text=True, check=False)
+        if listed.returncode or not listed.stdout.split():
+            msg = f"scontrol show hostnames {nodes} ended with {listed.returncode}: {listed.stderr.strip()}"
+            raise ConfigError(msg, field="engine")
+        return tuple(listed.stdout.split())
+
+    def agent_commands(self) -> tuple[tuple[str, ...], ...]:
+        """Return the command line of each node's agent."""
+        # `--overlap`: the notebook's own step holds the allocation's cores.
+        srun = ("srun", "--nodes=1", "--ntasks=1", "--overlap", *self.options)
+        return tuple((*srun, f"--nodelist={host}", self.python, *AGENT) for host in self.hosts)
+
+
+def _commands(value: object) -> tuple[tuple[str, ...], ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        msg = f"commands={value!r}: pass a list with a command for each node: Commands([['ssh', 'gpu1'], ...])."
+        raise ConfigError(msg, field="engine")
+    commands = [shlex.split(one) if isinstance(one, str) else one for one in value]
+    if not commands:
+        raise ConfigError("commands=[] is empty; pass a command for each node.", field="engine")
+    return tuple(_words("commands", one, may_be_empty=True) for one in commands)
+
+
+def _words(name: str, value: object, *, may_be_empty: bool = False) -> tuple[str, ...]:
+    words = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else ()
+    fits = all(isinstance(word, str) and word and "\0" not in word for word in words)
+    if isinstance(value, str) or not isinstance(value, Iterable) or not fits or not (words or may_be_empty):
+        msg = f"{name}={value!r}: pass a list of words."
+        raise ConfigError(msg, field="engine")
+    return words
+
+
+def _check_text(name: str, value: object, *, or_none: bool = False) -> None:
+    if (or_none and value is None) or (isinstance(value, str) and value and "\0" not in value):
+        return
+    msg = f"{name}={value!r} is a {type(value).__name__}; it must be a text{' or None' if or_none else ''}."
+    raise ConfigError(msg, field="engine")

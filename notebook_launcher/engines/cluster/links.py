@@ -1,0 +1,96 @@
+"""A link: records between the kernel and an agent, over a pair of descriptors.
+
+Every record is a pickle after its length. Both ends belong to one program that the kernel started, so nothing of other
+origin is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import struct
+import threading
+from typing import Any
+
+__all__ = ["Link", "LinkError"]
+
+HEAD = struct.Struct("<Q")
+READ_SIZE = 1 << 20
+
+
+class LinkError(OSError):
+    """The other end is gone, or has been silent for too long."""
+
+
+class Link:
+    """One end of a link. Any thread may send; one thread receives.
+
+    Args:
+        read_fd: Descriptor to read from.
+        write_fd: Descriptor to write to.
+    """
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self._read_fd, self._write_fd = read_fd, write_fd
+        self._sending = threading.Lock()
+        self._closing = threading.Lock()
+        self._unread = bytearray()
+        """Bytes that have arrived and were not returned yet."""
+
+    def send(self, record: object) -> None:
+        """Send one record; raises OSError if the other end is gone."""
+        payload = pickle.dumps(record, protocol=5)
+        with self._sending:
+            for part in (HEAD.pack(len(payload)), payload):
+                view = memoryview(part)
+                while view:
+                    view = view[os.write(self._write_fd, view) :]
+
+    def receive(self, patience: float | None = None) -> Any:
+        """Return the next record; raises `LinkError` at the end, and after `patience` seconds without a byte."""
+        (size,) = HEAD.unpack(self._take(HEAD.size, patience))
+        return pickle.loads(self._take(size, patience))
+
+    def read_line(self, patience: float | None = None) -> bytes:
+        """Return the next line of text, before the first record; raises as `receive` does."""
+        while (end := self._unread.find(b"\n")) < 0:
+            self._fill(patience)
+        return self._take(end + 1, patience)
+
+    def _take(self, size: int, patience: float | None) -> bytes:
+        while len(self._unread) < size:
+            self._fill(patience)
+        taken = bytes(memoryview(self._unread)[:size])
+        del self._unread[:size]
+        return taken
+
+    def _fill(self, patience: float | None) -> None:
+        try:
+            # Silence is what no byte says while this thread watches: a thread that was held up finds the bytes.
+            readable, _, _ = select.select([self._read_fd], [], [], patience)
+            data = os.read(self._read_fd, READ_SIZE) if readable else None
+        except (OSError, ValueError) as error:
+            raise LinkError(str(error)) from error
+        if data is None:
+            msg = f"nothing was heard for {patience:g} s"
+            raise LinkError(msg)
+        if not data:
+            raise LinkError("the link has ended")
+        self._unread += data
+
+    def close_sending(self) -> None:
+        """Tell the other end that nothing more comes; idempotent."""
+        with self._closing, contextlib.suppress(OSError):
+            fd, self._write_fd = self._write_fd, -1
+            if fd >= 0:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Close both directions, when no thread receives any more; idempotent."""
+        self.close_sending()
+        with self._closing, contextlib.suppress(OSError):
+            fd, self._read_fd = self._read_fd, -1
+            if fd >= 0:
+                os.close(fd)

@@ -1,0 +1,237 @@
+"""One node, as the kernel sees it: the command that runs its agent, and the link to it. It outlives launches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shlex
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.channel import AnonymousFile
+from notebook_launcher.engines.cluster import node_records
+from notebook_launcher.engines.cluster.greeting import MARK, Greeting
+from notebook_launcher.engines.cluster.links import Link, LinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Node"]
+
+PING_EVERY = 1.0
+PATIENCE = 10.0
+"""Seconds of silence after which a node counts as lost; its agent sends a record every second."""
+CHUNK = 1 << 20
+"""Bytes of a parcel that are sent at once; other records may go between two chunks."""
+LAST_WORDS = 2000
+"""Bytes at the end of a command's standard error that are shown if it fails."""
+END_PATIENCE = 10.0
+"""Seconds that a command gets to end once its agent has been told to."""
+GREETING_LINES = 1000
+"""Lines that a login may print before the agent's greeting."""
+
+
+class Node:
+    """One agent. Records to it are queued, so that a network that hangs holds up nobody in the kernel.
+
+    Args:
+        number: The node's number among those of the engine.
+        command: The command line that runs the agent, with the link as its standard input and output.
+    """
+
+    def __init__(self, number: int, command: Sequence[str]) -> None:
+        self.number = number
+        self.command = tuple(command)
+        self.greeting: Greeting | None = None
+        """What the agent has said of itself; None before, and if it never came up."""
+        self.address = ""
+        """The address that the node has taken for the ranks; empty before."""
+        self.port = 0
+        """The port at which the store of the next tree will listen, if it is on this node."""
+        self.lost = ""
+        """The reason why the node is gone; empty while it lives."""
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """Takes `(node, record)` for each event; the present tree's."""
+        self.replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """Answers to what was asked; None when the node is lost."""
+        self.offset = 0.0
+        """Seconds by which the kernel's monotonic clock is ahead of the node's."""
+        self._round_trip = float("inf")
+        """The shortest time that a ping took, from which `offset` was measured."""
+        self._errors = AnonymousFile("errors")
+        self._process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors.fileno(),
+            cwd="/",  # With `python -m`, files of the notebook's folder would come before the standard library.
+            start_new_session=True,  # The kernel's interrupt goes to the kernel's whole process group.
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._link = Link(os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()))
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """Records, parcels and, as None, the end."""
+        self._urgent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """Records that go between two chunks of a parcel."""
+        self._threads = [
+            threading.Thread(target=target, name=f"notebook-launcher node {number}", daemon=True)
+            for target in (self._receive, self._deliver)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __str__(self) -> str:
+        host = "" if self.greeting is None else f" ({self.greeting.host}, {self.address or 'no address yet'})"
+        return f"node {self.number}{host}"
+
+    @property
+    def command_line(self) -> str:
+        """The command, as one would type it."""
+        return shlex.join(self.command)
+
+    def send(self, record: object, *, urgent: bool = False) -> None:
+        """Send a record; with `urgent` before the rest of a parcel that is under way. Never waits."""
+        if urgent:
+            self._urgent.put(record)
+            self._outbox.put(_URGENT)
+        else:
+            self._outbox.put(record)
+
+    def reply(self, is_it: Callable[[Any], bool], until: float) -> Any:
+        """Wait for a reply and return it; None if the node is lost, or at the time `until`."""
+        with contextlib.suppress(queue.Empty):
+            while not self.lost or not self.replies.empty():
+                record = self.replies.get(timeout=max(0.0, until - time.monotonic()))
+                if record is not None and is_it(record):
+                    return record
+        return None
+
+    def send_parcel(self, fd: int) -> None:
+        """Send the contents of a file, which may be closed at once."""
+        self._outbox.put(_Parcel(fd))
+
+    def _deliver(self) -> None:
+        try:
+            while True:
+                try:
+                    item = self._outbox.get(timeout=PING_EVERY)
+                except queue.Empty:
+                    item = node_records.Ping(time.monotonic())
+                if item is None:
+                    break
+                if isinstance(item, _Parcel):
+                    self._deliver_parcel(item)
+                elif item is _URGENT:
+                    self._send_urgent()
+                else:
+                    self._link.send(item)
+        except OSError:
+            pass  # The thread that receives notices that the link has ended.
+        self._link.close_sending()
+
+    def _send_urgent(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._link.send(self._urgent.get_nowait())
+
+    def _deliver_parcel(self, parcel: _Parcel) -> None:
+        with parcel.file:
+            at, size = 0, os.fstat(parcel.file.fileno()).st_size
+            while at < size or not at:
+                data = os.pread(parcel.file.fileno(), CHUNK, at)
+                self._link.send(node_records.ParcelChunk(data, is_first=not at))
+                at += max(1, len(data))
+                self._send_urgent()
+
+    def _receive(self) -> None:
+        try:
+            self._await_greeting()
+            while True:
+                self._take(self._link.receive(PATIENCE))
+        except OSError as error:
+            self._lose(error)
+        except Exception as error:  # noqa: BLE001 - a record that this kernel cannot unpickle: an agent of another kind
+            self._lose(LinkError(f"{type(error).__name__}: {error}"))
+
+    def _await_greeting(self) -> None:
+        for _ in range(GREETING_LINES):
+            line = self._link.read_line()
+            if line.startswith(MARK):
+                self.replies.put(Greeting.from_line(line))
+                return
+        raise LinkError("the command printed something else than an agent does")
+
+    def _take(self, record: Any) -> None:
+        match record:
+            case node_records.Pong(sent, there):
+                self._note_clock(sent, there, time.monotonic())
+            case node_records.Beat():
+                pass
+            case node_records.Happened():
+                self.inbox.put((self, record))
+            case node_records.Joined(port) | node_records.TreeClosed(_, port):
+                self.port = port
+                self.replies.put(record)
+            case _:
+                self.replies.put(record)
+
+    def _note_clock(self, sent: float, there: float, now: float) -> None:
+        """Measure the clock's offset anew, if this round trip was short; a long one says little."""
+        if now - sent <= 1.5 * self._round_trip:
+            self._round_trip = min(self._round_trip, now - sent)
+            self.offset = (sent + now) / 2 - there
+
+    def _lose(self, error: OSError) -> None:
+        self.lost = self.lost or self._why(error)
+        self.send(None)
+        self.replies.put(None)
+        self.inbox.put((self, None))
+
+    def _why(self, error: OSError) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(1.0)
+            return f"its command ended with {status}"
+        return str(error)
+
+    def last_words(self) -> str:
+        """Return the end of what the command wrote to its standard error."""
+        with contextlib.suppress(OSError):
+            fd = self._errors.fileno()
+            size = os.fstat(fd).st_size
+            return os.pread(fd, LAST_WORDS, max(0, size - LAST_WORDS)).decode(errors="replace").strip()
+        return ""
+
+    def close(self) -> None:
+        """End the agent, its ranks and the command, and release everything; idempotent."""
+        patience = 0.0 if self.lost else END_PATIENCE
+        self.lost = self.lost or "it was closed"
+        self.send(None)
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for thread in self._threads:
+            thread.join()
+        while not self._outbox.empty():
+            if isinstance(item := self._outbox.get(), _Parcel):
+                item.file.close()
+        self._link.close()
+        self._errors.close()
+
+
+_URGENT = object()
+"""In the outbox: an urgent record waits."""
+
+
+class _Parcel:
+    """A file on its way to a node."""
+
+    def __init__(self, fd: int) -> None:
+        self.file = open(os.dup(fd), "rb", buffering=0)  # noqa: SIM115 - until it was sent, or the node is closed

@@ -1,0 +1,197 @@
+"""The records that the kernel and the agent of a node send to each other, over the link between them.
+
+    kernel -> agent    Join, StartTree, ParcelChunk, ToRank, Signal, Replace, KillSupervisor, BoardWrite, Ask,
+                       CloseTree, Ping
+    agent -> kernel    Joined, Happened, Answered, TreeClosed, Pong, Beat
+
+Before them, the agent says what it is, in a line of text (`greeting.py`). `tree` numbers the trees of a kernel, because
+records of a tree that was closed may still be under way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from notebook_launcher import messages
+    from notebook_launcher.engines.gauges import Pulse
+
+__all__ = [
+    "Answered",
+    "Ask",
+    "Beat",
+    "BoardWrite",
+    "Carried",
+    "CloseTree",
+    "Happened",
+    "Join",
+    "Joined",
+    "KillSupervisor",
+    "NodeState",
+    "ParcelChunk",
+    "Ping",
+    "Pong",
+    "Replace",
+    "Signal",
+    "StartTree",
+    "ToRank",
+    "TreeClosed",
+]
+
+
+# kernel -> agent
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Join:
+    """Take a place among the nodes: bind the store's socket to this address, and start the fork server."""
+
+    address: str
+    interface: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartTree:
+    """Start ranks. `setup.environ` holds what is added to the node's own environment."""
+
+    tree: int
+    setup: messages.Setup
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParcelChunk:
+    """A part of the parcel of the next call; the first part replaces the parcel before."""
+
+    data: bytes
+    is_first: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ToRank:
+    """Pass a record on to a rank."""
+
+    rank: int
+    record: Any
+    has_parcel: bool
+    """True if the parcel goes with the record."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Signal:
+    """Send a signal to these ranks."""
+
+    ranks: tuple[int, ...]
+    signum: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replace:
+    """Start a rank again."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KillSupervisor:
+    """Kill the supervisor, and its ranks with it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BoardWrite:
+    """Write bytes to the board."""
+
+    at: int
+    data: bytes
+    epoch: int
+    """Number of times that the whole board was written; the agent's states say to which they belong."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ask:
+    """Call a method of the tree that reads stacks; answered by `Answered`."""
+
+    number: int
+    method: Literal["dump_stacks", "stacks_sizes", "read_stacks", "request_stacks"]
+    args: tuple[Any, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CloseTree:
+    """Kill and reap the remaining processes; answered by `TreeClosed`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ping:
+    """Answer at once; sent every second that nothing else is, so that the agent notices that the kernel is gone."""
+
+    time: float
+
+
+# agent -> kernel
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Joined:
+    """The socket of the next store is bound to this port."""
+
+    port: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Beat:
+    """The node lives; sent every second, whether or not the kernel has time to ask."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Carried:
+    """An event with descriptors whose files were read; a part of `Happened`."""
+
+    rank: int
+    record: Any
+    blobs: tuple[bytes, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeState:
+    """What can be seen of a node's ranks from outside; a part of `Happened`."""
+
+    epoch: int
+    board: bytes
+    memory: dict[int, int]
+    pulses: dict[int, Pulse]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Happened:
+    """Events of a tree, and the state of its ranks if that is due."""
+
+    tree: int
+    events: tuple[Any, ...]
+    state: NodeState | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to an `Ask`."""
+
+    number: int
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TreeClosed:
+    """No process of the tree is left; the socket of the next store is bound to this port."""
+
+    tree: int
+    port: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pong:
+    """The answer to a `Ping`."""
+
+    time: float
+    """As in the `Ping`, by the kernel's clock."""
+    here: float
+    """Time of the answer by the node's clock."""

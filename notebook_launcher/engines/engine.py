@@ -1,0 +1,24 @@
+"""What a launch needs of the machines on which its ranks run, when they are not the kernel's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from notebook_launcher import messages
+    from notebook_launcher.engines.tree import Tree
+    from notebook_launcher.machine.node_allocation import NodeInfo
+
+__all__ = ["Engine"]
+
+
+class Engine(Protocol):
+    """Machines that ranks can run on, as a value: frozen, printable, checked when it is made."""
+
+    def look(self) -> tuple[NodeInfo, ...]:
+        """Return the machines, with their cores and GPUs; raises `ConfigError` if one cannot be used."""
+        ...
+
+    def start(self, setup: messages.Setup) -> Tree:
+        """Start ranks; `setup.environ` holds what is added to each machine's own environment."""
+        ...

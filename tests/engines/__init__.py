@@ -1,0 +1,1 @@
+"""Tests of engines: launches whose ranks run on other machines than the kernel."""

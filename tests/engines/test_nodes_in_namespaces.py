@@ -1,0 +1,122 @@
+"""Two nodes that are network namespaces joined by a cable of their own: addresses, sockets, a cut."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from notebook_launcher import ConfigError, launch, notebook_launch, report
+from notebook_launcher.engines.cluster import node
+from notebook_launcher.engines.cluster.clusters import clusters
+from notebook_launcher.engines.cluster.command_engines import Commands
+from notebook_launcher.errors import NodeLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two namespaces whose eth0 are the ends of one cable; addresses of TEST-NET-3, which nobody has."""
+    mark = uuid.uuid4().hex[:6]
+    names = f"nla{mark}", f"nlb{mark}"
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("-n", names[0], "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", names[1])
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "addr", "add", f"203.0.113.{number}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+    except (OSError, subprocess.CalledProcessError) as error:
+        _remove(names)
+        pytest.skip(f"network namespaces cannot be made here: {getattr(error, 'stderr', error)!r}")
+    yield names
+    _remove(names)
+
+
+def _remove(names: tuple[str, str]) -> None:
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def engine(namespaces: tuple[str, str]) -> Iterator[Commands]:
+    with Commands([["ip", "netns", "exec", name] for name in namespaces]) as engine:
+        engine.look()
+        yield engine
+
+
+def listening() -> list[tuple[str, str]]:
+    """Return the addresses at which something listens in this process's network."""
+    dist.all_reduce(torch.ones(1))
+    shown = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True, check=True).stdout
+    return [(os.environ["GLOO_SOCKET_IFNAME"], line.split()[3].rpartition(":")[0]) for line in shown.splitlines()]
+
+
+def test_ranks_meet_on_the_network_that_the_nodes_share_and_listen_nowhere_else(engine: Commands) -> None:
+    assert [one.address for one in engine.look()] == ["203.0.113.1", "203.0.113.2"]
+    first, second = notebook_launch(listening, 2, engine=engine, **QUIET)
+    assert set(first) == {("eth0", "203.0.113.1")}
+    assert set(second) == {("eth0", "203.0.113.2")}
+
+
+def test_nothing_listens_between_two_launches(engine: Commands, namespaces: tuple[str, str]) -> None:
+    notebook_launch(listening, 2, engine=engine, **QUIET)
+    for name in namespaces:
+        shown = subprocess.run(["ip", "netns", "exec", name, "ss", "-Hltn"], capture_output=True, check=True)
+        assert shown.stdout == b""
+
+
+def test_network_can_be_named(namespaces: tuple[str, str]) -> None:
+    commands = [["ip", "netns", "exec", name] for name in namespaces]
+    for network in ("eth0", "203.0.113.0/24"):
+        with Commands(commands, network=network) as engine:
+            assert [one.address for one in engine.look()] == ["203.0.113.1", "203.0.113.2"]
+    with Commands(commands, network="10.0.0.0/8") as engine, pytest.raises(ConfigError, match="is not on every node"):
+        engine.look()
+
+
+def test_nodes_without_a_common_network_are_refused(namespaces: tuple[str, str]) -> None:
+    with (
+        Commands([[], ["ip", "netns", "exec", namespaces[0]]]) as engine,
+        pytest.raises(ConfigError, match=r"the nodes have no network in common\. They have .*eth0 203\.0\.113\.0/24"),
+    ):
+        engine.look()
+
+
+def test_stopped_agent_is_lost_after_a_while(namespaces: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "PATIENCE", 1.5)
+
+    def wait() -> None:
+        report(pid=os.getppid())
+        time.sleep(60)
+
+    commands = [["ip", "netns", "exec", name] for name in namespaces]
+    with Commands(commands) as engine:
+        run = launch(wait, 2, engine=engine, **QUIET)
+        while len(run.metrics) < 2:
+            assert not run.wait(0.01)
+        # As with a network that is cut, nothing ends, and nothing is heard.
+        greeting = clusters().look(engine._key)[1].greeting
+        assert greeting is not None
+        os.kill(greeting.pid, signal.SIGSTOP)
+        error = run.exception(30)
+        assert not psutil.pid_exists(greeting.pid)
+    assert isinstance(error, NodeLostError)
+    assert "nothing was heard for 1.5 s" in str(error)
