@@ -131,6 +131,11 @@ class RankContext:
         self.board[at] = activity
         return before
 
+    def waiting_peers(self) -> list[int]:
+        """Return the other ranks that wait for others now, as far as they say so."""
+        marks = self.board[ACTIVITY : ACTIVITY + self.num_processes]
+        return [rank for rank, mark in enumerate(marks) if mark == WAITING and rank != self.rank]
+
 
 class _Current:
     # The only state of a module in this package: user code calls `report` from anywhere.

@@ -29,6 +29,7 @@ OFFERED = {
     **{name: f"compat.{module}" for name, module in OWN.items()},
     "AcceleratedScheduler": "training.accumulation.scheduler",
     "MultiProcessAdapter": "compat.logging",
+    "TorchTensorParallelConfig": "training.parallelism.sizes",
     "get_sampler": "training.data",
     "notebook_launch": "kernel.launch",
 }

@@ -25,7 +25,7 @@ REFUSED = {
         megatron_lm_initialize megatron_lm_prepare_data_loader megatron_lm_prepare_model_optimizer_scheduler
         megatron_lm_prepare_optimizer megatron_lm_prepare_scheduler""",
     "Only data parallelism is supported. Leave it out, or apply torch's own parallelism to the model.": """
-        TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin
+        TorchContextParallelConfig TorchTensorParallelPlugin
         get_model_tp_size prepare_pippy""",
     'fp8 is not supported. Use mixed_precision="bf16".': """
         AORecipeKwargs FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs apply_fp8_autowrap contextual_fp8_autocast

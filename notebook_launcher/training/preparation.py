@@ -12,11 +12,13 @@ from torch.utils.data import DataLoader
 
 from notebook_launcher.training import precision
 from notebook_launcher.training.accumulation.ddp import wrap
+from notebook_launcher.training.accumulation.held_gradients import parameter_groups
 from notebook_launcher.training.accumulation.member_kinds import synchronises_itself
 from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
 from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader
 from notebook_launcher.training.data.wire import wire_device
+from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.unwrapping import synced_part
 
 if TYPE_CHECKING:
@@ -150,6 +152,10 @@ class Preparation:
         for prepared in self.prepared.optimizers:
             self.sharding.replacements.apply(prepared.optimizer)
         self.prepared.members.add_model(model)
+        if self.compares:
+            groups = list(parameter_groups(model))
+            ranks = torch.distributed.get_process_group_ranks(self.sharding.layout.shard_group)
+            check_forwards(model, ranks, lambda: all(group.is_sharded for group in groups))
         if self.ddp_handler.broadcast_buffers:
             self.prepared.members.share_buffers(model)
         self.prepared.remember(model, model)

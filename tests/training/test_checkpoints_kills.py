@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.toy_training import shards_on_cpus
+
 ROOT = Path(__file__).resolve().parents[2]
 
 HARNESS = '''
@@ -278,3 +280,69 @@ print(json.dumps({"found": found, "calls": number}))
 @pytest.mark.slow
 def test_newest_checkpoint_is_whole_and_the_limit_is_kept(tmp_path):
     check(run(NUMBERED, tmp_path / "project"), at_least=20)
+
+
+PARTS = """
+import shutil
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from notebook_launcher.training.accelerator import Accelerator
+
+torch.set_num_threads(1)
+target = Path(sys.argv[1])
+
+def make(number):
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, number)
+    return model, torch.optim.SGD(model.parameters(), lr=0.25 * number)
+
+def save(number, last_call):
+    \"\"\"Save a sharded model in a process that is killed before a call; return whether it was.\"\"\"
+    child = os.fork()
+    if child == 0:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        model, _ = make(number)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        accelerator = Accelerator(cpu=True)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.25 * number))
+        die_before(last_call)
+        accelerator.save_state(target, state_dict_type="SHARDED_STATE_DICT")
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0, status
+    return os.WIFSIGNALED(status)
+
+def load():
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(*make(3))
+    accelerator.load_state(target)
+    (number,) = {model.weight.item(), optimizer.param_groups[0]["lr"] / 0.25}
+    return {1: "old", 2: "new"}[number]
+
+found, number, kept = [], 0, target.parents[1] / "kept"
+target.parent.mkdir(parents=True)
+save(1, 10**6)
+assert (target / "pytorch_model_fsdp_0" / ".metadata").exists()
+shutil.copytree(target, kept)
+while True:
+    shutil.rmtree(target.parent)
+    shutil.copytree(kept, target)
+    was_killed = save(2, number)
+    found.append(load())
+    assert not save(2, 10**6)
+    assert load() == "new", number
+    left = sorted(path.name for path in target.parent.iterdir())
+    assert left == [target.name] and not list(target.glob(".[!m]*")), (number, left)
+    if not was_killed:
+        break
+    number += 1
+print(json.dumps({"found": found, "calls": number}))
+"""
+
+
+@pytest.mark.slow
+@shards_on_cpus
+def test_sharded_state_is_the_old_one_or_the_new_one(tmp_path):
+    check(run(PARTS, tmp_path / "parent" / "folder"), at_least=20)

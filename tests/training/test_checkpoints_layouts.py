@@ -28,13 +28,13 @@ WHOLE, PARTS = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
 class Training:
     """A model with tensors smaller than the number of ranks; the same inputs on each rank."""
 
-    def __init__(self, seed: int, *, sharded: bool = True, **options: Any) -> None:
+    def __init__(self, seed: int, *, sharded: bool = True, bare: Any = None, **options: Any) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         set_seed(seed)
         self.accelerator = Accelerator(cpu=True, **options)
-        self.bare = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1))
+        self.bare = bare or torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1))
         if sharded:
             mesh = init_device_mesh("cpu", (self.accelerator.num_processes,))
             fully_shard(self.bare[0], mesh=mesh)
@@ -130,6 +130,49 @@ def test_training_goes_on_straight_after_it_saved_and_loaded_itself(ranks, tmp_p
     for expected, found in on(ranks, 3, save_and_load):
         assert found == expected
     assert (tmp_path / "a" / "pytorch_model_fsdp_0" / ".metadata").exists() == (layout == PARTS)
+
+
+class Wide(torch.nn.Sequential):
+    """Two layers that a plan cuts, and a norm whose tensors are smaller than the number of ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1), torch.nn.LayerNorm(1))
+
+
+def arguments_of(kind: str) -> dict[str, Any]:
+    from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
+    from notebook_launcher import GradScalerKwargs, ParallelismConfig
+
+    if kind == "fp16":
+        handlers: list[Any] = [GradScalerKwargs(init_scale=64.0, growth_interval=2)]
+        return {"fsdp_plugin": Plugin(), "mixed_precision": "fp16", "kwargs_handlers": handlers}
+    if kind == "offload":
+        return {"fsdp_plugin": Plugin(cpu_offload=True)}
+    if kind == "hybrid":
+        return {"parallelism_config": ParallelismConfig(2, 2)}
+    return {"parallelism_config": ParallelismConfig(1, 2, 2, tp_plan={"0": "colwise", "2": "rowwise"})}
+
+
+def go_on(folder: Path, kind: str, layout: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return the state when it was saved, and two updates later without and with loading it."""
+    training = Training(1, sharded=False, bare=Wide(), **arguments_of(kind))
+    training.train(3)
+    training.accelerator.save_state(folder, state_dict_type=layout)
+    saved = training.state()
+    training.train(2)
+    other = Training(2, sharded=False, bare=Wide(), **arguments_of(kind))
+    other.accelerator.load_state(folder)
+    assert other.state() == saved, kind
+    other.train(2)
+    return saved, training.state(), other.state()
+
+
+@pytest.mark.parametrize("layout", [WHOLE, PARTS])
+@pytest.mark.parametrize("kind", ["fp16", "offload", "hybrid", "tensor parallel"])
+def test_each_layout_of_ranks_goes_on_from_its_checkpoint(ranks, tmp_path, kind, layout):
+    for saved, expected, found in on(ranks, 4, go_on, tmp_path / "a", kind, layout):
+        assert found == expected
+        assert found != saved
 
 
 def test_an_optimizer_that_has_not_stepped_is_saved_without_a_step(ranks, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
+from notebook_launcher import notebook_launch
 from tests.support.toy_training import session_fixture, shards_on_cpus
 
 if TYPE_CHECKING:
@@ -311,6 +312,65 @@ def misuse_stray() -> None:
     optimizer.step()
 
 
+def act_alone(act: str, peers: str) -> None:
+    """Let rank 0 do what all ranks have to do, while the other trains on, or waits elsewhere."""
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
+    net: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for number in range(3):
+        if number == 1 and accelerator.is_main_process:
+            if act == "evaluate":
+                with torch.no_grad():
+                    net(torch.ones(1, 2))
+            else:
+                getattr(accelerator, act)(net, *(["unwritten"] if act == "save_model" else []))
+        elif number == 1 and peers == "wait":
+            accelerator.wait_for_everyone()
+        elif number == 1 and act != "evaluate":
+            wait_until_ahead(act)
+        accelerator.backward(net(torch.ones(1, 2)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def wait_until_ahead(call: str) -> None:
+    """Wait until rank 0 waits in a call."""
+    from notebook_launcher import context
+    from notebook_launcher.training.process.arrivals import find_ahead
+
+    rank = context.current()
+    assert rank is not None
+    while find_ahead([0]) != {0: call} or rank.waiting_peers() != [0]:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("act", "peers", "message"),
+    [
+        ("evaluate", "train", r"Forward 2 of Sequential ran .* on rank \d and .* on rank \d: some ranks ran a forward"),
+        (
+            "save_model",
+            "train",
+            "rank 0 waits in save_model, and rank 1 begins a forward of Sequential.* on every rank",
+        ),
+        ("get_state_dict", "wait", r"rank \d waits in (get|wait).*, and rank \d waits in (get|wait).* on every rank"),
+    ],
+    ids=["evaluation", "save before a forward", "two calls"],
+)
+def test_what_one_rank_does_alone_with_a_sharded_model_is_named_at_once(act, peers, message):
+    with pytest.raises(RuntimeError, match=message):
+        notebook_launch(act_alone, 2, args=(act, peers), devices="cpu", output="none")
+
+
+def misuse_precisions() -> None:
+    from notebook_launcher import Accelerator
+
+    net: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2, dtype=torch.bfloat16))
+    Accelerator(cpu=True, fsdp_plugin=Plugin()).prepare(net)
+
+
 def misuse_hook() -> None:
     from notebook_launcher import Accelerator, DistributedDataParallelKwargs
 
@@ -324,6 +384,10 @@ def misuse_hook() -> None:
         (misuse_shared, "Linear shares parameters with a model that was sharded before.* Put both into one module"),
         (misuse_unsynced, r"gradients of FSDPLinear were not synchronised.*Its backward ran under no_sync\(\)"),
         (misuse_stray, "nothing synchronised the gradients of 2 parameters of this SGD"),
+        (
+            misuse_precisions,
+            r"\(Sequential\) has .*: 0.weight in float32, 1.weight in bfloat16. Convert .* model.float",
+        ),
         (misuse_hook, "comm_hook='power_sgd' compresses what DDP sends.* Use 'bf16', 'fp16' or 'no'"),
     ],
 )

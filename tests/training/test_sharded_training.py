@@ -94,6 +94,14 @@ def test_settings_of_fsdp1_without_effect_are_named_in_one_line(capsys):
     assert "without effect: use_orig_params, limit_all_gathers. Torch's FSDP2 shards the models" in said[0]
 
 
+def test_offload_on_one_process_says_that_it_has_no_effect():
+    from notebook_launcher import Accelerator
+
+    with pytest.warns(UserWarning, match="cpu_offload=True.* no effect here: one process keeps whole models.* on cpu"):
+        accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin(cpu_offload=True))
+    assert not accelerator.is_fsdp2
+
+
 def toy() -> tuple[float, bool, str]:
     """The documented example, whose exact weight is 2.04, with a model in place of the tensor."""
     from notebook_launcher import Accelerator

@@ -85,7 +85,8 @@ class FullyShardedDataParallelPlugin:
     activation_checkpointing_offload: bool | None = None
     """Not supported."""
     cpu_ram_efficient_loading: bool | None = None
-    """Whether rank 0 alone reads a pretrained model, which transformers asks for; the others get its weights."""
+    """Whether rank 0 alone reads a pretrained model after the Accelerator was made; `prepare` gives the others its
+    weights, one unit at a time. `from_pretrained` of transformers asks for it by two variables, which are set then."""
     transformer_cls_names_to_wrap: Any = None
     """Names of the classes that are units with `"transformer_based_wrap"`. None: the model's `_no_split_modules`."""
     min_num_params: int | None = None

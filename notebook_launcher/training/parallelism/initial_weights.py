@@ -6,6 +6,7 @@ of every rank's own initial weights.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,23 +15,49 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["broadcast_from_first", "initialise_on_first", "materialise"]
+__all__ = ["broadcast_from_first", "initialise_on_first", "load_on_first", "materialise"]
+
+LOADING = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+"""The variables at which `from_pretrained` of transformers leaves the weights of all ranks but the first on meta."""
+OURS = "NOTEBOOK_LAUNCHER_SET_FSDP_LOADING"
+"""Names the variables that this process has set itself, so that a later Accelerator does not take them for a wish."""
 
 
-def materialise(modules: Iterable[torch.nn.Module], device: torch.device) -> None:
-    """Give parameters and buffers that are on the meta device memory on `device`, with arbitrary values."""
+def load_on_first(on: bool) -> None:  # noqa: FBT001 - a switch
+    """Let rank 0 alone read pretrained weights from now on, or let all ranks, unless the user set the variables."""
+    for name in os.environ.pop(OURS, "").split():
+        os.environ.pop(name, None)
+    missing = [name for name in LOADING if name not in os.environ] if on else []
+    if missing:
+        os.environ.update({name: LOADING[name] for name in missing}, **{OURS: " ".join(missing)})
+
+
+Made = dict[torch.nn.Parameter, torch.nn.Parameter]
+"""Parameters with memory, by the parameter on the meta device that each replaces: one that several modules have."""
+
+
+def materialise(modules: Iterable[torch.nn.Module], device: torch.device, made: Made) -> None:
+    """Give parameters and buffers that are on the meta device memory on `device`, with arbitrary values.
+
+    Args:
+        modules: The modules; their own tensors alone, not those of modules inside of them.
+        device: Where the tensors get memory.
+        made: What was made before; it grows.
+    """
     for module in modules:
         for name, parameter in module._parameters.items():  # noqa: SLF001 - `named_parameters` leaves duplicates out
             if parameter is not None and parameter.is_meta:
-                empty = torch.empty_like(parameter, device=device)
-                module._parameters[name] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)  # noqa: SLF001
+                if parameter not in made:
+                    empty = torch.empty_like(parameter, device=device)
+                    made[parameter] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[parameter]  # noqa: SLF001
         for name, buffer in module._buffers.items():  # noqa: SLF001
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.empty_like(buffer, device=device)  # noqa: SLF001
 
 
 def initialise_on_first(
-    module: torch.nn.Module, device: torch.device, initialise: Callable[[torch.nn.Module], Any] | None
+    module: torch.nn.Module, device: torch.device, initialise: Callable[[torch.nn.Module], Any] | None, made: Made
 ) -> None:
     """Initialise a module whose own tensors are on the meta device on rank 0 as well, by its own rule.
 
@@ -44,7 +71,7 @@ def initialise_on_first(
             "reset_parameters(). Load the weights on rank 0 before prepare(), or pass "
             "FullyShardedDataParallelPlugin(param_init_fn=...)."
         )
-    materialise([module], device)
+    materialise([module], device, made)
     if initialise is not None:
         initialise(module)
     elif callable(reset):

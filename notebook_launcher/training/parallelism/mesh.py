@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin, is_asked_for
+from notebook_launcher.training.parallelism.initial_weights import load_on_first
 from notebook_launcher.training.parallelism.sizes import ParallelismConfig
 from notebook_launcher.training.parallelism.tensor_parallel import share_generators
+from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.environment import flag
 
 if TYPE_CHECKING:
@@ -43,6 +45,12 @@ class Layout:
         """The dimensions that `fully_shard` takes: (replicate, shard), or shard alone."""
         assert self.mesh is not None
         return self.mesh["dp_replicate", "dp_shard"] if self.sizes.dp_replicate_enabled else self.mesh["dp_shard"]
+
+    @property
+    def shard_group(self) -> Any:
+        """The process group of the ranks that share out one replica, this one among them."""
+        assert self.mesh is not None
+        return self.mesh["dp_shard"].get_group()
 
     @property
     def num_data_ranks(self) -> int:
@@ -86,6 +94,7 @@ def make_layout(
         TypeError: An argument is no such record.
     """
     _check_types(config, plugin)
+    load_on_first(False)  # what an earlier Accelerator asked for
     if config is None and flag(os.environ, "ACCELERATE_USE_PARALLELISM_CONFIG"):
         config = ParallelismConfig()
     if plugin is None and is_asked_for():
@@ -93,9 +102,16 @@ def make_layout(
     sizes = _settle(config, plugin, launched, num_processes)
     shards = sizes.dp_shard_enabled or sizes.tp_enabled
     if not shards:
+        if plugin is not None and plugin.cpu_offload and process_index == 0:
+            warn_user(
+                "FullyShardedDataParallelPlugin(cpu_offload=True) has no effect here: "
+                f"{'one process' if num_processes == 1 else 'every rank'} keeps whole models, which stay on {device}."
+            )
         plugin = None
     elif plugin is None:
         plugin = FullyShardedDataParallelPlugin()
+    if plugin is not None and plugin.cpu_ram_efficient_loading:
+        load_on_first(True)
     mesh = _make_mesh(sizes, device) if shards else None
     if mesh is not None and sizes.tp_enabled:
         share_generators(mesh["tp"].get_group())

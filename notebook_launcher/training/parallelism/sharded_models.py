@@ -15,7 +15,12 @@ from notebook_launcher.training.parallelism.initial_weights import (
 )
 from notebook_launcher.training.parallelism.replacements import Replacements
 from notebook_launcher.training.parallelism.tensor_parallel import apply_plan
-from notebook_launcher.training.parallelism.unit_changes import checkpoint_units, keep_in_float32, merge_tied
+from notebook_launcher.training.parallelism.unit_changes import (
+    check_dtypes,
+    checkpoint_units,
+    keep_in_float32,
+    merge_tied,
+)
 from notebook_launcher.training.parallelism.wrapping import find_ignored, find_units
 from notebook_launcher.training.precision import DTYPES
 from notebook_launcher.training.spread_tensors import is_spread
@@ -141,16 +146,18 @@ class Sharding:
         tensors = self._settle_weights(group)
         for parameter in ignored.intersection(tensors):
             parameter.data = parameter.data.to(self.device)
+        check_dtypes(group, ignored)
         fully_shard(list(group) if len(group) > 1 else group[0], **options)
 
     def _settle_weights(self, group: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
         """Give modules rank 0's weights, as far as they are whole, and return all their tensors."""
         modules = [module for unit in group for module in unit.modules()]
+        made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
         if dist.get_rank() == 0:
             for module in modules:
                 if any(one.is_meta for one in [*module.parameters(recurse=False), *module.buffers(recurse=False)]):
-                    initialise_on_first(module, self.device, self.plugin.param_init_fn)
-        materialise(modules, self.device)
+                    initialise_on_first(module, self.device, self.plugin.param_init_fn, made)
+        materialise(modules, self.device, made)
         tensors = {id(one): one for unit in group for one in [*unit.parameters(), *unit.buffers()]}
         # Parts of inner units are there already, and have been broadcast.
         broadcast_from_first((one for one in tensors.values() if not is_spread(one)), self.device)

@@ -6,12 +6,12 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.plugins import whole_number
+from notebook_launcher.training.plugins import warn_user, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ParallelismConfig"]
+__all__ = ["ParallelismConfig", "TorchTensorParallelConfig"]
 
 PREFIX = "PARALLELISM_CONFIG_"
 SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
@@ -21,6 +21,20 @@ ELSEWHERE = {
     "sp_size": "sequence parallelism of DeepSpeed is not supported: shard with dp_shard_size and use "
     "activation_checkpointing=True",
 }
+
+
+@dataclasses.dataclass
+class TorchTensorParallelConfig:
+    """Settings of tensor parallelism by Accelerate's name, for `ParallelismConfig(tp_handler=...)`."""
+
+    enable_async_tp: bool = False
+    """Without effect, as in Accelerate."""
+
+    def __post_init__(self) -> None:
+        if self.enable_async_tp:
+            warn_user(
+                "TorchTensorParallelConfig(enable_async_tp=True): without effect, communication is not overlapped."
+            )
 
 
 @dataclasses.dataclass
@@ -45,8 +59,8 @@ class ParallelismConfig:
     """DeepSpeed's sequence parallelism; only 1 is supported."""
     sp_backend: str | None = None
     """Accepted and without effect."""
-    tp_handler: Any = None
-    """Settings of tensor parallelism."""
+    tp_handler: TorchTensorParallelConfig | None = None
+    """Settings of tensor parallelism; none of them has an effect."""
     cp_handler: Any = None
     sp_handler: Any = None
     tp_plan: Mapping[str, Any] | None = None

@@ -9,9 +9,9 @@ import torch
 from notebook_launcher.training.plugins import warn_user
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-__all__ = ["checkpoint_units", "keep_in_float32", "merge_tied"]
+__all__ = ["check_dtypes", "checkpoint_units", "keep_in_float32", "merge_tied"]
 
 Units = list[list[torch.nn.Module]]
 """Modules that are sharded together, inner ones first."""
@@ -73,6 +73,27 @@ def checkpoint_units(model: torch.nn.Module, units: Units) -> Units:
                 wrapped[id(child)] = checkpoint_wrapper(child)
             setattr(parent, name, wrapped[id(child)])
     return [[wrapped.get(id(unit), unit) for unit in group] for group in units]
+
+
+def check_dtypes(group: Iterable[torch.nn.Module], ignored: Collection[torch.nn.Parameter]) -> None:
+    """Raise ValueError for a unit whose trained parameters differ in precision: FSDP2 reduces them in one buffer.
+
+    Args:
+        group: The modules of the unit. Parameters that are sharded already belong to inner units.
+        ignored: Parameters that stay whole.
+    """
+    found: dict[torch.dtype, str] = {}
+    for module in group:
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and parameter not in ignored and not hasattr(parameter, "full_tensor"):
+                found.setdefault(parameter.dtype, f"{name or type(module).__name__} in {str(parameter.dtype)[6:]}")
+    if len(found) > 1:
+        first = next(iter(group))
+        raise ValueError(
+            f"prepare(): a unit ({type(first).__name__}) has trained parameters of several precisions: "
+            f"{', '.join(found.values())}. Convert them to one, as model.float() does, and pass mixed_precision='bf16' "
+            "to compute in another; or give each a unit of its own: auto_wrap_policy={...} with their classes."
+        )
 
 
 def keep_in_float32(model: torch.nn.Module) -> None:

@@ -1,0 +1,123 @@
+"""A check that the ranks of a sharded model run the same forwards: one that some ranks skip is named at once.
+
+A forward of a sharded model gathers its parameters from all ranks, and gathers pair in order. A forward that rank 0
+runs alone therefore pairs with the next one of its peers, and succeeds; all later collectives are out of step, and the
+ranks hang or end in gloo's abort. Two things give it away, without a collective and without a wait:
+
+- Its peer has another mode: an evaluation under `no_grad` meets a training step. A rank writes the number of a forward
+  at which gradients are switched on or off, and reads the peers' numbers after it. Who has come out of a gather knows
+  that every peer has entered it, and so has written. Forwards that follow one of the same mode write nothing.
+- A peer waits already in a call that all ranks make, such as `save_model`. Each rank marks on the launcher's page that
+  it waits, so looking takes nanoseconds. A peer that comes there later prints its notice after 10 s instead.
+
+Both hold only for a forward that gathers: units that kept their parameters after the last one are left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from notebook_launcher import context
+from notebook_launcher.training.process.arrivals import describe_ahead, find_ahead
+from notebook_launcher.training.rank_check.bulletin import Bulletin
+from notebook_launcher.units import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = ["check_forwards"]
+
+TOPIC = "forwards"
+Change = tuple[int, bool]
+"""The number of a forward at which gradients were switched, and True if they are on since."""
+
+
+def check_forwards(model: torch.nn.Module, ranks: Iterable[int], gathers_all: Callable[[], bool]) -> None:
+    """Check each forward of a sharded model from now on.
+
+    Args:
+        model: The whole model, after it was sharded.
+        ranks: The ranks that share it out; replicas run at their own pace.
+        gathers_all: Returns True before a forward if all parameters are shared out, so that the forward gathers.
+    """
+    check = _ForwardCheck([rank for rank in ranks if rank != dist.get_rank()], gathers_all)
+    # Before the hook of `fully_shard`, which gathers.
+    model.register_forward_pre_hook(check.before, prepend=True)
+    model.register_forward_hook(check.after)
+
+
+class _ForwardCheck:
+    """Counts a model's forwards, and compares them with the peers'."""
+
+    def __init__(self, peers: list[int], gathers_all: Callable[[], bool]) -> None:
+        self._peers = peers
+        self._gathers_all = gathers_all
+        self._bulletin = Bulletin(dist.get_rank(), dist.get_world_size())
+        self._num_forwards = 0
+        self._has_grad: bool | None = None
+        self._compares = False
+        self._bulletin.write(self, TOPIC, [0, None])  # in the order of `prepare`, which is that of all ranks
+
+    def __deepcopy__(self, _memo: Any) -> _Unchecked:
+        return _Unchecked()
+
+    def __reduce__(self) -> tuple[type[_Unchecked], tuple[()]]:
+        return _Unchecked, ()
+
+    def before(self, model: torch.nn.Module, _args: Any) -> None:
+        self._num_forwards += 1
+        self._refuse_while_peers_wait(model)
+        has_grad = torch.is_grad_enabled()
+        if has_grad is not self._has_grad:
+            self._has_grad = has_grad
+            self._compares = self._bulletin.write(self, TOPIC, [self._num_forwards, has_grad]) and self._gathers_all()
+
+    def after(self, model: torch.nn.Module, _args: Any, _output: Any) -> None:
+        if not self._compares:
+            return
+        self._compares = False
+        mine = (self._num_forwards, bool(self._has_grad))
+        theirs = self._bulletin.read(self, TOPIC, self._peers)
+        odd = [rank for rank, (number, has_grad) in theirs.items() if number <= mine[0] and (number, has_grad) != mine]
+        if odd:
+            raise RuntimeError(_explain_mode(_name(model), mine, odd))
+
+    def _refuse_while_peers_wait(self, model: torch.nn.Module) -> None:
+        rank = context.current()
+        waiting = [] if rank is None else [one for one in rank.waiting_peers() if one in self._peers]
+        if waiting and self._gathers_all() and (ahead := find_ahead(waiting)):
+            raise RuntimeError(_explain_wait(_name(model), ahead))
+
+
+class _Unchecked:
+    """Stands in for the check in a copy of a model, which belongs to no process group."""
+
+    def before(self, model: torch.nn.Module, args: Any) -> None: ...
+
+    def after(self, model: torch.nn.Module, args: Any, output: Any) -> None: ...
+
+
+def _name(model: torch.nn.Module) -> str:
+    return type(model).__name__.removeprefix("FSDP")
+
+
+def _explain_mode(name: str, mine: Change, odd: list[int]) -> str:
+    number, has_grad = mine
+    one, other = ("with gradients", "under no_grad()") if has_grad else ("under no_grad()", "with gradients")
+    return (
+        f"Forward {number} of {name} ran {one} on rank {dist.get_rank()} and {other} on {rank_list(odd)}: some ranks "
+        "ran a forward that others did not. A sharded model gathers its parameters from all ranks in each forward. "
+        "Run it on every rank and as often on each, not inside `if accelerator.is_main_process`. To evaluate on one "
+        "rank, load accelerator.get_state_dict(model), which every rank must call, into a model that is not sharded."
+    )
+
+
+def _explain_wait(name: str, ahead: Mapping[int, str]) -> str:
+    return (
+        f"{describe_ahead(ahead)}, and rank {dist.get_rank()} begins a forward of {name}, which gathers parameters "
+        "from all ranks: they would wait for each other for ever. Make each of these calls on every rank, in the same "
+        "order, not inside `if accelerator.is_main_process`."
+    )
