@@ -167,10 +167,22 @@ def go_on(folder: Path, kind: str, layout: str) -> tuple[dict[str, Any], dict[st
     return saved, training.state(), other.state()
 
 
+def make_meshes() -> None:
+    """Make the groups of these meshes, whose sockets stay open as long as the ranks."""
+    for kind in ("hybrid", "tensor parallel"):
+        Accelerator(cpu=True, **arguments_of(kind))
+
+
+@pytest.fixture(scope="module")
+def meshed(ranks: Any) -> Any:
+    ranks.run(4, make_meshes)
+    return ranks
+
+
 @pytest.mark.parametrize("layout", [WHOLE, PARTS])
 @pytest.mark.parametrize("kind", ["fp16", "offload", "hybrid", "tensor parallel"])
-def test_each_layout_of_ranks_goes_on_from_its_checkpoint(ranks, tmp_path, kind, layout):
-    for saved, expected, found in on(ranks, 4, go_on, tmp_path / "a", kind, layout):
+def test_each_layout_of_ranks_goes_on_from_its_checkpoint(meshed, tmp_path, kind, layout):
+    for saved, expected, found in on(meshed, 4, go_on, tmp_path / "a", kind, layout):
         assert found == expected
         assert found != saved
 
