@@ -61,9 +61,6 @@ class _ForwardCheck:
         self._compares = False
         self._bulletin.write(self, TOPIC, [0, None])  # in the order of `prepare`, which is that of all ranks
 
-    def __deepcopy__(self, _memo: Any) -> _Unchecked:
-        return _Unchecked()
-
     def __reduce__(self) -> tuple[type[_Unchecked], tuple[()]]:
         return _Unchecked, ()
 
