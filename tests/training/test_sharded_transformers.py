@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,33 +54,51 @@ def whole(model: Any) -> dict[str, torch.Tensor]:
     return {name: one.full_tensor() if hasattr(one, "full_tensor") else one.clone() for name, one in found.items()}
 
 
-def load_and_shard(path: Path) -> tuple[int, bool, dict[str, torch.Tensor], torch.Tensor, list[str]]:
+def load_on_first(path: Path) -> tuple[int, bool, dict[str, torch.Tensor], torch.Tensor]:
+    """Load on rank 0 alone; return the numbers that the rank held before `prepare`, and what came of it."""
     from notebook_launcher import Accelerator
 
-    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin(cpu_ram_efficient_loading=True))
-    model = load(path)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
+    if accelerator.is_main_process:
+        model = load(path)
+    else:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(path))
     num_held = sum(parameter.numel() for parameter in model.parameters() if not parameter.is_meta)
     model = accelerator.prepare(model)
     tied = model.lm_head.weight is model.model.embed_tokens.weight
     with torch.no_grad():
         scores = model(torch.arange(10)[None]).logits
-    weights = whole(model)
-    Accelerator(cpu=True)  # takes the variables back
-    return num_held, tied, weights, scores, [name for name in os.environ if "FSDP" in name]
+    return num_held, tied, whole(model), scores
 
 
 def test_weights_that_rank_0_alone_reads_reach_all_ranks(ranks, folder):
     model = load(folder)
     with torch.no_grad():
         expected = model(torch.arange(10)[None]).logits
-    results = ranks.run(2, load_and_shard, folder)
+    results = ranks.run(2, load_on_first, folder)
     assert [held for held, *_ in results] == [sum(one.numel() for one in model.parameters()), 0]
-    for _, tied, weights, scores, left in results:
+    for _, tied, weights, scores in results:
         assert tied
-        assert left == []
         torch.testing.assert_close(scores, expected)
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(weights[name], parameter.detach())
+
+
+def test_wish_to_load_on_rank_0_reaches_transformers_until_the_next_accelerator(ranks, folder):
+    def ask() -> list[bool]:
+        from notebook_launcher import Accelerator
+
+        def is_asked() -> bool:
+            return bool(transformers.integrations.is_fsdp_enabled())
+
+        answers = []
+        for plugin in (Plugin(cpu_ram_efficient_loading=True), None):
+            accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+            answers += [accelerator.is_fsdp2, is_asked()]
+        return answers
+
+    assert list(ranks.run(2, ask)) == [[True, True, False, False]] * 2
 
 
 def as_it_is(model: Any) -> Any:

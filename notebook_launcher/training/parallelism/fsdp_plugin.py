@@ -85,8 +85,9 @@ class FullyShardedDataParallelPlugin:
     activation_checkpointing_offload: bool | None = None
     """Not supported."""
     cpu_ram_efficient_loading: bool | None = None
-    """Whether rank 0 alone reads a pretrained model after the Accelerator was made; `prepare` gives the others its
-    weights, one unit at a time. `from_pretrained` of transformers asks for it by two variables, which are set then."""
+    """Whether the Accelerator sets the two variables at which `from_pretrained` of transformers reads weights on rank 0
+    alone. `prepare` gives rank 0's weights to the others in any case, one unit at a time. transformers 5.23 heeds the
+    variables in part: it reads the file on every rank."""
     transformer_cls_names_to_wrap: Any = None
     """Names of the classes that are units with `"transformer_based_wrap"`. None: the model's `_no_split_modules`."""
     min_num_params: int | None = None
