@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -114,8 +115,7 @@ def frozen(model: Any) -> Any:
 
 
 def with_lora(model: Any) -> Any:
-    import peft
-
+    peft: Any = importlib.import_module("peft")
     torch.manual_seed(1)
     return peft.get_peft_model(
         model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
