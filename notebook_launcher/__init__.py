@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training import gather as gather
     from notebook_launcher.training import gather_object as gather_object
     from notebook_launcher.training import get_logger as get_logger
+    from notebook_launcher.training import histogram as histogram
     from notebook_launcher.training import load_model as load_model
     from notebook_launcher.training import pad_across_processes as pad_across_processes
     from notebook_launcher.training import prepare_data_loader as prepare_data_loader

@@ -172,14 +172,18 @@ def current() -> RankContext | None:
 
 
 def report(*, step: int | None = None, **metrics: Any) -> None:
-    """Send metrics to the run: `report(step=3, loss=loss)`. They are in `run.metrics`.
+    """Send metrics and pictures to the run: `report(step=3, loss=loss, sample=image, weights=histogram(w))`.
+
+    Numbers are in `run.metrics`, pictures in `run.pictures`; the monitor shows both.
 
     Args:
         step: The step that the metrics belong to, an integer or a tensor of one; None: the run counts.
-        metrics: Anything that `float()` takes; a tensor must have one element.
+        metrics: Anything that `float()` takes; a tensor must have one element. A picture is an image of Pillow, a
+            figure of matplotlib, a `histogram(...)`, or an array or tensor of shape (H, W, C) or (C, H, W) with 1, 3
+            or 4 channels, in bytes or in floats from 0 to 1; one with more than 1024 pixels on a side is made smaller.
 
     Raises:
-        TypeError: A value is not a number, or the step not an integer.
+        TypeError: A value is neither a number nor a picture, or the step not an integer.
         KeyboardInterrupt: The run was asked to stop; it stops at a step boundary such as this call.
     """
     report_values(metrics, step=step)
@@ -188,14 +192,27 @@ def report(*, step: int | None = None, **metrics: Any) -> None:
 def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None:
     """Report a mapping, in which a metric may have any name, `"step"` too."""
     context = _Current.context
-    numbers = {name: _number(name, value) for name, value in values.items()}
+    drawn = {name: picture for name, value in values.items() if (picture := _picture(value)) is not None}
+    numbers = {name: _number(name, value) for name, value in values.items() if name not in drawn}
     step = None if step is None else _integer(step)
     if context is None:
         return
     from notebook_launcher import messages  # here, because they take a third of the time of importing this module
 
-    context.send(messages.Metrics(time=time.monotonic(), step=step, values=numbers))
+    now = time.monotonic()
+    for name, (mime, data) in drawn.items():
+        context.send(messages.Picture(time=now, step=step, name=name, mime=mime, data=data))
+    if numbers or not drawn:
+        context.send(messages.Metrics(time=now, step=step, values=numbers))
     step_boundary()
+
+
+def _picture(value: Any) -> tuple[str, bytes] | None:
+    if isinstance(value, (int, float, str)):
+        return None
+    from notebook_launcher.pictures import encode_picture  # here, as messages
+
+    return encode_picture(value)
 
 
 def _number(name: str, value: Any) -> float:
@@ -204,7 +221,10 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(detach() if callable(detach) else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        msg = f"report({name}={value!r}): a metric must be one number. Pass its .item() or .mean()."
+        msg = (
+            f"report({name}={value!r}): a metric must be one number. Pass its .item() or .mean(). "
+            "A picture needs 1, 3 or 4 channels: pass x[..., None]."
+        )
         raise TypeError(msg) from error
 
 

@@ -9,8 +9,8 @@ pair that the kernel made (`channel.py`); descriptors travel beside the record:
     kernel -> rank           RunCall, LeaveGroup, InputReply, Change, DebugFailure, ForgetFailure,
                              CommMessage, Finish
     rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
-                             InputRequest, Metrics, Progress, Phases, Notice, Offered, Changed,
-                             CommMessage, CommHandled, DebugEnded
+                             InputRequest, Metrics, Picture, Progress, Phases, Notice, Offered,
+                             Changed, CommMessage, CommHandled, DebugEnded
 
 A rank's standard output and error are pipes, not records. So output of C code, and the last lines before
 a crash, arrive in the same way as `print`.
@@ -51,6 +51,7 @@ __all__ = [
     "Notice",
     "Offered",
     "Phases",
+    "Picture",
     "Place",
     "Progress",
     "Raised",
@@ -422,6 +423,18 @@ class Metrics:
     time: float
     step: int | None
     values: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """An image or histogram among the arguments of `report(...)`."""
+
+    time: float
+    step: int | None
+    name: str
+    mime: str
+    """`"image/png"` or `"image/svg+xml"`."""
+    data: bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

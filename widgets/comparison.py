@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import string
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,16 +21,13 @@ from notebook_launcher.widgets.readers import read_run
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.schema import RunReader, RunSnapshot
     from notebook_launcher.kernel.results import Results
 
 __all__ = ["Comparison", "compare"]
-
-MAX_RUNS = len(string.ascii_uppercase)
-"""Number of letters, and of styles of lines."""
 
 MEANS = "Each line is the mean of a run's ranks; the band around it spans from the lowest rank to the highest."
 
@@ -48,13 +46,12 @@ def compare(
         metrics: Names of the metrics to draw. None: all, in the order in which they appeared.
 
     Raises:
-        ConfigError: There is no run, or more than 26; an argument is not a run; or no run has reported a metric.
+        ConfigError: There is no run; an argument is not a run; or no run has reported a metric.
         LookupError: No run with such an id has left a folder.
     """
-    if not 1 <= len(runs) <= MAX_RUNS:
+    if not runs:
         raise ConfigError(
-            f"compare() got {len(runs)} runs; it takes 1 to {MAX_RUNS}. "
-            "Type compare(run_a, run_b) with what launch() returned, or with ids that runs() lists."
+            "compare() got no run. Type compare(run_a, run_b) with what launch() returned, or ids that runs() lists."
         )
     taken = [read_run(run, place) for place, run in enumerate(runs, 1)]
     snapshots, curves = [snapshot for snapshot, _ in taken], [read for _, read in taken]
@@ -75,11 +72,17 @@ def _chosen(metrics: str | Iterable[str] | None, known: Sequence[str]) -> list[s
     return chosen
 
 
+def _letters() -> Iterator[str]:
+    """Yield A, B ... Z, AA, AB ...: a name for each run."""
+    for length in itertools.count(1):
+        yield from map("".join, itertools.product(string.ascii_uppercase, repeat=length))
+
+
 class Comparison:
     """Runs side by side, each under a letter; `compare` returns it, and a notebook shows it as curves and tables."""
 
     def __init__(self, snapshots: Sequence[RunSnapshot], curves: Sequence[Curves], metrics: Sequence[str]) -> None:
-        self._runs = dict(zip(string.ascii_uppercase, snapshots, strict=False))
+        self._runs = dict(zip(_letters(), snapshots, strict=False))
         self._curves = list(curves)
         self._metrics = list(metrics)
 
@@ -146,6 +149,10 @@ class Comparison:
         return "\n".join(parts)
 
     def _repr_html_(self) -> str:
+        return self.as_html()
+
+    def as_html(self) -> str:
+        """Return curves and tables as an HTML fragment without scripts and references to other files."""
         settings = self._setting_columns()
         curves = f"Curves of {', '.join(one_line(name, 40) for name in self._metrics[:20])}"
         return joined(

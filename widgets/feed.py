@@ -17,11 +17,12 @@ from notebook_launcher.widgets.page_records import (
     run_record,
     setting_records,
 )
+from notebook_launcher.widgets.picture_feed import PictureFeed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from notebook_launcher.history.curves import Curves
+    from notebook_launcher.history.curves import Curves, Point
     from notebook_launcher.history.schema import RunReader, RunSnapshot
 
 __all__ = ["Feed"]
@@ -48,6 +49,7 @@ class Feed:
         self._reader = reader
         self._curves = CurveFeed()
         self._logs = LogFeed(reader)
+        self._pictures = PictureFeed(reader)
         self._lanes = LaneFeed()
         self._position = 0
         self._notices: list[str] = []
@@ -92,6 +94,7 @@ class Feed:
             "run": self._run,
             "ranks": list(self._ranks.values()),
             "curves": self._curves.everything(),
+            "pictures": self._pictures.everything(),
             "lanes": self._lanes.everything(snapshot.phases),
             "logs": self._logs.tails(snapshot.num_processes),
             "errors": errors,
@@ -109,6 +112,7 @@ class Feed:
             "run": self._new_run(snapshot),
             "ranks": self._new_ranks(snapshot),
             "curves": self._curves.news(self.read_metrics()),
+            "pictures": self._pictures.news(),
             "lanes": self._lanes.news(snapshot.phases),
             "logs": self._logs.news(snapshot.num_processes),
             "errors": error_records(snapshot)[self._num_errors_sent :],
@@ -126,7 +130,7 @@ class Feed:
         message = {key: value for key, value in news.items() if value}
         return {"type": "update", **message} if message else None
 
-    def read_metrics(self) -> Mapping[tuple[str, int], list[tuple[int, float]]]:
+    def read_metrics(self) -> Mapping[tuple[str, int], list[Point]]:
         """Add new metrics to `curves`. Return the new points of each curve, by name and rank."""
         points, self._position = self._reader.metrics_since(self._position)
         return self._curves.fold(points)

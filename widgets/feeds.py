@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import LIMITS
-from notebook_launcher.history.curves import Curves, thin
+from notebook_launcher.history.curves import Curves, Point, thin
 from notebook_launcher.units import format_bytes
 from notebook_launcher.widgets.page_records import number
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["CurveFeed", "LaneFeed", "LogFeed"]
 
 Record = dict[str, Any]
-Points = list[tuple[int, float]]
+Points = list[Point]
 
 MAX_SENT = 1000
 """Points of a curve that is sent as a whole."""
@@ -76,7 +76,7 @@ class CurveFeed:
     def _whole(self, key: tuple[str, int], limit: int) -> Record:
         name, rank = key
         curve = self.curves[name][rank]
-        points = _thin_to_the_end(curve.points(), limit)
+        points = _thin_to_the_end(curve.timed_points(), limit)
         self._num_sent[key] = len(points)
         return _curve(key, points, replace=True)
 
@@ -91,8 +91,9 @@ def _curve(key: tuple[str, int], points: Points, *, replace: bool) -> Record:
     return {
         "name": name,
         "rank": rank,
-        "steps": [step for step, _ in points],
-        "values": [number(value) for _, value in points],
+        "steps": [step for step, _, _ in points],
+        "values": [number(value) for _, value, _ in points],
+        "times": [round(seconds, 3) for _, _, seconds in points],
         "replace": replace,
     }
 

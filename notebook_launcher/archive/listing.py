@@ -9,9 +9,10 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from notebook_launcher.archive.recorded import RecordedRun
+from notebook_launcher.archive.table_view import show_table
 from notebook_launcher.drawing import tables
 from notebook_launcher.history import run_folders
 from notebook_launcher.text import escape, one_line
@@ -103,7 +104,16 @@ class RunList(Sequence[RecordedRun]):
         lines = tables.table_text(self._columns(limit)) if len(self) else []
         return "\n".join([self._headline(), *lines, *self._rest(limit)])
 
+    def _ipython_display_(self, **_: Any) -> None:
+        if not show_table(self):
+            # IPython then takes the HTML or the text.
+            raise NotImplementedError("no front end draws widgets here")
+
     def _repr_html_(self) -> str:
+        return self.as_html()
+
+    def as_html(self) -> str:
+        """Return the table as HTML, with at most 16 rows."""
         head = self._headline()
         table = tables.table_html(self._columns(), caption=head) if len(self) else f"<p>{escape(head)}</p>"
         return "".join([table, *(f"<p>{escape(line)}</p>" for line in self._rest())])

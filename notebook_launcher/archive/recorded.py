@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.archive.edits import check_edits, read_edits, write_edits
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.history import encoding, run_files, run_folders
+from notebook_launcher.history import encoding, run_folders
 from notebook_launcher.history.curves import Curves
+from notebook_launcher.history.picture_files import read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
 from notebook_launcher.units import format_seconds, plural
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from notebook_launcher.history.schema import MetricPoint, RankPhases, RunState
+    from notebook_launcher.history.schema import MetricPoint, RankPhases, RunPicture, RunState
 
 __all__ = ["RecordedRun"]
 
@@ -64,7 +66,8 @@ class RecordedRun:
         curves = Curves()
         curves.fold(self.metrics)
         logs = {rank: self._tail(rank) for rank in range(snapshot.num_processes)}
-        return static_html(snapshot, curves, logs={rank: text for rank, text in logs.items() if text})
+        shown = {rank: text for rank, text in logs.items() if text}
+        return static_html(snapshot, curves, logs=shown, pictures=self.pictures)
 
     @property
     def folder(self) -> Path:
@@ -108,15 +111,10 @@ class RecordedRun:
         Raises:
             ConfigError: The name or a tag is not text.
         """
-        words = (tags,) if isinstance(tags, str) else tuple(tags or ())
-        checked = LaunchConfig(name=name, tags=words)
-        given = {"name": name, "tags": None if tags is None else list(checked.tags), "notes": notes}
-        edits = self._edits() | {key: value for key, value in given.items() if value is not None}
-        path = self._folder / run_folders.EDITS
-        run_files.replace(path, encoding.encode(edits).encode("ascii"), path.with_suffix(".json.part"))
+        write_edits(self._folder, check_edits(name, tags, notes))
 
     def _edits(self) -> dict[str, Any]:
-        return run_folders.read_json(self._folder / run_folders.EDITS) or {}
+        return read_edits(self._folder)
 
     @property
     def state(self) -> RunState:
@@ -178,6 +176,16 @@ class RecordedRun:
         points = map(encoding.decode_point, whole.splitlines())
         self._points += [point for point in points if point is not None]
         return self._points[position:], max(position, len(self._points))
+
+    @property
+    def pictures(self) -> tuple[RunPicture, ...]:
+        """Images and histograms that the ranks have reported; if there are very many, not all of them."""
+        return tuple(read_pictures(self._folder))
+
+    def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
+        """Return the pictures after a position, and the next position. The first position is 0."""
+        found = read_pictures(self._folder, position)
+        return found, position + len(found)
 
     def logs(self, rank: int) -> str:
         """Return a rank's standard output and error; if they are very long, their beginning and end."""

@@ -49,9 +49,6 @@ REFUSED = {
     "It belongs to `accelerate launch`. Use notebook_launch, or this module's notebook_launcher.": """
         ComputeEnvironment PrepareForLaunch SageMakerDistributedType prepare_multi_gpu_env
         prepare_sagemager_args_inputs prepare_simple_launcher_cmd_env set_numa_affinity""",
-    'There is no tracker for it. Use log_with="tensorboard" or "jsonlines", or a GeneralTracker of your own.': """
-        AimTracker ClearMLTracker CometMLTracker DVCLiveTracker MLflowTracker SwanLabTracker TrackioTracker
-        WandBTracker""",
     "It is internal to Accelerate. Call the method of Accelerator that does it: save_state, load_state, autocast.": """
         DataLoaderAdapter clean_state_dict_for_safetensors convert_dict_to_env_variables convert_file_size_to_int
         dtype_byte_size get_cpu_distributed_information get_grad_scaler get_mixed_precision_context_manager

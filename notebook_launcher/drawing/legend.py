@@ -107,6 +107,8 @@ class Limits:
     tooltip_rows: int = 8
     spans: int = MAX_SPANS
     """Spans that are kept of a rank's timeline."""
+    pictures: int = 50
+    """Pictures that are kept of a name and rank."""
     lanes: int = 64
     """Ranks that a timeline shows."""
     lines: int = 5000

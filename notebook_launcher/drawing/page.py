@@ -16,16 +16,17 @@ from notebook_launcher.drawing.colours import BAD
 from notebook_launcher.drawing.legend import PHASES
 from notebook_launcher.drawing.metric_plots import curves_picture
 from notebook_launcher.drawing.plots import PlotOptions
+from notebook_launcher.drawing.reported import reported_html
 from notebook_launcher.drawing.svg import SIZE, Picture, document, stack, text
 from notebook_launcher.drawing.timeline import mean_shares, sync_text, timeline_picture
 from notebook_launcher.text import clean, escape, one_line
 from notebook_launcher.units import describe_values, format_seconds, format_share, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from notebook_launcher.history.curves import Curves
-    from notebook_launcher.history.schema import RunSnapshot
+    from notebook_launcher.history.schema import RunPicture, RunSnapshot
 
 __all__ = ["call_text", "headline", "picture_html", "static_html", "static_svg", "static_text"]
 
@@ -59,7 +60,12 @@ def call_text(snapshot: RunSnapshot) -> str:
 
 
 def static_html(
-    snapshot: RunSnapshot, curves: Curves, *, logs: Mapping[int, str] | None = None, picture: bool = False
+    snapshot: RunSnapshot,
+    curves: Curves,
+    *,
+    logs: Mapping[int, str] | None = None,
+    picture: bool = False,
+    pictures: Sequence[RunPicture] = (),
 ) -> str:
     """Return the run as an HTML fragment without scripts, style sheets and references to other files.
 
@@ -68,6 +74,7 @@ def static_html(
         curves: Metrics of the run; the table shows their means over the ranks.
         logs: Output of ranks, by rank; the last 20,000 characters of each are kept.
         picture: True to add the curves and the timeline, as an image that holds its own data.
+        pictures: Pictures that ranks reported; the newest of each name are shown, at most 8.
     """
     parts = [_summary_html(snapshot), sections.failures_html(sections.failures_of(snapshot))]
     if picture:
@@ -76,6 +83,7 @@ def static_html(
     parts += [
         sections.ranks_html(snapshot.ranks),
         sections.metrics_html(curves),
+        reported_html(pictures),
         sections.shares_html(snapshot.phases),
         tables.note_html(sync_text(snapshot.phases)),
         sections.settings_html(snapshot),

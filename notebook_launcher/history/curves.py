@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.schema import MetricPoint
 
-__all__ = ["MAX_CURVES", "MAX_POINTS", "Curve", "Curves", "thin"]
+__all__ = ["MAX_CURVES", "MAX_POINTS", "Curve", "Curves", "Point", "thin"]
+
+Point = tuple[int, float, float]
+"""A step, a value, and the seconds from the launch to the report."""
 
 MAX_POINTS = 2000
 """Points of a curve: more than a plot has pixels."""
@@ -29,11 +32,11 @@ class Curve:
         self.stride = 1
         self.count = 0
         """Number of points that were added."""
-        self._points: list[tuple[int, float]] = []
-        self._pending: list[tuple[int, float]] = []
+        self._points: list[Point] = []
+        self._pending: list[Point] = []
 
-    def extend(self, points: Sequence[tuple[int, float]]) -> None:
-        """Add points, each a step and a value, in the order of arrival."""
+    def extend(self, points: Sequence[Point]) -> None:
+        """Add points in the order of arrival."""
         self.count += len(points)
         self._pending += points
         while len(self._pending) >= self.stride:
@@ -64,6 +67,10 @@ class Curve:
 
     def points(self) -> list[tuple[int, float]]:
         """Return (step, value) in the order of arrival, the newest included: at most `MAX_POINTS` and a few."""
+        return [(step, value) for step, value, _ in self.timed_points()]
+
+    def timed_points(self) -> list[Point]:
+        """Return the points with their times, otherwise as `points`."""
         if not self._pending:
             return list(self._points)
         kept = self._points + _extremes(self._pending)
@@ -79,13 +86,13 @@ class Curves:
         self.num_left_out = 0
         """Number of values that were left out because of `MAX_CURVES`."""
 
-    def fold(self, points: Iterable[MetricPoint]) -> Mapping[tuple[str, int], list[tuple[int, float]]]:
+    def fold(self, points: Iterable[MetricPoint]) -> Mapping[tuple[str, int], list[Point]]:
         """Add the points that ranks reported. Return the new points of each curve, by name and rank."""
-        news: defaultdict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
+        news: defaultdict[tuple[str, int], list[Point]] = defaultdict(list)
         for point in points:
             rank, step = point.rank, point.step
             for name, value in point.values.items():
-                news[name, rank].append((step, value))
+                news[name, rank].append((step, value, point.time))
         for name, rank in list(news):
             curve = self._find(name, rank)
             if curve is None:
@@ -117,7 +124,7 @@ class Curves:
         return list(self._curves)
 
 
-def thin(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
+def thin(points: list[Point], limit: int) -> list[Point]:
     """Return at most `limit` points, 4 or more: the peaks of each bucket, and one value that is not finite."""
     width = 1
     kept = points
@@ -127,16 +134,16 @@ def thin(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]
     return kept
 
 
-def _extremes(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def _extremes(points: list[Point]) -> list[Point]:
     """Return the lowest, the highest and the first non-finite point, in their order."""
-    values = [value for _, value in points]
+    values = [value for _, value, _ in points]
     # A NaN or an infinity shows in the sum. Huge numbers may overflow it; they only take the slow path.
     if math.isfinite(sum(values)):
         low, high = values.index(min(values)), values.index(max(values))
         return [points[low]] if low == high else [points[min(low, high)], points[max(low, high)]]
-    finite = [at for at, (_, value) in enumerate(points) if math.isfinite(value)]
+    finite = [at for at, value in enumerate(values) if math.isfinite(value)]
     kept = {at for at in range(len(points)) if at not in finite}
     kept = {min(kept)} if kept else kept
     if finite:
-        kept |= {min(finite, key=lambda at: points[at][1]), max(finite, key=lambda at: points[at][1])}
+        kept |= {min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
     return [points[at] for at in sorted(kept)]

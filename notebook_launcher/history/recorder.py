@@ -4,6 +4,8 @@
     function.py     the function's source
     environment.json  versions, git commit, working directory, variables
     metrics.jsonl   one call of report(...) or accelerator.log(...) on each line
+    pictures.jsonl  images and histograms, with picture-0.png ... beside it
+    changes.diff    the working tree beyond the git commit
     rank-0.log ...  the output of each rank; no file for a rank without output
     summary.json    the run's snapshot, replaced as a whole: when the folder is made, every 5 s, at the end
 
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.history import owners, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
+from notebook_launcher.history.picture_files import PictureFiles
 from notebook_launcher.history.run_files import LogFile, MetricsFile, append, replace
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ class Recorder:
         chosen: `LaunchConfig.runs_folder`.
         launched: Time of the launch, by `time.monotonic()`.
         say: Called with a line for the user.
-        origin: Returns further files for the folder, by name; called once, when the folder is made.
+        origin: Returns further files for the folder, by name; called once with the new folder.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Recorder:
         launched: float,
         say: Callable[[str], None],
         *,
-        origin: Callable[[], Mapping[str, str]] = dict,
+        origin: Callable[[Path], Mapping[str, str]] = lambda _: {},
     ) -> None:
         self.folder: Path | None = None
         self._home: Path | None = None
@@ -74,6 +77,8 @@ class Recorder:
         self._summary_wait = WRITE_EVERY
         self._position = 0
         self._metrics: MetricsFile | None = None
+        self._num_pictures = 0
+        self._pictures: PictureFiles | None = None
         self._logs: list[LogFile] = []
         with self._forgiving():
             # Found now, because the working directory and the environment may change within a second.
@@ -141,7 +146,8 @@ class Recorder:
     def _make_room(self) -> None:
         if self.folder is None or self._home is None:
             return
-        size = (self._metrics.size if self._metrics is not None else 0) + sum(log.size for log in self._logs)
+        growing = [part for part in (self._metrics, self._pictures, *self._logs) if part is not None]
+        size = sum(part.size for part in growing)
         with contextlib.suppress(OSError):
             max_bytes = run_folders.MAX_BYTES if size > HEAVY else None
             run_folders.prune(self._home, max_runs=run_folders.MAX_RUNS, max_bytes=max_bytes)
@@ -157,14 +163,18 @@ class Recorder:
                 folder.mkdir(mode=0o700)
             self.folder = folder
             self._metrics = MetricsFile(folder)
+            self._pictures = PictureFiles(folder)
             self._logs = [LogFile(folder, rank, snapshot.num_processes) for rank in range(snapshot.num_processes)]
             settings = {**snapshot.config, "arguments": snapshot.arguments}
             append(folder / run_folders.CONFIG, encode(settings).encode("ascii"))
-            for name, text in self._origin().items():
+            for name, text in self._origin(folder).items():
                 append(folder / name, text.encode("utf-8", "backslashreplace"))
 
     def _write_news(self) -> None:
         assert self._metrics is not None
+        assert self._pictures is not None
+        pictures, self._num_pictures = self._reader.pictures_since(self._num_pictures)
+        self._pictures.write(pictures)
         points, self._position = self._reader.metrics_since(self._position)
         self._metrics.write(points)
         for log in self._logs:

@@ -13,6 +13,7 @@ from typing import Any
 from notebook_launcher.history import owners
 
 __all__ = [
+    "CHANGES",
     "CONFIG",
     "EDITS",
     "ENVIRONMENT",
@@ -20,6 +21,7 @@ __all__ = [
     "MAX_RUNS",
     "METRICS",
     "PART",
+    "PICTURES",
     "SOURCE",
     "SUMMARY",
     "VARIABLE",
@@ -50,6 +52,9 @@ SOURCE = "function.py"
 ENVIRONMENT = "environment.json"
 EDITS = "edits.json"
 """What the user has changed since: name, tags, notes."""
+CHANGES = "changes.diff"
+"""What the working tree had beyond the git commit, as a patch."""
+PICTURES = "pictures.jsonl"
 PART = "summary.json.part"
 """Name of a summary that is being written; the file is renamed when it is whole."""
 
@@ -58,7 +63,8 @@ YOUNG = 60.0
 
 _ID = re.compile(r"(\d{8}-\d{6})-([\w-]+)-[0-9a-f]{6}", re.ASCII)
 _OURS = re.compile(
-    r"(config|edits|environment)\.json|function\.py|metrics\.jsonl|summary\.json(\.part)?|rank-\d+\.log", re.ASCII
+    r"(config|edits|environment)\.json|function\.py|changes\.diff|picture-\d+\.(png|svg)|(metrics|pictures)\.jsonl|summary\.json(\.part)?|rank-\d+\.log",
+    re.ASCII,
 )
 
 

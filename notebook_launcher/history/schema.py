@@ -20,6 +20,7 @@ __all__ = [
     "RankSnapshot",
     "RankState",
     "RunChange",
+    "RunPicture",
     "RunReader",
     "RunSetting",
     "RunSnapshot",
@@ -46,6 +47,24 @@ class MetricPoint:
     time: float
     """Seconds since the launch."""
     values: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunPicture:
+    """An image or histogram that a rank reported; a notebook shows it."""
+
+    rank: int
+    step: int
+    time: float
+    """Seconds since the launch."""
+    name: str
+    mime: str
+    """`"image/png"` or `"image/svg+xml"`."""
+    data: bytes = dataclasses.field(repr=False)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        words = {"text/plain": repr(self)}
+        return {**words, self.mime: self.data.decode() if self.mime == "image/svg+xml" else self.data}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +245,9 @@ class RunReader(Protocol):
 
     def metrics_since(self, position: int) -> tuple[Sequence[MetricPoint], int]:
         """Return the metrics after a position, and the next position. The first position is 0."""
+
+    def pictures_since(self, position: int) -> tuple[Sequence[RunPicture], int]:
+        """Return the pictures after a position, and the next position. The first position is 0."""
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         """Return the text that a rank has written after a position, and the next position. The first position is 0.

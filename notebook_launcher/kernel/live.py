@@ -6,7 +6,15 @@ from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
-from notebook_launcher.history.schema import MAX_SPANS, MetricPoint, PhaseSpan, RankPhases, RunChange, RunSetting
+from notebook_launcher.history.schema import (
+    MAX_SPANS,
+    MetricPoint,
+    PhaseSpan,
+    RankPhases,
+    RunChange,
+    RunPicture,
+    RunSetting,
+)
 from notebook_launcher.units import describe_values
 
 if TYPE_CHECKING:
@@ -23,6 +31,8 @@ KINDS: dict[str, Literal["positive", "optional", "count"]] = {
 
 MAX_METRICS = 1_000_000
 """Points of `report(...)` that are kept; beyond this number the oldest are dropped."""
+MAX_PICTURE_BYTES = 64_000_000
+"""Bytes of pictures that are kept; beyond this number the oldest are dropped."""
 RATE_SECONDS = 5.0
 """Seconds over which a rate is measured."""
 
@@ -66,6 +76,9 @@ class LiveRecords:
         """Settings that were changed."""
         self._kept: tuple[list[MetricPoint], int] = ([], 0)
         """The metrics that are kept, and the number of dropped ones; one tuple, so that readers see both alike."""
+        self._pictures: tuple[list[RunPicture], int] = ([], 0)
+        """The pictures that are kept, and the number of dropped ones."""
+        self._picture_bytes = 0
         self._launched = launched
         self._num_reported: Counter[int] = Counter()
         """By rank: the number of `report(...)` calls, which stands in for a missing step."""
@@ -74,11 +87,15 @@ class LiveRecords:
         self._samples: defaultdict[int, _Pace] = defaultdict(_Pace)
         """By rank: the rate of samples, as its Accelerator counts them."""
 
-    def fold(self, rank: int, record: messages.Metrics | messages.Progress | messages.Phases) -> None:
+    def fold(
+        self, rank: int, record: messages.Metrics | messages.Picture | messages.Progress | messages.Phases
+    ) -> None:
         """Add a record of a rank."""
         match record:
             case messages.Metrics():
                 self._keep(rank, record)
+            case messages.Picture():
+                self._keep_picture(rank, record)
             case messages.Progress():
                 self.progress[rank] = record
                 self._items[rank].note(record.time, record.done)
@@ -137,6 +154,18 @@ class LiveRecords:
         new = metrics[start:]
         return new, num_dropped + start + len(new)
 
+    @property
+    def pictures(self) -> list[RunPicture]:
+        """The pictures that are kept."""
+        return self._pictures[0]
+
+    def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
+        """Return the pictures after a position, as far as they are kept, and the next position."""
+        pictures, num_dropped = self._pictures
+        start = max(0, position - num_dropped)
+        new = pictures[start:]
+        return new, num_dropped + start + len(new)
+
     def items_per_second(self, rank: int) -> float | None:
         """Return the rate of the rank's loop, in items per second."""
         return self._items[rank].rate() if rank in self._items else None
@@ -156,6 +185,19 @@ class LiveRecords:
         if len(metrics) > MAX_METRICS:
             num = MAX_METRICS // 10
             self._kept = (metrics[num:], num_dropped + num)
+
+    def _keep_picture(self, rank: int, record: messages.Picture) -> None:
+        step = self.last_steps.get(rank, 0) if record.step is None else record.step
+        seconds = record.time - self._launched
+        pictures, num_dropped = self._pictures
+        pictures.append(
+            RunPicture(rank=rank, step=step, time=seconds, name=record.name, mime=record.mime, data=record.data)
+        )
+        self._picture_bytes += len(record.data)
+        if self._picture_bytes > MAX_PICTURE_BYTES:
+            num = max(1, len(pictures) // 10)
+            self._picture_bytes -= sum(len(picture.data) for picture in pictures[:num])
+            self._pictures = (pictures[num:], num_dropped + num)
 
     def _sum(self, sums: RankPhases, record: messages.Phases) -> RankPhases:
         new = (

@@ -1,4 +1,4 @@
-"""Where a run comes from: source of its function, versions, git commit. Its folder keeps them beside the results."""
+"""Origin of a run: source of its function, versions, git commit, changes since. Its folder keeps them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import json
 import os
 import platform
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from notebook_launcher.history.run_folders import ENVIRONMENT, SOURCE
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.exporting.needs import Needs
+from notebook_launcher.history.run_folders import CHANGES, ENVIRONMENT, SOURCE
 
 __all__ = ["describe_environment", "git_commit", "origin_of"]
 
@@ -22,14 +26,26 @@ ALWAYS = ("accelerate", "datasets", "lightning", "notebook-launcher", "numpy", "
 """Packages whose versions are recorded even if the kernel has not imported them."""
 VARIABLES = re.compile(r"(NCCL|GLOO|TORCH|PYTORCH|OMP|MKL|ACCELERATE|CUDA|HF|TOKENIZERS)_\w+")
 SECRET = re.compile(r"key|token(?!izers)|secret|password|auth", re.IGNORECASE)
+GIT_SECONDS = 1.0
+"""Seconds that git gets to compare the working tree with the commit."""
+MAX_PATCH = 1_000_000
+"""Bytes of the changes that are kept."""
+CHANGED = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)
 HASH = re.compile(r"[0-9a-f]{40,64}")
 
 
 def origin_of(function: Any) -> dict[str, str]:
     """Return the files of a run's folder that say where the run comes from, by name."""
-    files = {ENVIRONMENT: json.dumps(describe_environment()) + "\n"}
+    environment = describe_environment()
+    files = {}
     if source := _source(function):
         files[SOURCE] = source
+    git: dict[str, Any] = environment["git"]
+    if git and (patch := _changes(git["repository"])) is not None:
+        git |= {"dirty": bool(patch), "changed": CHANGED.findall(patch)}
+        if patch:
+            files[CHANGES] = patch[:MAX_PATCH]
+    files[ENVIRONMENT] = json.dumps(environment) + "\n"
     return files
 
 
@@ -55,11 +71,36 @@ def _cwd() -> str:
 
 
 def _source(function: Any) -> str:
+    """Return the source of a function, after that of the notebook's functions, classes and constants that it uses."""
     while isinstance(function, functools.partial):
         function = function.func
+    if getattr(function, "__module__", None) == "__main__":
+        with contextlib.suppress(ConfigError, OSError, TypeError, AttributeError, SyntaxError):
+            return _with_helpers(function)
     with contextlib.suppress(OSError, TypeError):
         return inspect.getsource(inspect.unwrap(function))
     return ""
+
+
+def _with_helpers(function: Any) -> str:
+    needs = Needs(vars(sys.modules["__main__"]))
+    needs.add(function.__name__, function)
+    values = [f"# {name} is a value of the notebook, which is not kept here" for name in needs.values]
+    constants = [f"{name} = {text}" for name, text in needs.constants.items()]
+    head = ["\n".join(lines) + "\n" for lines in (list(needs.imports), values + constants) if lines]
+    return "\n\n".join([*head, *needs.definitions.values()])
+
+
+def _changes(repository: str) -> str | None:
+    """Return the difference between the working tree and the commit; None if git cannot tell, or not in time."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    words = [git, "--no-optional-locks", "-C", repository, "diff", "--no-ext-diff", "--no-color", "HEAD"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(words, capture_output=True, timeout=GIT_SECONDS, check=True)
+        return done.stdout.decode("utf-8", "replace")
+    return None
 
 
 def _packages() -> dict[str, str]:

@@ -6,8 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notebook_launcher.history.curves import Curves
-    from notebook_launcher.history.schema import RunSnapshot
+    from notebook_launcher.history.schema import RunPicture, RunSnapshot
 
 __all__ = ["NOTHING", "Bundle", "folded_picture", "has_picture", "picture_of", "record_of"]
 
@@ -24,7 +26,9 @@ def has_picture(snapshot: RunSnapshot, curves: Curves) -> bool:
     return bool(len(curves) or snapshot.phases)
 
 
-def picture_of(snapshot: RunSnapshot, curves: Curves, key: str = "") -> tuple[Bundle, Bundle]:
+def picture_of(
+    snapshot: RunSnapshot, curves: Curves, key: str = "", pictures: Sequence[RunPicture] = ()
+) -> tuple[Bundle, Bundle]:
     """Return two outputs, the tables and the drawing.
 
     With the key of a monitor, its page shows the monitor in place of both for as long as the kernel lives. The saved
@@ -35,7 +39,7 @@ def picture_of(snapshot: RunSnapshot, curves: Curves, key: str = "") -> tuple[Bu
     """
     from notebook_launcher.drawing.page import picture_html, static_html, static_svg, static_text
 
-    tables = _marked(static_html(snapshot, curves), "explore", key)
+    tables = _marked(static_html(snapshot, curves, pictures=pictures), "explore", key)
     table = {"text/html": tables, "text/plain": static_text(snapshot)}
     if not has_picture(snapshot, curves):
         return table, NOTHING
@@ -44,7 +48,15 @@ def picture_of(snapshot: RunSnapshot, curves: Curves, key: str = "") -> tuple[Bu
     return table, {"text/html": picture, "image/svg+xml": drawing, "text/plain": words}
 
 
-def record_of(line: str, snapshot: RunSnapshot, curves: Curves, *, is_raised: bool, key: str) -> list[Bundle]:
+def record_of(
+    line: str,
+    snapshot: RunSnapshot,
+    curves: Curves,
+    *,
+    is_raised: bool,
+    key: str,
+    pictures: Sequence[RunPicture] = (),
+) -> list[Bundle]:
     """Return the outputs that a run leaves at the end of its cell.
 
     Args:
@@ -53,12 +65,13 @@ def record_of(line: str, snapshot: RunSnapshot, curves: Curves, *, is_raised: bo
         curves: Its metrics.
         is_raised: True if the cell raises the run's exception, which describes a failure in full.
         key: The key of the monitor that may be explored in place of the record; empty: there is none.
+        pictures: Pictures that ranks reported.
     """
     if snapshot.state == "failed" and is_raised:
         return [_folded(line, dataclasses.replace(snapshot, failures=(), error=""), curves, key)]
-    if snapshot.state != "failed" and snapshot.seconds < SHORT and not has_picture(snapshot, curves):
+    if snapshot.state != "failed" and snapshot.seconds < SHORT and not (has_picture(snapshot, curves) or pictures):
         return [_folded(line, snapshot, curves, key)]
-    return [bundle for bundle in picture_of(snapshot, curves, key) if bundle is not NOTHING]
+    return [bundle for bundle in picture_of(snapshot, curves, key, pictures) if bundle is not NOTHING]
 
 
 def _folded(line: str, snapshot: RunSnapshot, curves: Curves, key: str) -> Bundle:

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
+from notebook_launcher.archive.edits import check_edits
 from notebook_launcher.changes import check_change, read_wanted
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, failure_display, fork_check, snapshots, views
@@ -23,12 +24,20 @@ from notebook_launcher.kernel.samples import Samples
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
 
     from notebook_launcher.changes import Wanted
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event
-    from notebook_launcher.history.schema import MetricPoint, RankPhases, RankSnapshot, RunChange, RunSnapshot, RunState
+    from notebook_launcher.history.schema import (
+        MetricPoint,
+        RankPhases,
+        RankSnapshot,
+        RunChange,
+        RunPicture,
+        RunSnapshot,
+        RunState,
+    )
     from notebook_launcher.kernel.commands import Command
     from notebook_launcher.kernel.rank_requests import ChangeAction, ChangeSource
     from notebook_launcher.kernel.ranks import Ranks
@@ -94,8 +103,28 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The function's name."""
-        return self._data.name
+        """Name of the run: as edited, else as launched, else the function's name."""
+        return self._data.edits["name"] or self._data.name
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the run: as edited, else as launched."""
+        edited = self._data.edits["tags"]
+        return self.config.tags if edited is None else tuple(edited)
+
+    @property
+    def notes(self) -> str:
+        """Notes that `edit` has written; empty if there are none."""
+        return self._data.edits["notes"] or ""
+
+    def edit(self, *, name: str | None = None, tags: Iterable[str] | None = None, notes: str | None = None) -> None:
+        """Change the run's name, tags or notes, also after its end; None leaves each as it is.
+
+        Raises:
+            ConfigError: The name or a tag is not text.
+            OSError: The run's folder cannot be written.
+        """
+        self._data.edits.change(check_edits(name, tags, notes))
 
     @property
     def config(self) -> LaunchConfig:
@@ -134,6 +163,15 @@ class Run:
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return the metrics reported after a position, and the next position; start with 0."""
         return self._data.live.metrics_since(position)
+
+    @property
+    def pictures(self) -> tuple[RunPicture, ...]:
+        """Images and histograms that the ranks have reported so far, in the order of arrival."""
+        return tuple(self._data.live.pictures)
+
+    def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
+        """Return the pictures reported after a position, and the next position; start with 0."""
+        return self._data.live.pictures_since(position)
 
     @property
     def phases(self) -> dict[int, RankPhases]:

@@ -13,6 +13,7 @@ from notebook_launcher.kernel.checks import name_of
 from notebook_launcher.kernel.commands import CommandQueue
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.live import LiveRecords
+from notebook_launcher.kernel.live_edits import LiveEdits
 from notebook_launcher.kernel.meter import GpuMeter
 from notebook_launcher.kernel.output import RunOutput
 
@@ -56,6 +57,8 @@ class RunData:
     """Metrics, progress and phases that the ranks reported."""
     gpus: GpuMeter
     """Memory and utilization of the ranks' GPUs."""
+    edits: LiveEdits = dataclasses.field(default_factory=LiveEdits)
+    """Name, tags and notes that the user gave while it went on; any thread writes them."""
     commands: CommandQueue = dataclasses.field(default_factory=CommandQueue)
     """Commands of other threads to the run's thread."""
     over: Latch[None] = dataclasses.field(default_factory=Latch)

@@ -258,7 +258,9 @@ class RunLoop:
                 self._ranks.comms.take(rank, record, data.output.sink)
             case FromRank(rank, messages.InputRequest() as record, _):
                 self._ask(rank, record, attempt)
-            case FromRank(rank, messages.Metrics() | messages.Progress() | messages.Phases() as record, _):
+            case FromRank(
+                rank, messages.Metrics() | messages.Picture() | messages.Progress() | messages.Phases() as record, _
+            ):
                 data.live.fold(rank, record)
                 self._progress.update()
                 self._recorder.note()

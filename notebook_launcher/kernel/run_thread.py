@@ -23,6 +23,8 @@ from notebook_launcher.kernel.snapshots import LiveRunReader
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.kernel.call_scope import CallScope
     from notebook_launcher.kernel.commands import Command
@@ -72,7 +74,7 @@ class RunThread:
             None if scope.is_aside else data.plan.config.runs_folder,
             data.launched,
             data.output.warn,
-            origin=lambda: origin_of(function),
+            origin=lambda folder: _kept_files(data, function, folder),
         )
         """Writes the run's folder; deleted when the run is over."""
         _announce(data, call, call_parcel)
@@ -169,6 +171,12 @@ class RunThread:
             data.over.set()
             self.questions.close()
             del self._recorder  # Closes the files of the logs now, and not when the run is forgotten.
+
+
+def _kept_files(data: RunData, function: object, folder: Path) -> dict[str, str]:
+    """Return the files that say where a run comes from, and write its edits to its new folder."""
+    data.edits.keep_in(folder)
+    return origin_of(function)
 
 
 def _announce(data: RunData, call: travel.FunctionCall, call_parcel: AnonymousFile | None) -> None:

@@ -15,7 +15,7 @@ from notebook_launcher.kernel.formatting import SECRET, one_line_of
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.history.schema import MetricPoint, RankState, RunState
+    from notebook_launcher.history.schema import MetricPoint, RankState, RunPicture, RunState
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run_data import RunData
     from notebook_launcher.kernel.run_outcome import RunOutcome
@@ -44,6 +44,10 @@ class LiveRunReader:
         """Return the metrics after a position, and the next position."""
         return self.data.live.metrics_since(position)
 
+    def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
+        """Return the pictures after a position, and the next position."""
+        return self.data.live.pictures_since(position)
+
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         """Return the output of a rank after a position, and the next position."""
         return self.data.output.text_since(rank, position)
@@ -70,7 +74,7 @@ def take_snapshot(data: RunData) -> RunSnapshot:
     hang = data.hang
     return RunSnapshot(
         id=data.id,
-        name=data.name,
+        name=data.edits["name"] or data.name,
         state=state_of(data),
         started=data.started,
         seconds=data.seconds,

@@ -100,7 +100,8 @@ class RunView:
         try:
             curves = Curves()
             curves.fold(self._run.metrics)
-            for bundle in record_of(line, self._run.snapshot(), curves, is_raised=self._is_raised, key=key):
+            snapshot, pictures = self._run.snapshot(), self._run.pictures
+            for bundle in record_of(line, snapshot, curves, is_raised=self._is_raised, key=key, pictures=pictures):
                 sink.display(bundle)
         except Exception as error:  # noqa: BLE001 - the run's results matter more than its picture
             sink.text("stdout", f"{line}\n")

@@ -153,7 +153,7 @@ class Accelerator:
                 `"generator"` (the sampler's). None: `["generator"]`.
             step_scheduler_with_optimizer: False: each `step()` of a scheduler advances it.
             kwargs_handlers: `DistributedDataParallelKwargs`, `GradScalerKwargs` and so on, one of each.
-            log_with: Trackers: names, classes, instances, or `"all"`.
+            log_with: Trackers: names such as `"wandb"`, `"mlflow"` or `"tensorboard"`, classes, instances, or `"all"`.
             project_dir: The folder for checkpoints and logs.
             project_config: Folder and naming of checkpoints and logs in full.
             dynamo_backend: Compile prepared models with this backend of `torch.compile`. None: by
@@ -255,7 +255,13 @@ class Accelerator:
             rank_check=self.rank_check,
             state_dict_type=None if self._layout.plugin is None else self._layout.plugin.state_dict_type,
         )
-        self._trackers = Trackers(process, log_with, project.logging_dir, observe=self._updates.observe)
+        self._trackers = Trackers(
+            process,
+            log_with,
+            project.logging_dir,
+            observe=self._updates.observe,
+            skip_missing=rules.skip_missing_trackers,
+        )
         resolving.report_conflicts(conflicts)
         report(zero)
 
@@ -912,6 +918,13 @@ class Accelerator:
         The view also gets `learning_rate`, and `grad_norm` where gradients are clipped, unless they are among them.
         """
         self._trackers.log(values, step, log_kwargs or {})
+
+    def log_images(self, values: dict[str, Any], step: int | None = None) -> None:
+        """Log images, by name one or a list, to the trackers that take images, and to the launcher's live view.
+
+        An image is an array of shape (H, W, C), a tensor of shape (C, H, W), an image of Pillow or a figure.
+        """
+        self._trackers.log_images(values, step)
 
     def end_training(self) -> None:
         """Finish all trackers. The process group stays, because the process that made it ends it."""

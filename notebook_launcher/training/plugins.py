@@ -90,8 +90,16 @@ class LoggerType(TextEnum):
     """A tracker for `log_with`: the built-in ones, and all that are known."""
 
     ALL = "all"
+    AIM = "aim"
+    CLEARML = "clearml"
+    COMETML = "comet_ml"
+    DVCLIVE = "dvclive"
     JSONL = "jsonl"
+    MLFLOW = "mlflow"
+    SWANLAB = "swanlab"
     TENSORBOARD = "tensorboard"
+    TRACKIO = "trackio"
+    WANDB = "wandb"
 
 
 class DDPCommunicationHookType(TextEnum):

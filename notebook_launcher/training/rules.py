@@ -41,6 +41,8 @@ class Rules:
     """After `load_state` a loader continues where it was saved; False: only with `use_stateful_dataloader`."""
     newest_is_shared: bool
     """`PartialState()` and its siblings show the newest Accelerator."""
+    skip_missing_trackers: bool
+    """A tracker of `log_with` whose client is not installed is left out, with a warning; False: an error."""
 
 
 EXACT = Rules(
@@ -57,6 +59,7 @@ EXACT = Rules(
     weigh_uneven=True,
     loaders_resume=True,
     newest_is_shared=False,
+    skip_missing_trackers=False,
 )
 
 ACCELERATE = Rules(
@@ -73,4 +76,5 @@ ACCELERATE = Rules(
     weigh_uneven=False,
     loaders_resume=False,
     newest_is_shared=True,
+    skip_missing_trackers=True,
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher import LaunchConfig, RecordedRun, runs
+from notebook_launcher import LaunchConfig, RecordedRun, launch, report, runs
 from notebook_launcher.command_line.program import main
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel import origin
@@ -44,8 +44,11 @@ def test_folder_has_name_tags_source_versions_and_commit(home, tmp_path):
     (run,) = runs(home)
     assert (run.name, run.tags, run.notes) == ("first try", ("baseline", "small"), "")
     assert "first-try" in run.id
-    assert run.source == "def train(rate):\n    report(step=0, loss=rate)\n"
+    assert run.source.endswith("def train(rate):\n    report(step=0, loss=rate)\n")
+    assert run.source.startswith("from notebook_launcher import report\n")
     environment = run.environment
+    assert environment["git"].pop("dirty") is False
+    assert environment["git"].pop("changed") == []
     assert environment["packages"].keys() >= {"torch", "notebook-launcher"}
     assert environment["git"] == {
         "commit": git(tmp_path, "rev-parse", "HEAD"),
@@ -88,6 +91,68 @@ def test_runs_are_edited_from_the_command_line(home, tmp_path, capsys):
     assert "a, b" in capsys.readouterr().out
     assert main(["runs", "show", "last"]) == 0
     assert "notes: good" in capsys.readouterr().out
+
+
+def test_live_run_is_edited_before_and_after_its_folder_exists(home):
+    run = launch(wait_for_edits, 1, output="none")
+    run.edit(name="first", tags="a")
+    assert (run.name, run.tags, run.notes, run.snapshot().name) == ("first", ("a",), "", "first")
+    run.result()
+    run.edit(notes="good")
+    (kept,) = runs(home)
+    assert (kept.name, kept.tags, kept.notes, run.notes) == ("first", ("a",), "good", "good")
+    with pytest.raises(ConfigError, match="is not a name"):
+        run.edit(name="")
+
+
+def wait_for_edits():
+    report(loss=1.0)
+
+
+def test_changes_since_the_commit_are_kept_as_a_patch(tmp_path, monkeypatch):
+    git(tmp_path, "init", "-q")
+    (tmp_path / "model.py").write_text("width = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "x")
+    monkeypatch.chdir(tmp_path)
+    assert "changes.diff" not in origin.origin_of(print)
+    (tmp_path / "model.py").write_text("width = 2\n")
+    files = origin.origin_of(print)
+    told = json.loads(files["environment.json"])["git"]
+    assert (told["dirty"], told["changed"]) == (True, ["model.py"])
+    assert "-width = 1\n+width = 2\n" in files["changes.diff"]
+    monkeypatch.setenv("PATH", "")
+    assert "dirty" not in json.loads(origin.origin_of(print)["environment.json"])["git"]
+
+
+HELPERS = """
+import math
+from notebook_launcher import notebook_launch, report
+RATE = 0.5
+class Scale:
+    factor = RATE
+def halve(x):
+    return x * Scale.factor * math.pi
+def unused():
+    pass
+table = {1: object()}
+def train():
+    report(loss=halve(1.0), known=len(table))
+if __name__ == "__main__":
+    notebook_launch(train, 1, output="none", start_method="fork")
+"""
+
+
+def test_source_has_the_helpers_that_the_function_uses(home, tmp_path):
+    (tmp_path / "program.py").write_text(HELPERS)
+    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True, timeout=60)
+    source = runs(home)[0].source
+    compile(source, "function.py", "exec")
+    assert "import math\n" in source
+    assert "RATE = 0.5\n" in source
+    assert "# table is a value of the notebook, which is not kept here" in source
+    assert source.index("class Scale") < source.index("def halve") < source.index("def train")
+    assert "unused" not in source
 
 
 @pytest.mark.parametrize("name", ["", " ", 3, "two\nlines"])

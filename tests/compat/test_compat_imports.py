@@ -103,7 +103,6 @@ def test_name_that_accelerate_lacks_is_an_import_error(path):
         ("DummyOptim", "Create it with torch"),
         ("init_empty_weights", "Load the model with its own library"),
         ("TorchDynamoPlugin", 'Pass dynamo_backend="inductor" to Accelerator'),
-        ("WandBTracker", 'Use log_with="tensorboard" or "jsonlines"'),
         ("prepare_tpu", "TPUs are not supported"),
     ],
 )

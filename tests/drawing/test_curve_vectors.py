@@ -58,6 +58,10 @@ def alike(found: list[float | None], expected: list[float | None]) -> bool:
     return all(a is b if a is None or b is None else math.isclose(a, b, rel_tol=1e-12) for a, b in pairs)
 
 
+def timed(points: list[tuple[int, float]]) -> list[tuple[int, float, float]]:
+    return [(step, value, 0.0) for step, value in points]
+
+
 def grown(vector: dict[str, Any]) -> list[float | None]:
     """Return the values of a vector in `peaks`: the step modulo 7, with exceptions."""
     return [vector["exceptions"].get(str(step), step % 7) for step in range(vector["length"])]
@@ -65,7 +69,7 @@ def grown(vector: dict[str, Any]) -> list[float | None]:
 
 @pytest.mark.parametrize("vector", VECTORS["extremes"], ids=repr)
 def test_stretch_keeps_its_extremes_and_its_first_gap(vector):
-    assert [step for step, _ in _extremes(points(vector["values"]))] == vector["kept"]
+    assert [step for step, _, _ in _extremes(timed(points(vector["values"])))] == vector["kept"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["smoothing"], ids=repr)
@@ -78,7 +82,7 @@ def test_smoothed_curve_is_corrected_for_its_start_and_keeps_gaps(vector):
 def test_mean_of_ranks_has_a_band_from_the_lowest_to_the_highest(vector):
     curves = [Curve() for _ in vector["curves"]]
     for curve, record in zip(curves, vector["curves"], strict=True):
-        curve.extend(points(record["values"], record["steps"]))
+        curve.extend(timed(points(record["values"], record["steps"])))
     series = mean_of("mean", curves, 0)
     band = {step: (low, high) for step, low, high in series.band}
     assert [step for step, _ in series.points] == vector["steps"]
@@ -90,7 +94,7 @@ def test_mean_of_ranks_has_a_band_from_the_lowest_to_the_highest(vector):
 @pytest.mark.parametrize("vector", VECTORS["peaks"], ids=repr)
 def test_thinned_curve_keeps_every_peak_and_gap(vector):
     curve = Curve()
-    curve.extend(points(grown(vector)))
+    curve.extend(timed(points(grown(vector))))
     kept = dict(curve.points())
     assert len(kept) <= MAX_POINTS + 4
     for step, value in vector["exceptions"].items():

@@ -192,7 +192,7 @@ def test_lines_differ_without_colour() -> None:
 
 def curve_of(points: Iterable[tuple[int, float]]) -> Curve:
     curve = Curve()
-    curve.extend(list(points))
+    curve.extend([(step, value, 0.0) for step, value in points])
     return curve
 
 

@@ -23,7 +23,7 @@ def point(rank: int = 0, step: int = 0, **values: float) -> MetricPoint:
 def grown(num_points: int, value=math.sin) -> Curve:
     curve = Curve()
     for step in range(num_points):
-        curve.extend([(step, value(step))])
+        curve.extend([(step, value(step), 0.0)])
     return curve
 
 
@@ -77,7 +77,7 @@ def test_batches_and_single_points_give_the_same_curve(seed):
     single, batched, at = grown(len(values), values.__getitem__), Curve(), 0
     while at < len(values):
         end = at + rng.choice([0, 1, 7, 500, 5_000])
-        batched.extend(list(enumerate(values))[at:end])
+        batched.extend([(step, value, 0.0) for step, value in enumerate(values)][at:end])
         at = end
     assert (batched.points(), batched.count, batched.stride) == (single.points(), len(values), single.stride)
 

@@ -93,6 +93,9 @@ class Log:
     def metrics_since(self, position: int) -> Any:
         raise NotImplementedError
 
+    def pictures_since(self, position: int) -> Any:
+        raise NotImplementedError
+
 
 @pytest.mark.parametrize("num_writes", [1, 7, 1000])
 def test_endless_log_keeps_its_beginning_and_its_end(num_writes, run_folder):

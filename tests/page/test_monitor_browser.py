@@ -289,20 +289,77 @@ def test_200_metrics_are_drawn_12_at_a_time_and_found_by_name(tab):
 
 
 def test_pinned_metrics_and_losses_are_drawn_first(tab):
-    names = ["lr", "train/loss", "glossary", "loss", "accuracy"]
+    names = ["lr", "ctc_loss", "glossary", "loss", "accuracy"]
     tab.deliver(reset(curves=[curve(name, 0, waves(50)) for name in names]))
-    assert tab.texts(".nbl-plot-name") == ["loss", "train/loss", "lr", "glossary", "accuracy"]
+    assert tab.texts(".nbl-plot-name") == ["loss", "ctc_loss", "lr", "glossary", "accuracy"]
     for name in ("accuracy", "lr"):
         tab.page.get_by_role("button", name=f"Pin {name}").click()
         tab.settle()
-    assert tab.texts(".nbl-plot-name") == ["accuracy", "lr", "loss", "train/loss", "glossary"]
+    assert tab.texts(".nbl-plot-name") == ["accuracy", "lr", "loss", "ctc_loss", "glossary"]
     assert tab.page.get_by_role("button", name="Pin", pressed=True).count() == 2
     assert tab.page.evaluate("document.activeElement.getAttribute('aria-label')") == "Pin lr"
     tab.deliver(reset(curves=[curve(name, 0, waves(50)) for name in [*names, "late"]]))
     assert tab.texts(".nbl-plot-name")[:3] == ["accuracy", "lr", "loss"]
     tab.page.get_by_role("button", name="Pin accuracy").click()
     tab.settle()
-    assert tab.texts(".nbl-plot-name")[:3] == ["lr", "loss", "train/loss"]
+    assert tab.texts(".nbl-plot-name")[:3] == ["lr", "loss", "ctc_loss"]
+
+
+def test_parts_of_the_data_share_a_chart(tab):
+    names = ["train/loss", "val/loss", "lr", "accuracy_test", "epoch"]
+    tab.deliver(reset(curves=[curve(name, 0, waves(50, at)) for at, name in enumerate(names)]))
+    assert tab.texts(".nbl-plot-name") == ["loss", "lr", "accuracy_test", "epoch"]
+    assert [text.split()[0] for text in tab.texts(".nbl-parts > span")] == ["train", "val"]
+    for number in (0, 1):
+        assert len(tab.columns(PLOT, tab.variable(f"--nbl-rank-{number}"))) > 100
+    tab.page.get_by_label("Group train and val").uncheck()
+    tab.settle()
+    assert tab.texts(".nbl-plot-name")[:2] == ["train/loss", "val/loss"]
+
+
+def test_axis_counts_steps_seconds_or_epochs(tab):
+    epochs = curve("epoch", 0, [float(step // 25) for step in range(100)])
+    tab.deliver(reset(curves=[curve("loss", 0, waves(100)), epochs]))
+    box = tab.find(PLOT).first.bounding_box()
+    axis = tab.page.get_by_label("Horizontal axis")
+    seen = []
+    for kind in ("step", "time", "epoch"):
+        axis.select_option(kind)
+        tab.page.mouse.move(0, 0)
+        tab.page.mouse.move(box["x"] + box["width"] - 4, box["y"] + 60)
+        tab.settle()
+        seen.append(tab.text(".nbl-tip-title"))
+    assert seen == ["step 99", "9.9 s", "epoch 3.96"]
+    tab.deliver(reset(curves=[curve("loss", 0, waves(100))]))
+    assert tab.page.locator("option:has-text('by epoch')").is_hidden()
+
+
+def test_points_and_charts_are_downloaded(tab):
+    tab.deliver(reset(curves=[curve('a "b", c', 0, [1.0, None])]))
+    with tab.page.expect_download() as csv:
+        tab.page.get_by_role("button", name="CSV").click()
+    assert csv.value.suggested_filename == "20261121-142501-train-3f9c.csv"
+    head = "metric,rank,step,seconds,value\n"
+    assert csv.value.path().read_text() == head + '"a ""b"", c",0,0,0,1\n"a ""b"", c",0,1,0.1,nan\n'
+    with tab.page.expect_download() as png:
+        tab.page.get_by_role("button", name="as PNG").click()
+    assert png.value.path().read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_show_the_newest_and_earlier_ones_by_a_slider(tab):
+    def record(step, name="sample"):
+        source = f"data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg' width='9' height='{step + 1}'/>"
+        return {"name": name, "rank": 0, "step": step, "source": source}
+
+    tab.deliver(reset(pictures=[record(0), record(10), record(5, EVIL)]))
+    assert tab.texts(".nbl-pictures figcaption") == ["sample, rank 0, step 10", f"{EVIL}, rank 0, step 5"]
+    assert tab.find(".nbl-pictures input").nth(1).is_hidden()
+    tab.deliver({"type": "update", "pictures": [record(20)]})
+    assert tab.text(".nbl-pictures figcaption") == "sample, rank 0, step 20"
+    tab.find(".nbl-pictures input").first.fill("0")
+    tab.deliver({"type": "update", "pictures": [record(30)]})
+    assert tab.text(".nbl-pictures figcaption") == "sample, rank 0, step 0"
+    assert tab.page.evaluate("window.hacked") is None
 
 
 def test_100_000_points_are_drawn_in_bounded_memory_and_time(tab):

@@ -30,13 +30,24 @@ FOUNDATIONS = (
     "errors",
     "facade",
     "messages",
+    "pictures",
     "training_settings",
     "text",
     "tracebacks",
     "units",
 )
 
-NEIGHBOURS = ("accelerate_yaml", "changes", "errors", "machine", "messages", "text", "tracebacks", "training_settings")
+NEIGHBOURS = (
+    "accelerate_yaml",
+    "changes",
+    "errors",
+    "machine",
+    "messages",
+    "pictures",
+    "text",
+    "tracebacks",
+    "training_settings",
+)
 """Modules that a foundation may import. Only `LaunchConfig.from_yaml` and `to_yaml` use the first, and `to_yaml` uses
 `machine`."""
 
@@ -81,13 +92,14 @@ RULES = [
             f"{PACKAGE}.widgets",
             f"{PACKAGE}.kernel.views",
             f"{PACKAGE}.kernel.page_comms",
+            f"{PACKAGE}.archive.table_view",
             f"{PACKAGE}.command_line",
         ),
         never=(f"{PACKAGE}.widgets",),
-        reason="the engine knows no view, but for a run's monitor and the tap of ranks' widgets, and the command line",
+        reason="the engine knows no view, but for a run's monitor, the tap of ranks' widgets, the runs and the program",
     ),
     Rule(
-        who=(f"{PACKAGE}.kernel.views", f"{PACKAGE}.kernel.page_comms"),
+        who=(f"{PACKAGE}.kernel.views", f"{PACKAGE}.kernel.page_comms", f"{PACKAGE}.archive.table_view"),
         never=(f"{PACKAGE}.widgets",),
         deferred=False,
         reason="a launch that is over within a second imports no view",
@@ -173,6 +185,9 @@ CIRCLES: dict[frozenset[str], str] = {
             "training.rank_check.check",
         }
     ): "types only: the parts of one micro-batch refer to the Accumulation that holds them",
+    frozenset(
+        {"archive.listing", "archive.table_view", "widgets.comparison", "widgets.readers", "widgets.runs_table"}
+    ): "a list of runs imports its table where a front end may draw it, and the table compares runs by their ids",
     frozenset({"training.accelerator", "training.device_memory"}): "types only: an Accelerator frees memory",
 }
 """Modules that import each other, also under `if TYPE_CHECKING:`, each circle with its reason."""

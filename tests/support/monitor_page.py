@@ -213,7 +213,9 @@ def rank(number: int, **changes: Any) -> dict[str, Any]:
 
 def curve(name: str, number: int = 0, values: Sequence[float | None] = (), **changes: Any) -> dict[str, Any]:
     """Return a record CURVE of the steps 0, 1, 2, ..."""
-    return {"name": name, "rank": number, "steps": list(range(len(values))), "values": list(values), **changes}
+    steps = list(range(len(values)))
+    times = [step / 10 for step in steps]
+    return {"name": name, "rank": number, "steps": steps, "values": list(values), "times": times, **changes}
 
 
 def reset(**changes: Any) -> dict[str, Any]:
@@ -224,6 +226,7 @@ def reset(**changes: Any) -> dict[str, Any]:
         "run": run(),
         "ranks": [rank(0), rank(1)],
         "curves": [],
+        "pictures": [],
         "lanes": [],
         "logs": [],
         "errors": [],

@@ -20,6 +20,7 @@ from notebook_launcher.history.schema import (
     RankPhases,
     RankSnapshot,
     RunChange,
+    RunPicture,
     RunSetting,
     RunSnapshot,
 )
@@ -40,6 +41,7 @@ class Reader:
 
     ranks: tuple[RankSnapshot, ...] = (RankSnapshot(rank=0, state="running"),)
     metrics: list[MetricPoint] = dataclasses.field(default_factory=list)
+    pictures: list[RunPicture] = dataclasses.field(default_factory=list)
     logs: dict[int, str] = dataclasses.field(default_factory=dict)
     phases: dict[int, RankPhases] = dataclasses.field(default_factory=dict)
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -60,6 +62,9 @@ class Reader:
 
     def metrics_since(self, position: int) -> tuple[Sequence[MetricPoint], int]:
         return self.metrics[position:], len(self.metrics)
+
+    def pictures_since(self, position: int) -> tuple[Sequence[RunPicture], int]:
+        return self.pictures[position:], len(self.pictures)
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         text = self.logs.get(rank, "")

@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
 from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.recording.experiment_trackers import (
+    AimTracker,
+    ClearMLTracker,
+    CometMLTracker,
+    DVCLiveTracker,
+)
+from notebook_launcher.training.recording.mlflow_tracker import MLflowTracker
+from notebook_launcher.training.recording.project_trackers import SwanLabTracker, TrackioTracker, WandBTracker
 from notebook_launcher.training.recording.tracker_classes import (
     BlankTracker,
     GeneralTracker,
@@ -24,19 +32,37 @@ if TYPE_CHECKING:
     from notebook_launcher.training.process.process_state import ProcessState
 
 __all__ = [
+    "AimTracker",
     "BlankTracker",
+    "ClearMLTracker",
+    "CometMLTracker",
+    "DVCLiveTracker",
     "GeneralTracker",
     "JSONLinesTracker",
+    "MLflowTracker",
+    "SwanLabTracker",
     "TensorBoardTracker",
     "Trackers",
+    "TrackioTracker",
+    "WandBTracker",
     "filter_trackers",
     "register_tracker_class",
 ]
 
-_CLASSES: dict[str, type[GeneralTracker]] = {
-    JSONLinesTracker.name: JSONLinesTracker,
-    TensorBoardTracker.name: TensorBoardTracker,
-}
+_OWN: tuple[type[GeneralTracker], ...] = (
+    JSONLinesTracker,
+    TensorBoardTracker,
+    AimTracker,
+    ClearMLTracker,
+    CometMLTracker,
+    DVCLiveTracker,
+    MLflowTracker,
+    SwanLabTracker,
+    TrackioTracker,
+    WandBTracker,
+)
+
+_CLASSES: dict[str, type[GeneralTracker]] = {tracker.name: tracker for tracker in _OWN}
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
@@ -56,13 +82,13 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
             "requires_logging_directory, True or False."
         )
     replaced = _CLASSES.get(name)
-    if replaced in (JSONLinesTracker, TensorBoardTracker) and replaced is not tracker_class:
+    if replaced in _OWN and replaced is not tracker_class:
         warn_user(f"{tracker_class.__name__} replaces {replaced.__name__}: log_with={name!r} means it now.")
     _CLASSES[name] = tracker_class
 
 
 def filter_trackers(
-    log_with: Any, logging_dir: str | os.PathLike[str] | None = None
+    log_with: Any, logging_dir: str | os.PathLike[str] | None = None, *, skip_missing: bool = True
 ) -> list[type[GeneralTracker] | GeneralTracker]:
     """Return the trackers that `log_with` names, each once, in order.
 
@@ -70,14 +96,16 @@ def filter_trackers(
         log_with: A name, a class or an instance, a list of them, or None. `"all"` stands for every class that is
             known and installed.
         logging_dir: The folder for those that require one.
+        skip_missing: True: a tracker whose client is not installed is left out with a warning; False: an error.
 
     Raises:
+        ModuleNotFoundError: A client is not installed.
         ValueError: A name is unknown, an entry is something else, or the folder is missing.
     """
     entries = log_with if isinstance(log_with, (list, tuple, set)) else [] if log_with is None else [log_with]
     found: list[type[GeneralTracker] | GeneralTracker] = []
     for entry in entries:
-        for tracker in _find(entry):
+        for tracker in _find(entry, skip_missing=skip_missing):
             if tracker not in found:
                 found.append(tracker)
     for tracker in found:
@@ -89,7 +117,7 @@ def filter_trackers(
     return found
 
 
-def _find(entry: Any) -> list[type[GeneralTracker] | GeneralTracker]:
+def _find(entry: Any, *, skip_missing: bool) -> list[type[GeneralTracker] | GeneralTracker]:
     if isinstance(entry, GeneralTracker) or (isinstance(entry, type) and issubclass(entry, GeneralTracker)):
         return [entry]
     name = str(entry).lower() if isinstance(entry, str) else None
@@ -105,13 +133,17 @@ def _find(entry: Any) -> list[type[GeneralTracker] | GeneralTracker]:
             "instance, or the name of one that register_tracker_class() was given."
         )
     if not _is_available(one):
-        warn_user(f"log_with={entry!r} is left out: {one.name} is not installed. Type %pip install {one.name}")
+        missing = f"{one.name} is not installed. Type %pip install {one.name}"
+        if not skip_missing:
+            raise ModuleNotFoundError(f"log_with={entry!r}: {missing}, and then launch again.")
+        warn_user(f"log_with={entry!r} is left out: {missing}")
         return []
     return [one]
 
 
 def _is_available(tracker_class: type[GeneralTracker]) -> bool:
-    return not issubclass(tracker_class, TensorBoardTracker) or tracker_class.is_available()
+    is_available: Callable[[], bool] | None = getattr(tracker_class, "is_available", None)
+    return is_available is None or is_available()
 
 
 class Trackers:
@@ -122,9 +154,10 @@ class Trackers:
         log_with: See `filter_trackers`.
         logging_dir: The folder for trackers that require one.
         observe: Returns metrics that are added for the live run, such as the learning rate, unless the user logs them.
+        skip_missing: See `filter_trackers`.
 
     Raises:
-        ValueError: As `filter_trackers`.
+        ModuleNotFoundError, ValueError: As `filter_trackers`.
     """
 
     def __init__(
@@ -134,8 +167,9 @@ class Trackers:
         logging_dir: str | os.PathLike[str] | None = None,
         *,
         observe: Callable[[], Mapping[str, Any]] = dict,
+        skip_missing: bool = False,
     ) -> None:
-        self.log_with = filter_trackers(log_with, logging_dir)
+        self.log_with = filter_trackers(log_with, logging_dir, skip_missing=skip_missing)
         """The classes and instances that `log_with` named."""
         self.trackers: list[GeneralTracker] = []
         """The trackers that run on this process, from `init_trackers` to `end_training`."""
@@ -214,6 +248,26 @@ class Trackers:
             tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
         context.report_values(self._numbers(values) if context.current() else {}, step=step)
 
+    def log_images(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Log images to the trackers that take images, and to the live run.
+
+        Args:
+            values: By name; an image, or a list of images, each as `report` takes it.
+            step: The step they belong to, an integer or a tensor of one.
+
+        Raises:
+            TypeError: A value is not an image, or the step no integer.
+        """
+        step = None if step is None else _whole(step)
+        listed = {name: list(one) if isinstance(one, (list, tuple)) else [one] for name, one in values.items()}
+        for tracker in self.trackers:
+            if (log_images := getattr(tracker, "log_images", None)) is not None:
+                log_images(_stacked(listed) if isinstance(tracker, TensorBoardTracker) else listed, step=step)
+        for name, images in listed.items():
+            for number, image in enumerate(images):
+                whole = name if len(images) == 1 else f"{name}/{number}"
+                context.report_values({whole: image}, step=step)
+
     def _numbers(self, values: Mapping[str, Any]) -> dict[str, float]:
         """Return the numbers that the run logs, the user's own first."""
         logged = {*values, *(["learning_rate"] if "lr" in values else [])}
@@ -227,6 +281,18 @@ class Trackers:
         with contextlib.ExitStack() as stack:
             for tracker in reversed(trackers):
                 stack.callback(tracker.finish)
+
+
+def _stacked(images: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Return the images of each name as TensorBoard takes them: one array of shape (N, C, H, W)."""
+    import numpy as np
+
+    def planes(image: Any) -> Any:
+        array = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
+        array = array[:, :, None] if array.ndim == 2 else array
+        return array if array.shape[0] in (1, 3, 4) and array.shape[2] not in (1, 3, 4) else array.transpose(2, 0, 1)
+
+    return {name: np.stack([planes(image) for image in several]) for name, several in images.items()}
 
 
 def _whole(step: Any) -> int:

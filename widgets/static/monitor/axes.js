@@ -2,7 +2,6 @@ import { fillBand, linearTicks, pixelLine, strokeRuns } from "./plotting.js";
 
 /** @import { Theme } from "./canvas.js" */
 /** @import { Extent, PlotLine, ToPixel, ValueScale } from "./plotting.js" */
-/** @import { Units } from "./units.js" */
 
 /**
  * Frame of a plot: pixels of its inner box, the steps in sight, and the way from values to pixels.
@@ -76,8 +75,8 @@ export function nearestStep(lines, wanted, domain) {
   return nearest;
 }
 
-/** @param {Axes} axes @param {Units} units */
-export function drawAxes({ context, theme, ticks, domain, box, toX }, units) {
+/** @param {Axes} axes @param {(place: number) => string} label @param {boolean} isWhole true if places are integers */
+export function drawAxes({ context, theme, ticks, domain, box, toX }, label, isWhole) {
   const { left, right, top, bottom } = box;
   Object.assign(context, { fillStyle: theme.ink, strokeStyle: theme.ink, lineWidth: 1 });
   Object.assign(context, { textAlign: "right", textBaseline: "middle" });
@@ -93,8 +92,8 @@ export function drawAxes({ context, theme, ticks, domain, box, toX }, units) {
   Object.assign(context, { globalAlpha: 0.62, textAlign: "center", textBaseline: "top" });
   const span = domain[1] - domain[0];
   for (const step of span ? linearTicks(...domain, (right - left) / PIXELS_PER_TICK) : [domain[0]]) {
-    if (!Number.isInteger(step) && span >= 2) continue;
-    const text = units.formatStep(step);
+    if (isWhole && !Number.isInteger(step) && span >= 2) continue;
+    const text = label(step);
     const half = context.measureText(text).width / 2;
     context.fillText(text, Math.min(Math.max(toX(step), half), box.width - half - 1), bottom + 6);
   }

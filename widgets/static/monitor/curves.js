@@ -1,8 +1,11 @@
 import { contextOf, styleOf } from "./canvas.js";
+import { chartsOf, epochMetric } from "./charts.js";
+import { downloadCsv } from "./downloads.js";
 import { field, h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
 import { Plot } from "./plot.js";
 
 /** @import { FrameLoop } from "./canvas.js" */
+/** @import { AxisKind, Chart } from "./charts.js" */
 /** @import { Legend } from "./legend.js" */
 /** @import { RunData } from "./model.js" */
 /** @import { Metric } from "./series.js" */
@@ -20,6 +23,12 @@ export class CurveOptions {
   changes = [];
   /** Names of metrics in the order in which they were pinned. @type {Set<string>} */
   pinned = new Set();
+  /** True if train/loss and val/loss share a chart. */
+  isGrouped = true;
+  /** @type {AxisKind} */
+  axis = "step";
+  /** The metric that counts epochs, if the run reports one. @type {Metric | undefined} */
+  epochs = undefined;
 
   /**
    * Return true if this number of ranks is drawn as their mean.
@@ -38,15 +47,18 @@ export class CurveOptions {
 const lossOrder = (name) => (name.toLowerCase() === "loss" ? 0 : /(^|[^a-z])loss$/i.test(name) ? 1 : 2);
 
 /**
- * Sort metrics: pinned ones, losses, then the others in the order in which they appeared.
- * @param {Metric[]} metrics
+ * Sort charts: pinned ones, losses, then the others in the order in which they appeared.
+ * @param {Chart[]} charts
  * @param {Set<string>} pinned
  */
-function inOrder(metrics, pinned) {
+function inOrder(charts, pinned) {
   const places = new Map([...pinned].map((name, at) => [name, at - pinned.size]));
-  const placeOf = (/** @type {Metric} */ { name }) => places.get(name) ?? lossOrder(name);
-  return [...metrics].sort((a, b) => placeOf(a) - placeOf(b));
+  const placeOf = (/** @type {Chart} */ { name }) => places.get(name) ?? lossOrder(name);
+  return [...charts].sort((a, b) => placeOf(a) - placeOf(b));
 }
+
+/** @param {Chart} chart */
+const chartKey = ({ members }) => JSON.stringify(members.map(({ metric }) => metric.name));
 
 /** Plots of the metrics, their options, and a chip for each rank to hide it. */
 export class CurveGrid extends Section {
@@ -84,8 +96,8 @@ export class CurveGrid extends Section {
     const legend = () => /** @type {RunData} */ (this.#data).legend;
     this.plots = new KeyedList(
       this.grid,
-      (/** @type {Metric} */ metric) => new Plot(metric, frames, options, legend(), () => this.#refresh()),
-      (plot, metric) => plot.update(metric),
+      (/** @type {Chart} */ chart) => new Plot(chart, frames, options, legend(), () => this.#refresh()),
+      (plot, chart) => plot.update(chart),
     );
     this.chipList = new KeyedList(
       this.chips,
@@ -94,7 +106,17 @@ export class CurveGrid extends Section {
     );
   }
 
+  group = h("input", { type: "checkbox", onchange: () => this.#choose({ isGrouped: this.group.checked }) });
+  groupField = field(this.group, "Group train and val");
+  axis = h(
+    "select",
+    { "aria-label": "Horizontal axis", onchange: () => this.#choose({ axis: /** @type {AxisKind} */ (this.axis.value) }) },
+    ...["step", "time", "epoch"].map((kind) => h("option", { value: kind }, `by ${kind}`)),
+  );
+
   #addControls() {
+    this.group.checked = this.#options.isGrouped;
+    this.axis.value = this.#options.axis;
     const log = h("input", { type: "checkbox", onchange: () => this.#choose({ isLog: log.checked }) });
     const oninput = () => {
       setText(output, Number(smoothing.value).toFixed(2));
@@ -103,7 +125,14 @@ export class CurveGrid extends Section {
     const smoothing = h("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", oninput });
     const output = h("output", {}, "0.00");
     const smoothingField = h("label", { class: "nbl-field" }, h("span", {}, "Smoothing"), smoothing, output);
-    this.controls.append(this.filter, this.averageField, field(log, "Log scale"), smoothingField);
+    const save = () => this.#data && downloadCsv(this.#data.metrics.values(), `${this.#data.run.id ?? "run"}.csv`);
+    const csv = h(
+      "button",
+      { type: "button", class: "nbl-link", title: "Download the points of all charts", onclick: save },
+      "CSV",
+    );
+    const fields = [this.averageField, this.groupField, field(log, "Log scale"), smoothingField];
+    this.controls.append(this.filter, ...fields, this.axis, csv);
   }
 
   /** @param {Partial<CurveOptions>} change */
@@ -151,19 +180,25 @@ export class CurveGrid extends Section {
     if (this.average.checked !== isAveraged) this.average.checked = isAveraged;
     setHidden(this.chips, !hasChips);
     this.chipList.show(hasChips ? ranks.map((rank) => [rank, rank]) : []);
-    this.#paintPlots(metrics, data.legend);
+    this.#options.epochs = epochMetric(metrics);
+    setHidden(this.axis.options[2], !this.#options.epochs);
+    const charts = chartsOf(metrics, true);
+    setHidden(this.groupField, charts.length === metrics.length);
+    this.#paintPlots(this.#options.isGrouped ? charts : chartsOf(metrics, false), data.legend);
   }
 
-  /** @param {Metric[]} metrics @param {Legend} legend */
-  #paintPlots(metrics, legend) {
+  /** @param {Chart[]} charts @param {Legend} legend */
+  #paintPlots(charts, legend) {
     const wanted = this.filter.hidden ? "" : this.filter.value.trim().toLowerCase();
-    const found = inOrder(metrics, this.#options.pinned).filter(({ name }) => name.toLowerCase().includes(wanted));
+    const matches = (/** @type {Chart} */ { members }) =>
+      members.some(({ metric }) => metric.name.toLowerCase().includes(wanted));
+    const found = inOrder(charts, this.#options.pinned).filter(matches);
     const shown = found.slice(0, legend.limits.plots + this.#numExtra);
     // Four plots stand in two rows of two, so that none stands alone in its row.
     const columns = shown.length === 4 ? 2 : Math.max(1, Math.min(4, shown.length));
     this.grid.style.setProperty("--nbl-columns", String(columns));
-    this.plots.show(shown.map((metric) => [metric.name, metric]));
-    this.#paintFoot(shown.length, found.length, metrics.length, legend);
+    this.plots.show(shown.map((chart) => [chartKey(chart), chart]));
+    this.#paintFoot(shown.length, found.length, charts.length, legend);
   }
 
   /**

@@ -2,13 +2,16 @@ import { Legend, LOST, NOT_RESPONDING, UNANSWERED } from "./legend.js";
 import { Metric } from "./series.js";
 import { plainLine, plainText } from "./text.js";
 
-/** @import { AnswerRecord, ChangeRecord, ErrorRecord, Limits, RankRecord, Reset, RunRecord } from "./wire" */
+/** @import { AnswerRecord, ChangeRecord, ErrorRecord, Limits, PictureRecord, RankRecord, Reset, RunRecord } from "./wire" */
 /** @import { SettingRecord, Span, StateLook, Topic, Update } from "./wire" */
 
 /** @typedef {{ rank: number, text: string }} Line a line of a rank's log; an unfinished line still grows */
 
 /** @type {Topic[]} */
-const TOPICS = ["run", "ranks", "curves", "lanes", "logs", "errors", "notices", "settings", "changes", "answers"];
+const TOPICS = [
+  ...(/** @type {const} */ (["run", "ranks", "curves", "pictures", "lanes", "logs"])),
+  ...(/** @type {const} */ (["errors", "notices", "settings", "changes", "answers"])),
+];
 
 /** Output of a rank: finished lines, and one that has no end yet. */
 class RankLog {
@@ -93,6 +96,8 @@ export class RunData {
   ranks = new Map();
   /** @type {Map<string, Metric>} */
   metrics = new Map();
+  /** Pictures by name and rank, the oldest first. @type {Map<string, PictureRecord[]>} */
+  pictures = new Map();
   /** Spans by rank, the oldest first. @type {Map<number, Span[]>} */
   lanes = new Map();
   /** @type {Map<number, RankLog>} */
@@ -132,7 +137,8 @@ export class RunData {
   /** @param {Legend} legend */
   #reset(legend) {
     [this.isKnown, this.legend, this.run] = [true, legend, {}];
-    for (const map of [this.ranks, this.metrics, this.lanes, this.logs, this.answers]) map.clear();
+    const { ranks, metrics, pictures, lanes, logs, answers } = this;
+    for (const map of [ranks, metrics, pictures, lanes, logs, answers]) map.clear();
     [this.lines, this.errors, this.notices, this.settings, this.changes] = [[], [], [], [], []];
     this.markAllChanged();
   }
@@ -140,14 +146,23 @@ export class RunData {
   /** @param {Reset | Update} message */
   #add(message) {
     const { run, ranks = [], curves = [], lanes = [], logs = [], errors = [], notices = [] } = message;
-    const { settings = [], changes = [], answers = [] } = message;
+    const { pictures = [], settings = [], changes = [], answers = [] } = message;
     const { limits } = this.legend;
-    const topics = { run: run ? [run] : [], ranks, curves, lanes, logs, errors, notices, settings, changes, answers };
+    const known = { run: run ? [run] : [], ranks, curves, pictures, lanes, logs };
+    const topics = { ...known, errors, notices, settings, changes, answers };
     for (const topic of TOPICS) if (topics[topic].length) this.changed.add(topic);
     if (run) [this.run, this.#runReceivedAt] = [run, performance.now()];
     for (const rank of ranks) this.ranks.set(rank.rank, rank);
     for (const curve of curves) {
       getOrCreate(this.metrics, curve.name, () => new Metric(curve.name, limits.points)).extend(curve);
+    }
+    for (const picture of pictures) {
+      const key = JSON.stringify([picture.name, picture.rank]);
+      appendBounded(
+        getOrCreate(this.pictures, key, () => []),
+        [picture],
+        limits.pictures,
+      );
     }
     for (const { rank, spans } of lanes) {
       appendBounded(

@@ -9,22 +9,28 @@ import {
   stepAt,
 } from "./axes.js";
 import { styleOf, Surface, Tooltip } from "./canvas.js";
-import { h, icon, setAttribute, setHidden, setText } from "./elements.js";
+import { placedChanges, placesOf } from "./charts.js";
+import { downloadPng } from "./downloads.js";
+import { h, icon, KeyedList, setAttribute, setHidden, setText } from "./elements.js";
 import { drawMarks, markRows } from "./marks.js";
+import { PartLabel } from "./parts.js";
 import { fillDot, valueScale } from "./plotting.js";
 import { extentOf } from "./series.js";
 
 /** @import { Axes } from "./axes.js" */
 /** @import { FrameLoop, Theme, TooltipRow } from "./canvas.js" */
+/** @import { AxisKind } from "./charts.js" */
 /** @import { CurveOptions } from "./curves.js" */
 /** @import { Legend } from "./legend.js" */
+/** @import { PartLook } from "./parts.js" */
 /** @import { Extent, PlotLine } from "./plotting.js" */
-/** @import { Metric } from "./series.js" */
+/** @import { Chart } from "./charts.js" */
+/** @import { Curve } from "./series.js" */
 
 const PIN = "M3.5 1h5v1.2l-.9.6.3 2.4 1.6 1.5V8H6.6L6 11.4 5.4 8H2.5V6.7l1.6-1.5.3-2.4-.9-.6z";
 const SHORTEST_DRAG = 4; // pixels; a shorter one is a click
 
-/** One metric: name, last value, and a canvas to zoom (drag, keys) and to read values from (hover, keys). */
+/** A chart: name, last values, and a canvas to zoom (drag, keys) and to read values from (hover, keys). */
 export class Plot {
   /** Steps that the plot is zoomed to. @type {Extent | null} */
   #zoom = null;
@@ -36,27 +42,35 @@ export class Plot {
   #extent = [0, 0];
   /** Axes of the last frame; null if there was nothing to draw. @type {Axes | null} */
   #axes = null;
-  #drawnVersion = -1;
-  #metric;
+  /** Axis of the last frame. @type {AxisKind} */
+  #kind = "step";
+  #isDrawn = false;
+  #chart;
   #options;
   #legend;
   #onPin;
 
   /**
-   * @param {Metric} metric
+   * @param {Chart} chart
    * @param {FrameLoop} frames
    * @param {CurveOptions} options
    * @param {Legend} legend
    * @param {() => void} onPin called when the metric was pinned or unpinned
    */
-  constructor(metric, frames, options, legend, onPin) {
-    this.#metric = metric;
+  constructor(chart, frames, options, legend, onPin) {
+    this.#chart = chart;
     this.#options = options;
     this.#legend = legend;
     this.#onPin = onPin;
     const attributes = { class: "nbl-canvas nbl-plot-canvas", tabindex: "0", role: "img" };
     this.surface = new Surface(frames, (...all) => this.#draw(...all), attributes);
     this.latest = h("span", { class: "nbl-latest" });
+    this.parts = h("div", { class: "nbl-parts" });
+    this.partList = new KeyedList(
+      this.parts,
+      () => new PartLabel(),
+      (label, /** @type {PartLook} */ look) => label.show(look),
+    );
     const reset = () => this.#setZoom(null);
     this.reset = h(
       "button",
@@ -64,19 +78,30 @@ export class Plot {
       "Reset zoom",
     );
     this.reset.hidden = true;
+    this.png = h(
+      "button",
+      {
+        type: "button",
+        class: "nbl-link nbl-quiet-link",
+        title: "Download this chart as a picture",
+        "aria-label": `Download ${chart.name} as PNG`,
+        onclick: () => frames.theme && downloadPng(this.surface.canvas, chart.name, frames.theme),
+      },
+      "PNG",
+    );
     this.pin = h("button", {
       type: "button",
       class: "nbl-pin",
-      "aria-label": `Pin ${metric.name}`,
+      "aria-label": `Pin ${chart.name}`,
       title: "Keep this metric first",
       onclick: () => this.#togglePin(),
     });
     this.pin.append(icon(PIN).svg);
-    const name = h("span", { class: "nbl-plot-name", title: metric.name }, metric.name);
+    const name = h("span", { class: "nbl-plot-name", title: chart.members.map(({ metric }) => metric.name).join(", ") }, chart.name);
     const frame = h("div", { class: "nbl-frame" }, this.surface.canvas);
     this.tooltip = new Tooltip(frame);
-    const caption = h("figcaption", {}, this.pin, name, this.reset, this.latest);
-    this.element = h("figure", { class: "nbl-plot" }, caption, frame);
+    const caption = h("figcaption", {}, this.pin, name, this.reset, this.latest, this.png);
+    this.element = h("figure", { class: "nbl-plot" }, caption, this.parts, frame);
     this.#listen(this.surface.canvas);
   }
 
@@ -86,26 +111,45 @@ export class Plot {
 
   #togglePin() {
     const { pinned } = this.#options;
-    if (!pinned.delete(this.#metric.name)) pinned.add(this.#metric.name);
+    if (!pinned.delete(this.#chart.name)) pinned.add(this.#chart.name);
     this.#onPin();
     this.pin.focus(); // The plot moves to another place, and an element that moves loses the focus.
   }
 
-  /** @param {Metric} metric */
-  update(metric) {
-    setAttribute(this.pin, "aria-pressed", String(this.#options.pinned.has(metric.name)));
-    if (this.#metric === metric && this.#drawnVersion === metric.version) return;
-    [this.#metric, this.#drawnVersion] = [metric, metric.version];
+  /** @param {Chart} chart */
+  update(chart) {
+    setAttribute(this.pin, "aria-pressed", String(this.#options.pinned.has(chart.name)));
+    if (this.#isDrawn && this.#chart.equals(chart)) return;
+    [this.#chart, this.#isDrawn] = [chart, true];
     setText(this.latest, this.#latestText());
     const keys = "Arrow keys read values, plus and minus zoom, Escape shows all.";
-    setAttribute(this.surface.canvas, "aria-label", `${metric.name}, last value ${this.latest.textContent}. ${keys}`);
+    const last = chart.members.length > 1 ? "several curves" : `last value ${this.latest.textContent}`;
+    setAttribute(this.surface.canvas, "aria-label", `${chart.name}, ${last}. ${keys}`);
     this.surface.invalidate();
   }
 
   #latestText() {
+    const { members } = this.#chart;
+    return members.length === 1 ? this.#latestOf([...members[0].metric.ranks]) : "";
+  }
+
+  /** Name the parts of a group beside samples of their lines. @param {Theme} theme */
+  #paintParts(theme) {
+    const { members } = this.#chart;
+    const labels = members.map(({ part, metric }, at) => {
+      const isAveraged = this.#options.averages(metric.ranks.size, this.#legend.limits);
+      const isPlain = isAveraged || metric.ranks.size === 1;
+      const { color } = styleOf(at);
+      const look = { ink: isPlain ? theme.ranks[color] : theme.ink, line: isAveraged || at === 0 ? "solid" : "dashed" };
+      return { ...look, text: `${part} ${this.#latestOf([...metric.ranks])}` };
+    });
+    this.partList.show(members.length > 1 ? labels.map((label, at) => [at, label]) : []);
+  }
+
+  /** @param {[rank: number, curve: Curve][]} curves */
+  #latestOf(curves) {
     const { units } = this.#legend;
     const notFinite = units.formatValue(null);
-    const curves = [...this.#metric.ranks];
     const broken = curves.filter(([, curve]) => curve.last === null).map(([rank]) => rank);
     if (broken.length && curves.length === 1) return notFinite;
     if (broken.length) return `${notFinite} on rank ${broken.slice(0, 3).join(", ")}${broken.length > 3 ? "…" : ""}`;
@@ -196,6 +240,11 @@ export class Plot {
 
   /** @param {CanvasRenderingContext2D} context @param {number} width @param {number} height @param {Theme} theme */
   #draw(context, width, height, theme) {
+    if (this.#kind !== this.#options.axis) {
+      this.#kind = this.#options.axis;
+      this.#setZoom(null);
+    }
+    this.#paintParts(theme);
     const lines = this.#lines(theme);
     const extent = extentOf(lines.map((line) => line.steps));
     if (extent) this.#extent = extent;
@@ -209,12 +258,12 @@ export class Plot {
     }
     const axes = this.#axes;
     const { left, right, top, bottom } = axes.box;
-    drawAxes(axes, this.#legend.units);
+    drawAxes(axes, (place) => this.#placeText(place), this.#kind !== "time");
     context.save();
     context.beginPath();
     context.rect(left - 1, top - 3, right - left + 3, bottom - top + 8);
     context.clip();
-    drawMarks(axes, this.#options.changes);
+    drawMarks(axes, this.#changes());
     for (const line of lines) drawPlotLine(axes, line);
     if (this.#dragStart !== null && this.#cursor !== null) drawSelection(axes, this.#dragStart, this.#cursor);
     context.restore();
@@ -222,31 +271,55 @@ export class Plot {
   }
 
   /**
-   * Return the lines to draw: the mean, or one for each rank that is not hidden.
+   * Return the lines to draw: for each metric its mean, or a line for each rank that is not hidden.
    * @param {Theme} theme
    * @returns {PlotLine[]}
    */
   #lines(theme) {
+    const { members } = this.#chart;
+    return members.flatMap((_, at) => this.#linesOf(at, theme, members.length > 1));
+  }
+
+  /**
+   * Return the lines of a metric. Of several metrics, the colour or else the dash tells them apart.
+   * @param {number} at
+   * @param {Theme} theme
+   * @param {boolean} isGroup
+   * @returns {PlotLine[]}
+   */
+  #linesOf(at, theme, isGroup) {
     const { smoothing, hidden } = this.#options;
-    if (this.#options.averages(this.#metric.ranks.size, this.#legend.limits)) {
-      const { curve, low, high } = this.#metric.average();
-      const values = curve.smoothed(smoothing);
-      const look = { label: "mean", ink: theme.ranks[0], dash: [] };
-      return [{ ...look, steps: curve.steps, raw: curve.values, values, band: { low, high } }];
+    const { part, metric } = this.#chart.members[at];
+    const line = (/** @type {Curve} */ curve) => ({
+      steps: placesOf(curve, this.#kind, this.#options.epochs),
+      raw: curve.values,
+      values: curve.smoothed(smoothing),
+    });
+    if (this.#options.averages(metric.ranks.size, this.#legend.limits)) {
+      const { curve, low, high } = metric.average();
+      const look = { label: isGroup ? part : "mean", ink: theme.ranks[at % theme.ranks.length], dash: [] };
+      return [{ ...look, ...line(curve), band: { low, high } }];
     }
-    return [...this.#metric.ranks]
+    const isAlone = metric.ranks.size === 1;
+    return [...metric.ranks]
       .filter(([rank]) => !hidden.has(rank))
       .map(([rank, curve]) => {
-        const { color, dash } = styleOf(rank);
-        const look = { label: `rank ${rank}`, ink: theme.ranks[color], dash };
-        return { ...look, steps: curve.steps, raw: curve.values, values: curve.smoothed(smoothing) };
+        const { color, dash } = styleOf(isGroup && isAlone ? at : rank);
+        const label = !isGroup ? `rank ${rank}` : isAlone ? part : `${part}, rank ${rank}`;
+        const look = { label, ink: theme.ranks[color], dash: isGroup && !isAlone ? styleOf(at).dash : dash };
+        return { ...look, ...line(curve) };
       });
+  }
+
+  /** Changes of settings, at their places on the axis. */
+  #changes() {
+    return placedChanges(this.#options.changes, this.#kind, this.#options.epochs);
   }
 
   /** @param {Extent | null} extent */
   #whyEmpty(extent) {
     if (this.#options.isLog && extent) return "No value above zero, which a log scale needs";
-    return this.#metric.ranks.size && !extent ? "All ranks are hidden" : "No finite value";
+    return this.#chart.members.some(({ metric }) => metric.ranks.size) && !extent ? "All ranks are hidden" : "No finite value";
   }
 
   /** @param {Axes} axes @param {PlotLine[]} lines */
@@ -258,7 +331,7 @@ export class Plot {
     drawCursorLine(axes, x);
     const { limits, units } = this.#legend;
     /** @type {TooltipRow[]} */
-    const rows = markRows(axes, this.#options.changes, this.#cursor);
+    const rows = markRows(axes, this.#changes(), this.#cursor);
     for (const { label, ink, steps, values, band } of lines) {
       const at = steps.lastIndexOf(step);
       if (at < 0) continue;
@@ -271,6 +344,13 @@ export class Plot {
     }
     const more = rows.length - limits.tooltip_rows;
     if (more > 0) rows.splice(limits.tooltip_rows, more, { label: `and ${more} more`, value: "" });
-    return this.tooltip.show(x, 0, `step ${units.formatCount(step)}`, rows);
+    const title = this.#kind === "step" ? `step ${units.formatCount(step)}` : this.#placeText(step);
+    return this.tooltip.show(x, 0, this.#kind === "epoch" ? `epoch ${title}` : title, rows);
+  }
+
+  /** @param {number} place */
+  #placeText(place) {
+    const { units } = this.#legend;
+    return this.#kind === "time" ? units.formatSeconds(place) : units.formatStep(place);
   }
 }

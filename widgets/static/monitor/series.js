@@ -6,6 +6,8 @@ import { isNumber } from "./units.js";
 export class Curve {
   /** @type {number[]} */
   steps = [];
+  /** Seconds from the launch to each report. @type {number[]} */
+  times = [];
   /** Null is a gap: a value that is not finite. @type {Value[]} */
   values = [];
   version = 0;
@@ -18,12 +20,13 @@ export class Curve {
     this.#limit = limit;
   }
 
-  /** @param {Pick<CurveRecord, "steps" | "values" | "replace">} points */
-  extend({ steps, values, replace }) {
-    if (replace) [this.steps, this.values, this.hasGaps] = [[], [], false];
+  /** @param {Pick<CurveRecord, "steps" | "values" | "times" | "replace">} points */
+  extend({ steps, values, times = steps, replace }) {
+    if (replace) [this.steps, this.times, this.values, this.hasGaps] = [[], [], [], false];
     for (let at = 0; at < steps.length; at += 1) {
       const value = isNumber(values[at]) ? values[at] : null;
       this.steps.push(steps[at]);
+      this.times.push(times[at]);
       this.values.push(value);
       this.hasGaps ||= value === null;
       if (this.steps.length > this.#limit) this.#thin();
@@ -51,6 +54,7 @@ export class Curve {
       kept.push(...extremesOf(this.values, start, end));
     }
     this.steps = kept.map((at) => this.steps[at]);
+    this.times = kept.map((at) => this.times[at]);
     this.values = kept.map((at) => this.values[at]);
   }
 
@@ -135,9 +139,9 @@ export class Metric {
   /** Return the mean over ranks as a curve, and the lowest and highest value at each of its steps. */
   average() {
     if (this.#average.version !== this.version) {
-      const { steps, mean, low, high } = averageOf([...this.ranks.values()]);
+      const { steps, times, mean, low, high } = averageOf([...this.ranks.values()]);
       const curve = new Curve(this.#limit);
-      curve.extend({ steps, values: mean });
+      curve.extend({ steps, times, values: mean });
       this.#average = { version: this.version, curve, low, high };
     }
     return this.#average;
@@ -148,12 +152,14 @@ export class Metric {
  * Return the mean, the lowest and the highest value of several curves at the steps of the longest one.
  *
  * As in the static picture, the mean is a gap where a value is not finite.
- * @param {{ steps: number[], values: Value[] }[]} curves
+ * @param {{ steps: number[], times?: number[], values: Value[] }[]} curves
  */
 function averageOf(curves) {
   const readers = curves.map(interpolator);
   const longest = curves.reduce((a, b) => (b.steps.length > a.steps.length ? b : a));
-  const steps = [...longest.steps].sort((a, b) => a - b);
+  const order = longest.steps.map((_, at) => at).sort((a, b) => longest.steps[a] - longest.steps[b]);
+  const steps = order.map((at) => longest.steps[at]);
+  const times = order.map((at) => (longest.times ?? longest.steps)[at]);
   /** @type {[Value[], Value[], Value[]]} */
   const [mean, low, high] = [[], [], []];
   for (const step of steps) {
@@ -164,7 +170,7 @@ function averageOf(curves) {
     low.push(finite.length ? Math.min(...finite) : null);
     high.push(finite.length ? Math.max(...finite) : null);
   }
-  return { steps, mean, low, high };
+  return { steps, times, mean, low, high };
 }
 
 /**

@@ -5,6 +5,7 @@ import { Header, Progress } from "./header.js";
 import { Logs } from "./logs.js";
 import { Errors, Notices } from "./messages.js";
 import { RunData } from "./model.js";
+import { Pictures } from "./pictures.js";
 import { RankTable } from "./ranks.js";
 import { Settings } from "./settings.js";
 import { Timeline } from "./timeline.js";
@@ -63,6 +64,7 @@ export class MonitorView {
       new RankTable(),
       new Settings((message) => this.#send(message)),
       new CurveGrid(this.frames, this.options),
+      new Pictures(),
       new Timeline(this.frames),
       new Logs(`nbl-${Math.random().toString(36).slice(2)}`),
     ];

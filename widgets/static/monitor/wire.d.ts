@@ -23,6 +23,7 @@ export interface News {
   run?: RunRecord;
   ranks?: RankRecord[];
   curves?: CurveRecord[];
+  pictures?: PictureRecord[];
   lanes?: LaneRecord[];
   logs?: LogRecord[];
   errors?: ErrorRecord[];
@@ -103,8 +104,19 @@ export interface CurveRecord {
   rank: number;
   steps: number[];
   values: Value[];
+  /** Seconds from the launch to each report; missing: the steps stand in. */
+  times?: number[];
   /** True if these points take the place of all earlier ones. */
   replace?: boolean;
+}
+
+/** An image or histogram that a rank reported. */
+export interface PictureRecord {
+  name: string;
+  rank: number;
+  step: number;
+  /** A data URL. */
+  source: string;
 }
 
 /** A phase, its start and its length, in seconds since the launch. */
@@ -185,6 +197,7 @@ export interface Limits {
   unsearched_metrics: number;
   tooltip_rows: number;
   spans: number;
+  pictures: number;
   lanes: number;
   lines: number;
   line_characters: number;

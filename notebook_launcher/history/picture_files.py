@@ -1,0 +1,77 @@
+"""Pictures in a run's folder: a file for each, and a list of them as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from notebook_launcher.history.encoding import encode
+from notebook_launcher.history.run_files import append
+from notebook_launcher.history.run_folders import PICTURES
+from notebook_launcher.history.schema import RunPicture
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+__all__ = ["MAX_PICTURE_BYTES", "PictureFiles", "read_pictures"]
+
+MAX_PICTURE_BYTES = 32_000_000
+"""Bytes of a run's pictures. The first half of the room takes all; each next half of the rest a tenth as many."""
+SUFFIXES = {"image/png": "png", "image/svg+xml": "svg"}
+
+
+class PictureFiles:
+    """The pictures of one run; the fuller the room, the fewer of each name and rank it takes."""
+
+    def __init__(self, folder: Path, limit: int = MAX_PICTURE_BYTES) -> None:
+        self.size = 0
+        self._folder = folder
+        self._limit = limit
+        self._num_written = 0
+        self._seen: Counter[tuple[str, int]] = Counter()
+
+    def write(self, pictures: Iterable[RunPicture]) -> None:
+        """Add pictures; raises `OSError`."""
+        for picture in pictures:
+            key = (picture.name, picture.rank)
+            place = self._seen[key]
+            self._seen[key] += 1
+            if place % self._stride() == 0 and self.size + len(picture.data) <= self._limit:
+                self._write(picture)
+
+    def _stride(self) -> int:
+        stride, room = 1, 1 - self.size / self._limit
+        while room < 0.5 and stride < 10**6:
+            stride, room = 10 * stride, 2 * room
+        return stride
+
+    def _write(self, picture: RunPicture) -> None:
+        file = f"picture-{self._num_written}.{SUFFIXES[picture.mime]}"
+        fields = {"rank": picture.rank, "step": picture.step, "time": picture.time, "name": picture.name, "file": file}
+        append(self._folder / file, picture.data)
+        append(self._folder / PICTURES, encode(fields).encode("ascii") + b"\n")
+        self._num_written += 1
+        self.size += len(picture.data)
+
+
+def read_pictures(folder: Path, start: int = 0) -> list[RunPicture]:
+    """Return the pictures in a run's folder, from a position on; what was removed is left out."""
+    try:
+        lines = (folder / PICTURES).read_text("ascii").splitlines()[start:]
+    except OSError:
+        return []
+    return [picture for line in lines if (picture := _read(folder, line)) is not None]
+
+
+def _read(folder: Path, line: str) -> RunPicture | None:
+    try:
+        fields = json.loads(line)
+        file = str(fields.pop("file"))
+        mime = next(mime for mime, suffix in SUFFIXES.items() if file.endswith(suffix))
+        if "/" in file:  # Another program changed the list.
+            return None
+        return RunPicture(**fields, mime=mime, data=(folder / file).read_bytes())
+    except (OSError, ValueError, TypeError, KeyError, StopIteration):
+        return None

@@ -1,0 +1,227 @@
+"""Trackers of Comet, ClearML, Aim and DVCLive, each by its own client."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training.recording.client_trackers import ClientTracker, numbers_of, plain_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["AimTracker", "ClearMLTracker", "CometMLTracker", "DVCLiveTracker"]
+
+
+class CometMLTracker(ClientTracker):
+    """Writes to Comet (`comet_ml` 3.41 or newer); `tracker` is the experiment that `comet_ml.start` returned.
+
+    Args:
+        run_name: The project.
+        kwargs: Arguments of `comet_ml.start`, such as `online=False`.
+    """
+
+    name = module = distribution = "comet_ml"
+
+    def start(self) -> None:
+        """Begin an experiment in the project."""
+        self.run = self.client().start(project_name=self.run_name, **self.init_kwargs)
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store hyperparameters."""
+        self.run.log_parameters(values)
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log numbers as metrics, dicts of numbers as several, and strings as notes."""
+        if step is not None:
+            self.run.set_step(step)
+        for name, value in plain_values(values).items():
+            if isinstance(value, (int, float)):
+                self.run.log_metric(name, value, step=step, **kwargs)
+            elif isinstance(value, str):
+                self.run.log_other(name, value, **kwargs)
+            elif isinstance(value, dict):
+                self.run.log_metrics(value, step=step, **kwargs)
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
+        for name, images in values.items():
+            for image in images:
+                self.run.log_image(image, name=name, step=step, **kwargs)
+
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log a table, given as columns and rows or as a frame of pandas, as a CSV file."""
+        if step is not None:
+            self.run.set_step(step)
+        rows = dataframe if dataframe is not None else list(data or ())
+        self.run.log_table(f"{table_name}.csv", rows, headers=columns or dataframe is not None, **kwargs)
+
+    def finish(self) -> None:
+        """End the experiment; idempotent."""
+        run, self.run = self.run, None
+        if run is not None:
+            run.end()
+
+
+class ClearMLTracker(ClientTracker):
+    """Writes to ClearML; `tracker` is the `Task`: the current one if there is one, else a new one.
+
+    Args:
+        run_name: The project and the task, unless `CLEARML_PROJECT` and `CLEARML_TASK` name them.
+        kwargs: Arguments of `Task.init`.
+    """
+
+    name = module = distribution = "clearml"
+
+    def __init__(self, run_name: str = "", **kwargs: Any) -> None:
+        super().__init__(run_name, **kwargs)
+        self._is_own = False
+
+    def start(self) -> None:
+        """Begin a task, or take the current one."""
+        task = self.client().Task
+        self.run = task.current_task()
+        self._is_own = self.run is None
+        if self._is_own:
+            project = os.environ.get("CLEARML_PROJECT", self.run_name)
+            names = {"project_name": project, "task_name": os.environ.get("CLEARML_TASK", self.run_name)}
+            self.run = task.init(**{**names, **self.init_kwargs})
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store hyperparameters."""
+        self.run.connect_configuration(values)
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log the numbers among the values: as points of a curve, or without a step as single values."""
+        logger = self.run.get_logger()
+        for name, value in numbers_of(values).items():
+            if step is None:
+                logger.report_single_value(name=name, value=value, **kwargs)
+            else:
+                title, series = _chart_of(name)
+                logger.report_scalar(title=title, series=series, value=value, iteration=step, **kwargs)
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
+        for name, images in values.items():
+            title, series = _chart_of(name)
+            for number, image in enumerate(images):
+                curve = series if len(images) == 1 else f"{series}/{number}"
+                self.run.get_logger().report_image(title=title, series=curve, iteration=step, image=image, **kwargs)
+
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log a table, given as columns and rows or as a frame of pandas."""
+        rows = dataframe if dataframe is not None else [*([columns] if columns else []), *(data or ())]
+        title, series = _chart_of(table_name)
+        self.run.get_logger().report_table(title=title, series=series, iteration=step, table_plot=rows, **kwargs)
+
+    def finish(self) -> None:
+        """Close the task, unless it ran before `start`; idempotent."""
+        task, self.run = self.run, None
+        if task is not None and self._is_own:
+            task.close()
+
+
+class AimTracker(ClientTracker):
+    """Writes to an Aim repository in the logging folder; `tracker` is the `aim.Run`.
+
+    Args:
+        run_name: The run's name.
+        logging_dir: The repository.
+        kwargs: Arguments of `aim.Run`.
+    """
+
+    name = module = distribution = "aim"
+    requires_logging_directory = True
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] = ".", **kwargs: Any) -> None:
+        super().__init__(run_name, **kwargs)
+        self.aim_repo_path = os.fspath(logging_dir)
+
+    def start(self) -> None:
+        """Begin a run in the repository."""
+        self.run = self.client().Run(repo=self.aim_repo_path, **self.init_kwargs)
+        self.run.name = self.run_name
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store hyperparameters."""
+        self.run["hparams"] = values
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Track each value."""
+        for name, value in plain_values(values).items():
+            self.run.track(value, name=name, step=step, **kwargs)
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Track lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
+        image = self.client().Image
+        for name, images in values.items():
+            self.run.track([image(one) for one in images], name=name, step=step, **kwargs)
+
+    def finish(self) -> None:
+        """Close the run; idempotent."""
+        run, self.run = self.run, None
+        if run is not None:
+            run.close()
+
+
+class DVCLiveTracker(ClientTracker):
+    """Writes files by DVCLive; `tracker` is its `Live`.
+
+    Args:
+        run_name: Not used: DVCLive has no projects.
+        live: A `Live` to use; None: a new one.
+        kwargs: Arguments of `dvclive.Live`, such as `dir`.
+    """
+
+    name = module = distribution = "dvclive"
+
+    def __init__(self, run_name: str = "", live: Any = None, **kwargs: Any) -> None:
+        super().__init__(run_name, **kwargs)
+        self.run = live
+
+    def start(self) -> None:
+        """Open the folder."""
+        self.run = self.run if self.run is not None else self.client().Live(**self.init_kwargs)
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store hyperparameters."""
+        self.run.log_params(values)
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log the numbers among the values, and count a step."""
+        if step is not None:
+            self.run.step = step
+        for name, value in numbers_of(values).items():
+            self.run.log_metric(name, value, **kwargs)
+        self.run.next_step()
+
+    def finish(self) -> None:
+        """End the record; idempotent."""
+        live, self.run = self.run, None
+        if live is not None:
+            live.end()
+
+
+def _chart_of(name: str) -> tuple[str, str]:
+    """Return the chart and curve of a metric: `train/loss` and `train_loss` are the curve train of the chart loss."""
+    for group in ("train", "eval", "test", "val"):
+        if name.startswith((f"{group}/", f"{group}_")):
+            return name[len(group) + 1 :], group
+    return name, "train"

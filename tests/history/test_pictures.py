@@ -1,0 +1,162 @@
+"""Images and histograms that ranks report: encoded, sent, kept in the folder, shown in saved records."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from notebook_launcher import Accelerator, histogram, launch, report, runs
+from notebook_launcher.drawing.reported import reported_html
+from notebook_launcher.history.picture_files import PictureFiles, read_pictures
+from notebook_launcher.history.schema import RunPicture
+from notebook_launcher.pictures import MAX_BYTES, MAX_SIDE, Histogram, encode_picture
+from notebook_launcher.widgets.picture_feed import PictureFeed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+
+
+def pixels_of(value: Any) -> Any:
+    encoded = encode_picture(value)
+    assert encoded is not None
+    mime, data = encoded
+    assert mime == "image/png"
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def test_arrays_of_bytes_and_of_floats_are_the_same_image() -> None:
+    bytes_ = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+    assert (pixels_of(bytes_) == bytes_).all()
+    assert (pixels_of(bytes_ / 255.0) == bytes_).all()
+    assert (pixels_of(torch.tensor(bytes_).permute(2, 0, 1)) == bytes_).all()
+    assert (pixels_of(torch.tensor(bytes_)) == bytes_).all()
+    assert (pixels_of(Image.fromarray(bytes_)) == bytes_).all()
+    assert (pixels_of(bytes_[:, :, 0]) == bytes_[:, :, 0]).all()
+    assert (pixels_of(torch.tensor(bytes_ / 255.0, dtype=torch.bfloat16, requires_grad=True)).shape) == (4, 5, 3)
+
+
+def test_float_outside_its_range_is_cut_and_nan_is_black() -> None:
+    values = np.array([[[-1.0], [2.0], [math.nan], [0.5]]])
+    assert pixels_of(values).tolist() == [[0, 255, 0, 128]]
+
+
+def test_large_image_is_made_smaller() -> None:
+    assert pixels_of(np.zeros((3 * MAX_SIDE, 10, 3), np.uint8)).shape == (MAX_SIDE, 4, 3)
+    noise = np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), dtype=np.uint8)
+    encoded, pillow = encode_picture(noise), encode_picture(Image.fromarray(noise))
+    assert encoded is not None
+    assert pillow is not None
+    assert max(len(encoded[1]), len(pillow[1])) <= MAX_BYTES
+
+
+def test_figure_is_its_png() -> None:
+    figures = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
+    assert pixels_of(figures.Figure(figsize=(1, 1), dpi=50)).shape == (50, 50, 4)
+
+
+@pytest.mark.parametrize(
+    "value", [1.0, "text", torch.zeros(3), np.zeros((2, 2)), np.zeros((2, 2, 5)), np.zeros((0, 2, 3))]
+)
+def test_what_is_no_picture(value: Any) -> None:
+    assert encode_picture(value) is None
+
+
+def test_matrix_is_refused_with_the_way_to_show_it() -> None:
+    with pytest.raises(
+        TypeError, match=r"must be one number.* A picture needs 1, 3 or 4 channels: pass x\[\.\.\., None\]"
+    ):
+        report(weights=torch.zeros(2, 2))
+    with pytest.raises(TypeError, match="a histogram is a picture, not a number"):
+        float(histogram([1.0]))
+
+
+def test_histogram_counts_finite_values() -> None:
+    found = histogram(torch.tensor([0.0, 1.0, 1.0, 4.0, math.nan, math.inf]), bins=4)
+    assert found == Histogram(0.0, 4.0, (1, 2, 0, 1), 2)
+    assert histogram(torch.ones(3), bins=3).counts == (0, 3, 0)
+    assert histogram([], bins=2) == Histogram(0.0, 0.0, (0, 0), 0)
+    encoded = encode_picture(found)
+    assert encoded is not None
+    assert "4 values, 2 not finite" in encoded[1].decode()
+    with pytest.raises(ValueError, match=r"histogram\(bins=0\): the number of bins can be 1 to 1000"):
+        histogram([1.0], bins=0)
+
+
+def train() -> None:
+    accelerator = Accelerator(cpu=True)
+    for step in range(3):
+        report(step=step, loss=1.0, sample=torch.full((3, 8, 8), step / 3), weights=histogram(torch.randn(100)))
+    accelerator.log_images({"both": [np.zeros((2, 2, 3)), np.ones((2, 2, 3))]}, step=3)
+
+
+def test_reported_pictures_are_kept_in_the_folder_of_the_run(home: Path) -> None:
+    run = launch(train, 2, output="none")
+    run.result()
+    assert {(picture.name, picture.rank) for picture in run.pictures} == {
+        (name, rank) for name in ("sample", "weights", "both/0", "both/1") for rank in (0, 1)
+    }
+    assert [point.values for point in run.metrics] == [{"loss": 1.0}] * 6
+    (kept,) = runs(home)
+    assert kept.pictures == run.pictures
+    assert kept.pictures_since(15)[1] == 16
+    assert kept._repr_html_().count("<img src") >= 4
+    bundle = kept.pictures[0]._repr_mimebundle_()
+    assert bundle["image/png"].startswith(b"\x89PNG")
+    assert bundle["text/plain"].startswith("RunPicture(rank=")
+    kept.delete()
+    assert not kept.folder.exists()
+
+
+def picture(number: int, size: int = 1000, name: str = "x") -> RunPicture:
+    return RunPicture(rank=0, step=number, time=0.0, name=name, mime="image/png", data=bytes(size))
+
+
+def test_folder_takes_fewer_pictures_the_fuller_it_is(tmp_path: Path) -> None:
+    files = PictureFiles(tmp_path, limit=100_000)
+    files.write(picture(number) for number in range(400))
+    steps = [kept.step for kept in read_pictures(tmp_path)]
+    assert steps[:50] == list(range(50))
+    assert steps[-1] >= 300
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.png")) == files.size <= 100_000
+
+
+def test_list_that_another_program_changed_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    PictureFiles(tmp_path).write([picture(0), picture(1)])
+    (tmp_path / "picture-0.png").unlink()
+    with (tmp_path / "pictures.jsonl").open("a") as file:
+        file.write('{"file": "../x.png", "rank": 0, "step": 0, "time": 0, "name": "a"}\n{"file": 3}\nno json\n')
+    assert [kept.step for kept in read_pictures(tmp_path)] == [1]
+
+
+class Reader:
+    """A reader of pictures alone."""
+
+    def __init__(self, pictures: list[RunPicture]) -> None:
+        self.pictures = pictures
+
+    def pictures_since(self, position: int) -> Any:
+        return self.pictures[position:], len(self.pictures)
+
+
+def test_page_gets_a_bounded_number_of_pictures_and_always_the_newest() -> None:
+    reader: Any = Reader([picture(number, 20_000) for number in range(300)])
+    feed = PictureFeed(reader)
+    assert [record["step"] for record in feed.everything()] == list(range(250, 300))
+    reader.pictures += [picture(number, 300_000) for number in range(300, 310)]
+    assert [record["step"] for record in feed.news()] == [309]
+    assert feed.news() == []
+
+
+def test_saved_record_has_the_newest_picture_of_each_name() -> None:
+    html = reported_html([picture(0), picture(1), picture(2, name="<b>")])
+    assert html.count("<img") == 2
+    assert "x, rank 0, step 1" in html
+    assert "&lt;b&gt;" in html
+    assert reported_html([]) == reported_html([picture(0, 1_000_000)]) == ""

@@ -1,0 +1,273 @@
+"""Trackers of other services: each logs from two ranks by its real client, offline, and its files are read back.
+
+A client that is not installed skips its test; `pip install -e '.[trackers]'` brings them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notebook_launcher import launch
+from notebook_launcher.training.recording.client_trackers import ClientTracker, is_installed
+from notebook_launcher.training.recording.experiment_trackers import ClearMLTracker, CometMLTracker, DVCLiveTracker
+from notebook_launcher.training.recording.mlflow_tracker import MLflowTracker
+from notebook_launcher.training.recording.trackers import filter_trackers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def train(name: str, init_kwargs: dict[str, Any], read: Callable[[Any], Any], folder: str) -> Any:
+    import numpy as np
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, log_with=name, project_dir=folder)
+    accelerator.init_trackers("digits", {"lr": 0.1}, init_kwargs={name: init_kwargs})
+    for step in range(3):
+        accelerator.log({"train/loss": torch.tensor(1.0 / (step + 1)), "val/loss": 2.0}, step=step)
+    tracker = accelerator.get_tracker(name)
+    if hasattr(tracker, "log_images"):  # On other ranks the blank tracker has every method.
+        tracker.log_images({"sample": [np.zeros((4, 4, 3), np.uint8)]}, step=2)
+    if hasattr(tracker, "log_table"):
+        tracker.log_table("errors", columns=["digit", "count"], data=[[3, 1], [8, 2]])
+    own = accelerator.get_tracker(name, unwrap=True)
+    found = read(own) if accelerator.is_main_process else type(own).__name__
+    accelerator.end_training()
+    return found
+
+
+def logged(
+    name: str,
+    folder: Path,
+    read: Callable[[Any], Any],
+    init_kwargs: dict[str, Any] | None = None,
+    env: dict[str, str] | None = None,
+) -> Any:
+    """Return what rank 0 read from its client, after a training on two ranks in an empty folder."""
+    if not is_installed(name):
+        pytest.skip(f"{name} is not installed; pip install -e '.[trackers]' brings it")
+    variables = {**(env or {}), "HOME": str(folder), "MPLCONFIGDIR": str(folder)}
+    run = launch(train, 2, args=(name, init_kwargs or {}, read, str(folder)), env=variables, output="none")
+    first, second = run.result()
+    assert second == "BlankTracker"  # A client runs on the main process alone.
+    return first
+
+
+@pytest.mark.slow
+def test_wandb_keeps_metrics_offline(tmp_path: Path) -> None:
+    def read(run: Any) -> Any:
+        return dict(run.config), run.summary["train/loss"], run.dir
+
+    config, loss, folder = logged("wandb", tmp_path, read, {"mode": "offline", "dir": str(tmp_path)})
+    assert config == {"lr": 0.1}
+    assert loss == pytest.approx(1 / 3)
+    assert [path for path in tmp_path.rglob("*.wandb") if path.stat().st_size > 0]
+    assert [path for path in tmp_path.rglob("*.png") if folder in str(path)]
+    assert [path for path in tmp_path.rglob("errors*.table.json") if '"columns":["digit","count"]' in path.read_text()]
+
+
+@pytest.mark.slow
+def test_mlflow_keeps_curves_in_a_folder(tmp_path: Path) -> None:
+    def read(run: Any) -> Any:
+        from mlflow import MlflowClient
+
+        client = MlflowClient()
+        points = client.get_metric_history(run.info.run_id, "train/loss")
+        return [(point.step, point.value) for point in points], client.get_run(run.info.run_id).data.params
+
+    uri = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    curve, parameters = logged("mlflow", tmp_path, read, {"run_name": "first"}, uri)
+    assert curve == [(0, 1.0), (1, 0.5), (2, pytest.approx(1 / 3))]
+    assert parameters == {"lr": "0.1"}
+
+
+@pytest.mark.slow
+def test_trackio_keeps_metrics_on_this_machine(tmp_path: Path) -> None:
+    def read(run: Any) -> Any:
+        return run.config["lr"]
+
+    place = {"TRACKIO_DIR": str(tmp_path / "trackio")}
+    assert logged("trackio", tmp_path, read, {"embed": False}, place) == 0.1
+    assert list((tmp_path / "trackio").rglob("digits*"))
+
+
+@pytest.mark.slow
+def test_swanlab_keeps_metrics_offline(tmp_path: Path) -> None:
+    def read(_: Any) -> Any:
+        import swanlab
+
+        return swanlab.config["lr"]
+
+    arguments = {"mode": "offline", "logdir": str(tmp_path / "swanlab")}
+    assert logged("swanlab", tmp_path, read, arguments) == 0.1
+    assert [path for path in (tmp_path / "swanlab").rglob("*") if path.is_file()]
+
+
+@pytest.mark.slow
+def test_comet_keeps_an_archive_offline(tmp_path: Path) -> None:
+    def read(experiment: Any) -> Any:
+        return experiment.get_parameter("lr")
+
+    arguments = {"online": False, "experiment_config": None}
+    place = {"COMET_OFFLINE_DIRECTORY": str(tmp_path / "comet"), "COMET_API_KEY": "none"}
+    assert logged("comet_ml", tmp_path, read, arguments, place) == 0.1
+    assert list((tmp_path / "comet").glob("*.zip"))
+
+
+@pytest.mark.slow
+def test_clearml_keeps_a_task_offline(tmp_path: Path) -> None:
+    def read(task: Any) -> Any:
+        return task.get_offline_mode_folder() is not None
+
+    place = {"CLEARML_OFFLINE_MODE": "1", "CLEARML_CACHE_DIR": str(tmp_path)}
+    arguments = {"auto_connect_frameworks": False, "auto_resource_monitoring": False}
+    assert logged("clearml", tmp_path, read, arguments, place)
+
+
+@pytest.mark.slow
+def test_aim_keeps_a_repository(tmp_path: Path) -> None:
+    def read(run: Any) -> Any:
+        return run["hparams"]["lr"]
+
+    assert logged("aim", tmp_path, read) == 0.1
+    assert (tmp_path / ".aim").is_dir()
+
+
+# Without a client.
+
+
+def absent(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, None)  # As Python marks what cannot be imported.
+
+
+def test_tracker_without_its_client_fails_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    from notebook_launcher import Accelerator
+
+    absent(monkeypatch, "wandb")
+    with pytest.raises(ModuleNotFoundError, match=r"log_with='wandb': wandb is not installed. Type %pip install wandb"):
+        Accelerator(cpu=True, log_with="wandb")
+
+
+def test_tracker_without_its_client_is_left_out_by_accelerates_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    from notebook_launcher import compat
+
+    absent(monkeypatch, "mlflow")
+    with pytest.warns(UserWarning, match=r"log_with='mlflow' is left out: mlflow is not installed"):
+        assert compat.Accelerator(cpu=True, log_with="mlflow").log_with == []
+
+
+def test_class_without_its_client_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent(monkeypatch, "clearml")
+    with pytest.raises(ModuleNotFoundError, match=r"'clearml' needs the package clearml, .* %pip install clearml"):
+        ClearMLTracker("run").start()
+
+
+def test_all_stands_for_the_installed_trackers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clients = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio", "wandb")
+    absent(monkeypatch, *clients)
+    assert {tracker.name for tracker in filter_trackers("all", tmp_path)} == {"jsonl", "tensorboard"}
+    monkeypatch.setitem(sys.modules, "aim", os)
+    assert "aim" in {tracker.name for tracker in filter_trackers("all", tmp_path)}
+
+
+# The calls that each client gets, for those whose offline mode may be missing here.
+
+
+class Calls:
+    """Stands in for a service's client, and records its calls."""
+
+    def __init__(self, seen: list[Any], path: str = "") -> None:
+        self._seen, self._path = seen, path
+
+    def __getattr__(self, name: str) -> Calls:
+        return Calls(self._seen, f"{self._path}.{name}".strip("."))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._seen.append((self._path, args, kwargs))
+        return None if self._path.endswith("current_task") else Calls(self._seen, self._path + "()")
+
+
+@pytest.mark.parametrize(
+    ("tracker_class", "expected"),
+    [
+        (
+            CometMLTracker,
+            [
+                ("start", (), {"project_name": "digits", "online": False}),
+                ("start().log_parameters", ({"lr": 0.1},), {}),
+                ("start().set_step", (3,), {}),
+                ("start().log_metric", ("train/loss", 0.5), {"step": 3}),
+                ("start().log_other", ("note", "ok"), {}),
+                ("start().end", (), {}),
+            ],
+        ),
+        (
+            ClearMLTracker,
+            [
+                ("Task.current_task", (), {}),
+                ("Task.init", (), {"project_name": "digits", "task_name": "digits", "online": False}),
+                ("Task.init().connect_configuration", ({"lr": 0.1},), {}),
+                ("Task.init().get_logger", (), {}),
+                (
+                    "Task.init().get_logger().report_scalar",
+                    (),
+                    {"title": "loss", "series": "train", "value": 0.5, "iteration": 3},
+                ),
+                ("Task.init().close", (), {}),
+            ],
+        ),
+        (
+            DVCLiveTracker,
+            [
+                ("Live", (), {"online": False}),
+                ("Live().log_params", ({"lr": 0.1},), {}),
+                ("Live().log_metric", ("train/loss", 0.5), {}),
+                ("Live().next_step", (), {}),
+                ("Live().end", (), {}),
+            ],
+        ),
+    ],
+)
+def test_client_gets_the_documented_calls(
+    tracker_class: type[ClientTracker], expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(tracker_class, "client", classmethod(lambda _: Calls(seen)))
+    tracker = tracker_class("digits", online=False)
+    tracker.start()
+    tracker.store_init_configuration({"lr": 0.1})
+    tracker.log({"train/loss": 0.5, "note": "ok"}, step=3)
+    tracker.finish()
+    tracker.finish()
+    assert seen == expected
+
+
+def test_variables_of_mlflow_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "other")
+    monkeypatch.setenv("MLFLOW_TAGS", '{"team": "a"}')
+    monkeypatch.setenv("MLFLOW_NESTED_RUN", "TRUE")
+    tracker = MLflowTracker("digits", run_name="first")
+    assert tracker.run_name == "other"
+    assert tracker.init_kwargs == {
+        "run_id": None,
+        "tags": {"team": "a"},
+        "nested": True,
+        "run_name": "first",
+        "description": None,
+    }
+
+
+def test_mlflow_leaves_out_a_hyperparameter_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(MLflowTracker, "client", classmethod(lambda _: Calls(seen)))
+    with pytest.warns(UserWarning, match=r"MLflow keeps 6000 characters of a hyperparameter; left out: prompt"):
+        MLflowTracker("digits").store_init_configuration({"lr": 0.1, "prompt": "x" * 6001})
+    assert seen == [("log_params", ({"lr": 0.1},), {})]

@@ -1,0 +1,61 @@
+"""Pictures in a monitor's messages: the newest of each name and rank, of bounded size."""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.drawing.legend import LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from notebook_launcher.history.schema import RunPicture, RunReader
+
+__all__ = ["PictureFeed"]
+
+Record = dict[str, Any]
+ALL_BYTES = 4_000_000
+"""Bytes of the pictures in the first message."""
+NEW_BYTES = 500_000
+"""Bytes of the pictures in an update; the newest picture of each name and rank is always sent."""
+
+
+class PictureFeed:
+    """Images and histograms of a run as records PICTURE."""
+
+    def __init__(self, reader: RunReader) -> None:
+        self._reader = reader
+        self._position = 0
+
+    def everything(self) -> list[Record]:
+        """Return the newest pictures of each name and rank."""
+        pictures, self._position = self._reader.pictures_since(0)
+        return _records(pictures, ALL_BYTES)
+
+    def news(self) -> list[Record]:
+        """Return the pictures since the last message; of a flood, the newest."""
+        pictures, self._position = self._reader.pictures_since(self._position)
+        return _records(pictures, NEW_BYTES)
+
+
+def _records(pictures: Sequence[RunPicture], room: int) -> list[Record]:
+    counts: defaultdict[tuple[str, int], int] = defaultdict(int)
+    kept = []
+    for picture in reversed(pictures):
+        key = (picture.name, picture.rank)
+        room -= len(picture.data)
+        if counts[key] == 0 or (room >= 0 and counts[key] < LIMITS.pictures):
+            counts[key] += 1
+            kept.append(picture)
+    return [_record(picture) for picture in reversed(kept)]
+
+
+def _record(picture: RunPicture) -> Record:
+    return {
+        "name": picture.name,
+        "rank": picture.rank,
+        "step": picture.step,
+        "source": f"data:{picture.mime};base64,{base64.b64encode(picture.data).decode()}",
+    }

@@ -1,0 +1,136 @@
+"""`RunsTable(runs())`: kept runs as a table to filter, sort, edit, delete and compare."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import traitlets
+
+from notebook_launcher.errors import LaunchError
+from notebook_launcher.kernel import cell
+from notebook_launcher.text import one_line
+from notebook_launcher.units import format_bytes, format_metrics, format_seconds
+from notebook_launcher.widgets.assets import STATIC, join_modules
+from notebook_launcher.widgets.comparison import compare
+from notebook_launcher.widgets.kept import Kept
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.archive.listing import RunList
+    from notebook_launcher.archive.recorded import RecordedRun
+
+__all__ = ["RunsTable", "show"]
+
+MAX_ROWS = 200
+"""Runs in the table, the newest ones."""
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class RunsTable(anywidget.AnyWidget):
+    """Kept runs as a table: `runs()` shows it in a notebook.
+
+    The page filters and sorts; deleting, editing and comparing are done here, when the kernel is idle.
+
+    Args:
+        runs: The runs, at most 200 of which are shown.
+    """
+
+    _esm = join_modules(STATIC / "runs.js")
+    _css = join_modules(STATIC / "runs.css")
+    rows: Any = traitlets.List().tag(sync=True)
+    """A record for each run; see `RunRow` in `static/runs.js`."""
+    caption = traitlets.Unicode().tag(sync=True)
+    answer = traitlets.Unicode().tag(sync=True)
+    """What the last request led to, in a line."""
+    compared = traitlets.Unicode().tag(sync=True)
+    """The comparison of the selected runs, as HTML."""
+
+    def __init__(self, runs: RunList, **traits: Any) -> None:
+        self._runs = {run.id: run for run in runs[:MAX_ROWS]}
+        self._left_out = len(runs) - len(self._runs)
+        self._home = runs.home
+        super().__init__(**traits)
+        self._renew()
+        self.on_msg(lambda _, content, __: self._receive(content))
+
+    def _renew(self) -> None:
+        self.rows = [_row(run) for run in self._runs.values()]
+        older = f", and {self._left_out} older: runs()[{MAX_ROWS}:]" if self._left_out else ""
+        self.caption = f"{len(self._runs)} runs in {self._home}{older}"
+
+    def _receive(self, content: Any) -> None:
+        """Carry out a request of the page. An error becomes a line, because no cell would show it."""
+        requests: dict[str, Callable[[dict[str, Any]], str]] = {
+            "delete": self._delete,
+            "edit": self._edit,
+            "compare": self._compare,
+        }
+        request = requests.get(content.get("type", "")) if isinstance(content, dict) else None
+        if request is None:
+            return
+        try:
+            self.answer = request(content)
+        except (LaunchError, LookupError, OSError) as error:
+            self.answer = one_line(f"{type(error).__name__}: {error}", 500)
+        self._renew()
+
+    def _chosen(self, content: dict[str, Any]) -> list[RecordedRun]:
+        return [self._runs[name] for name in content.get("ids", ()) if name in self._runs]
+
+    def _delete(self, content: dict[str, Any]) -> str:
+        over = [run for run in self._chosen(content) if run.snapshot().is_over]
+        live = len(self._chosen(content)) - len(over)
+        freed = sum(run.size for run in over)
+        for run in over:
+            run.delete()
+            del self._runs[run.id]
+        rest = f"; {live} not over, and kept" if live else ""
+        return f"{len(over)} deleted, {format_bytes(freed)}{rest}"
+
+    def _edit(self, content: dict[str, Any]) -> str:
+        (run,) = self._chosen(content)
+        tags = [tag.strip() for tag in str(content.get("tags", "")).split(",") if tag.strip()]
+        run.edit(name=str(content.get("name", "")), tags=tags, notes=str(content.get("notes", "")))
+        return f"{run.name}: saved"
+
+    def _compare(self, content: dict[str, Any]) -> str:
+        chosen = self._chosen(content)
+        self.compared = compare(*chosen).as_html() if chosen else ""
+        return ""
+
+
+def _row(run: RecordedRun) -> dict[str, Any]:
+    snapshot = run.snapshot()
+    metrics = next((format_metrics(rank.metrics) for rank in snapshot.ranks if rank.metrics), "")
+    size = run.size
+    return {
+        "id": run.id,
+        "name": run.name,
+        "tags": list(run.tags),
+        "notes": run.notes,
+        "when": time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.started)),
+        "started": snapshot.started,
+        "state": snapshot.state,
+        "time": format_seconds(snapshot.seconds),
+        "seconds": snapshot.seconds,
+        "ranks": snapshot.num_processes,
+        "disk": format_bytes(size),
+        "bytes": size,
+        "metrics": metrics,
+    }
+
+
+def show(runs: RunList) -> bool:
+    """Show runs as a table in the present cell; return False where no front end may draw it."""
+    sink = cell.make_sink()
+    if not sink.has_audience or not len(runs):
+        return False
+    table, kept = RunsTable(runs), Kept()
+    table.add_class(kept.live)
+    view = {"version_major": 2, "version_minor": 0, "model_id": table.model_id}
+    sink.display({WIDGET_VIEW: view, "text/html": "", "text/plain": repr(runs)})
+    kept.show(sink, runs.as_html(), runs.as_text())
+    return True

@@ -1,0 +1,67 @@
+import { h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
+
+/** @import { RunData } from "./model.js" */
+/** @import { PictureRecord, Topic } from "./wire" */
+
+/** Images and histograms that ranks reported: of each name and rank the newest, and the earlier ones by a slider. */
+export class Pictures extends Section {
+  /** @type {Topic[]} */
+  topics = ["pictures"];
+
+  constructor() {
+    super("Pictures");
+    const grid = h("div", { class: "nbl-pictures" });
+    this.body.append(grid);
+    this.list = new KeyedList(
+      grid,
+      () => new PictureView(),
+      (view, /** @type {PictureRecord[]} */ pictures) => view.show(pictures),
+    );
+  }
+
+  /** @param {RunData} data */
+  paint({ pictures }) {
+    setHidden(this.element, !pictures.size);
+    this.list.show([...pictures]);
+  }
+}
+
+/** The pictures of one name and rank. */
+class PictureView {
+  /** @type {PictureRecord[]} */
+  #pictures = [];
+  /** True until the user moves the slider back from its end. */
+  #followsNewest = true;
+
+  constructor() {
+    this.image = h("img", { class: "nbl-picture" });
+    this.caption = h("figcaption", {});
+    this.slider = h("input", { type: "range", min: "0", oninput: () => this.#choose() });
+    this.element = h("figure", { class: "nbl-plot" }, this.caption, this.image, this.slider);
+  }
+
+  #choose() {
+    this.#followsNewest = Number(this.slider.value) === this.#pictures.length - 1;
+    this.#paint();
+  }
+
+  /** @param {PictureRecord[]} pictures */
+  show(pictures) {
+    this.#pictures = pictures;
+    const last = pictures.length - 1;
+    setAttribute(this.slider, "max", String(last));
+    if (this.#followsNewest) this.slider.value = String(last);
+    setHidden(this.slider, last === 0);
+    this.#paint();
+  }
+
+  #paint() {
+    const { name, rank, step, source } = this.#pictures[Number(this.slider.value)];
+    const words = `${name}, rank ${rank}, step ${step}`;
+    setText(this.caption, words);
+    setAttribute(this.image, "alt", words);
+    setAttribute(this.image, "src", source);
+    setAttribute(this.slider, "aria-label", `Steps of ${name}, rank ${rank}`);
+    setAttribute(this.slider, "aria-valuetext", `step ${step}`);
+  }
+}

@@ -1,0 +1,243 @@
+// The table of kept runs: filter, sort, select; deleting, editing and comparing are requests to Python.
+
+/**
+ * @typedef {{
+ *   id: string, name: string, tags: string[], notes: string, when: string, started: number, state: string,
+ *   time: string, seconds: number, ranks: number, disk: string, bytes: number, metrics: string,
+ * }} RunRow
+ */
+/** @typedef {keyof RunRow} Key */
+/**
+ * A widget's model, as far as this page uses it.
+ * @typedef {{
+ *   get(name: string): any,
+ *   on(event: string, listener: () => void): void,
+ *   off(event: string, listener: () => void): void,
+ *   send(message: object): unknown,
+ * }} RunsModel
+ */
+
+/** Columns: what is shown, and what is sorted by. @type {[title: string, shown: Key, sorted: Key][]} */
+const COLUMNS = [
+  ["name", "name", "name"],
+  ["tags", "tags", "tags"],
+  ["when", "when", "started"],
+  ["state", "state", "state"],
+  ["time", "time", "seconds"],
+  ["ranks", "ranks", "ranks"],
+  ["disk", "disk", "bytes"],
+  ["last metrics", "metrics", "metrics"],
+  ["notes", "notes", "notes"],
+];
+const NUMBERS = new Set(["seconds", "ranks", "bytes"]);
+
+/**
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, string>} [attributes]
+ * @param {...(Node | string)} children
+ */
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** @param {string} text @param {() => void} onclick */
+function button(text, onclick) {
+  const made = make("button", { type: "button" }, text);
+  made.addEventListener("click", onclick);
+  return made;
+}
+
+/** @param {RunRow} row */
+const wordsOf = (row) =>
+  [row.id, row.name, row.tags.join(" "), row.state, row.metrics, row.notes].join(" ").toLowerCase();
+
+class RunsView {
+  /** @type {Set<string>} */
+  #selected = new Set();
+  /** @type {Key} */
+  #sortedBy = "started";
+  #isDescending = true;
+  #model;
+
+  /** @param {RunsModel} model @param {HTMLElement} parent */
+  constructor(model, parent) {
+    this.#model = model;
+    this.filter = make("input", { type: "search", placeholder: "Filter", "aria-label": "Filter runs" });
+    this.filter.addEventListener("input", () => this.paint());
+    this.tag = make("select", { "aria-label": "Tag" });
+    this.tag.addEventListener("change", () => this.paint());
+    this.actions = make("span", { class: "nbr-actions" });
+    this.caption = make("div", { class: "nbr-caption", role: "status" });
+    this.form = make("div", { class: "nbr-form" });
+    this.head = make("tr");
+    this.body = make("tbody");
+    this.compared = make("div");
+    const table = make("table", { "aria-label": "Runs" }, make("thead", {}, this.head), this.body);
+    this.root = make(
+      "div",
+      { class: "nbr-runs", "data-lm-suppress-shortcuts": "true" },
+      make("div", { class: "nbr-bar" }, this.filter, this.tag, this.actions),
+      this.form,
+      make("div", { class: "nbr-scroll", tabindex: "0", role: "region", "aria-label": "Table of runs" }, table),
+      this.caption,
+      this.compared,
+    );
+    parent.append(this.root);
+    this.paint();
+  }
+
+  /** @returns {RunRow[]} */
+  get rows() {
+    return this.#model.get("rows") ?? [];
+  }
+
+  /** Rows that the filters leave, in order. */
+  get #shown() {
+    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const [key, sign] = [this.#sortedBy, this.#isDescending ? -1 : 1];
+    const fits = (/** @type {RunRow} */ row) =>
+      words.every((word) => wordsOf(row).includes(word)) && (!this.tag.value || row.tags.includes(this.tag.value));
+    return this.rows.filter(fits).sort((a, b) => {
+      const [left, right] = [a[key], b[key]];
+      if (typeof left === "number" && typeof right === "number") return sign * (left - right);
+      return sign * String(left).localeCompare(String(right));
+    });
+  }
+
+  #chosen() {
+    return this.rows.filter(({ id }) => this.#selected.has(id));
+  }
+
+  paint() {
+    const known = new Set(this.rows.map(({ id }) => id));
+    for (const id of this.#selected) if (!known.has(id)) this.#selected.delete(id);
+    this.#paintTags();
+    const shown = this.#shown;
+    const all = make("input", { type: "checkbox", "aria-label": "Select all shown runs" });
+    all.checked = shown.length > 0 && shown.every(({ id }) => this.#selected.has(id));
+    all.addEventListener("change", () => {
+      for (const { id } of shown) this.#select(id, all.checked);
+      this.paint();
+    });
+    this.head.replaceChildren(make("th", {}, all), ...COLUMNS.map((column) => this.#heading(column)));
+    this.body.replaceChildren(...shown.map((row) => this.#row(row)));
+    const bytes = this.#model.get("answer");
+    const count = shown.length === this.rows.length ? "" : `${shown.length} shown of `;
+    this.caption.textContent = [`${count}${this.#model.get("caption")}`, bytes].filter(Boolean).join(" · ");
+    this.#paintActions();
+  }
+
+  #paintTags() {
+    const tags = [...new Set(this.rows.flatMap((row) => row.tags))].sort();
+    const chosen = tags.includes(this.tag.value) ? this.tag.value : "";
+    this.tag.replaceChildren(
+      make("option", { value: "" }, "all tags"),
+      ...tags.map((tag) => make("option", { value: tag }, tag)),
+    );
+    this.tag.value = chosen;
+    this.tag.hidden = !tags.length;
+  }
+
+  /** @param {[title: string, shown: Key, sorted: Key]} column */
+  #heading([title, , key]) {
+    const isSorted = key === this.#sortedBy;
+    const sort = button(title + (isSorted ? (this.#isDescending ? " ↓" : " ↑") : ""), () => {
+      this.#isDescending = isSorted ? !this.#isDescending : NUMBERS.has(key) || key === "started";
+      this.#sortedBy = key;
+      this.paint();
+    });
+    const order = isSorted ? (this.#isDescending ? "descending" : "ascending") : "none";
+    return make("th", { "aria-sort": order, ...(NUMBERS.has(key) ? { class: "nbr-number" } : {}) }, sort);
+  }
+
+  /** @param {RunRow} row */
+  #row(row) {
+    const box = make("input", { type: "checkbox", "aria-label": `Select ${row.name}` });
+    box.checked = this.#selected.has(row.id);
+    box.addEventListener("change", () => {
+      this.#select(row.id, box.checked);
+      this.paint();
+    });
+    const cells = COLUMNS.map(([, shown, key]) => {
+      const value = row[shown];
+      const text = Array.isArray(value) ? value.join(", ") : String(value);
+      return make("td", { title: shown === "name" ? row.id : text, class: NUMBERS.has(key) ? "nbr-number" : "" }, text);
+    });
+    return make("tr", {}, make("td", {}, box), ...cells);
+  }
+
+  /** @param {string} id @param {boolean} isSelected */
+  #select(id, isSelected) {
+    if (isSelected) this.#selected.add(id);
+    else this.#selected.delete(id);
+    this.form.replaceChildren();
+  }
+
+  #paintActions() {
+    const chosen = this.#chosen();
+    const ids = chosen.map(({ id }) => id);
+    const actions = [
+      button("Compare", () => this.#model.send({ type: "compare", ids })),
+      button("Edit", () => this.#askForEdits(chosen[0])),
+      button("Delete", () => this.#askToDelete(chosen)),
+    ];
+    actions[1].disabled = chosen.length !== 1;
+    this.actions.replaceChildren(...(chosen.length ? actions : []));
+  }
+
+  /** @param {RunRow[]} chosen */
+  #askToDelete(chosen) {
+    const megabytes = chosen.reduce((sum, { bytes }) => sum + bytes, 0) / 1e6;
+    const ids = chosen.map(({ id }) => id);
+    const runs = chosen.length === 1 ? "this run" : `these ${chosen.length} runs`;
+    const close = () => this.form.replaceChildren();
+    const yes = button(`Delete ${chosen.length}`, () => {
+      this.#model.send({ type: "delete", ids });
+      close();
+    });
+    const question = `Delete ${runs} from the disk (${megabytes.toFixed(1)} MB)? It cannot be undone.`;
+    this.form.replaceChildren(make("span", { role: "alert" }, question), yes, button("Keep", close));
+    yes.focus();
+  }
+
+  /** @param {RunRow} row */
+  #askForEdits(row) {
+    const field = (/** @type {string} */ label, /** @type {string} */ value) => {
+      const input = make("input", { type: "text", value });
+      return { input, element: make("label", {}, label, input) };
+    };
+    const [name, tags, notes] = [field("name", row.name), field("tags", row.tags.join(", ")), field("notes", row.notes)];
+    const close = () => this.form.replaceChildren();
+    const save = button("Save", () => {
+      const edits = { name: name.input.value, tags: tags.input.value, notes: notes.input.value };
+      this.#model.send({ type: "edit", ids: [row.id], ...edits });
+      close();
+    });
+    this.form.replaceChildren(name.element, tags.element, notes.element, save, button("Cancel", close));
+    name.input.focus();
+  }
+
+  /** Show the comparison, which is HTML of this package's own, in which every text is escaped. */
+  paintComparison() {
+    this.compared.innerHTML = this.#model.get("compared") ?? "";
+  }
+}
+
+/** @param {{ model: RunsModel, el: HTMLElement }} context */
+function render({ model, el }) {
+  const view = new RunsView(model, el);
+  const [paint, compare] = [() => view.paint(), () => view.paintComparison()];
+  for (const name of ["rows", "caption", "answer"]) model.on(`change:${name}`, paint);
+  model.on("change:compared", compare);
+  return () => {
+    for (const name of ["rows", "caption", "answer"]) model.off(`change:${name}`, paint);
+    model.off("change:compared", compare);
+    view.root.remove();
+  };
+}
+
+export default { render };
