@@ -91,6 +91,10 @@ class AgreedStop(Protocol):
         """Return the present settings of the Accelerator."""
         ...
 
+    def close(self) -> None:
+        """End what is under way; called when the function has ended."""
+        ...
+
 
 @dataclasses.dataclass(slots=True)
 class RankContext:

@@ -10,7 +10,7 @@ pair that the kernel made (`channel.py`); descriptors travel beside the record:
                              CommMessage, Finish
     rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
                              InputRequest, Metrics, Picture, Progress, Phases, Notice, Offered,
-                             Changed, CommMessage, CommHandled, DebugEnded
+                             Changed, CommMessage, CommHandled, Profiled, DebugEnded
 
 A rank's standard output and error are pipes, not records. So output of C code, and the last lines before
 a crash, arrive in the same way as `print`.
@@ -53,6 +53,8 @@ __all__ = [
     "Phases",
     "Picture",
     "Place",
+    "ProfileOrder",
+    "Profiled",
     "Progress",
     "Raised",
     "RankExited",
@@ -243,6 +245,16 @@ class LeaveGroup:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOrder:
+    """Profile the next updates with `torch.profiler`; a part of other records."""
+
+    ranks: tuple[int, ...]
+    updates: int
+    folder: str | None
+    """Folder for the traces; None: none is written."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """Do something after an update on which all ranks agree; the board says that this record has been sent.
 
@@ -251,11 +263,13 @@ class Change:
 
     number: int
     """Number of the change in this attempt, from 1 on."""
-    action: Literal["set", "pause", "resume", "save", "stop"]
+    action: Literal["set", "pause", "resume", "save", "stop", "profile"]
     values: dict[str, float | str | None] = dataclasses.field(default_factory=dict)
     """New values, by setting: numbers, factors such as `"x0.5"`, or None."""
     source: Literal["code", "monitor"] = "code"
     """What asked: a call such as `run.set`, or the monitor's page."""
+    profile: ProfileOrder | None = None
+    """What to profile, for the action "profile"."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -500,11 +514,30 @@ class Changed:
 
     time: float
     update: int
-    action: Literal["set", "pause", "resume", "save", "stop"]
+    action: Literal["set", "pause", "resume", "save", "stop", "profile"]
     values: dict[str, tuple[float | None, float | None]]
     """Values before and after, by setting."""
     source: Literal["code", "monitor"] = "code"
     """What asked for it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """The result of a `ProfileOrder` on one rank; answered by each of its ranks."""
+
+    rank: int
+    first_update: int
+    """Number of updates that had been made when the profile began."""
+    updates: int
+    """Number of updates that it holds; fewer than were asked for if the function ended before."""
+    operators: tuple[tuple[str, int, float, float, float, float], ...] = ()
+    """The operators that took most time: name, calls, and seconds of the CPU without and with what they called,
+    then of the GPU."""
+    num_operators: int = 0
+    trace: str = ""
+    """File with the trace; empty if none was written."""
+    problem: str = ""
+    """The reason why there is no profile, or no trace."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,8 @@ class Feed:
         self._settings: list[Message] = []
         self._num_changes_sent = 0
         self._answers: list[Message] = []
+        self._findings: dict[str, Message] = {}
+        self._new_findings: list[Message] = []
         self._run: Message = {}
         self._ranks: dict[int, Message] = {}
         self._refreshed = 0.0
@@ -76,6 +78,11 @@ class Feed:
         """Answer the page's request to change a setting: the reason why it cannot be; empty: it was passed on."""
         self._answers.append({"name": name, "problem": problem})
 
+    def finding(self, record: Message) -> None:
+        """Add a record FINDING to the next message; the last one of each kind is kept for a page that is reloaded."""
+        self._findings[record["kind"]] = record
+        self._new_findings.append(record)
+
     def reset(self) -> Message:
         """Return a message with the whole run."""
         snapshot = self._reader.snapshot()
@@ -85,7 +92,7 @@ class Feed:
         self._num_notices_sent = self._num_notices
         errors = error_records(snapshot)
         self._num_errors_sent = len(errors)
-        self._settings, self._answers = setting_records(snapshot), []
+        self._settings, self._answers, self._new_findings = setting_records(snapshot), [], []
         changes = change_records(snapshot)
         self._num_changes_sent = len(changes)
         return {
@@ -102,6 +109,7 @@ class Feed:
             "settings": self._settings,
             "changes": changes,
             "answers": [],
+            "findings": list(self._findings.values()),
         }
 
     def update(self) -> Message | None:
@@ -120,8 +128,9 @@ class Feed:
             "settings": self._new_settings(snapshot),
             "changes": change_records(snapshot)[self._num_changes_sent :],
             "answers": self._answers,
+            "findings": self._new_findings,
         }
-        self._answers = []
+        self._answers, self._new_findings = [], []
         self._num_changes_sent += len(news["changes"])
         if snapshot.seconds - self._refreshed >= REFRESH_SECONDS:
             self._refreshed = snapshot.seconds

@@ -16,6 +16,7 @@ from notebook_launcher.kernel import cell
 from notebook_launcher.kernel.picture import NOTHING, folded_picture, has_picture, picture_of
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.feed import Feed
+from notebook_launcher.widgets.page_records import profile_record, sample_record
 from notebook_launcher.widgets.place import open_widgets
 from notebook_launcher.widgets.tap import open_tap
 
@@ -193,6 +194,9 @@ class Monitor(anywidget.AnyWidget):
                 self._attempt_aside("save", run.save)
             case "pause" | "resume" if self._feed.can_act:
                 self._attempt_aside(kind, getattr(run, kind))
+            case "sample" | "profile" if self._feed.can_act:
+                amount = content.get("amount")
+                self._aside(kind, lambda: self._measure(kind, amount))
             case "set" if self._feed.can_act:
                 name, text = (str(content.get(key, ""))[:MAX_TYPED] for key in ("name", "value"))
                 self._aside(f"set {name}", lambda: self._set(name, text))
@@ -207,6 +211,16 @@ class Monitor(anywidget.AnyWidget):
             problem = str(error)
         with self._lock:
             self._feed.answer(name, problem)
+
+    def _measure(self, kind: str, amount: Any) -> None:
+        """Sample for some seconds, or profile some updates; send what was found, or the reason why nothing was."""
+        run: Any = self._run  # A live one: only those can act.
+        try:
+            record = sample_record(run.sample(amount)) if kind == "sample" else profile_record(run.profile(amount))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+            record = {"kind": kind, "drawing": "", "tables": [], "problem": str(error)}
+        with self._lock:
+            self._feed.finding(record)
 
     def _attempt(self, act: Callable[[], str | None]) -> None:
         """Carry out a request of the page. An error becomes a notice, because no cell would show it."""

@@ -16,14 +16,27 @@ from notebook_launcher.units import format_count, format_number, format_setting
 if TYPE_CHECKING:
     from notebook_launcher.history.merged_progress import MergedProgress
     from notebook_launcher.history.schema import FailureRecord, RankSnapshot, RunSnapshot
+    from notebook_launcher.kernel.profiles import Profile
+    from notebook_launcher.kernel.samples import Samples
 
-__all__ = ["change_records", "error_records", "number", "rank_records", "run_record", "setting_records"]
+__all__ = [
+    "change_records",
+    "error_records",
+    "number",
+    "profile_record",
+    "rank_records",
+    "run_record",
+    "sample_record",
+    "setting_records",
+]
 
 NOBODY_CHANGES = "Needs an Accelerator that has made an update"
 MAX_METRICS = 64
 """Metrics of a rank whose last values are shown."""
 MAX_SETTINGS = 64
 MAX_TEXT = 2000
+MAX_DRAWING = 1_500_000
+"""Characters of a drawing that is sent to the page: Jupyter's server drops what comes above 3 MB in 3 s."""
 MAX_TRACEBACK = 20_000
 
 
@@ -63,6 +76,8 @@ def run_record(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dic
             "pause": can_change and snapshot.state != "paused",
             "resume": can_change and snapshot.state == "paused",
             "set": can_change,
+            "sample": is_live and snapshot.state in ("running", "waiting"),
+            "profile": can_change and snapshot.state == "running",
         },
         "change_hint": "" if can_change or not is_live else NOBODY_CHANGES,
         "action_hint": action_hint if is_live else "",
@@ -154,6 +169,18 @@ def change_records(snapshot: RunSnapshot) -> list[dict[str, Any]]:
         }
         for change in snapshot.changes
     ]
+
+
+def sample_record(samples: Samples) -> dict[str, Any]:
+    """Return the record FINDING of sampled stacks."""
+    drawing = samples.to_svg()
+    note = "" if len(drawing) <= MAX_DRAWING else "The drawing is too large for the page; run.sample() has it."
+    return {"kind": "sample", "drawing": "" if note else drawing, "tables": [], "problem": note}
+
+
+def profile_record(profile: Profile) -> dict[str, Any]:
+    """Return the record FINDING of a profile: a table for each rank."""
+    return {"kind": "profile", "drawing": "", "tables": profile.plain_tables(), "problem": ""}
 
 
 def effective_batch(snapshot: RunSnapshot) -> str:

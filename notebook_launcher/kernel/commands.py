@@ -15,10 +15,20 @@ if TYPE_CHECKING:
 
     from notebook_launcher.changes import Wanted
     from notebook_launcher.kernel.latch import Latch
+    from notebook_launcher.kernel.profiles import Profile
     from notebook_launcher.kernel.rank_requests import ChangeAction, ChangeSource
     from notebook_launcher.kernel.stacks import Stacks
 
-__all__ = ["ChangeCommand", "Command", "CommandQueue", "SampleCommand", "SaveCommand", "StacksCommand", "StopCommand"]
+__all__ = [
+    "ChangeCommand",
+    "Command",
+    "CommandQueue",
+    "ProfileCommand",
+    "SampleCommand",
+    "SaveCommand",
+    "StacksCommand",
+    "StopCommand",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,7 +79,17 @@ class SampleCommand:
     """The positions at which the sampling began, to end it; None for one more sample."""
 
 
-Command = SampleCommand | StopCommand | SaveCommand | ChangeCommand | StacksCommand | Answer
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProfileCommand:
+    """Profile the next updates on some ranks."""
+
+    updates: int
+    ranks: tuple[int, ...]
+    answer: Latch[Profile | str]
+    """Set to the profile, to the reason why there is none, or to None if the run is over."""
+
+
+Command = ProfileCommand | SampleCommand | StopCommand | SaveCommand | ChangeCommand | StacksCommand | Answer
 
 
 class CommandQueue:
@@ -102,5 +122,5 @@ class CommandQueue:
     def refuse_all(self) -> None:
         """Remove the commands that are there, and release the threads that wait for an answer; the run is over."""
         for command in self.take_all():
-            if isinstance(command, (SaveCommand, SampleCommand, ChangeCommand, StacksCommand)):
+            if isinstance(command, (SaveCommand, ProfileCommand, SampleCommand, ChangeCommand, StacksCommand)):
                 command.answer.set(None)

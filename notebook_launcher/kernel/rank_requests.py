@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ChangeAction", "ChangeSource", "RankRequests"]
 
-ChangeAction: TypeAlias = Literal["set", "pause", "resume", "save", "stop"]
+ChangeAction: TypeAlias = Literal["set", "pause", "resume", "save", "stop", "profile"]
 ChangeSource: TypeAlias = Literal["code", "monitor"]
 
 
@@ -55,13 +55,19 @@ class RankRequests:
         return self._tree.board.has_safepoint
 
     def ask_to_change(
-        self, action: ChangeAction, values: dict[str, Wanted] | None = None, source: ChangeSource = "code"
+        self,
+        action: ChangeAction,
+        values: dict[str, Wanted] | None = None,
+        source: ChangeSource = "code",
+        profile: messages.ProfileOrder | None = None,
     ) -> bool:
         """Ask the ranks to do something after the same update; return True if an Accelerator will do it."""
         if not self._tree.board.has_safepoint:
             return False
         self._num_changes += 1
-        change = messages.Change(number=self._num_changes, action=action, values=values or {}, source=source)
+        change = messages.Change(
+            number=self._num_changes, action=action, values=values or {}, source=source, profile=profile
+        )
         for rank in range(self._tree.setup.num_processes):
             self._tree.send(rank, change)
         # Written last: a rank that sees the number finds the change in its channel.

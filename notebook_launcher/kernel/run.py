@@ -17,14 +17,21 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, failure_display, fork_check, snapshots, views
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
-from notebook_launcher.kernel.commands import ChangeCommand, SampleCommand, SaveCommand, StacksCommand, StopCommand
+from notebook_launcher.kernel.commands import (
+    ChangeCommand,
+    ProfileCommand,
+    SampleCommand,
+    SaveCommand,
+    StacksCommand,
+    StopCommand,
+)
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run_thread import RunThread
 from notebook_launcher.kernel.samples import Samples
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from notebook_launcher.changes import Wanted
     from notebook_launcher.config import LaunchConfig
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
         RunState,
     )
     from notebook_launcher.kernel.commands import Command
+    from notebook_launcher.kernel.profiles import Profile
     from notebook_launcher.kernel.rank_requests import ChangeAction, ChangeSource
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
@@ -48,6 +56,8 @@ __all__ = ["Run"]
 
 MAX_SAMPLING, MAX_RATE = 60.0, 100.0
 """Seconds of sampling, and samples a second: each sample of a rank takes some kilobytes of memory."""
+MAX_PROFILED = 100
+"""Updates of a profile: the trace of a large model takes a megabyte or more for each."""
 TOO_LATE = "the run has just ended: its ranks are gone"
 
 T = TypeVar("T")
@@ -232,6 +242,40 @@ class Run:
         while time.monotonic() < end and not self._data.over.wait(1 / rate):
             self._take_sample(None)
         return Samples.parse(self._take_sample(starts))
+
+    def profile(self, updates: int = 3, *, ranks: Sequence[int] = (0,)) -> Profile:
+        """Profile some updates with `torch.profiler` while the training goes on; wait for the result.
+
+        The profile begins after an update, the same one on all chosen ranks, and lasts until `updates` further ones are
+        made. It ends earlier if the function ends. In a cell the result is a table of the operators that took most
+        time, with a link to the trace, which is a compressed Chrome trace in the run's folder. Profiled updates are
+        slower.
+
+        Args:
+            updates: Number of updates, at most 100: a trace has a line for each operator that ran.
+            ranks: The ranks to profile.
+
+        Raises:
+            ValueError: The number of updates or a rank cannot be.
+            CallOrderError: The run is over, or ended meanwhile; no Accelerator has made an update in the run yet; a
+                profile is under way already; or the function itself uses `torch.profiler` at the time.
+        """
+        if isinstance(updates, bool) or not isinstance(updates, int) or not 1 <= updates <= MAX_PROFILED:
+            msg = f"profile(updates={updates!r}): updates must be a whole number from 1 to {MAX_PROFILED}."
+            raise ValueError(msg)
+        num = self._data.plan.num_processes
+        chosen = tuple(dict.fromkeys(ranks))
+        if not chosen or any(rank not in range(num) for rank in chosen):
+            msg = f"profile(ranks={ranks!r}): ranks must list ranks of this run, from 0 to {num - 1}."
+            raise ValueError(msg)
+        if self._data.outcome is not None:
+            msg = f"the run is over ({self.state}): there is nothing left to profile"
+            raise CallOrderError(msg)
+        command = ProfileCommand(updates, chosen, Latch())
+        answer = self._ask(command, command.answer)
+        if isinstance(answer, str):
+            raise CallOrderError(answer)
+        return answer
 
     def _take_sample(self, starts: dict[int, Any] | None) -> dict[int, Any]:
         command = SampleCommand(Latch(), starts)

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING
 from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, Output, RankLost
 from notebook_launcher.kernel.attempt import Attempt
-from notebook_launcher.kernel.commands import ChangeCommand, SampleCommand, SaveCommand, StacksCommand, StopCommand
+from notebook_launcher.kernel.commands import (
+    ChangeCommand,
+    ProfileCommand,
+    SampleCommand,
+    SaveCommand,
+    StacksCommand,
+    StopCommand,
+)
 from notebook_launcher.kernel.conclusion import conclude
 from notebook_launcher.kernel.failure_display import brief
 from notebook_launcher.kernel.formatting import one_line
 from notebook_launcher.kernel.hangs import HangWatch
 from notebook_launcher.kernel.live import describe_change
 from notebook_launcher.kernel.mismatches import suggestion
+from notebook_launcher.kernel.profiles import PendingProfile
 from notebook_launcher.kernel.progress_line import ProgressLine
 from notebook_launcher.kernel.questions import Answer, Question
 from notebook_launcher.kernel.stacks import Stacks
@@ -74,6 +82,8 @@ class RunLoop:
         self._recorder = recorder
         self._can_ask = can_ask
         self._progress = ProgressLine(data)
+        self._profile: PendingProfile | None = None
+        """The profile that was asked for and is not complete."""
         self._hangs = HangWatch(None)
         """Replaced at each attempt, since an attempt begins with nothing known of its ranks."""
 
@@ -141,6 +151,7 @@ class RunLoop:
         data.attempt = Attempt(tree, run_call, self._parcel_fd, deadline=deadline, debug=config.debug)
         data.asking.clear()
         data.stacks = None
+        self._give_up_profile()
         data.live.forget_settings()  # Ranks that were started again have their first ones.
         # A single rank has no other rank to wait for.
         self._hangs = HangWatch(data.scope.notice_after(config.hang_notice) if data.plan.num_processes > 1 else None)
@@ -264,8 +275,8 @@ class RunLoop:
                 data.live.fold(rank, record)
                 self._progress.update()
                 self._recorder.note()
-            case FromRank(_, messages.Offered() | messages.Changed() as record, _):
-                self._note_setting(record, attempt)
+            case FromRank(_, messages.Offered() | messages.Changed() | messages.Profiled() as record, _):
+                self._note_change(record, attempt)
             case FromRank(_, messages.Notice() as record, _):
                 data.output.notice(record.text)
             case FromRank(rank, messages.Unreadable() as record, _):
@@ -275,7 +286,11 @@ class RunLoop:
                 attempt.end_debugging(rank)
         attempt.fold(event)
 
-    def _note_setting(self, record: messages.Offered | messages.Changed, attempt: Attempt) -> None:
+    def _note_change(self, record: messages.Offered | messages.Changed | messages.Profiled, attempt: Attempt) -> None:
+        if isinstance(record, messages.Profiled):
+            if self._profile is not None and self._profile.note(record):
+                self._profile = None
+            return
         if isinstance(record, messages.Offered):
             self._data.live.tunables.setdefault(record.name, record.value)
             return
@@ -322,6 +337,8 @@ class RunLoop:
                 answer.set(attempt.requests.ask_to_change(action, values, source))
             case SampleCommand():
                 self._sample(command, attempt)
+            case ProfileCommand():
+                self._begin_profile(command, attempt)
             case StacksCommand(answer):
                 answer.set(self._read_stacks(attempt))
             case Answer():
@@ -354,6 +371,28 @@ class RunLoop:
         command.answer.set(attempt.tree.stacks_sizes())
         attempt.tree.request_stacks()
         self._hangs.forgive()
+
+    def _begin_profile(self, command: ProfileCommand, attempt: Attempt) -> None:
+        if self._profile is not None:
+            command.answer.set("a profile of this run is under way already; wait for it, and ask again.")
+            return
+        folder = self._recorder.folder
+        order = messages.ProfileOrder(
+            ranks=command.ranks, updates=command.updates, folder=None if folder is None else str(folder)
+        )
+        if attempt.requests.ask_to_change("profile", profile=order):
+            self._profile = PendingProfile(command.ranks, command.answer)
+            return
+        command.answer.set(
+            "no Accelerator has made an update in this run yet, so there is nothing to profile. Prepare the model and "
+            "the optimizer with Accelerator().prepare(...), and try again after the first update; run.sample(seconds) "
+            "shows where the time of any function goes."
+        )
+
+    def _give_up_profile(self) -> None:
+        if self._profile is not None:
+            self._profile.answer.set("the ranks ended before the profile was complete")
+            self._profile = None
 
     def _show_who_waits(self, attempt: Attempt) -> None:
         stacks = self._read_stacks(attempt)

@@ -311,9 +311,11 @@ class _Stage:
 
 def _flush_clock() -> None:
     rank = context.current()
-    if rank is not None and rank.clock is not None:
-        with contextlib.suppress(OSError):  # The kernel is gone.
+    with contextlib.suppress(OSError):  # The kernel is gone.
+        if rank is not None and rank.clock is not None:
             rank.clock.flush()
+        if rank is not None and rank.safepoint is not None:
+            rank.safepoint.close()
 
 
 def _peak_rss() -> int:

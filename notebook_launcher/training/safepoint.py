@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
 from notebook_launcher.training.agreement import Agreement, make_fence
+from notebook_launcher.training.recording.update_profile import UpdateProfile
 from notebook_launcher.training.steering import change_settings, present_settings
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Safepoint:
         """Number of the last change that was carried out."""
         self._changes_due = 0
         """Number of the last change that is due."""
+        self._profile: UpdateProfile | None = None
+        """The profile that is under way on this rank."""
 
     def count(self, *, updated: bool) -> None:
         """Count a backward; `updated`: all ranks have reduced their gradients, every rank at the same update."""
@@ -108,11 +111,14 @@ class Safepoint:
             KeyboardInterrupt: All ranks stop after this update.
         """
         self.is_due = False
+        if self._profile is not None and self._num_updates >= self._profile.end:
+            self._end_profile()
         if self._saves:
             self._saves = False
             self._save()
         if self._changes_due > self._num_changes:
             self._change()
+        self.is_due = self.is_due or self._profile is not None
         if self._stop_at == self._num_updates:
             self._stop_at = None  # A session's next run may use this Accelerator again.
             raise context.RunStopped
@@ -138,6 +144,11 @@ class Safepoint:
 
     def _carry_out(self, change: messages.Change, accelerator: Any) -> None:
         values = change_settings(accelerator, change.values)
+        if change.profile is not None and self._rank.rank in change.profile.ranks:
+            self._end_profile()
+            self._profile = UpdateProfile(self._rank.rank, change.profile, self._num_updates)
+            if self._profile.end == self._num_updates:  # It could not begin.
+                self._end_profile()
         if self._rank.rank == 0:
             now = time.monotonic()
             record = messages.Changed(
@@ -148,6 +159,15 @@ class Safepoint:
             self._save()
         elif change.action == "stop":
             raise context.RunStopped
+
+    def _end_profile(self) -> None:
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            self._rank.send(profile.finish(self._num_updates))
+
+    def close(self) -> None:
+        """End what is under way; called when the function has ended."""
+        self._end_profile()
 
     def settings(self) -> dict[str, float | None]:
         """Return the present settings that `run.set` changes, without those of `tunable`."""

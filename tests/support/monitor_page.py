@@ -179,7 +179,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "waiting": "",
         "effective_batch": "8 x 4 x 2 = 64 samples per update",
         "progress": {"done": 25, "total": 100, "rate": 12.5, "seconds_left": 6, "description": "epoch 1"},
-        "actions": {**dict.fromkeys(ACTIONS, True), "resume": False, "set": True},
+        "actions": {**dict.fromkeys(ACTIONS, True), "resume": False, "set": True, "sample": True, "profile": True},
         "change_hint": "",
         "action_hint": "",
         "sync": {"share": 0.14, "saved_seconds": 5.3, "text": "14 % of a window waits for the network"},
@@ -234,6 +234,7 @@ def reset(**changes: Any) -> dict[str, Any]:
         "settings": [],
         "changes": [],
         "answers": [],
+        "findings": [],
     }
     return {**message, **changes}
 

@@ -376,7 +376,8 @@ def test_buttons_are_enabled_while_the_run_can_act() -> None:
     reader = Reader(phases={0: RankPhases(windows=1, micro_batches=1, samples=1.0, seconds={"step": 1.0})})
     assert not any(Feed(reader).reset()["run"]["actions"].values())
     record = Feed(reader, can_act=True).reset()["run"]
-    assert {name for name, is_on in record["actions"].items() if is_on} == {"stop", "interrupt", "stacks", "save"}
+    without = {"stop", "interrupt", "stacks", "save", "sample"}
+    assert {name for name, is_on in record["actions"].items() if is_on} == without
     assert record["change_hint"] == "Needs an Accelerator that has made an update"
     reader.fields["settings"] = (RunSetting(name="lr", value=0.1, kind="positive"),)
     record = Feed(reader, can_act=True).reset()["run"]
@@ -384,7 +385,7 @@ def test_buttons_are_enabled_while_the_run_can_act() -> None:
     assert record["change_hint"] == ""
     reader.fields["state"] = "paused"
     record = Feed(reader, can_act=True).reset()["run"]
-    assert [name for name, is_on in record["actions"].items() if not is_on] == ["pause"]
+    assert [name for name, is_on in record["actions"].items() if not is_on] == ["pause", "sample", "profile"]
     reader.fields["state"] = "stopping"
     actions = Feed(reader, can_act=True).reset()["run"]["actions"]
     assert (actions["stop"], actions["interrupt"], actions["save"]) == (False, True, False)
@@ -404,7 +405,7 @@ def test_settings_are_sent_when_they_change_and_each_change_once() -> None:
     assert [(one["name"], one["text"], one["kind"]) for one in message["settings"]] == [
         ("lr", "0.1", "positive"), ("max_grad_norm", "none", "optional"), ("enough", "off", "switch"),
     ]  # fmt: skip
-    assert message["changes"] == message["answers"] == []
+    assert message["changes"] == message["answers"] == message["findings"] == []
     assert feed.update() is None
     reader.fields["settings"] = (RunSetting(name="lr", value=0.05, kind="positive"),)
     change = RunChange(name="lr", before=0.1, after=0.05, update=7, step=6, time=2.5, source="monitor")
@@ -418,7 +419,12 @@ def test_settings_are_sent_when_they_change_and_each_change_once() -> None:
     ]
     assert update["answers"] == [{"name": "lr", "problem": "no"}]
     assert feed.update() is None
-    assert len(feed.reset()["changes"]) == 1
+    found = {"kind": "sample", "drawing": "", "tables": [], "problem": "gone"}
+    feed.finding(found)
+    assert feed.update() == {"type": "update", "findings": [found]}
+    assert feed.update() is None
+    message = feed.reset()
+    assert (len(message["changes"]), message["findings"]) == (1, [found])
 
 
 def test_ranks_that_the_user_stopped_are_not_errors() -> None:

@@ -387,6 +387,13 @@ def test_settings_are_changed_from_the_page_while_the_cell_is_busy(kernel: Kerne
     assert {(one["name"], one["before"], one["after"], one["source"]) for one in changes} == {
         ("lr", "0.5", "0.25", "monitor"), ("max_grad_norm", "none", "1", "monitor"),
     }  # fmt: skip
+    page.send("sample", amount=1)
+    page.send("profile", amount=2)
+    page.until(lambda messages: findings(messages).keys() == {"sample", "profile"})
+    sample, profile = (findings(page.messages)[kind] for kind in ("sample", "profile"))
+    assert "steered, line" in sample["drawing"], sample["problem"]
+    assert profile["tables"][0]["head"].startswith("rank 0: 2 updates from update "), profile["problem"]
+    assert profile["tables"][0]["trace"].endswith(".json.gz")
     page.send("pause")
     page.until(lambda _: latest("run")["state"] == "paused")
     assert latest("run")["actions"]["resume"]
@@ -403,6 +410,10 @@ def test_settings_are_changed_from_the_page_while_the_cell_is_busy(kernel: Kerne
 
 def answers(messages: list[dict[str, Any]]) -> dict[str, str]:
     return {one["name"]: one["problem"] for message in messages for one in message.get("answers", ())}
+
+
+def findings(messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {one["kind"]: one for message in messages for one in message.get("findings", ())}
 
 
 def test_only_the_newest_monitors_of_ended_runs_stay_open(kernel: Kernel) -> None:

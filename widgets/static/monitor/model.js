@@ -3,14 +3,14 @@ import { Metric } from "./series.js";
 import { plainLine, plainText } from "./text.js";
 
 /** @import { AnswerRecord, ChangeRecord, ErrorRecord, Limits, PictureRecord, RankRecord, Reset, RunRecord } from "./wire" */
-/** @import { SettingRecord, Span, StateLook, Topic, Update } from "./wire" */
+/** @import { FindingRecord, Measure, SettingRecord, Span, StateLook, Topic, Update } from "./wire" */
 
 /** @typedef {{ rank: number, text: string }} Line a line of a rank's log; an unfinished line still grows */
 
 /** @type {Topic[]} */
 const TOPICS = [
   ...(/** @type {const} */ (["run", "ranks", "curves", "pictures", "lanes", "logs"])),
-  ...(/** @type {const} */ (["errors", "notices", "settings", "changes", "answers"])),
+  ...(/** @type {const} */ (["errors", "notices", "settings", "changes", "answers", "findings"])),
 ];
 
 /** Output of a rank: finished lines, and one that has no end yet. */
@@ -114,6 +114,8 @@ export class RunData {
   changes = [];
   /** The last answer for each setting. @type {Map<string, AnswerRecord>} */
   answers = new Map();
+  /** The last finding of each kind. @type {Map<Measure, FindingRecord>} */
+  findings = new Map();
   lastMessageAt = performance.now();
   /** Time at which `run.seconds` held. */
   #runReceivedAt = performance.now();
@@ -137,8 +139,8 @@ export class RunData {
   /** @param {Legend} legend */
   #reset(legend) {
     [this.isKnown, this.legend, this.run] = [true, legend, {}];
-    const { ranks, metrics, pictures, lanes, logs, answers } = this;
-    for (const map of [ranks, metrics, pictures, lanes, logs, answers]) map.clear();
+    const { ranks, metrics, pictures, lanes, logs, answers, findings } = this;
+    for (const map of [ranks, metrics, pictures, lanes, logs, answers, findings]) map.clear();
     [this.lines, this.errors, this.notices, this.settings, this.changes] = [[], [], [], [], []];
     this.markAllChanged();
   }
@@ -146,10 +148,10 @@ export class RunData {
   /** @param {Reset | Update} message */
   #add(message) {
     const { run, ranks = [], curves = [], lanes = [], logs = [], errors = [], notices = [] } = message;
-    const { pictures = [], settings = [], changes = [], answers = [] } = message;
+    const { pictures = [], settings = [], changes = [], answers = [], findings = [] } = message;
     const { limits } = this.legend;
     const known = { run: run ? [run] : [], ranks, curves, pictures, lanes, logs };
-    const topics = { ...known, errors, notices, settings, changes, answers };
+    const topics = { ...known, errors, notices, settings, changes, answers, findings };
     for (const topic of TOPICS) if (topics[topic].length) this.changed.add(topic);
     if (run) [this.run, this.#runReceivedAt] = [run, performance.now()];
     for (const rank of ranks) this.ranks.set(rank.rank, rank);
@@ -179,6 +181,7 @@ export class RunData {
     if (settings.length) this.settings = settings;
     this.changes = [...this.changes, ...changes];
     for (const answer of answers) this.answers.set(answer.name, answer);
+    for (const finding of findings) this.findings.set(finding.kind, finding);
     // An object each, so that two notices of the same text are told apart.
     const texts = notices.map((text) => ({ text: plainText(text) }));
     appendBounded(this.notices, texts, limits.notices);

@@ -3,6 +3,7 @@ import { CurveGrid, CurveOptions } from "./curves.js";
 import { h, setText } from "./elements.js";
 import { Header, Progress } from "./header.js";
 import { Logs } from "./logs.js";
+import { Measurements } from "./measuring.js";
 import { Errors, Notices } from "./messages.js";
 import { RunData } from "./model.js";
 import { Pictures } from "./pictures.js";
@@ -66,6 +67,7 @@ export class MonitorView {
       new CurveGrid(this.frames, this.options),
       new Pictures(),
       new Timeline(this.frames),
+      new Measurements((message) => this.#send(message)),
       new Logs(`nbl-${Math.random().toString(36).slice(2)}`),
     ];
     const attributes = {

@@ -32,6 +32,7 @@ export interface News {
   settings?: SettingRecord[];
   changes?: ChangeRecord[];
   answers?: AnswerRecord[];
+  findings?: FindingRecord[];
 }
 
 export type Topic = keyof News;
@@ -40,7 +41,10 @@ export type Topic = keyof News;
 export type PageMessage = 
   | { type: "hello"; page: string }
   | { type: Action }
-  | { type: "set"; name: string; value: string };
+  | { type: "set"; name: string; value: string }
+  | { type: Measure; amount: number };
+
+export type Measure = "sample" | "profile";
 
 export type Action = "stop" | "interrupt" | "stacks" | "save" | "pause" | "resume";
 
@@ -61,7 +65,7 @@ export interface RunRecord {
   effective_batch?: string;
   progress?: ProgressRecord | null;
   /** The buttons that can be used now. */
-  actions?: Record<Action | "set", boolean>;
+  actions?: Record<Action | Measure | "set", boolean>;
   /** Why settings cannot be changed, and the run not paused; empty if they can. */
   change_hint?: string;
   action_hint?: string;
@@ -155,6 +159,15 @@ export interface ChangeRecord {
 /** The answer to a request to change a setting; an empty problem: it was passed on. */
 export interface AnswerRecord {
   name: string;
+  problem: string;
+}
+
+/** Where time went: a drawing of sampled stacks, or the tables of a profile; else the reason why there is none. */
+export interface FindingRecord {
+  kind: Measure;
+  /** An `<svg>`; empty if there is none. */
+  drawing: string;
+  tables: { head: string; columns: string[]; rows: string[][]; trace: string; notes: string[] }[];
   problem: string;
 }
 

@@ -1,0 +1,122 @@
+"""The result of `run.profile(...)`: the top operators of each rank, and the files with the traces."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.drawing.tables import Column, folded, joined, note_html, table_html, table_text
+from notebook_launcher.text import escape
+from notebook_launcher.units import format_bytes, format_count, format_seconds, plural
+
+if TYPE_CHECKING:
+    from notebook_launcher import messages
+    from notebook_launcher.kernel.latch import Latch
+
+__all__ = ["PendingProfile", "Profile"]
+
+SHOWN = 12
+"""Operators of a rank that a table shows."""
+VIEWER = "Open it at ui.perfetto.dev, or in chrome://tracing."
+
+
+class Profile(tuple["messages.Profiled", ...]):
+    """Where the time of some updates went, operator by operator; a cell shows a table for each rank.
+
+    Each element is the result of one rank.
+    """
+
+    __slots__ = ()
+
+    @property
+    def table(self) -> str:
+        """The operators that took most time, as text, by rank."""
+        return "\n\n".join("\n".join([_head(one), *table_text(operator_columns(one)), *_notes(one)]) for one in self)
+
+    @property
+    def traces(self) -> dict[int, Path]:
+        """By rank: the file with its trace, compressed, for the viewer at ui.perfetto.dev."""
+        return {one.rank: Path(one.trace) for one in self if one.trace}
+
+    def plain_tables(self) -> list[dict[str, Any]]:
+        """Return a table for each rank as data for a page: its head, names of columns, rows, and notes."""
+        tables = []
+        for one in self:
+            columns = [column for column in operator_columns(one) if any(column.cells)]
+            rows = [list(row) for row in zip(*(column.cells for column in columns), strict=True)]
+            names = [column.name for column in columns]
+            tables.append(
+                {"head": _head(one), "columns": names, "rows": rows, "trace": one.trace, "notes": _notes(one)}
+            )
+        return tables
+
+    def __str__(self) -> str:
+        return self.table
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        parts = [_rank_html(one) for one in self]
+        return joined([parts[0], *(folded(_head(one), part) for one, part in zip(self[1:], parts[1:], strict=True))])
+
+
+def operator_columns(record: messages.Profiled) -> list[Column]:
+    """Return the columns of a rank's table; those of the GPU are empty without one."""
+    rows = record.operators[:SHOWN]
+    uses_gpu = any(row[4] for row in rows)
+    own = [row[4] if uses_gpu else row[2] for row in record.operators]
+    total = sum(own) or 1.0
+    gpu = [format_seconds(row[4]) if uses_gpu else "" for row in rows]
+    return [
+        Column("operator", [row[0][:80] for row in rows]),
+        Column("calls", [format_count(row[1]) for row in rows], kind="number"),
+        Column("share", [f"{100 * seconds / total:.1f} %" for seconds in own[:SHOWN]], kind="number"),
+        Column("GPU", gpu, kind="number"),
+        Column("CPU", [format_seconds(row[2]) for row in rows], kind="number"),
+        Column("CPU with calls", [format_seconds(row[3]) for row in rows], kind="number"),
+    ]
+
+
+def _head(record: messages.Profiled) -> str:
+    return f"rank {record.rank}: {plural(record.updates, 'update')} from update {record.first_update} on"
+
+
+def _notes(record: messages.Profiled) -> list[str]:
+    left = record.num_operators - SHOWN
+    more = [f"and {plural(left, 'operator')} more"] if left > 0 else []
+    trace = [f"trace: {record.trace}"] if record.trace else []
+    return [*more, *trace, *([record.problem] if record.problem else [])]
+
+
+def _rank_html(record: messages.Profiled) -> str:
+    table = table_html(operator_columns(record), caption=_head(record))
+    if not record.trace:
+        return table + note_html(record.problem)
+    path = Path(record.trace)
+    size = format_bytes(path.stat().st_size) if path.exists() else "removed"
+    # As IPython's FileLink: front ends find a path relative to the notebook.
+    link = f'<a href="{escape(os.path.relpath(path))}" download>{escape(path.name)}</a>'
+    return f"{table}<div>Trace: {link} ({size}). {VIEWER}</div>{note_html(record.problem)}"
+
+
+@dataclasses.dataclass(slots=True)
+class PendingProfile:
+    """A profile that some ranks have not delivered yet."""
+
+    ranks: tuple[int, ...]
+    answer: Latch[Profile | str]
+    records: dict[int, messages.Profiled] = dataclasses.field(default_factory=dict)
+
+    def note(self, record: messages.Profiled) -> bool:
+        """Add the result of a rank; return True if all are there, and the answer was given."""
+        self.records[record.rank] = record
+        if self.records.keys() != set(self.ranks):
+            return False
+        empty = [one for one in self.records.values() if not one.operators]
+        if len(empty) == len(self.ranks):
+            self.answer.set(f"rank {empty[0].rank}: {empty[0].problem or 'nothing was recorded'}")
+        else:
+            self.answer.set(Profile(self.records[rank] for rank in sorted(self.records)))
+        return True

@@ -1,0 +1,139 @@
+"""Profiles of a running training: `run.profile(...)`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from notebook_launcher import Accelerator, launch, messages, report, tunable
+from notebook_launcher.errors import CallOrderError
+from notebook_launcher.kernel.profiles import Profile
+from notebook_launcher.training.recording import update_profile
+from notebook_launcher.training.recording.update_profile import UpdateProfile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from notebook_launcher import Run
+
+
+@pytest.fixture(autouse=True)
+def compiler_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first profiler of a process imports torch's compiler, which sets this variable.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
+
+
+def train() -> None:
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    left = 10**9
+    while left:
+        with accelerator.accumulate(model):
+            with torch.profiler.record_function("my forward"):
+                loss = model(torch.ones(4, 2)).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            left = min(left - 1, int(tunable("left", 10**9)))
+            report(loss=loss)
+        if tunable("profiled", False):
+            with accelerator.profile():
+                while tunable("profiled", False):
+                    with accelerator.accumulate(model):
+                        accelerator.backward(model(torch.ones(4, 2)).mean())
+                        optimizer.step()
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    run = launch(train, 2, output="none", monitor=False)
+    while not run.metrics or run._data.live.settings == {}:
+        run.wait(0.01)
+    yield run
+    run.stop()
+
+
+def test_profile_lasts_as_many_updates_on_each_chosen_rank(run: Run) -> None:
+    while run._thread._recorder.folder is None:
+        run.wait(0.05)
+    profile = run.profile(3, ranks=(1, 0))
+    assert [(one.rank, one.updates, one.problem) for one in profile] == [(0, 3, ""), (1, 3, "")]
+    assert profile[0].first_update == profile[1].first_update
+    # Two micro-batches for each update.
+    calls = {row[0]: row[1] for row in profile[0].operators}
+    assert calls["my forward"] == 6
+    assert calls["Optimizer.step#SGD.step"] == 3
+    for rank, path in profile.traces.items():
+        assert path.name == f"trace_rank{rank}_update{profile[rank].first_update}.json.gz"
+        with gzip.open(path) as file:
+            names = [event["name"] for event in json.load(file)["traceEvents"]]
+        assert names.count("my forward") == 6
+    assert "rank 0: 3 updates from update " in profile.table
+    assert "my forward" in profile.table
+    html = profile._repr_html_()
+    assert f'{profile.traces[1].name}" download' in html
+    again = run.profile(1)
+    assert [one.rank for one in again] == [0]
+    assert again[0].first_update >= profile[0].first_update + 3
+
+
+def test_profile_that_the_end_cuts_short_says_so(run: Run) -> None:
+    run.set(left=5)
+    profile = run.profile(100, ranks=[1])
+    assert 0 < profile[0].updates < 100
+    run.wait()
+    with pytest.raises(CallOrderError, match="there is nothing left to profile"):
+        run.profile()
+
+
+def test_profile_of_the_function_itself_is_not_disturbed(run: Run) -> None:
+    run.set(profiled=True)
+    while not run.changes:
+        run.wait(0.01)
+    with pytest.raises(CallOrderError, match=r"torch\.profiler is active in this rank already"):
+        run.profile()
+    run.set(profiled=False)
+    while len(run.changes) < 2:
+        run.wait(0.01)
+    assert run.profile(1)[0].updates == 1
+
+
+def test_run_without_an_update_has_nothing_to_profile() -> None:
+    run = launch(time.sleep, 1, args=(60,), output="none", monitor=False)
+    with pytest.raises(CallOrderError, match="so there is nothing to profile"):
+        run.profile()
+    for updates in (0, 101, 2.0, True):
+        with pytest.raises(ValueError, match="updates must be a whole number from 1 to 100"):
+            run.profile(updates)  # type: ignore[arg-type]
+    for ranks in ((), (1,), (-1,)):
+        with pytest.raises(ValueError, match="ranks must list ranks of this run, from 0 to 0"):
+            run.profile(1, ranks=ranks)
+    run.stop()
+
+
+def profile_here(folder: Path | None) -> Any:
+    order = messages.ProfileOrder(ranks=(0,), updates=1, folder=None if folder is None else str(folder))
+    profile = UpdateProfile(0, order, 5)
+    torch.ones(8, 8) @ torch.ones(8, 8)
+    return profile.finish(6)
+
+
+def test_trace_is_bounded_and_needs_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = profile_here(None)
+    assert (record.trace, record.problem) == ("", "no trace was written: the run keeps no folder (runs_folder=None)")
+    assert "aten::mm" in [row[0] for row in record.operators]
+    monkeypatch.setattr(update_profile, "MAX_TRACE", 10)
+    record = profile_here(tmp_path)
+    assert "was not kept" in record.problem
+    assert list(tmp_path.iterdir()) == []
+    assert record.problem in Profile([record]).table
+    assert record.problem in Profile([record])._repr_html_()
