@@ -715,7 +715,7 @@ def test_reconnected_kernel_is_asked_for_the_run_again(tab):
     assert tab.sent() == ["hello", "hello"]
     tab.deliver(reset())
     assert not tab.find(".nbl-hint").is_visible()
-    assert tab.find(".nbl-button[data-action]:enabled").count() == 4
+    assert tab.find(".nbl-button[data-action]:enabled").count() == 5
 
 
 def test_two_views_of_one_model_have_independent_states(tab):
