@@ -17,12 +17,13 @@ from torch.utils.data import (
     SequentialSampler,
     WeightedRandomSampler,
 )
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from notebook_launcher import Accelerator
 from notebook_launcher.training.data import BatchSamplerShard, SeedableRandomSampler, SkipBatchSampler, permutation
 from notebook_launcher.training.data.indices import indices_of
 from notebook_launcher.training.data.shares import shares_of
-from notebook_launcher.training.data.transfer import move
+from notebook_launcher.training.data.transfer import move, without_label
 
 LENGTHS = [1, 2, 3, 33, 2047, 2048, 2049, 2050, 7000]
 
@@ -189,3 +190,16 @@ def test_tensors_that_are_in_place_are_not_copied():
     meta = move(batch, torch.device("meta"), non_blocking=False)
     assert [part.device.type for part in meta] == ["meta", "meta"]
     assert move([torch.ones(2, device="meta"), "name"], torch.device("meta"), non_blocking=False)[1] == "name"
+
+
+def test_iterator_with_a_next_of_its_own_is_read_as_it_is():
+    class Counting(_SingleProcessDataLoaderIter):
+        count = 0
+
+        def __next__(self):
+            self.count += 1
+            return super().__next__()
+
+    iterator = Counting(DataLoader(list(range(6)), batch_size=2))  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in without_label(iterator)] == [[0, 1], [2, 3], [4, 5]]
+    assert iterator.count == 4  # with the one that ends it
