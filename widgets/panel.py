@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["ConfigPanel"]
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+BETWEEN_BURSTS = 0.05
+"""Seconds between the widgets that a panel opens and those that it closes, 300 comms each. Beyond 500 to 1,000 waiting
+messages ZeroMQ drops the rest, and with them went the cell's display and its end (on a busy machine: the cell stayed
+"running")."""
 
 
 class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
@@ -176,6 +182,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
     def hand_over(self, heir: RunArea) -> None:
         """Give the run to another panel and close this one."""
         heir.inherit(self._running)
+        time.sleep(BETWEEN_BURSTS)
         self.close()
 
     def _start(self, fn: Any = None, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Run:
