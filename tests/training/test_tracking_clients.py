@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 
 def train(name: str, init_kwargs: dict[str, Any], read: Callable[[Any], Any], folder: str) -> Any:
+    import os
+
     import numpy as np
     import torch
 
     from notebook_launcher import Accelerator
 
+    os.chdir(folder)  # MLflow's artifacts go to the working directory
     accelerator = Accelerator(cpu=True, log_with=name, project_dir=folder)
     accelerator.init_trackers("digits", {"lr": 0.1}, init_kwargs={name: init_kwargs})
     for step in range(3):
