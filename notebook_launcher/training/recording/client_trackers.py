@@ -61,6 +61,15 @@ class ClientTracker(GeneralTracker):
         """The client's own object for the run; None before `start`."""
         return self.run
 
+    def finish(self) -> None:
+        """End the run, so that the client keeps nothing open; idempotent."""
+        run, self.run = self.run, None
+        if run is not None:
+            self._end(run)
+
+    def _end(self, run: Any) -> None:
+        raise NotImplementedError
+
 
 def is_installed(module: str) -> bool:
     """Return True if a top-level module can be imported; it is not imported."""

@@ -64,11 +64,8 @@ class CometMLTracker(ClientTracker):
         rows = dataframe if dataframe is not None else list(data or ())
         self.run.log_table(f"{table_name}.csv", rows, headers=columns or dataframe is not None, **kwargs)
 
-    def finish(self) -> None:
-        """End the experiment; idempotent."""
-        run, self.run = self.run, None
-        if run is not None:
-            run.end()
+    def _end(self, run: Any) -> None:
+        run.end()
 
 
 class ClearMLTracker(ClientTracker):
@@ -131,11 +128,9 @@ class ClearMLTracker(ClientTracker):
         title, series = _chart_of(table_name)
         self.run.get_logger().report_table(title=title, series=series, iteration=step, table_plot=rows, **kwargs)
 
-    def finish(self) -> None:
-        """Close the task, unless it ran before `start`; idempotent."""
-        task, self.run = self.run, None
-        if task is not None and self._is_own:
-            task.close()
+    def _end(self, run: Any) -> None:
+        if self._is_own:  # not if it ran before `start`
+            run.close()
 
 
 class AimTracker(ClientTracker):
@@ -174,11 +169,8 @@ class AimTracker(ClientTracker):
         for name, images in values.items():
             self.run.track([image(one) for one in images], name=name, step=step, **kwargs)
 
-    def finish(self) -> None:
-        """Close the run; idempotent."""
-        run, self.run = self.run, None
-        if run is not None:
-            run.close()
+    def _end(self, run: Any) -> None:
+        run.close()
 
 
 class DVCLiveTracker(ClientTracker):
@@ -212,11 +204,8 @@ class DVCLiveTracker(ClientTracker):
             self.run.log_metric(name, value, **kwargs)
         self.run.next_step()
 
-    def finish(self) -> None:
-        """End the record; idempotent."""
-        live, self.run = self.run, None
-        if live is not None:
-            live.end()
+    def _end(self, run: Any) -> None:
+        run.end()
 
 
 def _chart_of(name: str) -> tuple[str, str]:

@@ -119,8 +119,5 @@ class MLflowTracker(ClientTracker):
         """Log a file."""
         self.client().log_artifact(local_path=local_path, artifact_path=artifact_path)
 
-    def finish(self) -> None:
-        """End the run; idempotent."""
-        run, self.run = self.run, None
-        if run is not None:
-            self.client().end_run()
+    def _end(self, run: Any) -> None:  # noqa: ARG002 - MLflow ends its active run
+        self.client().end_run()

@@ -25,11 +25,8 @@ class _ProjectTracker(ClientTracker):
         """Log values; a tensor of one element is its number, and the client decides about all others."""
         self.run.log(plain_values(values), step=step, **kwargs)
 
-    def finish(self) -> None:
-        """End the run, which waits until the client has written or sent everything; idempotent."""
-        run, self.run = self.run, None
-        if run is not None:
-            run.finish()
+    def _end(self, run: Any) -> None:
+        run.finish()  # waits until the client has written or sent everything
 
 
 class _PicturesTracker(_ProjectTracker):
