@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from tests.support.kernels import Outcome
 
 PATIENCE = 2.0
-"""Seconds for threads alone: the thread of a detached run may still be drawing its picture."""
+"""Seconds for threads and shared memory alone: the thread of a detached run may still be drawing its picture, and the
+supervisor of a test in a parallel worker may still be removing what its killed ranks left."""
 # Runs in the kernel. Prints the kernel's surroundings as JSON.
 LOOK = """
 def _look():
-    import json, os, signal, sys, threading, psutil
+    import json, os, re, signal, sys, threading, psutil
     def kind(fd):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
@@ -48,6 +49,11 @@ def _look():
     # A server's deputy is in the server's session, and is gone once the server's chores are done.
     theirs = {os.getsid(p.pid) for p in servers}
     below = [f"{p.pid} {command(p)}" for p in mine.children(recursive=True) if session(p) not in theirs]
+    ours = {mine.pid, *(p.pid for p in mine.children(recursive=True))}
+    def may_be_ours(name):
+        # Live processes elsewhere on the machine, such as those of a parallel worker's tests, have files of their own.
+        maker = re.match(r"torch_(\\d+)_", name)
+        return "notebook" in name or maker and (int(maker[1]) in ours or not psutil.pid_exists(int(maker[1])))
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     print(json.dumps({
         "processes": below,
@@ -58,7 +64,7 @@ def _look():
         "handlers": [str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
         "group": bool(c10d and c10d.is_initialized()),
         "folder": os.getcwd(),
-        "shm": sorted(f for f in os.listdir("/dev/shm") if "notebook" in f or "torch" in f),
+        "shm": sorted(filter(may_be_ours, os.listdir("/dev/shm"))),
     }))
 _look()
 """
@@ -95,12 +101,21 @@ def warm_kernel(cwd: Path | None = None, env: dict[str, str] | None = None) -> I
 def unchanged(kernel: Kernel) -> Iterator[None]:
     """Check that the kernel is afterwards as it was before."""
     before = look(kernel)
+    # What was there before may go at any time: it may be a parallel worker's.
+    earlier, before["shm"] = before["shm"], []
     yield
-    after, deadline = look(kernel), time.monotonic() + PATIENCE
-    while after["threads"] != before["threads"] and time.monotonic() < deadline:
-        after = look(kernel)
+    after, deadline = _look_again(kernel, earlier), time.monotonic() + PATIENCE
+    while (after["threads"] != before["threads"] or after["shm"]) and time.monotonic() < deadline:
+        after = _look_again(kernel, earlier)
     changed = {key: _difference(value, after[key]) for key, value in before.items() if after[key] != value}
     assert not changed, f"changed (gone, new): {changed}"
+
+
+def _look_again(kernel: Kernel, earlier: list[str]) -> dict[str, Any]:
+    """Look, and leave out the shared memory that was there earlier."""
+    after = look(kernel)
+    after["shm"] = [name for name in after["shm"] if name not in earlier]
+    return after
 
 
 def evaluate(kernel: Kernel, code: str) -> Any:
