@@ -1,4 +1,7 @@
-"""Sections of Accelerate's settings file about sharding, and the variables that `accelerate launch` makes of them."""
+"""Sections of Accelerate's settings file, and the variables that `accelerate launch` makes of them.
+
+Two are about sharding, and one, `dynamo_config`, is about compiling.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SECTIONS", "USE_FSDP", "USE_PARALLELISM", "sections_of", "variables_of"]
+__all__ = [
+    "COMPILER_KEYS",
+    "SECTIONS",
+    "USE_FSDP",
+    "USE_PARALLELISM",
+    "compiler_of",
+    "compiler_section",
+    "compiler_variables",
+    "sections_of",
+    "variables_of",
+]
 
 SECTIONS = {"fsdp_config": "FSDP_", "parallelism_config": "PARALLELISM_CONFIG_"}
 """Keys of sections, each with the prefix of its variables."""
@@ -15,6 +28,9 @@ USE_FSDP = "ACCELERATE_USE_FSDP"
 USE_PARALLELISM = "ACCELERATE_USE_PARALLELISM_CONFIG"
 OTHER_NAMES = {"FSDP_TRANSFORMER_LAYER_CLS_TO_WRAP": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
 """Variables whose keys in the file have other names."""
+COMPILER_KEYS = ("dynamo_config", "dynamo_backend")
+"""Keys about the compiler: the section, and the key of older files."""
+COMPILER = "ACCELERATE_DYNAMO_BACKEND"
 SHARD_ALONE = {"fsdp_config": {"fsdp_version": 2}}
 """The section that is written for `shard`, which is in the comment."""
 
@@ -52,6 +68,30 @@ def sections_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
             if name.startswith(prefix):
                 sections[key][names.get(name, name).lower()] = _value(env.pop(name))
     return {key: section for key, section in sections.items() if section or key == "fsdp_config"}, env
+
+
+def compiler_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's settings of the compiler by their full names; empty if the file asks for no compiler."""
+    section = values.get("dynamo_config") or {}
+    if not isinstance(section, dict):
+        return {}
+    found = {key if key.startswith("dynamo_") else f"dynamo_{key}": value for key, value in section.items()}
+    found.setdefault("dynamo_backend", values.get("dynamo_backend"))
+    # YAML reads a bare NO as false.
+    return {} if str(found["dynamo_backend"] or "no").lower() == "no" else found
+
+
+def compiler_variables(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variable by which an Accelerator compiles the models that it prepares."""
+    found = compiler_of(values)
+    return {COMPILER: str(found["dynamo_backend"]).lower()} if found else {}
+
+
+def compiler_section(env: dict[str, str], kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the compiler's variable out of `env`; return the section for it, with further keys of the file before."""
+    backend = env.pop(COMPILER, "no")
+    section = {**compiler_of(kept), "dynamo_backend": backend.upper()}
+    return {} if backend == "no" else {"dynamo_config": section}
 
 
 def _value(text: str) -> bool | int | str:

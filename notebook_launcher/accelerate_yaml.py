@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.accelerate_deepspeed import KIND, SECTION, asks_for_deepspeed, deepspeed_options
-from notebook_launcher.accelerate_sections import SECTIONS, sections_of, variables_of
+from notebook_launcher.accelerate_sections import (
+    COMPILER_KEYS,
+    SECTIONS,
+    compiler_of,
+    compiler_section,
+    compiler_variables,
+    sections_of,
+    variables_of,
+)
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.training_settings import PRECISIONS
 
@@ -83,9 +91,9 @@ def read(path: str | os.PathLike[str] | None = None) -> AccelerateFile:
     values = _mapping(file, text)
     _check_kind(file, values)
     options = {**_options(file, values), **_extras(file, text, values)}
-    sharding = variables_of(values, shard=options.get("shard"))
-    if sharding:
-        options["env"] = {**sharding, **options.get("env", {})}
+    variables = {**variables_of(values, shard=options.get("shard")), **compiler_variables(values)}
+    if variables:
+        options["env"] = {**variables, **options.get("env", {})}
     return AccelerateFile(path=file, options=options, ignored=_ignored(values))
 
 
@@ -118,10 +126,15 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
     kept: Mapping[str, Any] = NEW_FILE
     if file.exists():
         kept = _mapping(file, file.read_text(encoding="utf-8"))
+    env = dict(options.get("env", {}))
+    section = compiler_section(env, kept)
+    options = {**{name: value for name, value in options.items() if name != "env"}, **({"env": env} if env else {})}
     values, extras = _values(options, num_processes, use_gpu=use_gpu)
+    values |= section
     if kept.get("distributed_type") == KIND and asks_for_deepspeed(options):
         values["distributed_type"] = KIND
-    kept = {key: value for key, value in kept.items() if key not in ("fp16", "mixed_precision", *SECTIONS)}
+    replaced = ("fp16", "mixed_precision", *SECTIONS, *COMPILER_KEYS)
+    kept = {key: value for key, value in kept.items() if key not in replaced}
     text = yaml.safe_dump({**kept, **values})
     if extras:
         text = f"{MARK}{json.dumps(extras, sort_keys=True, default=dict)}\n{text}"
@@ -223,8 +236,11 @@ def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _ignored(values: Mapping[str, Any]) -> tuple[str, ...]:
     kind = values["distributed_type"]
     sections = SECTIONS if kind == "FSDP" else (SECTION,) if kind == KIND else ()
-    silent = (*OWN_KEYS, *HARMLESS_KEYS, *sections, "fp16")
+    silent = (*OWN_KEYS, *HARMLESS_KEYS, *sections, "fp16", *COMPILER_KEYS)
     asked = {key: value for key, value in values.items() if key not in silent and value not in (None, "no", "NO")}
+    asked |= {
+        key: value for key, value in compiler_of(values).items() if key not in COMPILER_KEYS and value != "default"
+    }
     return tuple(f"{key}: {value}" for key, value in asked.items() if value)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from notebook_launcher import ConfigError, LaunchConfig, accelerate_yaml, notebook_launch
+from notebook_launcher import Accelerator, ConfigError, LaunchConfig, accelerate_yaml, notebook_launch
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.devices import GPU, Machine
 
@@ -172,15 +172,50 @@ def test_edited_keys_replace_the_comment(tmp_path, num_gpus):
 
 def test_foreign_keys_are_kept_and_listed_in_a_warning(tmp_path):
     path = tmp_path / "config.yaml"
-    kept = {"dynamo_config": {"dynamo_backend": "INDUCTOR"}, "debug": True, "main_process_port": 29501}
+    kept = {"downcast_bf16": "yes", "debug": True, "main_process_port": 29501}
     path.write_text(yaml.safe_dump({"distributed_type": "NO", "num_processes": 1, **kept}))
-    with pytest.warns(UserWarning, match=r"config.yaml: ignored: debug: True, dynamo_config: \{'dynamo_backend'"):
+    with pytest.warns(UserWarning, match=r"config.yaml: ignored: debug: True, downcast_bf16: yes\.$"):
         config = LaunchConfig.from_yaml(path)
     LaunchConfig.build(config, {"num_processes": 2, "devices": "cpu"}).to_yaml(path)
     written = yaml.safe_load(path.read_text())
     assert {key: written[key] for key in kept} == kept
     assert (written["num_processes"], written["distributed_type"]) == (2, "MULTI_CPU")
     assert accepted(path).main_process_port == 29501
+
+
+def test_compiler_of_a_file_reaches_the_ranks(tmp_path):
+    path = tmp_path / "config.yaml"
+    section = {"dynamo_backend": "AOT_EAGER", "dynamo_mode": "max-autotune", "dynamo_use_dynamic": False}
+    path.write_text(yaml.safe_dump({"distributed_type": "NO", "num_processes": 1, "dynamo_config": section}))
+    with pytest.warns(UserWarning, match=r"config.yaml: ignored: dynamo_mode: max-autotune\.$"):
+        config = LaunchConfig.from_yaml(path)
+    assert config.env == {"ACCELERATE_DYNAMO_BACKEND": "aot_eager"}
+    backend = notebook_launch(lambda: Accelerator().dynamo_backend, config=config, devices="cpu", monitor=False)
+    assert backend[0] == "aot_eager"
+    config.to_yaml(path)
+    assert yaml.safe_load(path.read_text())["dynamo_config"] == section
+    assert accepted(path).dynamo_backend == "AOT_EAGER"
+    LaunchConfig(num_processes=1).to_yaml(path)
+    assert "dynamo_config" not in yaml.safe_load(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("keys", "backend"),
+    [
+        ("dynamo_backend: EAGER", "eager"),
+        ("dynamo_backend: NO", None),
+        ("dynamo_config: {backend: EAGER}", "eager"),
+        ("dynamo_config: {dynamo_backend: 'NO', dynamo_mode: max-autotune}", None),
+        ("dynamo_config:", None),
+    ],
+)
+def test_compiler_is_read_from_files_of_all_versions(tmp_path, keys, backend):
+    (tmp_path / "config.yaml").write_text(f"distributed_type: MULTI_CPU\nnum_processes: 2\n{keys}\n")
+    config = LaunchConfig.from_yaml(tmp_path / "config.yaml")
+    assert config.env == ({} if backend is None else {"ACCELERATE_DYNAMO_BACKEND": backend})
+    path = config.to_yaml(tmp_path / "other.yaml")
+    assert LaunchConfig.from_yaml(path) == config
+    assert accepted(path).dynamo_backend.lower() == (backend or "no")
 
 
 DEEPSPEED = """\

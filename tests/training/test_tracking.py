@@ -216,6 +216,35 @@ def test_tensorboard_gets_numbers_text_and_charts(state: ProcessState, tmp_path:
     assert "note/text_summary" in events.Tags()["tensors"]
 
 
+def test_tables_reach_files_and_tensorboard(state: ProcessState, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    trackers = Trackers(state, ["jsonl", "tensorboard", Memory], tmp_path)
+    trackers.init_trackers("digits")
+    trackers.log_table("eval/errors", ["digit", "text"], [[3, "a|b"], [8, "two\nlines, quoted"]], step=2)
+    trackers.log_table("frame", dataframe=pandas.DataFrame({"x": [1, 2]}))
+    trackers.end_training()
+    folder = tmp_path / "digits"
+    assert (folder / "eval-errors-2.csv").read_text() == 'digit,text\n3,a|b\n8,"two\nlines, quoted"\n'
+    assert (folder / "frame.csv").read_text() == "x\n1\n2\n"
+    (events,) = folder.glob("events*")
+    assert b"| 3 | a\\|b |\n| 8 | two<br>lines, quoted |" in events.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({}, r"log_table: pass data=\[\[...\], ...\] with columns=\[...\], or dataframe=, and not both"),
+        (
+            {"columns": ["a", "b"], "data": [[1, 2], [3]]},
+            "log_table: row 1 has 1 values, and there are 2 columns: a, b",
+        ),
+    ],
+)
+def test_tables_that_cannot_be_are_refused(state: ProcessState, arguments: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        Trackers(state).log_table("errors", **arguments)
+
+
 def test_tensorboard_is_left_out_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # As Python marks what cannot be imported.
     with pytest.warns(UserWarning, match=r"'tensorboard' is left out: .* Type %pip install tensorboard"):

@@ -38,8 +38,7 @@ def train(name: str, init_kwargs: dict[str, Any], read: Callable[[Any], Any], fo
     tracker = accelerator.get_tracker(name)
     if hasattr(tracker, "log_images"):  # On other ranks the blank tracker has every method.
         tracker.log_images({"sample": [np.zeros((4, 4, 3), np.uint8)]}, step=2)
-    if hasattr(tracker, "log_table"):
-        tracker.log_table("errors", columns=["digit", "count"], data=[[3, 1], [8, 2]])
+    accelerator.log_table("errors", columns=["digit", "count"], data=[[3, 1], [8, 2]])
     own = accelerator.get_tracker(name, unwrap=True)
     found = read(own) if accelerator.is_main_process else type(own).__name__
     accelerator.end_training()

@@ -7,13 +7,16 @@ import importlib.util
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.training.recording.logged_table import Table
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from io import FileIO
 
 __all__ = ["BlankTracker", "GeneralTracker", "JSONLinesTracker", "TensorBoardTracker", "as_number", "plain"]
@@ -152,6 +155,19 @@ class JSONLinesTracker(GeneralTracker):
         if self._file.write(line) != len(line):
             raise OSError(errno.ENOSPC, "no room for a whole line", os.fspath(self.tracker))
 
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Write `<table_name>.csv`, with a step `<table_name>-<step>.csv`, beside the metrics."""
+        stem = re.sub(r"[^\w.-]+", "-", table_name).strip("-.") or "table"
+        file = self.folder / (f"{stem}.csv" if step is None else f"{stem}-{step}.csv")
+        file.write_text(Table.of(columns, data, dataframe).to_csv(), encoding="utf-8")
+
     def finish(self) -> None:
         """Close the file; idempotent."""
         if self._file is not None:
@@ -264,6 +280,17 @@ class TensorBoardTracker(GeneralTracker):
         for key, value in values.items():
             self.writer.add_images(key, value, global_step=step, **kwargs)
         self.writer.flush()
+
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Log a table, given as columns and rows or as a frame of pandas, as text."""
+        self.writer.add_text(table_name, Table.of(columns, data, dataframe).to_markdown(), global_step=step)
 
     def finish(self) -> None:
         """Close the event file; idempotent."""

@@ -15,6 +15,7 @@ from notebook_launcher.training.recording.experiment_trackers import (
     CometMLTracker,
     DVCLiveTracker,
 )
+from notebook_launcher.training.recording.logged_table import Table
 from notebook_launcher.training.recording.mlflow_tracker import MLflowTracker
 from notebook_launcher.training.recording.project_trackers import SwanLabTracker, TrackioTracker, WandBTracker
 from notebook_launcher.training.recording.tracker_classes import (
@@ -27,7 +28,7 @@ from notebook_launcher.training.recording.tracker_classes import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from notebook_launcher.training.process.process_state import ProcessState
 
@@ -267,6 +268,26 @@ class Trackers:
             for number, image in enumerate(images):
                 whole = name if len(images) == 1 else f"{name}/{number}"
                 context.report_values({whole: image}, step=step)
+
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Log a table to the trackers that take tables; others leave it out.
+
+        Raises:
+            TypeError: The step is no integer.
+            ValueError: There is no table, or a row does not fit the columns.
+        """
+        Table.of(columns, data, dataframe)  # Checked on every rank, and before the first tracker.
+        step = None if step is None else _whole(step)
+        for tracker in self.trackers:
+            if (log_table := getattr(tracker, "log_table", None)) is not None:
+                log_table(table_name, columns=columns, data=data, dataframe=dataframe, step=step)
 
     def _numbers(self, values: Mapping[str, Any]) -> dict[str, float]:
         """Return the numbers that the run logs, the user's own first."""
