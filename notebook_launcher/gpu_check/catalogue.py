@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notebook_launcher.gpu_check import launches, several_ranks, trainings
+from notebook_launcher.gpu_check import endings, launches, several_ranks, trainings
 
 if TYPE_CHECKING:
     from notebook_launcher.gpu_check.check_kind import Check
 
 __all__ = ["ALL_CHECKS", "find_check"]
 
-_LISTED: tuple[Check, ...] = (*launches.CHECKS, *trainings.CHECKS, *several_ranks.CHECKS)
+_LISTED: tuple[Check, ...] = (*launches.CHECKS, *trainings.CHECKS, *several_ranks.CHECKS, *endings.CHECKS)
 ALL_CHECKS = tuple(sorted(_LISTED, key=lambda check: not check.decides))
 
 

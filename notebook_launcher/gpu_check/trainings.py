@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-from notebook_launcher import notebook_launch
+from notebook_launcher import launch, notebook_launch
 from notebook_launcher.gpu_check.check_kind import Check, Hardware
 from notebook_launcher.gpu_check.toy_loops import make_batches, make_model, mean_loss, train
 
@@ -17,6 +18,8 @@ __all__ = ["CHECKS"]
 RAGGED = [8, 8, 3]
 TOLERANCES = {"no": 1e-4, "fp16": 1e-2, "bf16": 2e-2}
 """Relative to the largest gradient. A wrong divisor differs by a fifth; bf16 has 8 bits of precision."""
+WIDE = 512
+TIMED_UPDATES = 20
 MOST_SYNCHRONISATIONS = 2
 """Waits of the host for the GPU that one full window may need; each costs the time in which the GPU runs dry."""
 
@@ -134,6 +137,49 @@ def _synchronisations(hardware: Hardware) -> str:
     return f"{count} in a window of 4"
 
 
+def _time_phases() -> dict[str, float]:
+    """Train, and return the seconds of all forwards and backwards: by events of the GPU, by the clock without one."""
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator()
+    on_gpu = accelerator.device.type == "cuda"
+
+    def now() -> Any:
+        if not on_gpu:
+            return time.monotonic()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    model: Any = accelerator.prepare(torch.nn.Sequential(*(torch.nn.Linear(WIDE, WIDE) for _ in range(4))))
+    batch = torch.randn(4 * WIDE if on_gpu else WIDE, WIDE, device=accelerator.device)
+    moments = []
+    for _ in range(TIMED_UPDATES):
+        with accelerator.accumulate(model):
+            began = now()
+            loss = model(batch).square().mean()
+            between = now()
+            accelerator.backward(loss)
+            moments.append((began, between, now()))
+    if not on_gpu:
+        pairs = [(between - began, end - between) for began, between, end in moments]
+    else:
+        torch.cuda.synchronize()
+        pairs = [(a.elapsed_time(b) / 1000, b.elapsed_time(c) / 1000) for a, b, c in moments]
+    return {"forward": sum(pair[0] for pair in pairs), "backward": sum(pair[1] for pair in pairs)}
+
+
+def _phases(hardware: Hardware) -> str:
+    run = launch(_time_phases, **hardware.ranks(1))
+    (expected,) = run.result()
+    told = run.phases[0].seconds
+    for phase, seconds in expected.items():
+        assert abs(told[phase] - seconds) < 0.1 * seconds + 0.01, f"{phase}: {told[phase]:.3f} s told, {seconds:.3f} s"
+    return ", ".join(f"{phase} {told[phase]:.3f} s of {seconds:.3f} s" for phase, seconds in expected.items())
+
+
 def _search_batch_size() -> tuple[int, int, int]:
     import torch
 
@@ -211,6 +257,7 @@ CHECKS = (
     Check(name="copies that do not block arrive whole", run=_loader),
     Check(name="waits for the GPU in one window", run=_synchronisations, on_cpu=False),
     Check(name="out of memory: batch size found, memory back", run=_out_of_memory, on_cpu=False),
+    Check(name="phases against events", run=_phases),
     Check(name="deterministic twice", run=_deterministic),
     Check(name="checkpoint with random numbers, on the device", run=_checkpoint),
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notebook_launcher.kernel.meter import GpuMeter, GpuReading
+from notebook_launcher.kernel.ranks import describe_restart
 from tests.support.kernels import ROOT
 
 if TYPE_CHECKING:
@@ -204,3 +205,12 @@ def test_fork_of_a_kernel_in_which_any_library_initialised_cuda_is_refused(tmp_p
     clean, loaded, refusal = done.stdout.splitlines()
     assert (clean, loaded) == ("True", "True")
     assert refusal.startswith("start_method='fork' with GPUs: this kernel has touched CUDA")
+
+
+def test_stop_that_costs_ranks_their_memory_says_why_and_how_to_keep_it() -> None:
+    assert describe_restart([1], stopped_in_nccl=False).endswith("variables of earlier runs are gone on it")
+    told = describe_restart([0, 1], stopped_in_nccl=True)
+    assert told.startswith(
+        "ranks 0, 1 had died and were restarted; variables of earlier runs are gone on them. With NCCL"
+    )
+    assert "run.stop(after_step=True)" in told

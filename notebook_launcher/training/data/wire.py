@@ -1,7 +1,8 @@
 """The wire from rank 0 to every rank: objects pickled, tensors as they lie in memory.
 
 For each round one small tensor goes to all ranks (what comes, how much, and what everybody has), and then
-each rank's own batch to that rank.
+each rank's own batch to that rank. With NCCL, a send by itself would make a communicator for each pair of ranks.
+Sends in a batch, as here, go over the group's own, which the broadcast before has made on all ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from notebook_launcher.training.data.rounds import Round
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["BatchParcel", "ReceivedBatch", "pack", "receive", "send", "send_end", "send_error", "wire_device"]
 
@@ -64,13 +65,13 @@ def send(parcels: Sequence[BatchParcel], drawn: Round, *, is_last: bool, samples
     """
     sizes = [parcel.objects.numel() for parcel in parcels]
     _announce(BATCH, [int(is_last), samples], drawn, sizes, device)
-    pending = []
-    for rank, parcel in enumerate(parcels, 1):
-        for tag, tensor in enumerate([parcel.objects, *parcel.tensors]):
-            if tensor.numel():
-                pending.append(dist.isend(tensor, rank, tag=tag))
-    for work in filter(None, pending):
-        work.wait()
+    others = list(enumerate(parcels, 1))
+    # In two batches, as they are received: the objects say how large the tensors are.
+    objects = [dist.P2POp(dist.isend, parcel.objects, rank) for rank, parcel in others]
+    tensors = [
+        _tensor_op(dist.isend, part, rank, at) for rank, parcel in others for at, part in _filled(parcel.tensors)
+    ]
+    _exchange(objects, tensors)
 
 
 def send_end(device: torch.device) -> None:
@@ -100,7 +101,7 @@ def receive(device: torch.device) -> ReceivedBatch | None:
     size = table[3 * num_processes + rank]
     if kind == ERROR:
         raise pickle.loads(_receive_bytes(size, where, lambda wire: dist.broadcast(wire, src=0)))
-    parcel = _receive_bytes(size, where, lambda wire: dist.recv(wire, 0, tag=0))
+    parcel = _receive_bytes(size, where, lambda wire: _exchange([dist.P2POp(dist.irecv, wire, 0)]))
     rows, real, weights = (tuple(table[at * num_processes : (at + 1) * num_processes]) for at in range(3))
     return ReceivedBatch(_unpack(parcel, where), Round(rows, real, weights), bool(is_last), samples)
 
@@ -169,10 +170,24 @@ def _receive_bytes(size: int, device: torch.device, receive_into: Callable[[torc
 def _unpack(parcel: bytearray, device: torch.device) -> Any:
     unpickler = _Unpickler(io.BytesIO(parcel), device)
     batch = unpickler.load()
-    for tag, tensor in enumerate(unpickler.tensors, 1):
-        if tensor.numel():
-            dist.recv(_as_bytes(tensor), 0, tag=tag)
+    parts = [_as_bytes(tensor) for tensor in unpickler.tensors]
+    _exchange([_tensor_op(dist.irecv, part, 0, at) for at, part in _filled(parts)])
     return batch
+
+
+def _filled(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+    return ((at, tensor) for at, tensor in enumerate(tensors) if tensor.numel())
+
+
+def _tensor_op(operation: Callable[..., Any], part: torch.Tensor, peer: int, at: int) -> dist.P2POp:
+    return dist.P2POp(operation, part, peer, tag=1 + at)
+
+
+def _exchange(*batches: Sequence[dist.P2POp]) -> None:
+    """Begin one batch after another, and wait for all."""
+    pending = [work for batch in batches if batch for work in dist.batch_isend_irecv(list(batch))]
+    for work in filter(None, pending):
+        work.wait()
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

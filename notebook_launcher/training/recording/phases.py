@@ -2,6 +2,8 @@
 
 `mark` names the phase that the time since the last mark was spent on; that is one span. Marks are only noted, and
 summed up where a record is sent: all of them, so that shares are exact, but only the newest spans are in it.
+
+These are times of the program. On a GPU the program only queues the work: `device_phases.py` has the clock for that.
 """
 
 from __future__ import annotations
@@ -111,13 +113,13 @@ class PhaseClock:
         if now > self._due:
             self._report(now)
 
-    def end_window(self, samples: float, micro_batches: int = 1) -> None:
+    def end_window(self, samples: Any, micro_batches: int = 1) -> None:
         """Mark the end of a window.
 
         The time since the last mark belongs to no phase.
 
         Args:
-            samples: The weight of the window's micro-batches, on all ranks together.
+            samples: The weight of the window's micro-batches, on all ranks together: a number, or a tensor on a GPU.
             micro_batches: How many they were.
         """
         self._windows.append((micro_batches, samples))
@@ -136,8 +138,6 @@ class PhaseClock:
     def _report(self, now: float) -> None:
         self._due = now + SEND_INTERVAL
         seconds, counts, newest = self._sums()
-        self._phases.clear()
-        self._times.clear()
         if not (newest or self._windows):
             return
         fullest = max(self._windows, default=(0, 0.0))
@@ -157,7 +157,7 @@ class PhaseClock:
         self._send(record)
 
     def _sums(self) -> tuple[dict[str, float], dict[str, int], list[tuple[str, float, float]]]:
-        """Return the seconds and the number of spans of each phase, and the newest spans."""
+        """Take the marks; return the seconds and the number of spans of each phase, and the newest spans."""
         seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         counts: dict[str, int] = dict.fromkeys(PHASES, 0)
         newest: collections.deque[tuple[str, float, float]] = collections.deque(maxlen=MAX_RECORD_SPANS)
@@ -169,6 +169,8 @@ class PhaseClock:
                 newest.append((phase, since, now - since))
             since = now
         self._since = since
+        self._phases.clear()
+        self._times.clear()
         return seconds, counts, list(newest)
 
 
@@ -178,6 +180,16 @@ def make_clock() -> PhaseClock | None:
     if rank is None:
         return None
     if rank.clock is None:
-        rank.clock = PhaseClock(rank.send, rank.set_activity, rank.settings_now)
+        rank.clock = _make_clock(rank)
     clock: PhaseClock = rank.clock
     return clock
+
+
+def _make_clock(rank: context.RankContext) -> PhaseClock:
+    import torch
+
+    if not torch.cuda.is_available():
+        return PhaseClock(rank.send, rank.set_activity, rank.settings_now)
+    from notebook_launcher.training.recording.device_phases import DevicePhaseClock, record_cuda_event
+
+    return DevicePhaseClock(rank.send, record_cuda_event, rank.set_activity, rank.settings_now)

@@ -1,0 +1,56 @@
+"""The correction of a window's gradients, once it is known what the window held.
+
+On a CPU its factor is a number. Where the ranks' weights were reduced on a GPU, it stays a tensor there: to read it
+would have the program wait for all that is queued, once for each update.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["keep_or_read", "over", "rescale"]
+
+
+def keep_or_read(total: torch.Tensor) -> float | torch.Tensor:
+    """Return a reduced total of one element: a number if that needs no wait, otherwise a tensor."""
+    return float(total) if total.device.type == "cpu" else total.squeeze()
+
+
+def over(numerator: float, total: float | torch.Tensor, otherwise: float) -> float | torch.Tensor:
+    """Return `numerator / total`, or `otherwise` where the total is 0."""
+    if isinstance(total, torch.Tensor):
+        return torch.where(total == 0, otherwise, numerator / total)
+    return numerator / total if total else otherwise
+
+
+def rescale(parameters: Iterable[torch.Tensor], factor: float | torch.Tensor) -> None:
+    """Multiply the gradients of parameters by a factor, each once."""
+    if not isinstance(factor, torch.Tensor) and factor == 1.0:
+        return
+    # By id, so that a parameter that models share is multiplied once.
+    # And of a sharded gradient this rank's part: torch multiplies either whole or sharded tensors at once.
+    found = {id(parameter): _local(parameter.grad) for parameter in parameters if parameter.grad is not None}
+    gradients = list(found.values())
+    if isinstance(factor, torch.Tensor):
+        apart = [gradient for gradient in gradients if not _fits(gradient, factor)]
+        gradients = [gradient for gradient in gradients if _fits(gradient, factor)]
+        for gradient in apart:
+            exact = torch.promote_types(gradient.dtype, torch.float32)
+            gradient.copy_(gradient.to(exact).mul_(factor.to(gradient.device)))
+    if gradients:
+        torch._foreach_mul_(gradients, factor)
+
+
+def _fits(gradient: torch.Tensor, factor: torch.Tensor) -> bool:
+    # torch would round the factor to the 16 bits of the gradient first.
+    return gradient.device == factor.device and gradient.dtype.itemsize >= 4
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    part: torch.Tensor = getattr(gradient, "_local_tensor", gradient)  # without the graph that to_local() makes
+    return part

@@ -1,0 +1,168 @@
+"""The phases of a rank whose device works behind its program's back, such as a GPU.
+
+A program only queues kernels, and runs ahead. By its own clock a wait for the ranks takes no time, and the whole
+backlog falls to whatever call waits first. So each mark also queues a moment on the device, and a phase lasts from one
+moment to the next. Nothing waits for a moment: a record holds the marks that the device has passed by then, and the
+others come with a later record. Where the device idles, because data are late, it passes a moment as soon as that is
+queued, so the time falls to the phase "data", as it should.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from notebook_launcher.training.recording.phases import Phase, PhaseClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DeviceMoment", "DevicePhaseClock", "record_cuda_event"]
+
+MAX_PENDING = 4096
+"""Marks that wait for the device; beyond them the program's own times are taken."""
+
+
+class DeviceMoment(Protocol):
+    """A moment of a device, queued behind its work, such as a `torch.cuda.Event` that was recorded."""
+
+    def query(self) -> bool:
+        """Return True if the device has passed it."""
+        ...
+
+    def elapsed_time(self, end: Any) -> float:
+        """Return the milliseconds from here to a later moment; the device must have passed both."""
+        ...
+
+
+class DevicePhaseClock(PhaseClock):
+    """A `PhaseClock` by the device's own time; where no moment can be queued, by the program's."""
+
+    def __init__(
+        self,
+        send: Callable[[object], None],
+        record: Callable[[], DeviceMoment | None],
+        set_activity: Callable[[int], object] | None = None,
+        settings_now: Callable[[], dict[str, float | None]] = dict,
+    ) -> None:
+        """Measure a device; `record` queues a moment on it, or returns None where that cannot be done now."""
+        super().__init__(send, set_activity, settings_now)
+        self._record = record
+        self._moments: list[DeviceMoment | None] = []
+        """That of each mark; None for the one between a backward and its wait for the ranks."""
+        self._waits: dict[int, DeviceMoment | None] = {}
+        """By the mark that ends a wait for the ranks: where the wait began, if that backward was watched."""
+        self._began_to_wait: DeviceMoment | None = None
+        self._weights: list[tuple[int, int, Any]] = []
+        """Of each window: its mark, its micro-batches and its weight, which may still be on its way from the device."""
+        self._last: tuple[DeviceMoment | None, float] = None, 0.0
+        """The last moment that was read, with its time by the program's clock."""
+        self._is_ending = False
+
+    def mark(self, phase: Phase | None) -> None:
+        """Mark the device's time since the last mark as spent on this phase; None: on none of them."""
+        self._moments.append(self._record())
+        super().mark(phase)
+
+    def begin_backward(self, *, syncs: bool) -> bool:
+        """Mark the end of the forward; return True if the backward that begins is to call `mark_computed`."""
+        self._moments.append(self._record())
+        self._began_to_wait = None
+        return super().begin_backward(syncs=syncs)
+
+    def mark_computed(self) -> None:
+        """Mark that all gradients of a watched backward are queued, and then the wait for the ranks."""
+        super().mark_computed()
+        self._began_to_wait = self._record()
+
+    def end_backward(self, *, synced: bool) -> None:
+        """Mark the end of the backward; `synced`: it had the device wait for the ranks."""
+        if synced:
+            self._waits[len(self._moments) + 1] = self._began_to_wait if self._watching else None
+            self._moments += None, self._record()
+        super().end_backward(synced=synced)
+
+    def end_window(self, samples: Any, micro_batches: int = 1) -> None:
+        """Mark the end of a window; its weight may be a tensor on the device, which is read when it has arrived."""
+        if isinstance(samples, torch.Tensor):
+            samples = samples.to("cpu", non_blocking=True)
+        super().end_window(0.0, micro_batches)
+        self._windows.pop()  # It waits for its weight.
+        self._weights.append((len(self._moments), micro_batches, samples))
+        self._moments.append(self._record())
+
+    def flush(self) -> None:
+        """Send all that was measured; where the device is not done, as after a failure, by the program's times."""
+        self._is_ending = True
+        super().flush()
+        self._is_ending, self._last = False, (None, 0.0)
+
+    def _sums(self) -> tuple[dict[str, float], dict[str, int], list[tuple[str, float, float]]]:
+        times = self._read()
+        done = len(times)
+        later_phases, later_times = self._phases[done:], self._times[done:]
+        self._phases, self._times = self._phases[:done], times
+        sums = super()._sums()
+        self._phases, self._times = later_phases, later_times
+        self._moments = self._moments[done:]
+        self._waits = {mark - done: moment for mark, moment in self._waits.items() if mark >= done}
+        self._windows += [(count, float(weight)) for mark, count, weight in self._weights if mark < done]
+        self._weights = [(mark - done, count, weight) for mark, count, weight in self._weights if mark >= done]
+        return sums
+
+    def _read(self) -> list[float]:
+        """Return the times of the marks that the device has passed."""
+        takes_all = self._is_ending or len(self._moments) > MAX_PENDING
+        times: list[float] = []
+        for mark, moment in enumerate(self._moments):
+            if mark + 1 in self._waits:
+                continue  # A backward that waits: its end is known with the end of the wait.
+            passed = moment is None or _has_passed(moment)
+            if not (passed or takes_all):
+                break
+            since = self._last[1]
+            now = self._time_of(moment if passed else None, self._times[mark])
+            if mark in self._waits:
+                times.append(self._begin_of_wait(mark, since, now, passed=passed))
+            times.append(now)
+        return times
+
+    def _time_of(self, moment: DeviceMoment | None, queued: float) -> float:
+        """Return the time of a moment that was queued at a time of the program, which it cannot be before."""
+        before, since = self._last
+        elapsed = _seconds(before, moment) if before is not None and moment is not None else 0.0
+        now = max(queued, since + elapsed)
+        self._last = moment, now
+        return now
+
+    def _begin_of_wait(self, mark: int, since: float, now: float, *, passed: bool) -> float:
+        """Return when the wait that ends with this mark began: measured, or by the share of the last one measured."""
+        began, end = self._waits[mark], self._moments[mark]
+        if passed and began is not None and end is not None:
+            self._sync_share = min(1.0, _seconds(began, end) / max(now - since, 1e-9))
+        return since + (now - since) * (1.0 - self._sync_share)
+
+
+def _has_passed(moment: DeviceMoment) -> bool:
+    try:
+        return moment.query()
+    except RuntimeError:  # The context is dead: nothing will be measured any more.
+        return True
+
+
+def _seconds(start: DeviceMoment, end: DeviceMoment) -> float:
+    try:
+        return max(0.0, start.elapsed_time(end) / 1000)
+    except RuntimeError:  # The context is dead, or the moments are of two devices.
+        return 0.0
+
+
+def record_cuda_event() -> DeviceMoment | None:
+    """Queue an event on the current stream; None before the process uses its GPU, and inside a captured graph."""
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if not started or torch.cuda.is_current_stream_capturing():
+        return None
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
