@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from notebook_launcher.training.accumulation import gradients
 from notebook_launcher.training.accumulation.blocks import MicroBatchBlock
+from notebook_launcher.training.accumulation.correction import keep_or_read, over, rescale
 from notebook_launcher.training.accumulation.ddp import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
+from notebook_launcher.training.accumulation.gradients import InitialGradient
 from notebook_launcher.training.accumulation.synchronisation import reduce_leaves, waits_for_ranks
 from notebook_launcher.training.plugins import Warner
 
@@ -82,7 +85,7 @@ class Accumulation:
         """The block of each combination of targets, which are held so that their ids stay theirs."""
         self._version = -1
         self.warn_once = Warner()
-        self._seed: tuple[float, torch.Tensor] | None = None
+        self._initial = InitialGradient()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_blocks": {}}  # by ids, which are other objects' in another process
@@ -143,31 +146,26 @@ class Accumulation:
         if clock is not None:
             clock.end_backward(synced=syncs)
 
-    def _run(self, loss: torch.Tensor, factor: float, kwargs: dict[str, Any], *, is_watched: bool) -> None:
+    def _run(
+        self, loss: torch.Tensor, factor: float | torch.Tensor, kwargs: dict[str, Any], *, is_watched: bool
+    ) -> None:
         if is_watched and loss.requires_grad:
             loss.register_hook(self._mark_computed)  # type: ignore[no-untyped-call]
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        if factor == 1.0:
-            loss.backward(**kwargs)  # type: ignore[no-untyped-call]
-            return
         # The factor is the initial gradient, which saves the two kernels of a multiplication in the graph.
         gradient = kwargs.pop("gradient", None)
-        gradient = self._gradient(loss, factor) if gradient is None else gradient * factor
-        loss.backward(gradient=gradient, **kwargs)  # type: ignore[no-untyped-call]
+        if gradient is None and loss.is_complex():
+            loss.backward(**kwargs)  # type: ignore[no-untyped-call] # It explains why not.
+        gradient = self._initial.of(loss, factor) if gradient is None else gradient * factor
+        gradients.backward(loss, gradient, kwargs)
 
     def _mark_computed(self, _: torch.Tensor) -> None:
         # Callbacks run in the order in which they were queued, and DDP queues its wait for the ranks later.
         assert self.clock is not None
         torch.autograd.Variable._execution_engine.queue_callback(self.clock.mark_computed)  # noqa: SLF001
 
-    def _gradient(self, loss: torch.Tensor, factor: float) -> torch.Tensor:
-        seed = self._seed
-        if seed is None or seed[0] != factor or seed[1].dtype != loss.dtype or seed[1].device != loss.device:
-            seed = self._seed = factor, torch.tensor(factor, dtype=loss.dtype, device=loss.device)
-        return seed[1] if loss.dim() == 0 else seed[1].expand_as(loss)
-
-    def _scale_alone(self, weight: Any, reduction: str) -> float:
+    def _scale_alone(self, weight: Any, reduction: str) -> float | torch.Tensor:
         """Return the factor of a loss outside any block."""
         steps = self.state.num_steps
         if self._rules.nominal_divisor:
@@ -181,13 +179,13 @@ class Accumulation:
                 )
             mine = self._given(weight)
             total = self._total(mine)
-            return self._num_data_ranks * (mine if reduction == "mean" else float(mine > 0)) / total if total else 0.0
+            return over(self._num_data_ranks * (mine if reduction == "mean" else float(mine > 0)), total, 0.0)
         weights = self._round_weights()
         if weights is None or steps > 1:
             return 1.0 / steps
         return float(self._num_data_ranks * weights[self._data_rank] / (sum(weights) or 1))
 
-    def _scale_in(self, window: Window, weight: Any, reduction: str) -> float:
+    def _scale_in(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
         """Count the micro-batch in its window, and return the factor of its loss."""
         if self._rules.nominal_divisor:
             window.num_backwards += 1
@@ -218,7 +216,7 @@ class Accumulation:
             mine = window.reference if window.kind == "counted" else 1.0
             window.weigh("counted", mine, mine * self._num_data_ranks, mine)
             return mine
-        full = float(loader.full_rows or max(loader.current_round.rows) or 1)
+        full = float(loader.current_full_rows or max(loader.current_round.rows) or 1)
         reference = window.reference if window.kind == "counted" else full
         # If no loader counted the first micro-batch, a full micro-batch weighs 1.
         unit = full if reference == 1.0 else 1.0
@@ -243,15 +241,15 @@ class Accumulation:
         if self.scaler is None:
             return 1.0
         if self.state.given_reference is None:
-            self.state.given_reference = self._total(max(weight, 1.0)) / self._num_data_ranks
+            self.state.given_reference = float(self._total(max(weight, 1.0))) / self._num_data_ranks
         return self.state.given_reference
 
-    def _total(self, weight: float) -> float:
+    def _total(self, weight: float) -> float | torch.Tensor:
         if self._num_data_ranks == 1:
             return weight
         total = torch.full((1,), weight, dtype=torch.float64, device=self._device)  # `tensor` waits for the GPU
         dist.all_reduce(total, group=self._data_group)
-        return float(total)
+        return keep_or_read(total)
 
     def _sum_weights(self, window: Window) -> Any:
         """Begin the all-reduce of the weights that only their ranks know, beside the backward."""
@@ -266,19 +264,14 @@ class Accumulation:
             return
         if pending is not None:
             pending[1].wait()
-            window.world_weight = float(pending[0])
+            window.world_weight = keep_or_read(pending[0])
         elif window.kind == "given":
             window.world_weight = window.weight
-        if not window.world_weight:
-            return
-        window.correction = self._num_data_ranks * window.divisor * window.reference / window.world_weight
-        if window.correction != 1.0:
-            trained = (parameter for member in self.state.block.members for parameter in member.parameters())
-            # By id, so that a parameter that models share is multiplied once.
-            # And of a sharded gradient this rank's part: torch multiplies either whole or sharded tensors at once.
-            grads = {id(parameter): _local(parameter.grad) for parameter in trained if parameter.grad is not None}
-            if grads:
-                torch._foreach_mul_(list(grads.values()), window.correction)
+        numerator = self._num_data_ranks * window.divisor * window.reference
+        window.correction = over(numerator, window.world_weight, 1.0)
+        rescale(
+            (parameter for member in self.state.block.members for parameter in member.parameters()), window.correction
+        )
 
     def _take_synced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""
@@ -328,11 +321,6 @@ class Accumulation:
                 "end of a window each one synchronises. Write backward(loss_a + loss_b), or a block for each "
                 "micro-batch.",
             )
-
-
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    part: torch.Tensor = getattr(gradient, "_local_tensor", gradient)  # without the graph that to_local() makes
-    return part
 
 
 def _check_loss(loss: Any, reduction: str, weight: Any) -> None:

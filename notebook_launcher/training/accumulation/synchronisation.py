@@ -128,7 +128,7 @@ def reduce_leaves(leaves: Sequence[LeafTensor]) -> bool:
 def _average(grads: list[torch.Tensor]) -> None:
     """Replace gradients of one dtype by their means over the ranks."""
     flat = torch.cat([grad.reshape(-1) for grad in grads]) if len(grads) > 1 else grads[0].contiguous()
-    if not flat.is_cuda:
+    if flat.device.type == "cpu":
         flat = flat.to(wire_device(flat.device))  # NCCL takes nothing from the CPU.
     dist.all_reduce(flat)
     flat.div_(dist.get_world_size())

@@ -76,9 +76,9 @@ class Window:
         """The unit of weights: the size of a full micro-batch where weights are counted."""
         self.weight = 0.0
         """Sum of this rank's weights."""
-        self.world_weight = 0.0
-        """Sum of all ranks' weights; where weights are given by hand, known when the window ends."""
-        self.correction = 1.0
+        self.world_weight: float | torch.Tensor = 0.0
+        """Sum of all ranks' weights; of those given by hand, known when the window ends, and a tensor on GPUs."""
+        self.correction: float | torch.Tensor = 1.0
         """The factor by which the gradients were multiplied where the window ended."""
 
     def shares_parameters(self, other: Window) -> bool:

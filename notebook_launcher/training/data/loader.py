@@ -186,6 +186,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
                 remainder = -1
         super().begin()
         self.remainder = remainder
+        # To ask the samplers again took 20 µs of each micro-batch.
+        self.current_full_rows = None if total is None else total // self.num_processes
 
     def __len__(self) -> int:
         if self._walked is not None:

@@ -17,6 +17,7 @@ class DataLoaderStateMixin:
         end_of_dataloader: True while the current batch is the last; False outside a loop.
         remainder: How many samples of the last round are no repetition; -1 if that is unknown before it
             comes, or with `drop_last`.
+        current_full_rows: Samples of a full batch of one rank, as the loop began; None if unknown, or outside a loop.
         current_round: The current batches of all ranks, counted; None if unknown.
         iteration_token: Something that every loop has its own of; None outside a loop.
         stack: Where the loader stands while it is iterated.
@@ -24,6 +25,7 @@ class DataLoaderStateMixin:
 
     end_of_dataloader: bool = False
     remainder: int = -1
+    current_full_rows: int | None = None
     current_round: Round | None = None
     iteration_token: object | None = None
     stack: LoaderStack
@@ -37,6 +39,7 @@ class DataLoaderStateMixin:
         """Forget the current batch."""
         self.end_of_dataloader = False
         self.remainder = -1
+        self.current_full_rows = None
         self.current_round = None
         self.iteration_token = None
 
