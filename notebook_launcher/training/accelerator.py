@@ -46,7 +46,7 @@ from notebook_launcher.training.rules import EXACT, Rules
 from notebook_launcher.training.safepoint import make_safepoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -925,6 +925,24 @@ class Accelerator:
         An image is an array of shape (H, W, C), a tensor of shape (C, H, W), an image of Pillow or a figure.
         """
         self._trackers.log_images(values, step)
+
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Log a table, as `columns` and rows of `data` or as a frame of pandas, to the trackers that take tables.
+
+        `"jsonl"` writes a CSV file beside its metrics, `"tensorboard"` a text; aim, dvclive, swanlab and trackio take
+        none.
+
+        Raises:
+            ValueError: There is no table, or a row does not fit the columns.
+        """
+        self._trackers.log_table(table_name, columns, data, dataframe, step)
 
     def end_training(self) -> None:
         """Finish all trackers. The process group stays, because the process that made it ends it."""

@@ -155,7 +155,13 @@ class Preparation:
         if self.compares:
             groups = list(parameter_groups(model))
             ranks = torch.distributed.get_process_group_ranks(self.sharding.layout.shard_group)
-            check_forwards(model, ranks, lambda: all(group.is_sharded for group in groups))
+            state = self.gradient_state
+            check_forwards(
+                model,
+                ranks,
+                gathers_all=lambda: all(group.is_sharded for group in groups),
+                is_in_block=lambda: state.block is not None,
+            )
         if self.ddp_handler.broadcast_buffers:
             self.prepared.members.share_buffers(model)
         self.prepared.remember(model, model)

@@ -324,15 +324,18 @@ def act_alone(act: str, peers: str) -> None:
             if act == "evaluate":
                 with torch.no_grad():
                     net(torch.ones(1, 2))
+            elif act == "train":
+                accelerator.backward(net(torch.ones(1, 2)).sum())
             else:
                 getattr(accelerator, act)(net, *(["unwritten"] if act == "save_model" else []))
         elif number == 1 and peers == "wait":
             accelerator.wait_for_everyone()
-        elif number == 1 and act != "evaluate":
+        elif number == 1 and act not in ("evaluate", "train"):
             wait_until_ahead(act)
-        accelerator.backward(net(torch.ones(1, 2)).sum())
-        optimizer.step()
-        optimizer.zero_grad()
+        with accelerator.accumulate(net):
+            accelerator.backward(net(torch.ones(1, 2)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def wait_until_ahead(call: str) -> None:
@@ -351,13 +354,18 @@ def wait_until_ahead(call: str) -> None:
     [
         ("evaluate", "train", r"Forward 2 of Sequential ran .* on rank \d and .* on rank \d: some ranks ran a forward"),
         (
+            "train",
+            "train",
+            r"Forward 2 of Sequential ran with gradients .*inside accumulate\(\).* on rank \d",
+        ),
+        (
             "save_model",
             "train",
             "rank 0 waits in save_model, and rank 1 begins a forward of Sequential.* on every rank",
         ),
         ("get_state_dict", "wait", r"rank \d waits in (get|wait).*, and rank \d waits in (get|wait).* on every rank"),
     ],
-    ids=["evaluation", "save before a forward", "two calls"],
+    ids=["evaluation", "extra update", "save before a forward", "two calls"],
 )
 def test_what_one_rank_does_alone_with_a_sharded_model_is_named_at_once(act, peers, message):
     with pytest.raises(RuntimeError, match=message):

@@ -2,6 +2,9 @@
 
 `torch.distributed.checkpoint` writes and reads them. A folder holds a file for each rank that had something to
 write, and `.metadata` with the place of every part of every tensor.
+
+torch's module is imported by the functions that need it: it takes 1.2 s of processor time (DTensor and SymPy come with
+it), which every program with an Accelerator would pay.
 """
 
 from __future__ import annotations
@@ -13,31 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.durable_files import FileRecord, measure
+from notebook_launcher.training.checkpoints.layout import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["METADATA", "read_outline", "read_shards", "record_shards", "write_shards"]
-
-METADATA = ".metadata"
-"""The file of a folder that readers begin with."""
-SAFE_TYPES = {
-    "torch.distributed.checkpoint.metadata": {
-        "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
-        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.serialization": {"_get_layout"},
-    "collections": {"OrderedDict"},
-    "pathlib": {"Path", "PosixPath"},
-    "pathlib._local": {"Path", "PosixPath"},
-}  # fmt: skip
-"""Names that `.metadata` may refer to, by module. Beside them, torch's dtypes and `torch.Size`."""
+__all__ = ["read_outline", "read_shards", "record_shards", "write_shards"]
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Any]) -> bool:
@@ -53,6 +41,8 @@ def write_shards(folder: Path, tensors: Mapping[str, Any]) -> bool:
     Raises:
         Exception: What failed on this rank.
     """
+    import torch.distributed.checkpoint as dcp
+
     try:
         with _quiet():
             dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder), no_dist=not _is_distributed())
@@ -76,8 +66,10 @@ def read_outline(folder: Path) -> dict[str, torch.Tensor]:
     Raises:
         CheckpointError: The folder's `.metadata` is missing, cannot be read, or refers to types of other kinds.
     """
+    from notebook_launcher.training.checkpoints.shard_reader import ShardReader
+
     try:
-        entries = _Reader(folder).read_metadata().state_dict_metadata
+        entries = ShardReader(folder).read_metadata().state_dict_metadata
         return {
             name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
             for name, entry in entries.items()
@@ -93,32 +85,16 @@ def read_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     Raises:
         CheckpointError: A tensor is missing, or has another shape, or a file cannot be read.
     """
+    import torch.distributed.checkpoint as dcp
+
+    from notebook_launcher.training.checkpoints.shard_reader import ShardReader
+
     try:
         with _quiet():
-            dcp.load(dict(tensors), storage_reader=_Reader(folder), no_dist=True)
+            dcp.load(dict(tensors), storage_reader=ShardReader(folder), no_dist=True)
     except dcp.CheckpointException as error:
         cause = next(iter(error.failures.values()))[0]
         raise CheckpointError(f"{folder} cannot be read: {type(cause).__name__}: {cause}") from cause
-
-
-class _Reader(dcp.FileSystemReader):
-    """A reader that constructs nothing but the types of an index: torch's own unpickles anything."""
-
-    def read_metadata(self, *_: Any, **__: Any) -> Any:
-        with (self.path / METADATA).open("rb") as file:  # type: ignore[operator]
-            metadata = _Unpickler(file).load()
-        if metadata.storage_meta is None:
-            metadata.storage_meta = dcp.metadata.StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        known = SAFE_TYPES.get(module, ())
-        if name not in known and not (module == "torch" and (name == "Size" or _is_dtype(name))):
-            raise pickle.UnpicklingError(f"it refers to {module}.{name}, and constructing that could run any code")
-        return super().find_class(module, name)
 
 
 @contextlib.contextmanager
@@ -127,10 +103,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*in a single process")
         yield
-
-
-def _is_dtype(name: str) -> bool:
-    return isinstance(getattr(torch, name, None), torch.dtype)
 
 
 def _is_distributed() -> bool:

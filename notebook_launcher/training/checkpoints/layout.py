@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.plugins import ProjectConfiguration
 
 __all__ = [
+    "METADATA",
     "continue_after",
     "count",
     "custom",
@@ -35,6 +36,8 @@ __all__ = [
     "window",
 ]
 
+METADATA = ".metadata"
+"""The file with which a reader of a folder of shards begins."""
 SCALER = "scaler.pt"
 LEAVES = "leaves.bin"
 MODEL = r"(?:model|pytorch_model)(?:_\d+)?\.(?:safetensors|bin)"

@@ -14,7 +14,7 @@ import torch
 
 from notebook_launcher.training.checkpoints import durable_files, layout, staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.distributed_files import METADATA
+from notebook_launcher.training.checkpoints.layout import METADATA
 from notebook_launcher.training.checkpoints.packing import (
     Shards,
     check_tensors,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training.accumulation.targets import parameters_of
 from notebook_launcher.training.checkpoints import layout
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.distributed_files import METADATA, read_outline, read_shards
+from notebook_launcher.training.checkpoints.distributed_files import read_outline, read_shards
+from notebook_launcher.training.checkpoints.layout import METADATA
 from notebook_launcher.training.checkpoints.manifest import check_file, read_manifest
 from notebook_launcher.training.checkpoints.objects import read_object
 from notebook_launcher.training.checkpoints.optimizer_states import join_state, tensor_names

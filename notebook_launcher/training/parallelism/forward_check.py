@@ -4,9 +4,10 @@ A forward of a sharded model gathers its parameters from all ranks, and gathers 
 runs alone therefore pairs with the next one of its peers, and succeeds; all later collectives are out of step, and the
 ranks hang or end in gloo's abort. Two things give it away, without a collective and without a wait:
 
-- Its peer has another mode: an evaluation under `no_grad` meets a training step. A rank writes the number of a forward
-  at which gradients are switched on or off, and reads the peers' numbers after it. Who has come out of a gather knows
-  that every peer has entered it, and so has written. Forwards that follow one of the same mode write nothing.
+- Its peer has another mode: an evaluation under `no_grad`, or a forward and backward outside `accumulate`, meets a
+  training step. A rank writes the number of a forward at which the mode changes, and reads the peers' numbers after it.
+  Who has come out of a gather knows that every peer has entered it, and so has written. Forwards that follow one of the
+  same mode write nothing.
 - A peer waits already in a call that all ranks make, such as `save_model`. Each rank marks on the launcher's page that
   it waits, so looking takes nanoseconds. A peer that comes there later prints its notice after 10 s instead.
 
@@ -15,7 +16,7 @@ Both hold only for a forward that gathers: units that kept their parameters afte
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -31,19 +32,23 @@ if TYPE_CHECKING:
 __all__ = ["check_forwards"]
 
 TOPIC = "forwards"
-Change = tuple[int, bool]
-"""The number of a forward at which gradients were switched, and True if they are on since."""
+Mode = Literal["under no_grad()", "with gradients", "with gradients inside accumulate()"]
+Change = tuple[int, Mode]
+"""The number of a forward at which the mode changed, and the mode since."""
 
 
-def check_forwards(model: torch.nn.Module, ranks: Iterable[int], gathers_all: Callable[[], bool]) -> None:
+def check_forwards(
+    model: torch.nn.Module, ranks: Iterable[int], gathers_all: Callable[[], bool], is_in_block: Callable[[], bool]
+) -> None:
     """Check each forward of a sharded model from now on.
 
     Args:
         model: The whole model, after it was sharded.
         ranks: The ranks that share it out; replicas run at their own pace.
         gathers_all: Returns True before a forward if all parameters are shared out, so that the forward gathers.
+        is_in_block: Returns True inside `accumulate`.
     """
-    check = _ForwardCheck([rank for rank in ranks if rank != dist.get_rank()], gathers_all)
+    check = _ForwardCheck([rank for rank in ranks if rank != dist.get_rank()], gathers_all, is_in_block)
     # Before the hook of `fully_shard`, which gathers.
     model.register_forward_pre_hook(check.before, prepend=True)
     model.register_forward_hook(check.after)
@@ -52,12 +57,13 @@ def check_forwards(model: torch.nn.Module, ranks: Iterable[int], gathers_all: Ca
 class _ForwardCheck:
     """Counts a model's forwards, and compares them with the peers'."""
 
-    def __init__(self, peers: list[int], gathers_all: Callable[[], bool]) -> None:
+    def __init__(self, peers: list[int], gathers_all: Callable[[], bool], is_in_block: Callable[[], bool]) -> None:
         self._peers = peers
         self._gathers_all = gathers_all
+        self._is_in_block = is_in_block
         self._bulletin = Bulletin(dist.get_rank(), dist.get_world_size())
         self._num_forwards = 0
-        self._has_grad: bool | None = None
+        self._mode: Mode | None = None
         self._compares = False
         self._bulletin.write(self, TOPIC, [0, None])  # in the order of `prepare`, which is that of all ranks
 
@@ -67,20 +73,25 @@ class _ForwardCheck:
     def before(self, model: torch.nn.Module, _args: Any) -> None:
         self._num_forwards += 1
         self._refuse_while_peers_wait(model)
-        has_grad = torch.is_grad_enabled()
-        if has_grad is not self._has_grad:
-            self._has_grad = has_grad
-            self._compares = self._bulletin.write(self, TOPIC, [self._num_forwards, has_grad]) and self._gathers_all()
+        mode = self._present_mode()
+        if mode != self._mode:
+            self._mode = mode
+            self._compares = self._bulletin.write(self, TOPIC, [self._num_forwards, mode]) and self._gathers_all()
 
     def after(self, model: torch.nn.Module, _args: Any, _output: Any) -> None:
-        if not self._compares:
+        if not self._compares or self._mode is None:
             return
         self._compares = False
-        mine = (self._num_forwards, bool(self._has_grad))
+        mine = (self._num_forwards, self._mode)
         theirs = self._bulletin.read(self, TOPIC, self._peers)
-        odd = [rank for rank, (number, has_grad) in theirs.items() if number <= mine[0] and (number, has_grad) != mine]
+        odd = {rank: mode for rank, (number, mode) in theirs.items() if number <= mine[0] and mode != self._mode}
         if odd:
             raise RuntimeError(_explain_mode(_name(model), mine, odd))
+
+    def _present_mode(self) -> Mode:
+        if not torch.is_grad_enabled():
+            return "under no_grad()"
+        return "with gradients inside accumulate()" if self._is_in_block() else "with gradients"
 
     def _refuse_while_peers_wait(self, model: torch.nn.Module) -> None:
         rank = context.current()
@@ -101,14 +112,17 @@ def _name(model: torch.nn.Module) -> str:
     return type(model).__name__.removeprefix("FSDP")
 
 
-def _explain_mode(name: str, mine: Change, odd: list[int]) -> str:
-    number, has_grad = mine
-    one, other = ("with gradients", "under no_grad()") if has_grad else ("under no_grad()", "with gradients")
+def _explain_mode(name: str, mine: Change, odd: Mapping[int, Mode]) -> str:
+    number, mode = mine
+    others = " and ".join(
+        f"{other} on {rank_list([rank for rank, each in odd.items() if each == other])}"
+        for other in dict.fromkeys(odd.values())
+    )
     return (
-        f"Forward {number} of {name} ran {one} on rank {dist.get_rank()} and {other} on {rank_list(odd)}: some ranks "
-        "ran a forward that others did not. A sharded model gathers its parameters from all ranks in each forward. "
-        "Run it on every rank and as often on each, not inside `if accelerator.is_main_process`. To evaluate on one "
-        "rank, load accelerator.get_state_dict(model), which every rank must call, into a model that is not sharded."
+        f"Forward {number} of {name} ran {mode} on rank {dist.get_rank()} and {others}: some ranks ran a forward that "
+        "others did not. A sharded model gathers its parameters from all ranks in each forward. Run it on every rank "
+        "and as often on each, not inside `if accelerator.is_main_process`. To evaluate on one rank, load "
+        "accelerator.get_state_dict(model), which every rank must call, into a model that is not sharded."
     )
 
 
