@@ -54,6 +54,14 @@ class AnonymousFile:
         # One call in C, so that no interrupt can come between creating the file and storing its descriptor.
         self._fds.extend(map(os.memfd_create, [f"notebook-launcher-{name}"], [os.MFD_CLOEXEC]))
 
+    @classmethod
+    def of(cls, fd: int) -> AnonymousFile:
+        """Take over the descriptor of a file that another process made."""
+        file = cls("replaced")
+        file.close()
+        file._fds.append(fd)
+        return file
+
     def fileno(self) -> int:
         """Return the descriptor, which this object still owns; -1 once closed."""
         return self._fds[0] if self._fds else -1

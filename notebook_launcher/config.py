@@ -37,6 +37,17 @@ POSITIVE = (
 )
 """Options that are more than 0, or None: name, unit, and what None means."""
 
+_OWN_RENDEZVOUS = "The launcher binds a port of its own, so none of Accelerate's settings for it are needed."
+_MACHINES = "Name the machines by an engine: engine=SSH([...]), Slurm() or Commands([...])."
+HINTS = {
+    "function": "It is called fn here.",
+    **dict.fromkeys(("use_port", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint"), _OWN_RENDEZVOUS),
+    **dict.fromkeys(("nodes", "num_nodes", "num_machines", "node_rank", "processes_per_node"), _MACHINES),
+    "detached": "launch() and notebook_launch() take it: notebook_launch(fn, 2, detached=True). A session cannot be "
+    "detached.",
+}
+"""Words for options that people know from other launchers, or that only some calls take."""
+
 MAX_SEED = 2**32 - 1
 """Largest seed that NumPy's legacy generator takes."""
 
@@ -233,18 +244,8 @@ def _rebuild(fields: dict[str, Any]) -> LaunchConfig:
 
 
 def _unknown_option(name: str, known: list[str]) -> str:
-    accelerate = {"function": "fn", "use_port": None, "master_addr": None, "num_nodes": None}
     close = difflib.get_close_matches(name, known, n=1)
-    if close:
-        hint = f"Did you mean {close[0]}=?"
-    elif name in accelerate:
-        hint = (
-            "No port or address is needed: the launcher binds its own."
-            if accelerate[name] is None
-            else f"It is called {accelerate[name]} here."
-        )
-    else:
-        hint = f"Options are: {', '.join(known)}."
+    hint = HINTS.get(name) or (f"Did you mean {close[0]}=?" if close else f"Options are: {', '.join(known)}.")
     return f"unknown option {name}=. {hint}"
 
 

@@ -3,7 +3,7 @@
 Protocol 1. Every record is a frozen dataclass, pickled, one per SOCK_SEQPACKET packet, over a socket
 pair that the kernel made (`channel.py`); descriptors travel beside the record:
 
-    kernel -> fork server    StartSupervisor
+    kernel -> fork server    StartSupervisor, StartHost
     kernel -> supervisor     Setup, StartRank, SignalRanks, Close
     supervisor -> kernel     RankStarted, RankExited, RankNotStarted
     kernel -> rank           RunCall, LeaveGroup, InputReply, Change, DebugFailure, ForgetFailure,
@@ -65,6 +65,7 @@ __all__ = [
     "RunCall",
     "Setup",
     "SignalRanks",
+    "StartHost",
     "StartRank",
     "StartSupervisor",
     "Unreadable",
@@ -130,6 +131,11 @@ class Place:
     def local_rank(self, rank: int) -> int:
         """Return the number of a rank among those of this machine."""
         return self.ranks.index(rank)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StartHost:
+    """Fork the host of a detached run; from the kernel to the fork server. Descriptor: the host's channel."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,21 @@ class RunList(Sequence[RecordedRun]):
             run.delete()
         return len(over)
 
+    def stop_all(self) -> int:
+        """Stop the detached runs among these that go on, and wait for their ends; return their number.
+
+        A run that is not detached belongs to its kernel, and goes on.
+        """
+        from notebook_launcher.detached.attached_run import AttachedRun
+        from notebook_launcher.detached.door import is_hosted
+
+        live = [AttachedRun(run.folder) for run in self._items if not run.snapshot().is_over and is_hosted(run.folder)]
+        for run in live:
+            run.stop(wait=False)
+        for run in live:
+            run.wait()
+        return len(live)
+
     def as_text(self, limit: int = MAX_ROWS) -> str:
         """Return the table as text, with at most `limit` rows."""
         lines = tables.table_text(self._columns(limit)) if len(self) else []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import notebook_launcher
 from notebook_launcher.command_line import (
+    attach_command,
     check_command,
     config_command,
     env_command,
@@ -32,6 +33,7 @@ COMMANDS: tuple[Command, ...] = (
     config_command.COMMAND,
     env_command.COMMAND,
     runs_command.COMMAND,
+    attach_command.COMMAND,
     estimate_command.COMMAND,
     verify_command.COMMAND,
     check_command.COMMAND,

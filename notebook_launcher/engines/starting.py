@@ -72,7 +72,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         """Held while the server is started, stopped or asked: launches may come from several threads."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | _Child | None = None
         """None before the first start and after `stop`."""
         self._channel: Channel | None = None
         self._errors = -1
@@ -110,7 +110,7 @@ class ForkServer:
         reaped_r, reaped_w = os.pipe()
         try:
             with self._lock:
-                self._send(sock, reaped_w, environ)
+                self._send(messages.StartSupervisor(), [sock.fileno(), reaped_w], environ)
                 errors = os.dup(self._errors)
         except BaseException:
             os.close(reaped_r)
@@ -121,13 +121,26 @@ class ForkServer:
         wait_reaped = _reaper(lambda: os.read(reaped_r, 1), [reaped_r, errors])
         return Supervisor(wait_reaped, lambda: _read_tail(errors), self.stop)
 
-    def _send(self, sock: socket.socket, reaped_w: int, environ: Mapping[str, str]) -> None:
+    def start_host(self, host_fd: int, environ: Mapping[str, str]) -> int:
+        """Fork the host of a detached run; return a descriptor of its standard error, for its last words."""
+        with self._lock:
+            self._send(messages.StartHost(), [host_fd], environ)
+            return os.dup(self._errors)
+
+    def adopt(self, channel: Channel, pid: int, environ: Mapping[str, str]) -> None:
+        """Take over a server that is a child of this process, and was started with this environment."""
+        with self._lock:
+            self._channel, self._process = channel, _Child(pid)
+            self._settings = {name: value for name, value in environ.items() if _is_read_at_import(name)}
+            self._errors = anonymous_file("errors")
+
+    def _send(self, record: object, fds: list[int], environ: Mapping[str, str]) -> None:
         # The server may have been killed since the last launch; a second try starts a new one.
         for last_try in (False, True):
             self._start(environ)
             assert self._channel is not None
             try:
-                self._channel.send(messages.StartSupervisor(), [sock.fileno(), reaped_w])
+                self._channel.send(record, fds)
             except OSError as error:
                 if last_try:
                     msg = f"the fork server did not start: {_read_tail(self._errors) or error}"
@@ -155,6 +168,36 @@ class ForkServer:
         if self._errors >= 0:
             os.close(self._errors)
         self._process, self._channel, self._errors = None, None, -1
+
+
+class _Child:
+    """A child of this process that it forked itself."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit status; None while the child lives."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        """Wait for the end, and return the exit status."""
+        return self._reap(0)
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, unless the child has ended."""
+        if self.poll() is None:
+            os.kill(self._pid, signum)
+
+    def _reap(self, flags: int) -> int | None:
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self._pid, flags)
+            except ChildProcessError:
+                pid, status = self._pid, 0
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
 
 
 def _is_read_at_import(name: str) -> bool:

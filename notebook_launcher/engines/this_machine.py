@@ -9,11 +9,14 @@ from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import fork_server, fork_starter, start_by_spawn
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from notebook_launcher import messages
+    from notebook_launcher.channel import Channel
     from notebook_launcher.engines.starting import Starter
     from notebook_launcher.travel import FunctionCall
 
-__all__ = ["start_here", "warm_up"]
+__all__ = ["adopt", "cool_down", "start_here", "start_host", "warm_up"]
 
 
 def start_here(setup: messages.Setup, call: FunctionCall | None = None) -> ProcessTree:
@@ -38,3 +41,22 @@ def _starter(setup: messages.Setup, call: FunctionCall | None) -> Starter:
 def warm_up() -> None:
     """Start the fork server, unless it is up; returns before it is ready."""
     fork_server().start(os.environ)
+
+
+def start_host(host_fd: int, environ: Mapping[str, str]) -> int:
+    """Fork the host of a detached run from the fork server; return a descriptor of its standard error.
+
+    Raises:
+        ResourceError: The fork server did not start.
+    """
+    return fork_server().start_host(host_fd, environ)
+
+
+def adopt(channel: Channel, pid: int, environ: Mapping[str, str]) -> None:
+    """Use a fork server that is a child of this process, and was started with this environment."""
+    fork_server().adopt(channel, pid, environ)
+
+
+def cool_down() -> None:
+    """End the fork server, if there is one; idempotent."""
+    fork_server().stop()

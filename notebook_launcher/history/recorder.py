@@ -85,6 +85,14 @@ class Recorder:
             self._home = run_folders.find_home(chosen)
             self._is_on = self._home is not None
 
+    def make_folder(self) -> Path:
+        """Make the folder now, and keep it however short the run is; raises `OSError`."""
+        snapshot = self._reader.snapshot()
+        self._make_folder(snapshot)
+        self._write_summary(snapshot)
+        assert self.folder is not None
+        return self.folder
+
     def note(self) -> None:
         """Note that a rank wrote or reported something."""
         self._has_new = True

@@ -142,8 +142,15 @@ class CellSink:
         """The `display_id` of the live area; empty if there is none."""
         self._status_text = ""
         """The live area's present text."""
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # So that the cell's earlier output comes first.
+        self._has_unsent = False
+        """True if something was sent since the last `flush`."""
+        for name, redirected in self._streams.items():
+            # So that the cell's earlier output comes first. In the thread that publishes, because a flush from here
+            # waits for that thread, which costs a cell on ranks a millisecond.
+            if redirected is None:
+                self._loop.add_callback(getattr(sys, name).flush)
+            else:
+                redirected.flush()
 
     @property
     def is_cell(self) -> bool:
@@ -239,14 +246,17 @@ class CellSink:
     def close(self) -> None:
         """Remove the live area, and wait until all is sent; later output is still taken."""
         self.status("")
-        self.flush()
+        if self._has_unsent:
+            self.flush()
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
         """Call a function that publishes, in ipykernel's own thread."""
         self._loop.add_callback(function, *args)
+        self._has_unsent = True  # After the call, so that a flush of another thread in between hides nothing.
 
     def flush(self) -> None:
-        """Wait until all is sent."""
+        """Wait until all is sent, by other sinks too."""
+        self._has_unsent = False
         sent: Latch[None] = Latch()
         self._loop.add_callback(sent.set)
         sent.wait(CLOSE_BUDGET)

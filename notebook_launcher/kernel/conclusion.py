@@ -22,25 +22,28 @@ from notebook_launcher.kernel.run_outcome import RunOutcome
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from notebook_launcher.kernel.attempt import Attempt
+    from notebook_launcher.kernel.hosting import Hosting, UnpacksException
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.rank_outcome import RankOutcome
     from notebook_launcher.kernel.run_data import RunData
     from notebook_launcher.kernel.stacks import Stacks
-    from notebook_launcher.messages import Failure
+    from notebook_launcher.messages import ExceptionReport, Failure
 
 __all__ = ["conclude", "fault_of_ours"]
 
 
-def conclude(data: RunData) -> RunOutcome:
-    """Return the outcome of a run's last attempt; unpacks and closes the attempt's parcels."""
+def conclude(data: RunData, hosting: Hosting | None = None) -> RunOutcome:
+    """Return the outcome of a run's last attempt; unpacks (in a host: keeps) and closes the attempt's parcels."""
     attempt, launched = data.attempt, data.launched
     assert attempt is not None
     asked_to_stop = data.commands.asked_to_stop
     outcomes = [attempt.state.outcomes[rank] for rank in sorted(attempt.state.outcomes)]
-    values, unsent = _rebuild([outcome for outcome in outcomes if data.scope.includes(outcome.rank)])
+    unpack_value = travel.unpack_value if hosting is None else hosting.keep_value
+    unpack_exception = _unpack_exception if hosting is None else hosting.keep_exception
+    values, unsent = _rebuild([outcome for outcome in outcomes if data.scope.includes(outcome.rank)], unpack_value)
     failed = [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)]
     failures = culprit.failures_of(failed, data.output.last_lines)
     last_values = data.live.last_values
@@ -61,7 +64,7 @@ def conclude(data: RunData) -> RunOutcome:
         stopped_by=attempt.rung.value if attempt.rung is not None and asked_to_stop else None,
         timed_out=attempt.timed_out,
     )
-    error = _error(attempt, data.plan, failures, data.stacks, asked_to_stop=asked_to_stop)
+    error = _error(attempt, data.plan, failures, data.stacks, unpack_exception, asked_to_stop=asked_to_stop)
     for outcome in outcomes:
         outcome.close()
     if error is None:
@@ -83,7 +86,11 @@ def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> RunOut
     return RunOutcome(state="failed", results=results, error=error)
 
 
-def _rebuild(outcomes: list[RankOutcome]) -> tuple[dict[int, Any], dict[int, str]]:
+def _unpack_exception(fd: int, _report: ExceptionReport) -> BaseException | None:
+    return travel.unpack_exception(fd)
+
+
+def _rebuild(outcomes: list[RankOutcome], unpack: Callable[[int], Any]) -> tuple[dict[int, Any], dict[int, str]]:
     """Return the values by rank, and by rank the reason why its value could not travel."""
     values: dict[int, Any] = {}
     unsent: dict[int, str] = {}
@@ -94,7 +101,7 @@ def _rebuild(outcomes: list[RankOutcome]) -> tuple[dict[int, Any], dict[int, str
             continue
         fd, outcome.parcel_fd = outcome.parcel_fd, None
         try:
-            values[outcome.rank] = travel.unpack_value(fd)
+            values[outcome.rank] = unpack(fd)
         except Exception as error:  # noqa: BLE001 - whatever the value's own code raises
             unsent[outcome.rank] = str(error)
     return values, unsent
@@ -128,6 +135,7 @@ def _error(
     plan: Plan,
     failures: tuple[Failure, ...],
     stacks: Stacks | None,
+    unpack: UnpacksException,
     *,
     asked_to_stop: bool,
 ) -> BaseException | None:
@@ -142,7 +150,7 @@ def _error(
     real = [failure for failure in failures if not attempt.state.outcomes[failure.rank].after_stop]
     if real:
         first = attempt.state.outcomes[real[0].rank]
-        error = culprit.to_exception(first, real[0], plan.num_processes)
+        error = culprit.to_exception(first, real[0], plan.num_processes, unpack)
         if stacks and real[0].victim and isinstance(error, RankFailedError):
             error.args = (_with_stacks(str(error), stacks, plan),)
         return error

@@ -14,7 +14,6 @@ import signal
 from textwrap import indent
 from typing import TYPE_CHECKING, Literal
 
-from notebook_launcher import travel
 from notebook_launcher.errors import InternalError, NodeLostError, RankFailedError
 from notebook_launcher.kernel.formatting import format_report, one_line
 from notebook_launcher.kernel.mismatches import SIZES_DIFFER, SUGGESTION, collective_in
@@ -26,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from notebook_launcher.engines.events import NodeLost
+    from notebook_launcher.kernel.hosting import UnpacksException
     from notebook_launcher.kernel.rank_outcome import RankOutcome
 
-__all__ = ["consequences", "failures_of", "is_victim_like", "node_lost", "signal_name", "to_exception"]
+__all__ = ["cannot_travel", "consequences", "failures_of", "is_victim_like", "node_lost", "signal_name", "to_exception"]
 
 CONSEQUENCES = re.compile(
     r"failed to pass monitoredbarrier"
@@ -146,25 +146,26 @@ def signal_name(signum: int) -> str:
     return f"signal {signum}"
 
 
-def to_exception(culprit: RankOutcome, failure: Failure, num_ranks: int) -> BaseException:
+def to_exception(culprit: RankOutcome, failure: Failure, num_ranks: int, unpack: UnpacksException) -> BaseException:
     """Return the exception that the cell gets for this failure."""
     if culprit.raised is not None and culprit.raised.exit_code is None:
-        return _original(culprit)
+        return _original(culprit, unpack)
     error = RankFailedError(_message(culprit, failure, num_ranks))
     error.exitcode = failure.exitcode
     return error
 
 
-def _original(culprit: RankOutcome) -> BaseException:
+def _original(culprit: RankOutcome, unpack: UnpacksException) -> BaseException:
     assert culprit.raised is not None
     fd, culprit.parcel_fd = culprit.parcel_fd, None
-    error = travel.unpack_exception(fd) if fd is not None else None
-    if error is not None:
-        return error
     report = culprit.raised.report
-    kind = report.type_name
-    msg = f"{kind}: {report.message} (rank {culprit.rank}; the exception itself cannot travel)"
-    return RankFailedError(msg)
+    error = unpack(fd, report) if fd is not None else None
+    return error if error is not None else cannot_travel(report.type_name, report.message, culprit.rank)
+
+
+def cannot_travel(kind: str, message: str, rank: int) -> RankFailedError:
+    """Return the error that stands in for an exception which cannot be rebuilt in the kernel."""
+    return RankFailedError(f"{kind}: {message} (rank {rank}; the exception itself cannot travel)")
 
 
 def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:

@@ -5,7 +5,7 @@ What a run needs is imported by the first call, so that the import in a notebook
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.kernel.checks import arguments_by_name, check_not_in_rank
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.detached.attached_run import AttachedRun
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run import Run
 
@@ -27,6 +28,7 @@ def notebook_launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     config: LaunchConfig | None = None,
+    detached: bool = False,
     **options: Any,
 ) -> Results:
     """Call a function on every rank and return the values that the ranks returned.
@@ -40,6 +42,9 @@ def notebook_launch(
         args: Positional arguments of `fn`.
         kwargs: Keyword arguments of `fn`.
         config: Options.
+        detached: True: the run outlives the kernel, and `attach(id)` comes back to it from any kernel or terminal.
+            The first interrupt lets go of the cell and the run goes on; a second within 3 seconds stops the run. It is
+            stopped after `timeout`, by default 7 days.
         options: Fields of `LaunchConfig` by name; they override `config`.
 
     Returns:
@@ -58,9 +63,33 @@ def notebook_launch(
             culprit), `failures` (every rank that failed) and `results` (the values of the other ranks).
     """
     check_not_in_rank("notebook_launch")
+    if detached:
+        return _start_detached(fn, num_processes, args, kwargs, config, options).wait_in_cell()
     return _start(fn, num_processes, args, kwargs, config, options, in_cell=True).wait_in_cell()
 
 
+@overload
+def launch(
+    fn: Callable[..., Any],
+    num_processes: int | None = None,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    config: LaunchConfig | None = None,
+    detached: Literal[False] = False,
+    **options: Any,
+) -> Run: ...
+@overload
+def launch(
+    fn: Callable[..., Any],
+    num_processes: int | None = None,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    config: LaunchConfig | None = None,
+    detached: Literal[True],
+    **options: Any,
+) -> AttachedRun: ...
 @arguments_by_name
 def launch(
     fn: Callable[..., Any],
@@ -69,14 +98,19 @@ def launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     config: LaunchConfig | None = None,
+    detached: bool = False,
     **options: Any,
-) -> Run:
+) -> Run | AttachedRun:
     """Call a function on every rank without waiting: return the run's handle at once.
 
     Takes the arguments of `notebook_launch`. `run.result()` or `await run` returns or raises what
     `notebook_launch` would. A rank that asks for input gets an `EOFError`, because no cell waits.
     """
     check_not_in_rank("launch")
+    if detached:
+        run = _start_detached(fn, num_processes, args, kwargs, config, options)
+        run.follow_in_cell()
+        return run
     return _start(fn, num_processes, args, kwargs, config, options, in_cell=False)
 
 
@@ -103,3 +137,16 @@ def _start(
 
     ranks = Ranks.planned(num_processes, config, options, many_calls=False)
     return Run.start(ranks, fn, args, kwargs, in_cell=in_cell)
+
+
+def _start_detached(
+    fn: Callable[..., Any],
+    num_processes: int | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    config: LaunchConfig | None,
+    options: dict[str, Any],
+) -> AttachedRun:
+    from notebook_launcher.detached.host_start import start_detached
+
+    return start_detached(fn, num_processes, args, kwargs, config, options)

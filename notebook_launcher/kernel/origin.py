@@ -20,7 +20,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.exporting.needs import Needs
 from notebook_launcher.history.run_folders import CHANGES, ENVIRONMENT, SOURCE
 
-__all__ = ["describe_environment", "git_commit", "origin_of"]
+__all__ = ["describe_environment", "git_commit", "origin_of", "source_of"]
 
 ALWAYS = ("accelerate", "datasets", "lightning", "notebook-launcher", "numpy", "torch", "transformers")
 """Packages whose versions are recorded even if the kernel has not imported them."""
@@ -34,11 +34,13 @@ CHANGED = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)
 HASH = re.compile(r"[0-9a-f]{40,64}")
 
 
-def origin_of(function: Any) -> dict[str, str]:
-    """Return the files of a run's folder that say where the run comes from, by name."""
+def origin_of(function: Any, *, source: str | None = None) -> dict[str, str]:
+    """Return the files of a run's folder that say where the run comes from, by name; `source` is the function's."""
     environment = describe_environment()
     files = {}
-    if source := _source(function):
+    if source is None:
+        source = source_of(function)
+    if source:
         files[SOURCE] = source
     git: dict[str, Any] = environment["git"]
     if git and (patch := _changes(git["repository"])) is not None:
@@ -70,7 +72,7 @@ def _cwd() -> str:
     return ""
 
 
-def _source(function: Any) -> str:
+def source_of(function: Any) -> str:
     """Return the source of a function, after that of the notebook's functions, classes and constants that it uses."""
     while isinstance(function, functools.partial):
         function = function.func

@@ -29,6 +29,7 @@ class RunOutput:
         kept_in: An expression for the lines that do not stay in a cell, such as `run.logs(rank)`.
         displays: Takes each rank's rich output in place of the cell, and returns False for what the cell is to show;
             None: the cell shows what `LaunchConfig.display` says.
+        sink: Destination of the output; None: the cell or terminal of the calling code.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class RunOutput:
         *,
         kept_in: str = "run.logs(rank)",
         displays: TakesDisplay | None = None,
+        sink: cell.Sink | None = None,
     ) -> None:
-        self._sink = cell.make_sink()
+        self._sink = cell.make_sink() if sink is None else sink
         """The cell or terminal that gets the output."""
         self._num_processes = num_processes
         shown: Any = config.output

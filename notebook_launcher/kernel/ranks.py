@@ -11,6 +11,7 @@ from notebook_launcher.engines.events import Event, SupervisorLost
 from notebook_launcher.engines.this_machine import start_here
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.rank_comms import RankComms
+from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.travel import FunctionCall
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "describe_restart"]
 
 TICK = 0.1
 """Seconds after which `finish` yields even if nothing happens, so that output that waits is shown."""
@@ -130,3 +131,20 @@ class Ranks:
             except BaseException:
                 self.tree = tree
                 raise
+
+
+def describe_restart(ranks: Sequence[int], *, stopped_in_nccl: bool) -> str:
+    """Return the notice that these ranks of a session were replaced.
+
+    Args:
+        ranks: Those ranks.
+        stopped_in_nccl: True if the run was stopped, and its group is NCCL's.
+    """
+    were, them = ("was", "it") if len(ranks) == 1 else ("were", "them")
+    text = f"{rank_list(ranks)} had died and {were} restarted; variables of earlier runs are gone on {them}"
+    if stopped_in_nccl:
+        text += (
+            ". With NCCL a stop ends each rank that waits for its GPU, because no other rank's end releases it: "
+            "run.stop(after_step=True) stops all ranks after the same update, and they keep their memory"
+        )
+    return text

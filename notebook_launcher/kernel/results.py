@@ -73,6 +73,10 @@ class Results(Sequence[Any]):
         self.folder: Path | None = None
         """The run's folder with its curves, logs and settings, for `open_run(results.folder)`; None: there is none."""
 
+    def fill(self, values: Mapping[int, Any], unsent: Mapping[int, str]) -> None:
+        """Put values in place of their stand-ins, once, when a kernel opens what a host has kept."""
+        self._values, self._unsent = dict(values), dict(unsent)
+
     @property
     def returned(self) -> dict[int, Any]:
         """The values of the ranks that returned."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
     from notebook_launcher.changes import Wanted
+    from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event
     from notebook_launcher.history.schema import (
@@ -46,10 +47,12 @@ if TYPE_CHECKING:
         RunState,
     )
     from notebook_launcher.kernel.commands import Command
+    from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.profiles import Profile
     from notebook_launcher.kernel.rank_requests import ChangeAction, ChangeSource
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
+    from notebook_launcher.kernel.run_outcome import RunOutcome
     from notebook_launcher.kernel.stacks import Stacks
 
 __all__ = ["Run"]
@@ -102,6 +105,18 @@ class Run:
             views.watch(run, run._data.output)
         return run
 
+    @classmethod
+    def start_hosted(cls, ranks: Ranks, scope: CallScope, call_parcel: AnonymousFile, hosting: Hosting) -> Run:
+        """Begin a run in a host; a kernel has checked and packed its call, and `scope` describes it."""
+        call = travel.FunctionCall(_call_elsewhere, (), {})
+        ranks.start(call)
+        thread = RunThread(ranks, call, call_parcel, scope, in_cell=False, hosting=hosting)
+        thread.own()
+        thread.data.output.record_from = 0.0  # The last line goes to the clients, beside the outcome.
+        hosting.begin_in(thread.data.id, thread.make_folder())
+        thread.begin()
+        return cls(thread)
+
     def __repr__(self) -> str:
         data, num = self._data, self._data.plan.num_processes
         return f"<Run of {data.name} on {plural(num, 'rank')}: {self.state}, {format_seconds(data.seconds)}>"
@@ -135,6 +150,16 @@ class Run:
             OSError: The run's folder cannot be written.
         """
         self._data.edits.change(check_edits(name, tags, notes))
+
+    @property
+    def outcome(self) -> RunOutcome | None:
+        """The results and the exception, which this does not raise; None until the run is over."""
+        return self._data.outcome
+
+    @property
+    def last_line(self) -> str:
+        """The last line of a run's output, where a record or a client shows it."""
+        return self._data.output.last_line
 
     @property
     def config(self) -> LaunchConfig:
@@ -487,3 +512,7 @@ class Run:
     def show_late_output(self, events: list[Event]) -> None:
         """Show text that the ranks write after the run is over, while their session ends."""
         self._data.output.show_late_output(events)
+
+
+def _call_elsewhere() -> None:
+    """Stand in for the function of a hosted run, which only its ranks unpack."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.call_scope import CallScope
     from notebook_launcher.kernel.hangs import Hang
+    from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.run_outcome import RunOutcome
     from notebook_launcher.kernel.stacks import Stacks
@@ -79,13 +80,18 @@ class RunData:
     """The results, and the exception of a failure; None until the run is over."""
 
     @classmethod
-    def of_call(cls, call: FunctionCall, plan: Plan, scope: CallScope, *, in_cell: bool) -> RunData:
+    def of_call(
+        cls, call: FunctionCall, plan: Plan, scope: CallScope, *, in_cell: bool, hosting: Hosting | None = None
+    ) -> RunData:
         """Return the record of a run that begins now, in the thread whose cell gets the output."""
         name = scope.name or plan.config.name or name_of(call.fn)
         arguments = describe_arguments(*call) if scope.arguments is None else dict(scope.arguments)
         launched, started = time.monotonic(), time.time()
         run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{_slug(name)}-{secrets.token_hex(3)}"
         kept_in = f"open_run({run_id!r}).logs(rank)" if in_cell and plan.config.runs_folder else "run.logs(rank)"
+        sink = None
+        if hosting is not None:
+            kept_in, sink = f"attach({run_id!r}).logs(rank)", hosting.sink
         return cls(
             id=run_id,
             name=name,
@@ -94,7 +100,7 @@ class RunData:
             scope=scope,
             launched=launched,
             started=started,
-            output=RunOutput(plan.config, plan.num_processes, kept_in=kept_in, displays=scope.displays),
+            output=RunOutput(plan.config, plan.num_processes, kept_in=kept_in, displays=scope.displays, sink=sink),
             live=LiveRecords(launched),
             gpus=GpuMeter(plan.gpus),
         )

@@ -26,8 +26,8 @@ from notebook_launcher.kernel.mismatches import suggestion
 from notebook_launcher.kernel.profiles import PendingProfile
 from notebook_launcher.kernel.progress_line import ProgressLine
 from notebook_launcher.kernel.questions import Answer, Question
+from notebook_launcher.kernel.ranks import describe_restart
 from notebook_launcher.kernel.stacks import Stacks
-from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,10 +235,8 @@ class RunLoop:
         self._remove_the_spent(attempt)
         replaced = self._ranks.mend(attempt)
         if replaced:
-            were, them = ("was", "it") if len(replaced) == 1 else ("were", "them")
-            self._data.output.notice(
-                f"{rank_list(replaced)} had died and {were} restarted; variables of earlier runs are gone on {them}"
-            )
+            in_nccl = attempt.ladder is not None and "nccl" in (attempt.tree.setup.backend or "")
+            self._data.output.notice(describe_restart(replaced, stopped_in_nccl=in_nccl))
         elif attempt.state.broke_group:
             self._data.output.notice(
                 "the next run makes a new process group: models that the ranks keep must be wrapped again "

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.kernel.call_scope import CallScope
     from notebook_launcher.kernel.commands import Command
+    from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run_outcome import RunOutcome
 
@@ -43,6 +44,7 @@ class RunThread:
         call_parcel: The packed call; None if the ranks inherit the call by a fork.
         scope: The ranks that the call is for, and how much the run says of itself.
         in_cell: True if a cell waits for the run.
+        hosting: Parts that differ in a host; None in a kernel.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class RunThread:
         scope: CallScope,
         *,
         in_cell: bool,
+        hosting: Hosting | None = None,
     ) -> None:
-        self.data = data = RunData.of_call(call, ranks.plan, scope, in_cell=in_cell)
+        self.data = data = RunData.of_call(call, ranks.plan, scope, in_cell=in_cell, hosting=hosting)
         """The run's record."""
         over = data.over
         self.questions = Questions(lambda: over.is_set)
@@ -65,6 +68,7 @@ class RunThread:
         self._call_parcel = call_parcel
         """None once the run is over, or if the ranks inherit the call."""
         self._in_cell = in_cell
+        self._hosting = hosting
         if not ranks.announced:
             ranks.announced = True
             data.output.headline(f"{data.name}: {data.plan.summary}")
@@ -74,7 +78,7 @@ class RunThread:
             None if scope.is_aside else data.plan.config.runs_folder,
             data.launched,
             data.output.warn,
-            origin=lambda folder: _kept_files(data, function, folder),
+            origin=lambda folder: _kept_files(data, function, folder, hosting),
         )
         """Writes the run's folder; deleted when the run is over."""
         _announce(data, call, call_parcel)
@@ -82,6 +86,14 @@ class RunThread:
         """Held by the first thread that was started: `begin` may start another one after an interrupt."""
         self._thread: threading.Thread | None = None
         """The thread, once it runs."""
+
+    def make_folder(self) -> Path:
+        """Make the run's folder now, and not only after a second; return it.
+
+        Raises:
+            OSError: The folder cannot be made.
+        """
+        return self._recorder.make_folder()
 
     def own(self) -> None:
         """Close the ranks when this object is forgotten, in case an interrupt prevents the run from beginning."""
@@ -140,7 +152,7 @@ class RunThread:
             can_ask=self._in_cell,
         )
         loop.run()
-        outcome = conclude(self.data)
+        outcome = conclude(self.data, self._hosting)
         unsent = outcome.results.unsent
         for reason in dict.fromkeys(unsent.values()):
             ranks = rank_list(rank for rank in unsent if unsent[rank] == reason)
@@ -173,10 +185,10 @@ class RunThread:
             del self._recorder  # Closes the files of the logs now, and not when the run is forgotten.
 
 
-def _kept_files(data: RunData, function: object, folder: Path) -> dict[str, str]:
+def _kept_files(data: RunData, function: object, folder: Path, hosting: Hosting | None) -> dict[str, str]:
     """Return the files that say where a run comes from, and write its edits to its new folder."""
     data.edits.keep_in(folder)
-    return origin_of(function)
+    return origin_of(function, source=None if hosting is None else hosting.source)
 
 
 def _announce(data: RunData, call: travel.FunctionCall, call_parcel: AnonymousFile | None) -> None:

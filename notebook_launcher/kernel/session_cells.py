@@ -152,7 +152,6 @@ class SessionCells(ABC):
             pushed=_checked_names(push or {}),
             pulls=pulls,
         )
-        sink = cell.make_sink()
         try:
             results = self._call_in_ranks(CELLS, "run_cell", request, ranks=members, code=code, panels=panels)
         except NameError as error:
@@ -162,11 +161,13 @@ class SessionCells(ABC):
         outputs: Mapping[int, CellOutput] = {}
         if not (pulls or is_quiet):
             outputs = {rank: output for rank, output in results.returned.items() if output is not None}
+        sink = cell.make_sink()
         if shown == "all":
             outputs = show_tabs(sink, panels, outputs, running)
         show_values(sink, outputs, num_ranks=len(running), rich_rank=shown)
         if shows_time:
             sink.text("stdout", f"{_durations(results)}\n")
+            sink.flush()
         return results
 
     def push(self, values: Mapping[str, Any] | None = None, /, *, ranks: RankChoice = None, **named: Any) -> None:

@@ -10,21 +10,61 @@ import contextlib
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher.history.curves import Curves
+from notebook_launcher.history.schema import RunReader
 from notebook_launcher.kernel.page_comms import poll_tap
 from notebook_launcher.kernel.progress_line import QUIET
 
 if TYPE_CHECKING:
-    from notebook_launcher.kernel.output import RunOutput
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.history.schema import MetricPoint, RunPicture
+    from notebook_launcher.kernel.cell import Sink
 
 __all__ = ["HELLO_WITHIN", "RunView", "watch"]
 
 HELLO_WITHIN = 3.0
 """Seconds that a front end gets to answer; JupyterLab takes 0.1 to 0.5 s."""
 HELLO_CHECK = 0.5
+
+
+class ShownRun(RunReader, Protocol):
+    """Protocol of a run that is shown: it is conducted here, or by a host."""
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options as given."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+
+    @property
+    def metrics(self) -> tuple[MetricPoint, ...]:
+        """Metrics that the ranks have reported so far."""
+
+    @property
+    def pictures(self) -> tuple[RunPicture, ...]:
+        """Images and histograms that the ranks have reported so far."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run is over; return True if it is."""
+
+
+class ShownOutput(Protocol):
+    """Protocol of the output beside a view."""
+
+    shows_progress: bool
+    """True if a line of progress is wanted, because no view is expected to show the progress."""
+    record_from: float
+    """Time, by `time.monotonic()`, from which on the end of the run is shown by a record instead of a line."""
+    last_line: str
+    """The run's last line, if the record is to show it."""
+
+    @property
+    def sink(self) -> Sink:
+        """The cell or terminal that gets the output."""
 
 
 class RunView:
@@ -40,7 +80,7 @@ class RunView:
         is_hidden: True for no view at all.
     """
 
-    def __init__(self, run: Run, output: RunOutput, *, is_raised: bool, is_hidden: bool = False) -> None:
+    def __init__(self, run: ShownRun, output: ShownOutput, *, is_raised: bool, is_hidden: bool = False) -> None:
         self._run = run
         self._output = output
         self._is_raised = is_raised
@@ -109,7 +149,7 @@ class RunView:
         sink.flush()
 
 
-def watch(run: Run, output: RunOutput) -> None:
+def watch(run: ShownRun, output: ShownOutput) -> None:
     """Show the view of a run for which no cell waits, from a thread that ends with the run."""
     view = RunView(run, output, is_raised=False)
     if view.is_wanted:
@@ -120,7 +160,7 @@ def watch(run: Run, output: RunOutput) -> None:
             output.record_from = math.inf
 
 
-def _attend(run: Run, view: RunView) -> None:
+def _attend(run: ShownRun, view: RunView) -> None:
     with contextlib.closing(view):
         while not run.wait(view.step()):
             pass

@@ -26,7 +26,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
-from notebook_launcher.channel import Channel
+from notebook_launcher.channel import Channel, channel_pair
 from notebook_launcher.processes import frontend, pages, rendezvous
 from notebook_launcher.processes.supervisor import run_supervisor
 
@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-PREPARED = ("torch._dynamo", "torch.utils.data", "notebook_launcher.training.accelerator")
+PREPARED = (
+    "torch._dynamo",
+    "torch.utils.data",
+    "notebook_launcher.training.accelerator",
+    "notebook_launcher.detached.host",
+)
 """Modules that nearly every training function needs. Without this, torch would import its compiler in every rank, at
 the first optimizer."""
 IDLE = 0.2
@@ -188,6 +193,8 @@ class _Server:
                 self._on_kernel_gone()
             case messages.StartSupervisor(), (sock_fd, reaped_fd):
                 self._start_supervisor(sock_fd, reaped_fd)
+            case messages.StartHost(), (host_fd,):
+                self._start_host(host_fd)
             case unknown, _:
                 msg = f"the fork server got an unknown message: {unknown!r}"
                 raise TypeError(msg)
@@ -217,6 +224,24 @@ class _Server:
             return
         os.close(sock_fd)
         self._watch(pid, reaped_fd)
+
+    def _start_host(self, host_fd: int) -> None:
+        self._launches.note()
+        try:
+            pid = os.fork()
+        except OSError:  # The kernel notices this by the end of file on the host's channel.
+            os.close(host_fd)
+            return
+        if pid == 0:
+            self._close_watched()
+            self._channel.close()
+            for fd in self._fds:
+                os.close(fd)
+            self._become = lambda: _become_host(host_fd)
+            self._is_done = True
+            return
+        os.close(host_fd)
+        self._watch(pid)
 
     def _close_watched(self) -> None:
         """Close the descriptors that belong to the parent's children; call it in a forked process."""
@@ -291,6 +316,24 @@ class _Server:
         self._selector.unregister(self._channel)
         self._channel.close()
         self._is_retired = True
+
+
+def _become_host(host_fd: int) -> None:
+    """Become the host of a detached run, with a fork of this process as its fork server."""
+    os.setsid()  # A kernel is killed with its session, and a terminal sends its signals to one.
+    if os.fork():
+        return  # The server reaps this process now, so that the host outlives it.
+    ours, theirs = channel_pair()
+    host_pid = os.getpid()
+    server_pid = os.fork()
+    if server_pid == 0:
+        ours.close()
+        os.close(host_fd)
+        _Server(Channel(theirs), host_pid).serve()()
+        return
+    theirs.close()
+    # By its name: a host has the kernel's part of this package, of which processes of ranks know nothing.
+    importlib.import_module("notebook_launcher.detached.host").main(host_fd, ours, server_pid)
 
 
 def _nothing() -> None:

@@ -105,8 +105,8 @@ class Inbox:
         """Ask the user, and wait for the answer."""
         if not self.can_ask:
             reason = (
-                f"rank {self._rank} asked for input, but this run was launched in the background, so no cell can "
-                "answer. Use notebook_launch(...), or pass the value as an argument."
+                f"rank {self._rank} asked for input, but this run was launched in the background or detached, so no "
+                "cell can answer. Use notebook_launch(...) without detached=True, or pass the value as an argument."
             )
             return messages.InputReply(text=None, reason=reason)
         with self._answering:

@@ -1,0 +1,52 @@
+"""`attach`: show a detached run in a terminal until it is over, or stop it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from notebook_launcher.command_line.command import Command
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["COMMAND"]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", metavar="ID", help="its id or the beginning of its id; the latest if omitted")
+    parser.add_argument("--folder", default="auto", metavar="FOLDER", help="the folder that holds the runs' folders")
+    parser.add_argument("--since", type=float, metavar="SECONDS", help="output of the last SECONDS; all if omitted")
+    parser.add_argument("--stop", action="store_true", help="stop the run")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from notebook_launcher.detached.attaching import attach
+
+    run = attach(options.run, folder=options.folder, since=options.since)
+    try:
+        if options.stop:
+            run.stop()
+        run.wait()
+    except KeyboardInterrupt:
+        again = f"`notebook-launcher attach {run.id}` comes back to it, with --stop to end it"
+        print(f"\n{run.id} goes on; {again}", file=sys.stderr)  # noqa: T201 - a program's notice
+        raise
+    error = run.exception()
+    if error is not None:
+        print(f"{run.id}: {run.state}: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+    return 0 if error is None or (options.stop and run.state == "stopped") else 1
+
+
+COMMAND = Command(
+    name="attach",
+    summary="show a run that outlives its kernel, or stop it",
+    description="""\
+A run that was launched with detached=True goes on without its kernel. This shows its output until it is over; Ctrl-C
+leaves it running. `runs --state running` lists the runs that go on.
+
+  notebook-launcher attach                     the latest one
+  notebook-launcher attach 20261121-14 --stop""",
+    add_arguments=_add_arguments,
+    run=_run,
+)

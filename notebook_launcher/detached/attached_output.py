@@ -1,0 +1,113 @@
+"""The output of a detached run in a cell that is attached: the host's journal, shown on the cell's sink."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher.detached.door import Connection
+from notebook_launcher.detached.requests import Follow
+from notebook_launcher.errors import CallOrderError
+from notebook_launcher.kernel import cell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.detached.requests import Entry, News
+    from notebook_launcher.kernel.cell import Sink
+
+__all__ = ["AttachedOutput", "follow"]
+
+PATIENCE = 0.5
+"""Seconds after which the host answers even if there is no output, which bounds the age of the line of progress."""
+
+
+class AttachedOutput:
+    """Shows the journal of a run's host. Create it in the thread whose cell gets the output.
+
+    Args:
+        folder: The run's folder.
+        config: The run's options.
+        since: Seconds before now, from which on output is shown; None: from the beginning.
+    """
+
+    def __init__(self, folder: Path, config: LaunchConfig, since: float | None) -> None:
+        self._folder = folder
+        self._sink = cell.make_sink()
+        self._has_headlines = config.output != "none"
+        self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
+        """True if a line of progress is wanted, because no view shows the progress."""
+        self.record_from = math.inf
+        """Time, by `time.monotonic()`, from which on the end of the run is shown by a record instead of a line."""
+        self.last_line = ""
+        """The run's last line, if the record is to show it."""
+        self._from = -math.inf if since is None else time.time() - since
+        self._is_let_go = False
+
+    @property
+    def sink(self) -> Sink:
+        """The cell or terminal that gets the output."""
+        return self._sink
+
+    def follow(self) -> None:
+        """Show what comes until the run is over or its host is gone; call it in a thread."""
+        position = 0
+        for news in follow(self._folder, 0):
+            if self._is_let_go:
+                continue
+            if news.num_left_out and not position and self._from == -math.inf:
+                self.say("earlier output is left out here; run.logs(rank) has all of it")
+            position = news.position
+            for entry in news.entries:
+                if entry.time >= self._from:
+                    self._show(entry)
+            self._sink.status(news.status if self.shows_progress else "")
+
+    def _show(self, entry: Entry) -> None:
+        # A closed pipe or file must not end the thread that waits for the run.
+        with contextlib.suppress(Exception):
+            match entry.method, entry.args:
+                case "text", (stream, text):
+                    self._sink.text(stream, text)
+                case "clear_output", (wait,):
+                    self._sink.clear_output(wait=wait)
+                case kind, (data, metadata, transient):
+                    self._sink.display(data, metadata, transient, update=kind == "update")
+
+    def say(self, line: str) -> None:
+        """Show one line of the launcher's own."""
+        with contextlib.suppress(Exception):
+            self._sink.text("stdout", f"{line}\n")
+
+    def end(self, line: str) -> None:
+        """Show the run's last line, or leave it to the record."""
+        if self._is_let_go or not self._has_headlines:
+            line = ""
+        if line and time.monotonic() < self.record_from:
+            self.say(line)
+        else:
+            self.last_line = line
+        with contextlib.suppress(Exception):
+            self._sink.close()
+
+    def let_go(self) -> None:
+        """Show nothing more, because the cell has ended; the run goes on."""
+        self._is_let_go = True
+        with contextlib.suppress(Exception):
+            self._sink.close()
+
+
+def follow(folder: Path, position: int = sys.maxsize) -> Iterator[News]:
+    """Yield a host's news after a position until the run is over or the host is gone; with no position, none."""
+    with contextlib.suppress(OSError, CallOrderError), contextlib.closing(Connection(folder)) as connection:
+        while True:
+            news = connection.ask(Follow(position=position, patience=PATIENCE))
+            yield news
+            if news.is_over:
+                return
+            position = max(position, news.position)

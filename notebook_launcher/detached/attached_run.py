@@ -1,0 +1,343 @@
+"""The handle on a detached run in a kernel or script that is attached to it."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.archive.recorded import RecordedRun
+from notebook_launcher.detached.attached_output import AttachedOutput, follow
+from notebook_launcher.detached.door import Connection
+from notebook_launcher.detached.ending import read_ending
+from notebook_launcher.errors import CallOrderError, RankFailedError
+from notebook_launcher.kernel import failure_display, views
+from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
+from notebook_launcher.kernel.results import Results
+from notebook_launcher.kernel.run_outcome import RunOutcome
+from notebook_launcher.units import format_seconds, plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+    from pathlib import Path
+
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.detached.ending import Ending
+    from notebook_launcher.history.schema import (
+        MetricPoint,
+        RankPhases,
+        RankSnapshot,
+        RunChange,
+        RunPicture,
+        RunSnapshot,
+        RunState,
+    )
+    from notebook_launcher.kernel.profiles import Profile
+    from notebook_launcher.kernel.samples import Samples
+    from notebook_launcher.kernel.stacks import Stacks
+
+__all__ = ["AttachedRun"]
+
+LET_GO = 3.0
+"""Seconds after the first interrupt in which a second one stops the run."""
+
+
+class AttachedRun:
+    """A run that its host conducts; `attach(...)` and `launch(..., detached=True)` return it.
+
+    It has the attributes and methods of a `Run`. Each asks the host; after the end of the run they read its folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._record = RecordedRun(folder)
+        self._over: Latch[None] = Latch()
+        """Set once the run is over, after the fields below, or after this process has lost the host."""
+        self._ending: Ending | None = None
+        self._outcome: RunOutcome | None = None
+        """The outcome once it was opened, which happens when it is asked for."""
+        self._opening = threading.Lock()
+        self._follower: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        run = self.snapshot()
+        return (
+            f"<AttachedRun {run.id} on {plural(run.num_processes, 'rank')}: {run.state}, {format_seconds(run.seconds)}>"
+        )
+
+    @property
+    def id(self) -> str:
+        """Identifier of the run: the time, the function, six random digits."""
+        return self._folder.name
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run, which keeps its output, curves and results."""
+        return self._folder
+
+    @property
+    def name(self) -> str:
+        """Name of the run: as edited, else as launched, else the function's name."""
+        return self.snapshot().name
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the run: as edited, else as launched."""
+        return self._record.tags
+
+    @property
+    def notes(self) -> str:
+        """Notes that `edit` has written; empty if there are none."""
+        return self._record.notes
+
+    def edit(self, *, name: str | None = None, tags: Iterable[str] | None = None, notes: str | None = None) -> None:
+        """Change the run's name, tags or notes, as `Run.edit`."""
+        self._ask("edit", name=name, tags=None if tags is None else list(tags), notes=notes)
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options as given."""
+        answer: LaunchConfig = self._ask("config")
+        return answer
+
+    @property
+    def state(self) -> RunState:
+        """State of the run, as `Run.state`; `"lost"`: its host died, and the ranks with it."""
+        return self.snapshot().state
+
+    @property
+    def seed(self) -> int:
+        """The base seed: pass it as `seed=` to repeat the run."""
+        return self.snapshot().seed
+
+    @property
+    def ranks(self) -> tuple[RankSnapshot, ...]:
+        """Present state of each rank."""
+        return self.snapshot().ranks
+
+    def snapshot(self) -> RunSnapshot:
+        """Return everything that is known of the run at this moment, as plain data."""
+        answer: RunSnapshot = self._ask("snapshot")
+        return answer
+
+    @property
+    def metrics(self) -> tuple[MetricPoint, ...]:
+        """Metrics that the ranks have reported so far, in the order of arrival."""
+        answer: tuple[MetricPoint, ...] = self._ask("metrics")
+        return answer
+
+    def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
+        """Return the metrics reported after a position, and the next position; start with 0."""
+        answer: tuple[list[MetricPoint], int] = self._ask("metrics_since", position)
+        return answer
+
+    @property
+    def pictures(self) -> tuple[RunPicture, ...]:
+        """Images and histograms that the ranks have reported so far, in the order of arrival."""
+        answer: tuple[RunPicture, ...] = self._ask("pictures")
+        return answer
+
+    def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
+        """Return the pictures reported after a position, and the next position; start with 0."""
+        answer: tuple[list[RunPicture], int] = self._ask("pictures_since", position)
+        return answer
+
+    @property
+    def phases(self) -> dict[int, RankPhases]:
+        """Time that each rank spent on each phase of training, as reported by its Accelerator."""
+        return dict(self.snapshot().phases)
+
+    @property
+    def changes(self) -> tuple[RunChange, ...]:
+        """Settings that `set` has changed so far: name, values before and after, and the update."""
+        return self.snapshot().changes
+
+    def logs(self, rank: int) -> str:
+        """Return everything that a rank has written to standard output and standard error so far."""
+        answer: str = self._ask("logs", rank)
+        return answer
+
+    def logs_since(self, rank: int, position: int) -> tuple[str, int]:
+        """Return the text that a rank wrote after a position, and the next position; start with 0."""
+        answer: tuple[str, int] = self._ask("logs_since", rank, position)
+        return answer
+
+    def stacks(self) -> Stacks:
+        """Return the stack of each rank, as `Run.stacks`."""
+        answer: Stacks = self._command("stacks")
+        return answer
+
+    def sample(self, seconds: float = 5.0, *, rate: float = 20.0) -> Samples:
+        """Sample the stacks of all ranks for a while, as `Run.sample`."""
+        answer: Samples = self._command("sample", seconds, rate=rate)
+        return answer
+
+    def profile(self, updates: int = 3, *, ranks: Sequence[int] = (0,)) -> Profile:
+        """Profile some updates with `torch.profiler`, as `Run.profile`."""
+        answer: Profile = self._command("profile", updates, ranks=tuple(ranks))
+        return answer
+
+    def save(self) -> None:
+        """Ask for a checkpoint, as `Run.save`."""
+        self._command("save")
+
+    def set(self, **settings: float | str | None) -> None:
+        """Change settings of the training while it goes on, as `Run.set`."""
+        self._command("set", **settings)
+
+    def _set_from_page(self, name: str, text: str) -> None:
+        self._command("_set_from_page", name, text)
+
+    def pause(self) -> None:
+        """Hold all ranks after the same update, until `run.resume()`, as `Run.pause`."""
+        self._command("pause")
+
+    def resume(self) -> None:
+        """Let ranks train on that `run.pause()` holds."""
+        self._command("resume")
+
+    def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
+        """Stop the run, as `Run.stop`."""
+        with contextlib.suppress(CallOrderError):
+            self._command("stop", wait=False, at_once=at_once, after_step=after_step)
+        if not wait:
+            return None
+        self.wait()
+        return None if self._ending is None else self._ending.results.stopped_by
+
+    def add_done_callback(self, callback: Callable[[AttachedRun], object]) -> None:
+        """Call `callback(run)` in a thread once the run is over; immediately if the run is over already."""
+        self._follow()
+        self._over.call_when_set(lambda: callback(self))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run is over, at most `timeout` seconds; return True if the run is over."""
+        self._follow()
+        try:
+            return self._over.wait(timeout)
+        except KeyboardInterrupt as error:
+            failure_display.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.id} goes on")
+            raise
+
+    def result(self, timeout: float | None = None) -> Results:
+        """Wait for the results and return them.
+
+        Raises:
+            TimeoutError: The run is not over after `timeout` seconds; the run goes on.
+            RankFailedError: The run's host died.
+            BaseException: The exception with which the run failed, as `notebook_launch` raises it.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            failure_display.raise_in_cell(error)
+        return self._opened().results
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end of the run and return the exception with which it failed; None after a success."""
+        if not self.wait(timeout):
+            msg = f"the run is not over after {timeout:g} s; it goes on"
+            raise TimeoutError(msg)
+        return self._opened().error
+
+    def __await__(self) -> Generator[Any, None, Results]:
+        return self._wait_async().__await__()
+
+    async def _wait_async(self) -> Results:
+        # Unlike that of a `Run`, cancelling the wait does not stop the run.
+        while not self._over.is_set:
+            self._follow()
+            await asyncio.sleep(AWAKE_EVERY)
+        return self.result()
+
+    def follow_in_cell(self, since: float | None = None) -> None:
+        """Show the run in the cell that calls this: its output since the beginning, or of the last `since` seconds."""
+        output = AttachedOutput(self._folder, self.config, since)
+        self._follow(output)
+        views.watch(self, output)
+
+    def wait_in_cell(self) -> Results:
+        """Wait in the main thread and show the run. The first interrupt lets go of the cell, a second stops the run."""
+        output = AttachedOutput(self._folder, self.config, None)
+        try:
+            with contextlib.closing(views.RunView(self, output, is_raised=True)) as view:
+                self._follow(output)
+                while not self._over.wait(view.step()):
+                    pass
+        except KeyboardInterrupt as error:
+            self._let_go(output, error)
+            raise
+        return self.result()
+
+    def _let_go(self, output: AttachedOutput, error: KeyboardInterrupt) -> None:
+        come_back = f'attach("{self.id}") comes back to it'
+        output.say(f"the run goes on, and {come_back}; interrupt again within {LET_GO:g} s to stop it")
+        try:
+            is_over = self._over.wait(LET_GO)
+        except KeyboardInterrupt:
+            self.stop()
+            failure_display.show_as(error, f"KeyboardInterrupt: {self.name} was stopped")
+            return
+        finally:
+            output.let_go()
+        failure_display.show_as(
+            error, f"KeyboardInterrupt: {self.id} {'is over' if is_over else 'goes on'}; {come_back}"
+        )
+
+    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Ask the host, or the folder where there is no host any more."""
+        try:
+            return self._call(method, *args, **kwargs)
+        except (OSError, EOFError):
+            value = getattr(self._record, method)
+            return value(*args, **kwargs) if callable(value) else value
+
+    def _command(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._call(method, *args, **kwargs)
+        except OSError:
+            msg = f"the run is over ({self._record.state}): its ranks are gone"
+            raise CallOrderError(msg) from None
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        # A connection for each call, so that an interrupt in the middle of an answer spoils nothing: 1 ms.
+        with contextlib.closing(Connection(self._folder)) as connection:
+            return connection.call(method, args, kwargs)
+
+    def _follow(self, output: AttachedOutput | None = None) -> None:
+        """Have a thread wait for the end of the run; with `output`, show what comes."""
+        if self._over.is_set or (self._follower is not None and output is None):
+            return
+        name = f"notebook-launcher {self.id}"
+        self._follower = threading.Thread(target=self._follow_to_end, args=(output,), name=name, daemon=True)
+        self._follower.start()
+
+    def _follow_to_end(self, output: AttachedOutput | None) -> None:
+        try:
+            if output is not None:
+                output.follow()
+            else:
+                collections.deque(follow(self._folder), maxlen=0)
+            self._ending = read_ending(self._folder)
+            if output is not None:
+                output.end(f"{self.id}: its host is gone" if self._ending is None else self._ending.last_line)
+        finally:
+            self._over.set()
+
+    def _opened(self) -> RunOutcome:
+        with self._opening:
+            if self._outcome is None:
+                self._outcome = self._lost() if self._ending is None else self._ending.open(self._folder)
+                self._outcome.results.folder = self._folder
+        return self._outcome
+
+    def _lost(self) -> RunOutcome:
+        run = self._record.snapshot()
+        error = RankFailedError(
+            f"the host of {self.id} is gone, killed or ended with its machine, session or container, and its ranks "
+            "with it. What the run wrote until then: run.logs(rank), run.metrics, and its checkpoints."
+        )
+        results = Results({}, num_processes=run.num_processes, seconds=run.seconds, seed=run.seed)
+        failure_display.attach(error, (), results)
+        return RunOutcome(state="failed", results=results, error=error)

@@ -1,0 +1,118 @@
+"""The socket of a host, in the run's folder: how a host opens it and how a client reaches it.
+
+The folder is closed to other users (mode 0700), both ends ask the system for the other's user, and both say which
+protocol they speak before the first record, because records are pickles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.detached.requests import PROTOCOL, Answered, Ask, Refused
+from notebook_launcher.engines.cluster.links import Link
+from notebook_launcher.errors import CallOrderError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["ENDING", "SOCKET", "Connection", "greet", "is_hosted", "listen"]
+
+SOCKET = "host.sock"
+ENDING = "ending.pickle"
+"""Name of the file with the end of a hosted run, in the same folder."""
+CREDENTIALS = struct.Struct("3i")
+GREETING = f"notebook-launcher host {PROTOCOL}\n".encode("ascii")
+PATIENCE = 10.0
+"""Seconds after which a host or client that should be sending counts as hung."""
+
+
+def listen(folder: Path) -> socket.socket:
+    """Return a listening socket in a run's folder; raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        with _short_name(folder) as name:
+            sock.bind(name)
+        (folder / SOCKET).chmod(0o600)
+        sock.listen(16)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def greet(sock: socket.socket) -> Link:
+    """Check the other end and its protocol, in both the host and the client; return the link.
+
+    Raises:
+        CallOrderError: The other end speaks another protocol.
+        PermissionError: It belongs to another user.
+        OSError: It is gone, or hangs.
+    """
+    _, uid, _ = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    if uid != os.getuid():
+        msg = f"the process at the other end of {SOCKET} belongs to user {uid}, and this one to user {os.getuid()}"
+        raise PermissionError(msg)
+    sock.sendall(GREETING)
+    link = Link(sock.fileno(), sock.fileno())
+    said = link.read_line(PATIENCE)
+    if said != GREETING:
+        theirs = said.decode("ascii", "replace").split()[-1:] or ["?"]
+        msg = (
+            f"the run's host speaks protocol {theirs[0]}, and this version of notebook-launcher protocol {PROTOCOL}: "
+            "attach with the version that launched the run."
+        )
+        raise CallOrderError(msg)
+    return link
+
+
+def is_hosted(folder: Path) -> bool:
+    """Return True if the run in a folder was launched with `detached=True`."""
+    # A host that was killed leaves its socket.
+    return any((folder / name).exists() for name in (SOCKET, ENDING))
+
+
+class Connection:
+    """A client's connection to a host; for one thread, which closes it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Connect; raises OSError if no host is there, and what `greet` raises."""
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            with _short_name(folder) as name:
+                self._sock.connect(name)
+            self._link = greet(self._sock)
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def ask(self, record: object, patience: float | None = None) -> Any:
+        """Send a record and return the answer; raises OSError if the host is gone."""
+        self._link.send(record)
+        return self._link.receive(patience)
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method of the run in the host, or read an attribute; raises what it raises there."""
+        answer = self.ask(Ask(name=method, args=args, kwargs=kwargs))
+        if isinstance(answer, Refused):
+            raise answer.error
+        assert isinstance(answer, Answered)
+        return answer.value
+
+    def close(self) -> None:
+        """Close the connection; idempotent."""
+        self._sock.close()
+
+
+@contextlib.contextmanager
+def _short_name(folder: Path) -> Iterator[str]:
+    """Yield the socket's path through a descriptor of its folder: the address of a socket holds 107 bytes."""
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{SOCKET}"
+    finally:
+        os.close(fd)

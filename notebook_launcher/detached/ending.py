@@ -1,0 +1,148 @@
+"""The end of a hosted run, kept in its folder: results and exception, whose parcels the first reader opens."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import travel
+from notebook_launcher.detached.door import ENDING
+from notebook_launcher.errors import ReturnValueError
+from notebook_launcher.history import run_files
+from notebook_launcher.kernel import failure_display
+from notebook_launcher.kernel.culprit import cannot_travel
+from notebook_launcher.kernel.run_outcome import RunOutcome
+from notebook_launcher.units import format_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from notebook_launcher.kernel.results import Results
+    from notebook_launcher.messages import ExceptionReport
+
+__all__ = ["Ending", "KeptParcels", "read_ending", "write_ending"]
+
+PART = "ending.pickle.part"
+ERROR = "error.parcel"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeptValue:
+    """Stands for a value whose parcel lies in the run's folder."""
+
+    file: str
+    size: int
+
+    def __repr__(self) -> str:
+        return f"kept in the run's folder, {format_bytes(self.size)}"
+
+
+class KeptError(Exception):
+    """Stands for a rank's exception; subclasses have the name of its class."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The end of a run as its host knows it."""
+
+    state: Any
+    results: Results
+    """With a `KeptValue` for each value."""
+    error: BaseException | None
+    """An exception of the launcher's own; None if there is none, or if a rank raised it."""
+    raised: tuple[str, str] | None
+    """Name and message of the exception that a rank raised, which is in a parcel."""
+    last_line: str
+
+    def open(self, folder: Path) -> RunOutcome:
+        """Open the parcels and return the outcome; another process may do the same."""
+        results, unsent = self.results, self.results.unsent
+        values: dict[int, Any] = {}
+        for rank, kept in results.returned.items():
+            try:
+                values[rank] = travel.unpack_value(os.open(folder / kept.file, os.O_RDONLY | os.O_CLOEXEC))
+            except (OSError, ReturnValueError) as error:  # noqa: PERF203 - the file may be gone, its classes too
+                unsent[rank] = str(error)
+        results.fill(values, unsent)
+        failure = self.error if self.raised is None else self._open_error(folder)
+        if failure is not None:
+            failure_display.attach(failure, results.failures, results)
+        return RunOutcome(state=self.state, results=results, error=failure)
+
+    def _open_error(self, folder: Path) -> BaseException:
+        assert self.raised is not None
+        error = None
+        with contextlib.suppress(OSError):
+            error = travel.unpack_exception(os.open(folder / ERROR, os.O_RDONLY | os.O_CLOEXEC))
+        return error or cannot_travel(*self.raised, self.results.failures[0].rank)
+
+
+class KeptParcels:
+    """Moves parcels to a run's folder. The folder is known only once the run has begun."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self._num_values = 0
+
+    def keep_value(self, fd: int) -> KeptValue:
+        """Move a value's parcel to the folder; raises `ReturnValueError` if that fails."""
+        name = f"value-{self._num_values}.parcel"
+        self._num_values += 1
+        return KeptValue(name, self._move(fd, name))
+
+    def keep_exception(self, fd: int, report: ExceptionReport) -> BaseException:
+        """Move an exception's parcel to the folder, and return a stand-in of the same name and message."""
+        self._move(fd, ERROR)
+        namespace = {"__module__": "builtins", "__qualname__": report.type_name}
+        stand_in: BaseException = type(report.type_name, (KeptError,), namespace)(report.message)
+        return stand_in
+
+    def _move(self, fd: int, name: str) -> int:
+        assert self.folder is not None
+        path = self.folder / name
+        try:
+            size, done = os.fstat(fd).st_size, 0
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                while done < size:
+                    done += os.sendfile(file.fileno(), fd, done, size - done)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            msg = f"it could not be kept in {path}: {error.strerror}."
+            raise OSError(msg) from error
+        finally:
+            os.close(fd)
+        return size
+
+
+def write_ending(folder: Path, outcome: RunOutcome, last_line: str) -> None:
+    """Write the end of a run to its folder, whole or not at all; raises `OSError`."""
+    error = outcome.error
+    is_rank_s = isinstance(error, KeptError)
+    ending = Ending(
+        state=outcome.state,
+        results=outcome.results,
+        error=None if is_rank_s else error,
+        raised=(type(error).__qualname__, str(error)) if is_rank_s else None,
+        last_line=last_line,
+    )
+    run_files.replace(folder / ENDING, pickle.dumps(ending, protocol=5), folder / PART)
+
+
+def read_ending(folder: Path) -> Ending | None:
+    """Return the end of a run; None if there is none yet.
+
+    Raises:
+        PermissionError: The file belongs to another user, and a pickle can run any code.
+    """
+    try:
+        with open(folder / ENDING, "rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                msg = f"{folder / ENDING} belongs to another user, so it is not read: attach as that user."
+                raise PermissionError(msg)
+            ending: Ending = pickle.load(file)
+            return ending
+    except FileNotFoundError:
+        return None

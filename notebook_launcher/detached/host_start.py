@@ -1,0 +1,99 @@
+"""The start of a detached run: a kernel checks and packs the call, starts a host, and hands the call over."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import travel
+from notebook_launcher.channel import channel_pair
+from notebook_launcher.config import LaunchConfig
+from notebook_launcher.detached.attached_run import AttachedRun
+from notebook_launcher.detached.requests import HostReady, Order, Refused
+from notebook_launcher.engines.this_machine import start_host
+from notebook_launcher.errors import ConfigError, ResourceError
+from notebook_launcher.history import run_folders
+from notebook_launcher.kernel.argument_text import describe_arguments
+from notebook_launcher.kernel.checks import check_call, name_of
+from notebook_launcher.kernel.origin import source_of
+from notebook_launcher.kernel.plan import make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["MAX_AGE", "start_detached"]
+
+MAX_AGE = 7 * 86_400.0
+"""Seconds after which a detached run is stopped that has no `timeout`: nobody may be left who knows of it."""
+LAST_WORDS = 4000
+
+
+def start_detached(
+    fn: Callable[..., Any],
+    num_processes: int | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    config: LaunchConfig | None,
+    options: dict[str, Any],
+) -> AttachedRun:
+    """Start a run that outlives this kernel, and return the handle on it; raises before anything starts, as `launch`.
+
+    Raises:
+        ConfigError: An option, the function or its arguments cannot work, or not in a detached run.
+        CaptureError: Something that `fn` captured cannot travel.
+        ResourceError: The host did not start.
+    """
+    if num_processes is not None:
+        options = {**options, "num_processes": num_processes}
+    config = _checked(LaunchConfig.build(config, options))
+    plan = make_plan(config)
+    args, kwargs = check_call(fn, args, kwargs)
+    order = Order(
+        plan=plan,
+        name=config.name or name_of(fn),
+        arguments=describe_arguments(fn, args, kwargs),
+        source=source_of(fn),
+        surroundings=plan.setup(many_calls=False),
+    )
+    with contextlib.closing(travel.pack_call(fn, args, kwargs)) as parcel:
+        return AttachedRun(Path(_hand_over(order, parcel.fileno()).folder))
+
+
+def _checked(config: LaunchConfig) -> LaunchConfig:
+    """Return the options with a limit of age; raises `ConfigError` for those that need the kernel."""
+    if config.start_method == "fork":
+        msg = "start_method='fork' with detached=True: the ranks would be forks of this kernel. Leave one of them out."
+        raise ConfigError(msg, field="start_method")
+    if config.debug:
+        msg = "debug=True with detached=True: the debugger needs a cell that waits. Leave one of them out."
+        raise ConfigError(msg, field="debug")
+    if run_folders.find_home(config.runs_folder) is None:
+        off = "runs_folder=None" if config.runs_folder is None else f"{run_folders.VARIABLE}=off"
+        msg = f"{off} with detached=True: the run's folder is where attach() finds the run. Name a folder."
+        raise ConfigError(msg, field="runs_folder")
+    return config if config.timeout is not None else dataclasses.replace(config, timeout=MAX_AGE)
+
+
+def _hand_over(order: Order, parcel_fd: int) -> HostReady:
+    ours, theirs = channel_pair()
+    errors = -1
+    try:
+        with theirs:
+            errors = start_host(theirs.fileno(), order.surroundings.environ)
+        with contextlib.suppress(BrokenPipeError):
+            ours.send(order, [parcel_fd])
+        match ours.receive():
+            case HostReady() as ready, _:
+                return ready
+            case Refused(error=error), _:
+                raise error
+        words = os.pread(errors, LAST_WORDS, max(0, os.fstat(errors).st_size - LAST_WORDS))
+    finally:
+        ours.close()
+        if errors >= 0:
+            os.close(errors)
+    msg = f"the run's host did not start: {words.decode(errors='replace').strip() or 'it said nothing'}"
+    raise ResourceError(msg)

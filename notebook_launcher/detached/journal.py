@@ -1,0 +1,118 @@
+"""The output of a hosted run, kept for cells that attach later: a sink that remembers."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.detached.requests import Entry, News
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from notebook_launcher import messages
+    from notebook_launcher.engines.events import Stream
+
+__all__ = ["Journal"]
+
+MAX_BYTES = 16_000_000
+"""Bytes of output that are kept for cells; the oldest go first. `logs(rank)` has all text in any case."""
+
+
+class Journal:
+    """A sink for the output of a run to which any number of clients attach, from the beginning."""
+
+    is_cell = True
+    """True: the output is cut as for a cell, because a cell shows it in the end."""
+    has_audience = takes_comms = False
+    message = None
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        """Notified at each entry; the host's threads alone use it, in which no interrupt can come."""
+        self._entries: collections.deque[Entry] = collections.deque()
+        self._num_dropped = 0
+        self._bytes = 0
+        self._status = ""
+        self._is_over = False
+
+    def text(self, stream: Stream, text: str) -> None:
+        """Keep text."""
+        self._add("text", (stream, text), len(text))
+
+    def status(self, text: str) -> None:
+        """Keep the line of progress in place of the last one."""
+        with self._changed:
+            self._status = text
+
+    def display(
+        self,
+        data: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+        transient: Mapping[str, Any] | None = None,
+        *,
+        update: bool = False,
+    ) -> None:
+        """Keep rich output."""
+        size = sum(len(value) for value in data.values() if isinstance(value, str | bytes))
+        self._add("update" if update else "display", (dict(data), dict(metadata or {}), dict(transient or {})), size)
+
+    def comm(self, record: messages.CommMessage) -> None:
+        """Do nothing, because there is no page."""
+
+    def html(self, html: str, text: str) -> None:
+        """Keep HTML, with the text for where there is none."""
+        self.display({"text/html": html, "text/plain": text})
+
+    def clear_output(self, *, wait: bool = False) -> None:
+        """Forget earlier output, and have attached cells clear it."""
+        with self._changed:
+            self._num_dropped += len(self._entries)
+            self._entries.clear()
+            self._bytes = 0
+        self._add("clear_output", (wait,), 0)
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function, here."""
+        function(*args)
+
+    def flush(self) -> None:
+        """Do nothing, because every entry is there for all threads at once."""
+
+    def close(self) -> None:
+        """Remove the line of progress."""
+        self.status("")
+
+    def finish(self) -> None:
+        """Note that the run is over and its ending is kept."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def news(self, position: int, patience: float) -> News:
+        """Return the entries after a position; wait for one at most `patience` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or position < self._end, patience)
+            skip = max(0, position - self._num_dropped)
+            return News(
+                entries=tuple(self._entries)[skip:],
+                position=self._end,
+                num_left_out=max(0, self._num_dropped - position),
+                status=self._status,
+                is_over=self._is_over,
+            )
+
+    @property
+    def _end(self) -> int:
+        return self._num_dropped + len(self._entries)
+
+    def _add(self, method: str, args: tuple[Any, ...], size: int) -> None:
+        with self._changed:
+            self._entries.append(Entry(time=time.time(), method=method, args=args, size=size))
+            self._bytes += size
+            while self._bytes > MAX_BYTES and len(self._entries) > 1:
+                self._bytes -= self._entries.popleft().size
+                self._num_dropped += 1
+            self._changed.notify_all()

@@ -1,0 +1,95 @@
+"""Records between a host and its clients."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from notebook_launcher import messages
+    from notebook_launcher.kernel.plan import Plan
+
+__all__ = ["PROTOCOL", "Answered", "Ask", "Entry", "Follow", "HostReady", "News", "Order", "Refused"]
+
+PROTOCOL = 1
+"""Number of this protocol. It changes with every record here, and a host and a client of different numbers part."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Conduct this run; the kernel's first record to a new host. Descriptor: the parcel of the call."""
+
+    plan: Plan
+    name: str
+    arguments: dict[str, str]
+    """The function's arguments in a few words each."""
+    source: str
+    surroundings: messages.Setup
+    """Environment, import path and working directory of the kernel."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HostReady:
+    """The run has begun; the host's answer to an `Order`."""
+
+    run_id: str
+    folder: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Call a method of the run, or read an attribute; answered by `Answered` or `Refused`."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The value of the call."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The exception of the call."""
+
+    error: BaseException
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """Send what a cell would have shown after a position, at once or when there is something; answered by `News`."""
+
+    position: int
+    patience: float
+    """Seconds after which the answer comes in any case."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One piece of output: what is called on the sink, and with what."""
+
+    time: float
+    """Time by `time.time()`."""
+    method: str
+    args: tuple[Any, ...]
+    size: int = 0
+    """About the bytes that it holds."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """Output of a run that a client has not shown yet."""
+
+    entries: tuple[Entry, ...]
+    position: int
+    """The position of the next `Follow`."""
+    num_left_out: int
+    """Number of entries that the host had dropped before."""
+    status: str
+    """The line of progress."""
+    is_over: bool
+    """True if the run is over, its ending is in the folder, and no entry follows."""

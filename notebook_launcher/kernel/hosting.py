@@ -1,0 +1,35 @@
+"""Parts of a run that differ in a host, a process that conducts the run for kernels which come and go."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from notebook_launcher.messages import ExceptionReport
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from notebook_launcher.kernel.cell import Sink
+
+__all__ = ["Hosting", "UnpacksException"]
+
+UnpacksException: TypeAlias = Callable[[int, ExceptionReport], BaseException | None]
+"""Returns the exception in a parcel, whose descriptor it closes; None if it cannot be rebuilt."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hosting:
+    """The destination of a hosted run's output and values: nobody may be there to take them."""
+
+    begin_in: Callable[[str, Path], object]
+    """Called with the run's id and folder before the run begins."""
+    sink: Sink
+    """Takes the output in place of a cell."""
+    keep_value: Callable[[int], Any]
+    """Moves a value's parcel to the run's folder, unopened: the value's classes are those of a notebook."""
+    keep_exception: UnpacksException
+    """Moves an exception's parcel to the run's folder, and returns a stand-in."""
+    source: str
+    """Source of the function, as the kernel that launched it read it."""

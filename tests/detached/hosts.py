@@ -1,0 +1,26 @@
+"""Hosts of detached runs, for tests."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from notebook_launcher.detached.attached_run import AttachedRun
+
+__all__ = ["host_of", "release"]
+
+
+def host_of(run: AttachedRun) -> psutil.Process:
+    """Return the process that conducts a run, as the run's summary names it."""
+    summary = json.loads((run.folder / "summary.json").read_text())
+    return psutil.Process(summary["kernel"]["pid"])
+
+
+def release(gate: Path) -> None:
+    """Let the ranks go on that wait for this file."""
+    gate.touch()

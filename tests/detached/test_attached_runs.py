@@ -1,0 +1,229 @@
+"""Detached runs, attached to from this process: methods, results, errors, what is refused, what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from notebook_launcher import (
+    CallOrderError,
+    ConfigError,
+    Results,
+    Run,
+    RunStoppedError,
+    RunTimeoutError,
+    attach,
+    launch,
+    notebook_launch,
+    report,
+    runs,
+)
+from notebook_launcher.command_line.program import main
+from notebook_launcher.detached import door
+from notebook_launcher.detached.attached_run import AttachedRun
+from notebook_launcher.detached.door import ENDING, SOCKET
+from notebook_launcher.detached.ending import read_ending
+from notebook_launcher.detached.journal import Journal
+from notebook_launcher.history import run_folders
+from tests.detached.hosts import host_of, release
+
+
+class OwnError(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+def wait_for(gate: str) -> torch.Tensor:
+    print("waits", flush=True)
+    report(step=1, loss=0.5)
+    while not Path(gate).exists():
+        time.sleep(0.02)
+    return torch.arange(3)
+
+
+def fail() -> None:
+    raise OwnError(7)
+
+
+async def awaited(run: AttachedRun) -> Results:
+    return await run
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    return tmp_path / "gate"
+
+
+def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = launch(wait_for, 2, args=(str(gate),), detached=True, seed=3)
+    other, host = attach(run.id[:-3], show=False), host_of(run)
+    assert host not in psutil.Process().children(recursive=True)
+    while not other.metrics:
+        time.sleep(0.01)
+    assert other.state == "running"
+    assert other.seed == 3
+    assert other.config.num_processes == 2
+    assert "waits" in other.logs(1)
+    assert other.logs_since(1, 0)[0] == other.logs(1)
+    assert other.snapshot().arguments == {"gate": repr(str(gate))}
+    assert all(rank.pid for rank in other.ranks)
+    assert "wait_for" in str(run.stacks())
+    other.edit(tags=["one"])
+    assert run.tags == ("one",)
+    with pytest.raises(CallOrderError, match="nobody can save it"):
+        run.save()
+    with pytest.raises(LookupError, match="there is no rank 9"):
+        run.logs(9)
+    with (
+        contextlib.closing(door.Connection(run.folder)) as connection,
+        pytest.raises(TypeError, match=r"a host does not answer Ask\(name='wait'"),
+    ):
+        connection.call("wait", (), {})
+    with pytest.raises(TimeoutError, match="the run is not over after 0"):
+        run.result(timeout=0)
+    assert [run.snapshot().is_over for run in runs()] == [False]
+    release(gate)
+    assert [value.tolist() for value in run.result()] == [[0, 1, 2]] * 2
+    assert [value.tolist() for value in asyncio.run(awaited(other))] == [[0, 1, 2]] * 2
+    assert run.result().folder == run.folder == home / run.id
+    host.wait(20)
+    assert not (run.folder / SOCKET).exists()
+    # Ranks that print at different times have a line each.
+    assert re.search(r"\[ranks? [\d,]+\] waits", capfd.readouterr().out)
+    late = attach(folder=home)
+    assert late.result()[0].tolist() == [0, 1, 2]
+    assert late.logs(0) == "waits\n"
+    with pytest.raises(CallOrderError, match=r"the run is over \(done\): its ranks are gone"):
+        late.stacks()
+    assert late.stop() is None
+
+
+def test_the_true_error_arrives(home: Path) -> None:
+    run = launch(fail, 2, detached=True, output="none")
+    with pytest.raises(OwnError, match="code 7") as caught:
+        run.result()
+    assert caught.value.code == 7
+    assert caught.value.rank in (0, 1)  # type: ignore[attr-defined]
+    assert "raise OwnError(7)" in str(caught.value.__cause__)
+    assert run.state == "failed"
+    assert run.snapshot().error.endswith("OwnError: code 7")
+
+
+def test_a_stop_of_all_and_a_timeout(home: Path, gate: Path) -> None:
+    run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
+    assert runs().stop_all() == 1
+    with pytest.raises(RunStoppedError):
+        run.result()
+    assert run.state == "stopped"
+    assert runs().stop_all() == 0
+    with pytest.raises(RunTimeoutError, match="timeout=1 s"):
+        notebook_launch(wait_for, 1, args=(str(gate),), detached=True, output="none", timeout=1)
+
+
+def test_the_program_attaches(home: Path, gate: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = launch(wait_for, 1, args=(str(gate),), detached=True, output="rank0")
+    while "waits" not in run.logs(0):
+        time.sleep(0.01)
+    capfd.readouterr()
+    assert main(["attach", run.id, "--stop"]) == 0
+    assert "waits" in capfd.readouterr().out
+    failed = launch(fail, 1, detached=True, output="none")
+    failed.wait()
+    assert main(["attach"]) == 1
+    assert f"{failed.id}: failed: OwnError: code 7" in capfd.readouterr().err
+
+
+def test_a_lost_host_is_no_answer_to_a_stop(home: Path, gate: Path) -> None:
+    run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
+    host_of(run).kill()
+    assert "is gone, killed or ended with its machine" in str(run.exception())
+    assert run.state == "lost"
+    run.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start_method": "fork"}, "start_method='fork' with detached=True"),
+        ({"debug": True}, "debug=True with detached=True: the debugger needs a cell"),
+        ({"runs_folder": None}, r"runs_folder=None with detached=True: the run's folder is where attach\(\)"),
+    ],
+)
+def test_options_that_need_the_kernel_are_refused(home: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        launch(fail, 1, detached=True, **options)
+    assert not home.exists()
+
+
+def test_recording_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(run_folders.VARIABLE, "off")
+    with pytest.raises(ConfigError, match="NOTEBOOK_LAUNCHER_RUNS=off with detached=True"):
+        launch(fail, 1, detached=True)
+
+
+def test_a_folder_that_cannot_be_made_fails_the_launch(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        launch(fail, 1, detached=True, runs_folder=tmp_path / "file" / "runs")
+
+
+def test_runs_of_a_kernel_cannot_be_attached_to(home: Path) -> None:
+    with pytest.raises(LookupError, match=r"there is no detached run in .*detached=True\) starts one"):
+        attach()
+    plain = launch(print, 1, args=("here",), output="none")
+    plain.wait()
+    with pytest.raises(LookupError, match="was not launched with detached=True, so it belongs to its kernel"):
+        attach(plain.id)
+
+
+def test_an_attached_run_has_what_a_run_has() -> None:
+    not_for_clients = {"start", "start_hosted", "outcome", "last_line", "show_late_output"}
+    names = {name for name in dir(Run) if not name.startswith("_")} - not_for_clients
+    assert names <= set(dir(AttachedRun))
+    for name in sorted(names):
+        if inspect.isfunction(method := getattr(Run, name)):
+            mine = inspect.signature(getattr(AttachedRun, name)).parameters
+            assert list(mine) == list(inspect.signature(method).parameters), name
+
+
+def test_the_other_end_says_its_protocol_and_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"notebook-launcher host 99\n")
+        with pytest.raises(CallOrderError, match=r"host speaks protocol 99, and this version .* protocol 1"):
+            door.greet(ours)
+        monkeypatch.setattr("os.getuid", lambda: 1_000_000)
+        with pytest.raises(PermissionError, match="belongs to user"):
+            door.greet(ours)
+        (tmp_path / ENDING).touch()
+        with pytest.raises(PermissionError, match="belongs to another user, so it is not read"):
+            read_ending(tmp_path)
+
+
+def test_a_journal_keeps_the_end() -> None:
+    journal = Journal()
+    for number in range(20):
+        journal.text("stdout", f"{number}" + " " * 1_000_000)
+    news = journal.news(0, 0.0)
+    assert news.num_left_out == 20 - len(news.entries) > 0
+    assert news.entries[-1].args[1].startswith("19")
+    assert journal.news(news.position, 0.0).entries == ()
+    journal.status("half")
+    journal.display({"text/plain": "x"}, update=True)
+    news = journal.news(news.position, 0.0)
+    assert (news.status, [entry.method for entry in news.entries], news.is_over) == ("half", ["update"], False)
+    journal.clear_output(wait=True)
+    journal.finish()
+    news = journal.news(0, 9.0)
+    assert ([entry.method for entry in news.entries], news.is_over) == (["clear_output"], True)

@@ -1,0 +1,113 @@
+"""Runs that outlive a real kernel: killed, interrupted, and found again from another kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from notebook_launcher.detached.attaching import attach
+from notebook_launcher.detached.door import SOCKET
+from tests.detached.hosts import host_of, release
+from tests.support.kernels import Kernel
+from tests.support.toy_runs import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEFINE = """
+import os, time
+from notebook_launcher import attach, launch, notebook_launch
+
+class Weights:
+    def __init__(self, values):
+        self.values = values
+
+def train(gate):
+    import torch, torch.distributed as dist
+    from notebook_launcher import report
+    print("started", flush=True)
+    report(step=1, loss=0.5)
+    while not os.path.exists(gate):
+        time.sleep(0.02)
+    mine = torch.ones(3) * (dist.get_rank() + 1)
+    dist.all_reduce(mine)
+    print("ended", flush=True)
+    return Weights(mine)
+"""
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    return tmp_path / "gate"
+
+
+def test_a_killed_kernels_run_is_found_again_from_another(gate: Path, kernel: Kernel) -> None:
+    with Kernel() as first:
+        first.execute(DEFINE)
+        cell = first.start(f"notebook_launch(train, 2, args=({str(gate)!r},), detached=True)")
+        first.wait(cell, until=lambda outcome: "started" in outcome.stdout)
+        first.kill()
+        run = attach(show=False)
+        host = host_of(run)
+        assert {process.pid for process in host.children(recursive=True)}
+    kernel.execute(DEFINE)
+    shown = kernel.start("run = attach(); values = run.result(); print([w.values.tolist() for w in values])")
+    kernel.wait(shown, until=lambda outcome: "started" in outcome.stdout)
+    assert run.state == "running"
+    release(gate)
+    outcome = kernel.wait(shown)
+    assert outcome.error is None
+    assert "[ranks 0,1] started" in outcome.stdout
+    assert "[ranks 0,1] ended" in outcome.stdout
+    assert "[[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]" in outcome.stdout
+    assert kernel.execute("print(type(values[0]) is Weights, run.state)").stdout == "True done\n"
+    host.wait(20)
+    assert not (run.folder / SOCKET).exists()
+
+
+def test_the_first_interrupt_lets_go_of_the_cell(gate: Path, kernel: Kernel) -> None:
+    kernel.execute(DEFINE)
+    cell = kernel.start(f"notebook_launch(train, 2, args=({str(gate)!r},), detached=True)")
+    kernel.wait(cell, until=lambda outcome: "started" in outcome.stdout)
+    run = attach(show=False)
+    kernel.interrupt()
+    outcome = kernel.wait(cell)
+    assert outcome.error is not None
+    assert outcome.error.startswith("KeyboardInterrupt")
+    assert f'goes on; attach("{run.id}") comes back to it' in outcome.traceback
+    assert run.state == "running"
+    release(gate)
+    assert run.wait(60)
+    assert kernel.execute("print(attach(show=False).result()[1].values.tolist())").stdout == "[3.0, 3.0, 3.0]\n"
+
+
+def test_the_second_interrupt_stops_the_run(gate: Path, kernel: Kernel) -> None:
+    kernel.execute(DEFINE)
+    cell = kernel.start(f"notebook_launch(train, 2, args=({str(gate)!r},), detached=True)")
+    kernel.wait(cell, until=lambda outcome: "started" in outcome.stdout)
+    run = attach(show=False)
+    kernel.interrupt()
+    kernel.wait(cell, until=lambda outcome: "interrupt again within 3 s" in outcome.stdout)
+    kernel.interrupt()
+    outcome = kernel.wait(cell)
+    assert "train was stopped" in outcome.traceback
+    assert run.wait(60)
+    assert run.state == "stopped"
+
+
+def test_a_dead_host_takes_its_ranks_along(gate: Path, kernel: Kernel) -> None:
+    kernel.execute(DEFINE)
+    cell = kernel.start(f"notebook_launch(train, 2, args=({str(gate)!r},), detached=True)")
+    kernel.wait(cell, until=lambda outcome: "started" in outcome.stdout)
+    run = attach(show=False)
+    host = host_of(run)
+    family = host.children(recursive=True)
+    host.kill()
+    outcome = kernel.wait(cell)
+    assert outcome.error is not None
+    assert "RankFailedError" in outcome.error
+    assert f"the host of {run.id} is gone" in outcome.error
+    assert run.state == "lost"
+    wait_until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family))
