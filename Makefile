@@ -79,8 +79,9 @@ dist: $(VENV)/installed-dist  ## build wheel and sdist, check them, and try them
 	@cd $(RELEASE) && $(BIN)/python -m pytest -q -m "not slow" $(CORE)
 	@ls -l dist
 
-bench: $(VENV)/installed-bench  ## measure, side by side with other launchers
+bench: $(VENV)/installed-bench  ## measure, side by side with other launchers, and write docs/performance.md
 	@for program in benchmarks/[!_]*.py; do echo "==> $$program"; $(BIN)/python "$$program"; done
+	@$(BIN)/python benchmarks/_performance.py
 
 lab: $(VENV)/installed-lab  ## open the tutorials in JupyterLab
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
