@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.support.kernels import Kernel
 
 VERSIONS = ("6.29.5", "7.3.0")
+VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def installed(version: str, package: str = "ipykernel", *needs: str) -> Path:
@@ -114,3 +115,21 @@ def test_ipykernel_shows_the_culprit(kernel: Kernel) -> None:
     )
     assert outcome.error == "ValueError: boom"
     assert "raise ValueError('boom')" in outcome.traceback
+
+
+def test_ipykernel_relays_widgets_of_ranks(kernel: Kernel) -> None:
+    cell = kernel.execute(
+        "def slide():\n"
+        "    import ipywidgets\n"
+        "    from IPython.display import display\n"
+        "    slider = ipywidgets.IntSlider(3)\n"
+        "    display(slider)\n"
+        "    print('drawn', flush=True)\n"
+        "    while slider.value == 3: time.sleep(0.01)\n"
+        "    return slider.value\n"
+        "run = launch(slide, 1)\n"
+        "while 'drawn' not in run.logs(0) and not run.wait(0.01): pass"
+    )
+    (view,) = [one for one in cell.displays if VIEW in one["data"]]
+    kernel.send_comm(view["data"][VIEW]["model_id"], {"method": "update", "state": {"value": 5}, "buffer_paths": []})
+    assert kernel.execute("run.result()[0]").result == "5"

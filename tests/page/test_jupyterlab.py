@@ -23,30 +23,29 @@ pytestmark = [needs_browser, pytest.mark.slow, pytest.mark.timeout(400)]
 
 TRAIN = """
 import torch
-from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 from notebook_launcher import Accelerator
 
-digits = load_digits()
+images = torch.rand(1800, 64)
+labels = images.unflatten(1, (8, 8))[:, :2, :5].sum(1).argmax(1)
 
 def train(lr: float = 0.003, batch_size: int = 32, epochs: int = 2, pause: float = 0.0):
     import time
     accelerator = Accelerator()
     torch.manual_seed(0)
-    data = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
-    loader = DataLoader(data, batch_size=batch_size, shuffle=True)
+    loader = DataLoader(TensorDataset(images, labels), batch_size=batch_size, shuffle=True)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for epoch in range(epochs):
-        for images, labels in loader:
+        for batch, targets in loader:
             with accelerator.accumulate(model):
-                scores = model(images)
-                loss = torch.nn.functional.cross_entropy(scores, labels)
+                scores = model(batch)
+                loss = torch.nn.functional.cross_entropy(scores, targets)
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-            accuracy = (scores.argmax(1) == labels).float().mean()
+            accuracy = (scores.argmax(1) == targets).float().mean()
             accelerator.log({"loss": loss, "accuracy": accuracy})
             time.sleep(pause)
         print(f"epoch {epoch}: loss {loss:.3f}", flush=True)
@@ -127,6 +126,12 @@ def chromium() -> Iterator[Browser]:
 def lab(request: pytest.FixtureRequest, chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with Lab(chromium, tmp_path_factory.mktemp(request.param), NOTEBOOKS, app=request.param) as opened:
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def closed_pages(lab: Lab) -> Iterator[None]:
+    yield
+    lab.close_pages()
 
 
 def monitor_of(page: Page) -> Locator:
@@ -227,6 +232,7 @@ def test_panel_launches_a_run_and_shows_its_monitor(lab):
     assert re.search(r"returned|0\.\d", lab.output(page, 2).inner_text())
 
 
+@lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_stop_button_ends_the_run_while_the_cell_is_busy(lab):
     page, _ = watch_a_busy_cell(lab)
@@ -280,6 +286,7 @@ def test_page_reloaded_while_the_cell_is_busy_shows_the_whole_run(lab):
     assert "free again" in lab.output(page, 2).inner_text()
 
 
+@lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_error_of_a_rank_is_shown_in_the_panel(lab):
     page = lab.open("failing.ipynb", height=1600)

@@ -42,7 +42,8 @@ FAIL = """%%ranks
 factor = rank * 10
 1 / factor if rank else 1 / 0"""
 EMPTY_BOX = "() => [...document.querySelectorAll('.jp-Stdin-input')].at(-1)?.value === ''"
-CELLS = [START, MAKE, WATCH, TABS, "doctor()", FAIL, "session.debug()", "session.close()"]
+SAVED = "() => !document.querySelector('.jp-mod-dirty')"
+CELLS = [START, MAKE, WATCH, TABS, "doctor()", FAIL, "%debug", "session.close()"]
 
 
 def picture(page: Page, name: str) -> None:
@@ -60,16 +61,23 @@ def test_widgets_tabs_diagnosis_and_debugger_work_in_the_page(tmp_path: Path) ->
         page.keyboard.press("ArrowRight")
         lab.cell(page, 1).locator(".widget-readout").get_by_text("4").wait_for()
 
+        page.keyboard.press("Control+s")
+        page.wait_for_function(SAVED)
+        page.reload()  # The page asks the kernel for the widgets that its notebook shows.
+        slider.focus()
+        page.keyboard.press("ArrowRight")
+        lab.cell(page, 1).locator(".widget-readout").get_by_text("5").wait_for()
+
         lab.start(page, 2)
         lab.cell(page, 2).locator(".widget-hprogress, .progress").first.wait_for()
         slider.focus()
         for _ in range(6):
             page.keyboard.press("ArrowRight")
-        lab.cell(page, 1).locator(".widget-readout").get_by_text("10").wait_for()
+        lab.cell(page, 1).locator(".widget-readout").get_by_text("11").wait_for()
         picture(page, "widgets")
         lab.cell(page, 1).get_by_role("button", name="stop").click()
         assert lab.wait(page, 2)
-        assert "saw 4 10" in "".join(lab.output(page, 2).all_inner_texts())
+        assert "saw 5 11" in "".join(lab.output(page, 2).all_inner_texts())
 
         lab.run(page, 3)
         table = lab.cell(page, 3).get_by_text("table 1")

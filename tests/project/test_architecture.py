@@ -172,7 +172,6 @@ RULES = [
 
 CIRCLES: dict[frozenset[str], str] = {
     frozenset({"errors", "kernel.results"}): "types only: an error carries the results of the ranks that returned",
-    frozenset({"kernel.run", "kernel.views"}): "types only: a view follows the run that shows it",
     frozenset({"training.accumulation.members", "training.accumulation.targets"}): (
         "types only: a target is resolved to members"
     ),
@@ -188,6 +187,9 @@ CIRCLES: dict[frozenset[str], str] = {
     frozenset(
         {"archive.listing", "archive.table_view", "widgets.comparison", "widgets.readers", "widgets.runs_table"}
     ): "a list of runs imports its table where a front end may draw it, and the table compares runs by their ids",
+    frozenset({"training.recording.device_phases", "training.recording.phases"}): (
+        "a clock that is pickled arrives as the clock of its new process, which may be that of a GPU"
+    ),
     frozenset({"training.accelerator", "training.device_memory"}): "types only: an Accelerator frees memory",
 }
 """Modules that import each other, also under `if TYPE_CHECKING:`, each circle with its reason."""
@@ -381,6 +383,22 @@ def test_importing_the_launcher_is_light():
     probe = "import sys; from notebook_launcher import launch, notebook_launch, report; print(*sys.modules)"
     imported = subprocess.run([sys.executable, "-c", probe], check=True, cwd=ROOT, capture_output=True, text=True)
     assert not set(LATER) & set(imported.stdout.split())
+
+
+SELDOM = (
+    "torch.distributed.checkpoint",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "sympy",
+    "torch._dynamo",
+)
+"""What a program with an Accelerator seldom needs: 1.2 s of processor time, in the kernel and in each rank."""
+
+
+def test_importing_the_accelerator_imports_no_sharding():
+    probe = "import sys; from notebook_launcher import Accelerator; Accelerator(); print(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-c", probe], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert not set(SELDOM) & set(imported.stdout.split())
 
 
 def test_rest_of_accelerates_names_is_found_without_torch():

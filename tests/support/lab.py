@@ -164,6 +164,11 @@ class Lab:
         self.show(page, name)
         return page
 
+    def close_pages(self) -> None:
+        """Close all pages: one that shows a live monitor takes processor time. Their kernels live on."""
+        for page in [] if self._context is None else self._context.pages:
+            page.close()
+
     def show(self, page: Page, name: str) -> None:
         """Load a notebook, as a reload of the page does."""
         where = f"lab/tree/{name}?reset" if self._app == "lab" else f"notebooks/{name}"

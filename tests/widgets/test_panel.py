@@ -826,13 +826,13 @@ def test_settings_are_saved_and_loaded(tmp_path):
     other.view.file.path.value = str(path)
     other.view.file.load_button.click()
     assert other.config == panel.config
-    path.write_text("distributed_type: 'NO'\ndynamo_config: {dynamo_backend: INDUCTOR}\n")
+    path.write_text("distributed_type: 'NO'\ndynamo_config: {dynamo_backend: EAGER}\ndebug: true\n")
     other.view.file.load_button.click()
-    assert "Not used here, but kept when you save: dynamo_config" in other.view.file.note.value
+    assert "Not used here, but kept when you save: debug" in other.view.file.note.value
     path.write_text("distributed_type: MEGATRON_LM\n")
     other.view.file.load_button.click()
     assert "it splits the model with Megatron-LM" in other.view.file.note.value
-    assert other.config == LaunchConfig(num_processes=1)
+    assert other.config == LaunchConfig(num_processes=1, env={"ACCELERATE_DYNAMO_BACKEND": "eager"})
 
 
 def test_repr_of_a_panel_is_short():
