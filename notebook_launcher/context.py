@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = [
     "activity",
     "adopt",
+    "begin_call",
     "current",
     "enter",
-    "forget_call",
     "progress",
     "report",
     "report_values",
@@ -110,6 +110,8 @@ class RankContext:
     rendezvous: Any
     num_nodes: int = 1
     """Number of machines that hold ranks; each has a board of its own."""
+    call_id: int = 0
+    """Number of the call that the rank carries out, the same on all ranks."""
     clock: Any = None
     """The rank's `PhaseClock`, once a loop is measured."""
     last_progress: float = -math.inf
@@ -163,9 +165,10 @@ def setting(name: str) -> Any:
     return _Current.adopted.get(name) if value is None else value
 
 
-def forget_call() -> None:
-    """Release the safepoint, so that an Accelerator of the next call can take its place."""
+def begin_call(call_id: int) -> None:
+    """Release the safepoint, so that an Accelerator of this call can take its place."""
     if _Current.context is not None:
+        _Current.context.call_id = call_id
         _Current.context.safepoint, _Current.context.waits_since = None, (-1, 0.0)
         _Current.context.tunables.clear()
 

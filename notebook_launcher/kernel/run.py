@@ -394,7 +394,7 @@ class Run:
         command = SaveCommand(Latch())
         if not self._ask(command, command.answer):
             msg = (
-                f"no Accelerator {self._when}, so nobody can save it. Prepare the model and the "
+                "no Accelerator has made an update in this run yet, so nobody can save it. Prepare the model and the "
                 "optimizer with Accelerator().prepare(...), or save in the function itself."
             )
             raise CallOrderError(msg)
@@ -445,12 +445,6 @@ class Run:
         self._change("resume", {})
 
     @property
-    def _when(self) -> str:
-        if self.config.engine is None:
-            return "has made an update in this run yet"
-        return "of this run has made an update yet, or its ranks are on several nodes, where none acts on requests"
-
-    @property
     def changes(self) -> tuple[RunChange, ...]:
         """Settings that `set` has changed so far: name, values before and after, and the update."""
         return self._data.live.changes
@@ -462,7 +456,7 @@ class Run:
         command = ChangeCommand(action, values, Latch(), source)
         if not self._ask(command, command.answer):
             msg = (
-                f"no Accelerator {self._when}, so nobody can change it. Prepare the model and the "
+                "no Accelerator has made an update in this run yet, so nobody can change it. Prepare the model and the "
                 "optimizer with Accelerator().prepare(...), and try again after the first update."
             )
             raise CallOrderError(msg)

@@ -145,7 +145,7 @@ class _Rank:
         stage = _Stage()
         if not call.is_aside:
             self._forget_failure()
-        context.forget_call()
+        context.begin_call(call.call_id)
         # Set for each call, because the user's code may have set another handler in an earlier call.
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._forget_edited_modules()

@@ -84,7 +84,7 @@ class Rendezvous:
         self._num_groups = 0
         """Number of groups that were made in this generation, the function's own included."""
         self._store: Any = None
-        """The client of the supervisor's store; None before the first group."""
+        """None until it is needed first."""
         self._ours: Any = None
         """The group that `join` made; None once the function has called `init_process_group`, or the rank has left."""
         self._made: list[Any] = []
@@ -194,18 +194,26 @@ class Rendezvous:
         # the group's threads, one of which may wait for the GIL (torch 2.13). Dropping this reference releases the GIL.
         self._made.append(c10d.GroupMember.WORLD)
 
-    def _next_store(self, timeout: Any) -> Any:
-        from torch.distributed import PrefixStore, TCPStore
-        from torch.distributed.constants import default_pg_timeout
+    @property
+    def store(self) -> Any:
+        """The client of the supervisor's store."""
+        from torch.distributed import TCPStore
 
         if self._store is None:
             self._store = TCPStore(*self._address, self._world_size, is_master=False)
-        self._store.set_timeout(timeout or default_pg_timeout)
+        return self._store
+
+    def _next_store(self, timeout: Any) -> Any:
+        from torch.distributed import PrefixStore
+        from torch.distributed.constants import default_pg_timeout
+
+        store = self.store
+        store.set_timeout(timeout or default_pg_timeout)
         if self._generation > 0:
             with contextlib.suppress(RuntimeError, NotImplementedError):
-                self._store.delete_key(WATCHDOG_KEY)
+                store.delete_key(WATCHDOG_KEY)
         self._num_groups += 1
-        return PrefixStore(f"generation-{self._generation}/group-{self._num_groups}", self._store)
+        return PrefixStore(f"generation-{self._generation}/group-{self._num_groups}", store)
 
 
 def _check_for_gpus(asked: Any, ours: str | None) -> None:

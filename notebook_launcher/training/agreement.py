@@ -1,7 +1,8 @@
 """The update at which all ranks do something together, agreed on without a message.
 
-Ranks see a request of the kernel at different moments, so rank 0 names an update and writes its number on the board, a
-page that all ranks map. The named update must lie so far ahead that no rank can have passed it unseen. How far that is
+Ranks see a request of the kernel at different moments, so rank 0 names an update and writes its number where all ranks
+find it: on the board, a page that all ranks of one machine map, or, over several machines, into the store at which the
+ranks have met. The named update must lie so far ahead that no rank can have passed it unseen. How far that is
 follows from the gradients' reduction, which no rank completes before every rank has begun it:
 
 - On a CPU, a backward returns when its reduction is done. A rank that counts update `v` knows that rank 0 has begun
@@ -10,6 +11,10 @@ follows from the gradients' reduction, which no rank completes before every rank
   the program. A program could be any number of updates ahead of its peers. Therefore `UpdateFence` lets it count update
   `v` only when the reduction of `v - 1` is done, which says that rank 0 has counted `v - 2`. What rank 0 writes while
   it counts `u` is seen by all at `u + 2`. The GPU still has the work of a whole window queued, so it does not idle.
+
+Over several machines the same holds, because rank 0 has the store's answer to what it wrote before it goes on. But each
+machine has a board of its own, and a rank that has not seen the request would not look. Therefore the kernel writes a
+request to the board of rank 0 last, when all other machines have it (`engines/cluster/relayed_page.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +28,70 @@ if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence
     from typing import Any
 
-__all__ = ["Agreement", "Completion", "UpdateFence", "make_fence"]
+    from notebook_launcher.context import RankContext
+
+__all__ = ["Agreement", "BoardNotes", "Completion", "Notes", "StoreNotes", "UpdateFence", "make_fence"]
 
 CHOICE = struct.Struct("<QQ")
 """Number of the request, and of the update at which it is carried out; 0: no update was named yet."""
+MAX_REQUESTS = 1 << 24
+"""In the store, the two are one number of 63 bits: update * MAX_REQUESTS + request."""
+
+
+class Notes(Protocol):
+    """A place in which rank 0 writes what it has named, and where all ranks read it."""
+
+    def read(self) -> tuple[int, int]:
+        """Return the last request for which an update was named, and that update; (0, 0): none."""
+        ...
+
+    def write(self, request: int, update: int) -> None:
+        """Name an update for a request; when this returns, all ranks can read it."""
+        ...
+
+
+class BoardNotes:
+    """Notes for ranks of one machine: 16 bytes of the board."""
+
+    def __init__(self, board: Any, place: slice) -> None:
+        self._board: MutableSequence[int] = board
+        self._place = place
+
+    def read(self) -> tuple[int, int]:
+        """Return the last request for which an update was named, and that update; (0, 0): none."""
+        return CHOICE.unpack(bytes(self._board[self._place]))
+
+    def write(self, request: int, update: int) -> None:
+        """Name an update for a request."""
+        self._board[self._place] = CHOICE.pack(request, update)
+
+
+class StoreNotes:
+    """Notes for ranks of several machines: a number in the store, for each call another. Each look asks the store."""
+
+    def __init__(self, rank: RankContext, name: str) -> None:
+        """Begin before the first update.
+
+        Args:
+            rank: This rank.
+            name: The kind of request.
+        """
+        self._rank = rank
+        self._name = name
+
+    def read(self) -> tuple[int, int]:
+        """Return the last request for which an update was named, and that update; (0, 0): none."""
+        update, request = divmod(self._add(0), MAX_REQUESTS)
+        return request, update
+
+    def write(self, request: int, update: int) -> None:
+        """Name an update for a request."""
+        named, at = self.read()
+        self._add((update - at) * MAX_REQUESTS + request - named)
+
+    def _add(self, number: int) -> int:
+        # The only operation of a store that does not wait for the key, and returns once the store has carried it out.
+        return int(self._rank.rendezvous.store.add(f"call-{self._rank.call_id}/{self._name}", number))
 
 
 class Completion(Protocol):
@@ -65,22 +130,20 @@ class UpdateFence:
 
 
 class Agreement:
-    """One kind of request, such as a checkpoint, with its place on the board.
+    """One kind of request, such as a checkpoint.
 
     Every rank calls `look` at every update, with its own number of the update; all ranks number alike.
     """
 
-    def __init__(self, board: Any, place: slice, *, chooses: bool, lead: int) -> None:
-        """Read the board from now on.
+    def __init__(self, notes: Notes, *, chooses: bool, lead: int) -> None:
+        """Begin before the first update.
 
         Args:
-            board: The page that all ranks map.
-            place: 16 bytes of it, which only rank 0 writes.
+            notes: Where rank 0 writes.
             chooses: True on rank 0.
             lead: `UpdateFence.lead`; 0 where there is one rank.
         """
-        self._board: MutableSequence[int] = board
-        self._place = place
+        self._notes = notes
         self._chooses = chooses
         self._lead = lead
 
@@ -92,10 +155,10 @@ class Agreement:
                 but not before the update that it named last is over: a peer might still look for that one.
             update: Number of the update that this rank has just counted, from 1 on.
         """
-        named, at = CHOICE.unpack(bytes(self._board[self._place]))
+        named, at = self._notes.read()
         if self._chooses and named != request and (not at or at + self._lead <= update):
             named, at = request, update + self._lead
-            self._board[self._place] = CHOICE.pack(named, at)
+            self._notes.write(named, at)
         return named, at
 
 

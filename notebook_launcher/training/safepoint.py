@@ -1,8 +1,9 @@
 """The safepoint: the moment, after the same update, at which all ranks save or stop as the launcher asks.
 
 The launcher asks for a checkpoint, for other settings, for a pause, or for the end, and rank 0 names the update after
-which all ranks do it; how they agree on its number is in `agreement.py`. That costs no message, and a look at three
-bytes for each window. New settings come as records in each rank's channel, which is read only once they are due.
+which all ranks do it; how they agree on its number is in `agreement.py`. On one machine that
+costs no message, and a look at three bytes for each window. New settings come as records in each rank's channel, which
+is read only once they are due.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
-from notebook_launcher.training.agreement import Agreement, make_fence
+from notebook_launcher.training.agreement import Agreement, BoardNotes, StoreNotes, make_fence
 from notebook_launcher.training.recording.update_profile import UpdateProfile
 from notebook_launcher.training.steering import change_settings, present_settings
 
 if TYPE_CHECKING:
     from notebook_launcher.context import RankContext
-    from notebook_launcher.training.agreement import UpdateFence
+    from notebook_launcher.training.agreement import Notes, UpdateFence
     from notebook_launcher.training.process.process_state import ProcessState
 
 __all__ = ["Safepoint", "make_safepoint"]
@@ -43,13 +44,13 @@ class Safepoint:
         self._fence = fence
         """Keeps this rank from running ahead of its peers' view of the board."""
         options: dict[str, Any] = {"chooses": rank.rank == 0, "lead": fence.lead if rank.num_processes > 1 else 0}
-        self._saves_agreed = Agreement(rank.board, context.SAVE_CHOICE, **options)
-        self._stop_agreed = Agreement(rank.board, context.STOP_CHOICE, **options)
+        self._saves_agreed = Agreement(_notes(rank, "save", context.SAVE_CHOICE), **options)
+        self._stop_agreed = Agreement(_notes(rank, "stop", context.STOP_CHOICE), **options)
         self._seen = 0
         """The last request for a checkpoint that was carried out."""
         self._saves = False
         self._stop_at: int | None = None
-        self._changes_agreed = Agreement(rank.board, context.CHANGE_CHOICE, **options)
+        self._changes_agreed = Agreement(_notes(rank, "change", context.CHANGE_CHOICE), **options)
         self._num_changes = 0
         """Number of the last change that was carried out."""
         self._changes_due = 0
@@ -190,16 +191,17 @@ class Safepoint:
         return _nobody, ()  # An Accelerator that is pickled does not answer to another launch.
 
 
+def _notes(rank: RankContext, name: str, place: slice) -> Notes:
+    return BoardNotes(rank.board, place) if rank.num_nodes == 1 else StoreNotes(rank, name)
+
+
 def _nobody() -> None:
     pass
 
 
 def make_safepoint(accelerator: Any, process: ProcessState) -> Safepoint | None:
-    """Return the safepoint of an Accelerator; None without a launcher, and over several machines.
-
-    Ranks of other machines do not see what rank 0 writes on its board before they complete the next reduction.
-    """
+    """Return the safepoint of an Accelerator; None without a launcher."""
     rank = context.current()
-    if rank is None or rank.num_nodes > 1:
+    if rank is None:
         return None
     return Safepoint(accelerator, rank, make_fence(process.device, process.num_processes))

@@ -30,7 +30,7 @@ from notebook_launcher import (
 from notebook_launcher.engines.cluster import agent
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slurm
-from notebook_launcher.errors import CallOrderError, NodeLostError
+from notebook_launcher.errors import NodeLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -204,16 +204,6 @@ def test_ranks_stop_at_their_step_when_asked(engine: Commands) -> None:
     # The nodes tell now and then that a rank reads the board.
     until(lambda: run._data.attempt is not None and run._data.attempt.requests.can_ask((0, 1)), run)
     assert run.stop(after_step=True) == "ask"
-
-
-def test_request_for_a_checkpoint_is_refused_over_nodes(engine: Commands) -> None:
-    run = launch(wait_for_rank_0, 2, engine=engine, **QUIET)
-    until(lambda: len(run.metrics) == 2, run)
-    with pytest.raises(CallOrderError, match="its ranks are on several nodes, where none acts on requests"):
-        run.save()
-    with pytest.raises(CallOrderError, match="its ranks are on several nodes, where none acts on requests"):
-        run.pause()
-    run.stop()
 
 
 def test_session_keeps_its_ranks_and_replaces_a_dead_one(engine: Commands) -> None:

@@ -54,7 +54,8 @@ class Rank(threading.Thread):
         self.project_configuration = SimpleNamespace(automatic_checkpoint_naming=False, project_dir=".")
         rank = RankContext(
             rank=number, num_processes=len(world.fences), pid=world.pid, settings=SETTINGS,
-            send=lambda _: None, board=world.board, rendezvous=None,
+            send=lambda _: None, board=world.boards[number], rendezvous=SimpleNamespace(store=world),
+            num_nodes=world.num_nodes,
         )  # fmt: skip
         self.safepoint = Safepoint(self, rank, world.fences[number](self))
 
@@ -109,9 +110,15 @@ class Rank(threading.Thread):
 class World:
     """Ranks, their devices and a kernel that asks; `choose` picks who acts next."""
 
-    def __init__(self, fences: list[Callable[[Rank], UpdateFence]], *, is_late: bool) -> None:
+    def __init__(self, fences: list[Callable[[Rank], UpdateFence]], *, is_late: bool, num_nodes: int = 1) -> None:
+        """Begin before the first update; with several nodes, each rank has a node and a board of its own."""
         self.pid = os.getpid()
-        self.board = bytearray(context.BOARD_SIZE)
+        self.num_nodes = num_nodes
+        boards = [bytearray(context.BOARD_SIZE) for _ in range(num_nodes)]
+        self.boards = boards if num_nodes > 1 else boards * len(fences)
+        self.on_its_way: list[Callable[[], None]] = []
+        """Requests that have not arrived on a board yet, in the order of their arrival."""
+        self.stored: dict[str, int] = {}
         self.fences, self.is_late = fences, is_late
         self.scheduler = threading.Semaphore(0)
         self.given_up = False
@@ -121,11 +128,16 @@ class World:
     def have_begun(self, update: int) -> bool:
         return all(rank.begun >= update for rank in self.ranks)
 
+    def add(self, key: str, number: int) -> int:
+        """Add as the store does."""
+        self.stored[key] = self.stored.get(key, 0) + number
+        return self.stored[key]
+
     def ask(self, request: str) -> None:
-        if request == SAVE:
-            self.board[context.SAVES_ASKED] = (self.board[context.SAVES_ASKED] + 1) % 256
-        else:
-            self.board[context.STOP_FLAG] = context.STOP_TOGETHER
+        arrivals = [functools.partial(write, board, request) for board in self.boards[: self.num_nodes]]
+        self.on_its_way += reversed(arrivals)  # Rank 0 sees a request last.
+        if self.num_nodes == 1:
+            self.on_its_way.pop()()
 
     def play(self, requests: Acts, choose: Callable[[list[Rank]], Rank]) -> list[Acts]:
         """Let actors take turns until all ranks have ended; return what each did after which update."""
@@ -135,6 +147,8 @@ class World:
         while True:
             while requests and requests[0][0] <= turns:
                 self.ask(requests.pop(0)[1])
+            if self.on_its_way and turns % 5 == 0:
+                self.on_its_way.pop(0)()
             ready = [rank for rank in self.ranks if rank.ready()]
             able = [rank for rank in self.ranks if self.is_late and rank.done < rank.begun]
             if not ready and not any(rank.complete() for rank in able):
@@ -153,6 +167,13 @@ class World:
         return [rank.acts for rank in self.ranks]
 
 
+def write(board: bytearray, request: str) -> None:
+    if request == SAVE:
+        board[context.SAVES_ASKED] = (board[context.SAVES_ASKED] + 1) % 256
+    else:
+        board[context.STOP_FLAG] = context.STOP_TOGETHER
+
+
 def fenced(rank: Rank) -> UpdateFence:
     return UpdateFence(rank.record)
 
@@ -165,8 +186,16 @@ requests = st.lists(st.tuples(st.integers(0, 120), st.sampled_from([SAVE, SAVE, 
 
 
 @hypothesis.settings(deadline=None, max_examples=100)
-@hypothesis.given(num=st.integers(1, 4), is_late=st.booleans(), requests=requests, order=st.integers(0, 2**32))
-def test_ranks_save_and_stop_after_the_same_update(*, num: int, is_late: bool, requests: Acts, order: int) -> None:
+@hypothesis.given(
+    num=st.integers(1, 4),
+    is_late=st.booleans(),
+    has_nodes=st.booleans(),
+    requests=requests,
+    order=st.integers(0, 2**32),
+)
+def test_ranks_save_and_stop_after_the_same_update(
+    *, num: int, is_late: bool, has_nodes: bool, requests: Acts, order: int
+) -> None:
     drawn = random.Random(order)
     favourite = drawn.randrange(num)  # One rank runs ahead whenever it can.
 
@@ -174,7 +203,8 @@ def test_ranks_save_and_stop_after_the_same_update(*, num: int, is_late: bool, r
         ahead = [rank for rank in ready if rank.number == favourite]
         return ahead[0] if ahead and drawn.random() < 0.7 else drawn.choice(ready)
 
-    world = World([fenced if is_late and num > 1 else unfenced] * num, is_late=is_late)
+    fences: list[Callable[[Rank], UpdateFence]] = [fenced if is_late and num > 1 else unfenced] * num
+    world = World(fences, is_late=is_late, num_nodes=num if has_nodes else 1)
     acts = world.play(list(requests), choose)
     assert acts == [acts[0]] * num
     ends = {rank.begun for rank in world.ranks}
@@ -194,6 +224,12 @@ def test_without_the_fence_a_program_that_runs_ahead_of_its_device_misses_the_up
     world = World([fenced, fenced], is_late=True)
     acts = world.play([(10, STOP)], last_first)
     assert acts[0] == acts[1] == [(acts[0][0][0], STOP)]
+
+
+def test_a_rank_that_sees_a_request_later_than_rank_0_would_miss_the_update() -> None:
+    world = World([unfenced, unfenced], is_late=False, num_nodes=2)
+    world.on_its_way.append(functools.partial(write, world.boards[0], STOP))
+    assert world.play([], last_first) == [[(2, STOP)], []]
 
 
 def test_two_requests_in_a_row_are_both_answered() -> None:

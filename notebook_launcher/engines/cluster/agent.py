@@ -139,9 +139,11 @@ class Agent:
                 self._replace(rank, tree)
             case node_records.KillSupervisor():
                 tree.kill_supervisor()
-            case node_records.BoardWrite(at, data, epoch):
+            case node_records.BoardWrite(at, data, epoch, number):
                 tree.board.page[at : at + len(data)] = data
                 self._epoch = epoch
+                if number:
+                    self._tell(node_records.BoardWritten(self._number, number))
             case node_records.Ask(number, method, args):
                 self._tell(node_records.Answered(number, getattr(tree, method)(*args)))
 

@@ -11,11 +11,12 @@ import queue
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import context, messages
+from notebook_launcher import messages
 from notebook_launcher.channel import anonymous_file
 from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
+from notebook_launcher.engines.cluster.relayed_page import RelayedPage
 from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost, Woken
 from notebook_launcher.machine.node_allocation import ranks_by_node
 
@@ -129,10 +130,13 @@ class ClusterTree:
         del rank
         return []
 
-    def _unpack(self, node: Node, record: node_records.Happened | None) -> list[Event]:
+    def _unpack(self, node: Node, record: node_records.Happened | node_records.BoardWritten | None) -> list[Event]:
         if record is None:
             return self._lose(node)
         if record.tree != self._number:
+            return []
+        if isinstance(record, node_records.BoardWritten):
+            self._page.note_written(node.number, record.number)
             return []
         if record.state is not None:
             self._note_state(node, record.state)
@@ -234,35 +238,6 @@ class ClusterTree:
 
     def _is_closed_by(self, record: Any) -> bool:
         return isinstance(record, node_records.TreeClosed) and record.tree == self._number
-
-
-class RelayedPage:
-    """The board's page where every node has its own: what is written goes to all, what is read comes from all."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes = nodes
-        self._page = bytearray(context.BOARD_SIZE)
-        self._epoch = 0
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._page[at]
-
-    def __setitem__(self, at: Any, value: Any) -> None:
-        self._page[at] = value
-        is_all = isinstance(at, slice)
-        self._epoch += is_all
-        data, start = (bytes(value), at.start or 0) if is_all else (bytes([value]), at)
-        for node in self._nodes:
-            node.send(node_records.BoardWrite(start, data, self._epoch))
-
-    def merge(self, state: node_records.NodeState, ranks: Sequence[int]) -> None:
-        """Take over what ranks of one node have written, unless the board was cleared since."""
-        if state.epoch != self._epoch:
-            return
-        self._page[context.HAS_SAFEPOINT] |= state.board[context.HAS_SAFEPOINT]
-        for rank in ranks:
-            for first in (context.COOPERATIVE, context.ACTIVITY):
-                self._page[first + rank] = state.board[first + rank]
 
 
 def _answers(number: int, record: Any) -> bool:

@@ -173,7 +173,7 @@ class Node:
                 self._note_clock(sent, there, time.monotonic())
             case node_records.Beat():
                 pass
-            case node_records.Happened():
+            case node_records.Happened() | node_records.BoardWritten():
                 self.inbox.put((self, record))
             case node_records.Joined(port) | node_records.TreeClosed(_, port):
                 self.port = port

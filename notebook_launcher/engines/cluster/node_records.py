@@ -2,7 +2,7 @@
 
     kernel -> agent    Join, StartTree, ParcelChunk, ToRank, Signal, Replace, KillSupervisor, BoardWrite, Ask,
                        CloseTree, Ping
-    agent -> kernel    Joined, Happened, Answered, TreeClosed, Pong, Beat
+    agent -> kernel    Joined, Happened, BoardWritten, Answered, TreeClosed, Pong, Beat
 
 Before them, the agent says what it is, in a line of text (`greeting.py`). `tree` numbers the trees of a kernel, because
 records of a tree that was closed may still be under way.
@@ -22,6 +22,7 @@ __all__ = [
     "Ask",
     "Beat",
     "BoardWrite",
+    "BoardWritten",
     "Carried",
     "CloseTree",
     "Happened",
@@ -105,6 +106,8 @@ class BoardWrite:
     data: bytes
     epoch: int
     """Number of times that the whole board was written; the agent's states say to which they belong."""
+    number: int = 0
+    """If not 0, answered by `BoardWritten`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,6 +172,14 @@ class Happened:
     tree: int
     events: tuple[Any, ...]
     state: NodeState | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BoardWritten:
+    """All ranks of the node see what a `BoardWrite` wrote, when they look."""
+
+    tree: int
+    number: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,110 @@
+"""Checkpoints, settings, pauses and stops at the same update of ranks whose boards are on two nodes."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from notebook_launcher import Accelerator, Session, launch, report, tunable
+from notebook_launcher.engines.cluster.command_engines import Commands
+from notebook_launcher.errors import CallOrderError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from notebook_launcher import Run
+
+QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Commands]:
+    with Commands([[], ["env"]]) as engine:
+        engine.look()
+        yield engine
+
+
+def train(folder: str) -> list[float]:
+    """Train until a tunable says so; return the learning rate of each update."""
+    os.chdir(folder)
+    accelerator = Accelerator()
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.5))
+    rates: list[float] = []
+    while not tunable("enough", False):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1, 1)).square().mean())
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            optimizer.zero_grad()
+        report(updates=len(rates))
+    return rates
+
+
+def until(run: Run, condition: Callable[[], object]) -> None:
+    while not condition():
+        if run.wait(0.005):
+            run.result()
+            pytest.fail("the run was over before")
+
+
+def begun(run: Run) -> Run:
+    """Wait until the kernel knows that the ranks can be asked."""
+    until(run, lambda: run._data.attempt is not None and run._data.attempt.tree.board.has_safepoint)
+    return run
+
+
+def last_updates(run: Run) -> list[float]:
+    return [max(point.values["updates"] for point in run.metrics if point.rank == rank) for rank in range(3)]
+
+
+def test_changes_and_checkpoints_come_after_the_same_update_on_all_nodes(engine: Commands, tmp_path: Path) -> None:
+    run = begun(launch(train, 3, args=(str(tmp_path),), engine=engine, **QUIET))
+    run.set(lr=0.25)
+    run.save()
+    until(run, lambda: len(list(tmp_path.glob("checkpoints/update_*"))) == 1)
+    run.save()
+    run.set(enough=1)
+    assert not isinstance(run.exception(60), Exception)
+    first, *others = run.result()
+    assert others == [first, first]
+    assert (first[0], first[-1]) == (0.5, 0.25)
+    for folder in tmp_path.glob("checkpoints/update_*"):
+        assert len(list(folder.glob("random_states_*"))) == 3
+
+
+def test_pause_holds_all_nodes_and_a_stop_ends_them_after_the_same_update(engine: Commands, tmp_path: Path) -> None:
+    run = begun(launch(train, 3, args=(str(tmp_path),), engine=engine, **QUIET))
+    run.pause()
+    until(run, lambda: run.state == "paused")
+    run.resume()
+    until(run, lambda: run.state == "running")
+    assert run.stop(after_step=True) == "ask"
+    assert len(set(last_updates(run))) == 1
+
+
+def test_each_call_of_a_session_agrees_anew(engine: Commands, tmp_path: Path) -> None:
+    with Session(2, engine=engine, **QUIET) as session:
+        for _ in range(2):
+            run = begun(session.launch(train, args=(str(tmp_path),)))
+            run.set(enough=1)
+            first, second = run.result(60)
+            assert first == second
+
+
+def test_without_an_accelerator_nobody_can_save(engine: Commands) -> None:
+    run = launch(wait, 2, engine=engine, **QUIET)
+    until(run, lambda: len(run.metrics) == 2)
+    with pytest.raises(CallOrderError, match="no Accelerator has made an update in this run yet, so nobody can save"):
+        run.save()
+    run.stop()
+
+
+def wait() -> None:
+    report(up=1)
+    time.sleep(60)
