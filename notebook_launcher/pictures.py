@@ -13,6 +13,8 @@ import struct
 import zlib
 from typing import Any
 
+from notebook_launcher.drawing.colours import INK, SERIES
+
 __all__ = ["Histogram", "encode_picture"]
 
 PNG, SVG = "image/png", "image/svg+xml"
@@ -130,6 +132,6 @@ def _bars(histogram: Histogram) -> str:
     texts = "".join(f'<text x="{x}" y="{height - 4}" text-anchor="{where}">{word}</text>' for x, where, word in labels)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="sans-serif" font-size="11" fill="#808080"><path d="{bars}" fill="#2b8cc4"/>'
-        f'<path d="M0 {base}.5H{width}" stroke="#808080"/>{texts}</svg>'
+        f'font-family="sans-serif" font-size="11" fill="{INK}"><path d="{bars}" fill="{SERIES[0]}"/>'
+        f'<path d="M0 {base}.5H{width}" stroke="{INK}"/>{texts}</svg>'
     )

@@ -17,6 +17,7 @@ from notebook_launcher.kernel.picture import NOTHING, folded_picture, has_pictur
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.feed import Feed
 from notebook_launcher.widgets.page_records import profile_record, sample_record
+from notebook_launcher.widgets.palette import palette_css
 from notebook_launcher.widgets.place import open_widgets
 from notebook_launcher.widgets.tap import open_tap
 
@@ -64,7 +65,7 @@ class Monitor(anywidget.AnyWidget):
 
     # As text: anywidget would listen to a file's changes for ever, and so keep every monitor alive, with its run.
     _esm = join_modules(STATIC / "monitor/main.js")
-    _css = join_modules(STATIC / "monitor/main.css")
+    _css = join_modules(STATIC / "monitor/main.css") + palette_css()
     title = traitlets.Unicode().tag(sync=True)
     key = traitlets.Unicode().tag(sync=True)
     """Name by which the page finds the pictures of the run that the monitor may cover."""

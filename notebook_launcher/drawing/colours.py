@@ -1,21 +1,57 @@
-"""Colours for lines and phases that hold on white and on black, and for eyes that see fewer of them.
+"""Colours for lines and phases, for eyes that see fewer of them too: on a known background, or on white and on black.
 
-Each has a contrast of at least 3:1 (WCAG 1.4.11) with white and with #111111, JupyterLab's dark page; under
-deuteranopia, protanopia and tritanopia (Machado et al. 2009) any two of the series differ by more than 20 in CIE76.
-tests/drawing/test_drawing_parts.py computes both. Shapes, letters and patterns say the same again.
+Each of the latter has a contrast of at least 3:1 (WCAG 1.4.11) with white and with #111111, JupyterLab's dark page;
+under deuteranopia, protanopia and tritanopia (Machado et al. 2009) any two of the series differ by more than 20 in
+CIE76. tests/drawing/test_drawing_parts.py computes both. Shapes, letters and patterns say the same again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["BAD", "GOOD", "INK", "MARKERS", "SERIES", "LineStyle", "line_style"]
+__all__ = ["BAD", "DARK", "GOOD", "INK", "LIGHT", "MARKERS", "SERIES", "LineStyle", "Palette", "line_style"]
 
 INK = "#797979"
 """Text and axes of a picture that cannot know its background: 4.3:1 on white and on #111111. JupyterLab shows
 SVG as an image, which inherits no colour from the page."""
 SERIES = ("#2b74ee", "#dd780a", "#0aa573", "#d469d0", "#d70a36", "#6e6279")
 GOOD, BAD = "#0a8f63", "#d70a36"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Palette:
+    """Colours of the live monitor on a background that it knows; lines have a contrast of at least 3:1 with it."""
+
+    ranks: tuple[str, ...]
+    """Lines and phases, told apart with any kind of colour vision; further ranks repeat them with other dashes."""
+    phase_ink: str
+    """Letters on a phase."""
+    live: str
+    good: str
+    bad: str
+    warn: str
+    mark: str
+    """Background of what a search has found."""
+
+
+LIGHT = Palette(
+    ranks=("#0067a5", "#c8501e", "#00795a", "#a33b86", "#8a6d0b", "#2b8cc4", "#55595e", "#4b3a9e"),
+    phase_ink="#ffffff",
+    live="#0067a5",
+    good="#0b7a4b",
+    bad="#b3261e",
+    warn="#8f5b00",
+    mark="#ffe494",
+)
+DARK = Palette(
+    ranks=("#5fb3ea", "#f0935f", "#4cc79f", "#e08cc6", "#dcc05a", "#9bd3f5", "#b9bdc4", "#aba0f2"),
+    phase_ink="#ffffff",
+    live="#5fb3ea",
+    good="#4cc38a",
+    bad="#ff8a80",
+    warn="#e5b454",
+    mark="#6a5414",
+)
 
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "bar")

@@ -10,6 +10,7 @@ import base64
 import html
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.drawing.colours import SERIES
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ IMAGES = ("image/png", "image/jpeg", "image/gif")
 STYLE = (
     "{key}>input,{key}>section,{key}>section>h4{{display:none}}"
     "{key}>label{{display:inline-block;padding:2px 10px;cursor:pointer;border-bottom:2px solid transparent;opacity:.7}}"
-    "{key}>input:checked+label{{border-color:#2a78d6;opacity:1;font-weight:600}}"
-    "{key}>input:focus-visible+label{{outline:2px solid #2a78d6}}"
+    "{key}>input:checked+label{{border-color:{colour};opacity:1;font-weight:600}}"
+    "{key}>input:focus-visible+label{{outline:2px solid {colour}}}"
 )
 
 
@@ -31,7 +32,7 @@ def rank_tabs(panels: Mapping[int, Sequence[Mapping[str, Any]]], key: str) -> st
     contents: dict[str, list[int]] = {}
     for rank, bundles in sorted(panels.items()):
         contents.setdefault("".join(map(bundle_as_html, bundles)), []).append(rank)
-    style, tabs, sections = STYLE.format(key=f".{key}"), "", ""
+    style, tabs, sections = STYLE.format(key=f".{key}", colour=SERIES[0]), "", ""
     for number, (content, ranks) in enumerate(contents.items()):
         name = f"{key}-{number}"
         title = rank_list(ranks)

@@ -1,4 +1,8 @@
-"""Scales from values to pixels, with ticks at round numbers: 1, 2 and 5 times a power of ten."""
+"""Scales from values to pixels, with ticks at round numbers: 1, 2 and 5 times a power of ten.
+
+`widgets/static/monitor/ticks.js` computes the same ticks and labels on the page;
+tests/drawing/test_curve_vectors.py compares the two.
+"""
 
 from __future__ import annotations
 
@@ -68,19 +72,15 @@ def make_scale(
 
 def linear_ticks(low: float, high: float, count: int) -> list[float]:
     """Return about `count` equidistant round numbers within [low, high]."""
-    if not (high > low and math.isfinite(high - low)):
+    raw = high / max(count, 1) - low / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 0.0
+    if power == 0:  # No room, or so little that its parts are below the smallest number.
         return [low]
-    raw = (high - low) / max(count, 1)
-    power = 10.0 ** math.floor(math.log10(raw))
     spacing = power * next((factor for limit, factor in ((1.5, 1), (3.5, 2), (7.5, 5)) if raw < limit * power), 10)
     first = math.ceil(low / spacing - 1e-9)
     last = math.floor(high / spacing + 1e-9)
-    return [_tidy(number * spacing, spacing) for number in range(first, min(last, first + 20) + 1)]
-
-
-def _tidy(value: float, spacing: float) -> float:
-    decimals = 1 - math.floor(math.log10(spacing))
-    return round(value, decimals) if abs(decimals) < 300 else value
+    # 15 digits turn 3 * 0.1 into 0.3.
+    return [float(f"{number * spacing:.15g}") for number in range(first, min(last, first + 20) + 1)]
 
 
 def log_ticks(low: float, high: float, count: int) -> list[float]:

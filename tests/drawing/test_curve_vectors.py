@@ -1,15 +1,20 @@
-"""Thinning, smoothing and averaging of curves, in Python and on the monitor's page, against `curve_vectors.json`."""
+"""Thinning, smoothing, averaging and ticks of curves, in Python and on the monitor's page.
+
+Ticks are compared directly, all else with the vectors in `curve_vectors.json`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from notebook_launcher.drawing.averages import mean_of, smooth
+from notebook_launcher.drawing.scales import linear_ticks, log_ticks, tick_labels
 from notebook_launcher.history.curves import MAX_POINTS, Curve, _extremes
 from tests.support.lab import browser, needs_browser
 from tests.support.monitor_page import SCRIPT
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
     Path(__file__).with_name("curve_vectors.json").read_text(encoding="utf-8")
 )
+NAMES = "Curve, extremesOf, movingAverage, averageOf, linearTicks, logTicks, tickLabels"
+"""Functions of the page's script under test."""
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +41,10 @@ def on_page(window: Page, body: str, argument: Any) -> Any:
     """Call a JavaScript function with the page's curve functions in scope."""
     call = f"""async ([script, argument]) => {{
         const url = URL.createObjectURL(new Blob([script], {{ type: "text/javascript" }}));
-        const {{ Curve, extremesOf, movingAverage, averageOf }} = await import(url);
+        const {{ {NAMES} }} = await import(url);
         return ({body})(argument);
     }}"""
-    return window.evaluate(call, [f"{SCRIPT}\nexport {{ Curve, extremesOf, movingAverage, averageOf }};", argument])
+    return window.evaluate(call, [f"{SCRIPT}\nexport {{ {NAMES} }};", argument])
 
 
 def points(values: list[float | None], steps: list[int] | None = None) -> list[tuple[int, float]]:
@@ -135,3 +142,22 @@ def test_page_keeps_every_peak_and_gap_of_a_thinned_curve(window):
         assert len(steps) <= MAX_POINTS
         kept = dict(zip(steps, values, strict=True))
         assert {step: kept[int(step)] for step in vector["exceptions"]} == vector["exceptions"]
+
+
+@needs_browser
+@pytest.mark.parametrize(("name", "ticks"), [("linearTicks", linear_ticks), ("logTicks", log_ticks)])
+def test_page_has_the_same_ticks_with_the_same_labels(window, name, ticks):
+    source = random.Random(0)
+    ranges = [(1.0, 1000.0), (0.1, 0.3), (1.0, 1.0), (1e-300, 1e300), (5e-324, 1e-320), (2.0, 2.5), (0.9, 12.0)]
+    for _ in range(2000):
+        low = 10 ** source.uniform(-12, 14)
+        ranges.append((low, low * (1 + 10 ** source.uniform(-9, 6))))
+    if name == "linearTicks":
+        ranges += [(-high, low) for low, high in ranges]
+    cases = [(low, high, 1 + number % 8) for number, (low, high) in enumerate(ranges)]
+    body = f"(cases) => cases.map((c) => {name}(...c)).map((ticks) => [ticks, tickLabels(ticks)])"
+    for (found, labels), case in zip(on_page(window, body, cases), cases, strict=True):
+        expected = ticks(*case)
+        assert len(found) == len(expected), case
+        assert all(math.isclose(a, b, rel_tol=1e-14) for a, b in zip(found, expected, strict=True)), case
+        assert labels == tick_labels(expected), case

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from notebook_launcher.drawing.colours import LIGHT
 from notebook_launcher.drawing.legend import PHASES
 from tests.support.lab import browser, needs_browser
 from tests.support.monitor_page import ACTIONS, LANES, Tab, curve, log, open_tab, rank, reset, run
@@ -843,7 +844,7 @@ def luminance(color: str) -> float:
 def test_colours_have_enough_contrast_to_the_background(tab, scheme, ground):
     tab.page.emulate_media(color_scheme=scheme)
     tab.settle()
-    names = {f"--nbl-rank-{number}": 3.0 for number in range(8)}
+    names = {f"--nbl-rank-{number}": 3.0 for number in range(len(LIGHT.ranks))}
     names |= {f"--nbl-{tone}": 4.5 for tone in ("live", "good", "bad", "warn")}
     for name, least in names.items():
         low, high = sorted(luminance(color) for color in (tab.variable(name), ground))

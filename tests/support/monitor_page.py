@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import legend_record
 from notebook_launcher.widgets.assets import STATIC, join_modules
+from notebook_launcher.widgets.palette import palette_css
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ACTIONS", "LANES", "SCRIPT", "Tab", "curve", "log", "open_tab", "rank", "reset", "run"]
 
-SCRIPT, STYLE = (join_modules(STATIC / "monitor" / name) for name in ("main.js", "main.css"))
+SCRIPT = join_modules(STATIC / "monitor/main.js")
+STYLE = join_modules(STATIC / "monitor/main.css") + palette_css()
 ACTIONS = ("stop", "interrupt", "stacks", "save", "pause")
 
 # Stands in for a front end, and counts what the script (loaded from a blob) starts and has to end.

@@ -1,4 +1,5 @@
-import { fillBand, linearTicks, pixelLine, strokeRuns } from "./plotting.js";
+import { fillBand, pixelLine, strokeRuns } from "./plotting.js";
+import { linearTicks } from "./ticks.js";
 
 /** @import { Theme } from "./canvas.js" */
 /** @import { Extent, PlotLine, ToPixel, ValueScale } from "./plotting.js" */
@@ -17,7 +18,7 @@ import { fillBand, linearTicks, pixelLine, strokeRuns } from "./plotting.js";
  */
 
 const PLOT_EDGE = { top: 6, right: 3, bottom: 20, left: 1 };
-const NUM_TICKS = 6; // of the values, about
+const NUM_TICKS = 5; // of the values, about
 const PIXELS_PER_TICK = 70; // of the steps, about
 
 /**

@@ -249,7 +249,7 @@ export class Plot {
     const extent = extentOf(lines.map((line) => line.steps));
     if (extent) this.#extent = extent;
     const domain = this.#zoom ?? extent;
-    const scale = domain && valueScale(lines, domain, this.#options.isLog, this.#legend.units);
+    const scale = domain && valueScale(lines, domain, this.#options.isLog);
     this.#axes = scale && makeAxes(context, width, height, theme, domain, scale);
     if (!this.#axes) {
       this.tooltip.hide();

@@ -1,6 +1,6 @@
 import { extentOf } from "./series.js";
+import { linearTicks, logTicks, tickLabels } from "./ticks.js";
 
-/** @import { Units } from "./units.js" */
 /** @import { Value } from "./wire" */
 
 /**
@@ -20,50 +20,7 @@ import { extentOf } from "./series.js";
 /** @typedef {CanvasRenderingContext2D} Context */
 /** @typedef {[low: number, high: number]} Extent */
 
-/**
- * Return round numbers that divide an interval into about `count` parts.
- * @param {number} low
- * @param {number} high
- * @param {number} count
- */
-export function linearTicks(low, high, count) {
-  const rough = high / Math.max(1, count) - low / Math.max(1, count);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const spacing = power * ([1, 2, 5].find((factor) => factor * power >= rough) ?? 10);
-  const ticks = [];
-  for (let at = Math.ceil(low / spacing - 1e-9); at * spacing <= high + 1e-9 * spacing && ticks.length < 50; at += 1)
-    ticks.push(at * spacing);
-  return ticks;
-}
-
-/**
- * Return powers of ten between two exponents, as exponents. Where there are fewer than two: 1, 2 and 5 times them.
- * @param {number} low
- * @param {number} high
- * @param {number} count
- */
-function logTicks(low, high, count) {
-  const powers = linearTicks(low, high, count).filter((at) => Math.abs(at - Math.round(at)) < 1e-9);
-  if (powers.length >= 2) return powers;
-  const ticks = [];
-  for (let power = Math.floor(low); power <= high; power += 1)
-    for (const factor of [1, 2, 5]) ticks.push(power + Math.log10(factor));
-  const inside = ticks.filter((at) => at >= low && at <= high);
-  return inside.length >= 2 ? inside : linearTicks(low, high, count);
-}
-
-/**
- * Return the label of a tick.
- * @param {number} value
- * @param {number} spacing between two ticks
- */
-export function formatTick(value, spacing) {
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  if (size >= 1e5 || size < 1e-4) return value.toExponential(1).replace(".0e", "e").replace("e+", "e");
-  const digits = Math.max(0, Math.min(8, -Math.floor(Math.log10(spacing) + 1e-9)));
-  return value.toFixed(digits);
-}
+const LARGEST = 1e300; // beyond it, and below its inverse, a logarithmic axis has no ticks
 
 /** Builds a line of at most four points for each pixel column: first, lowest, highest, last. Gaps separate its runs. */
 class PixelLine {
@@ -170,9 +127,8 @@ export function fillDot(context, x, y, radius) {
  * @param {PlotLine[]} lines
  * @param {Extent} domain of the steps
  * @param {boolean} isLog
- * @param {Units} units
  */
-export function valueScale(lines, domain, isLog, units) {
+export function valueScale(lines, domain, isLog) {
   const toScale = (/** @type {number} */ value) => (!isLog ? value : value > 0 ? Math.log10(value) : NaN);
   const extent = extentOf(
     lines.map((line) =>
@@ -187,12 +143,11 @@ export function valueScale(lines, domain, isLog, units) {
   // Halves, because the distance from -1e308 to 1e308 is more than the largest number.
   const part = (/** @type {number} */ scaled) => (scaled / 2 - low / 2) / (high / 2 - low / 2);
   const ticks = (/** @type {number} */ count) => {
-    const found = isLog ? logTicks(low, high, count) : linearTicks(low, high, count);
-    const spacing = found.length > 1 ? found[1] - found[0] : 1;
-    return found.map((at) => ({
-      part: part(at),
-      text: isLog ? units.formatNumber(10 ** at) : formatTick(at, spacing),
-    }));
+    const found = isLog
+      ? logTicks(Math.max(10 ** low, 1 / LARGEST), Math.min(10 ** high, LARGEST), count)
+      : linearTicks(low, high, count);
+    const texts = tickLabels(found);
+    return found.map((at, number) => ({ part: part(toScale(at)), text: texts[number] }));
   };
   return { part: (/** @type {number} */ value) => part(toScale(value)), ticks };
 }

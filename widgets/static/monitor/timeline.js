@@ -1,6 +1,6 @@
 import { Surface, Tooltip } from "./canvas.js";
 import { h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
-import { formatTick, linearTicks } from "./plotting.js";
+import { linearTicks, tickLabels } from "./ticks.js";
 import { formatRankCount } from "./units.js";
 
 /** @import { FrameLoop, Theme } from "./canvas.js" */
@@ -123,10 +123,10 @@ export class Timeline extends Section {
     Object.assign(context, { textAlign: "center", textBaseline: "top" });
     const { start, end } = this.#domain;
     const ticks = linearTicks(start, end, (width - this.#left) / 90);
-    const spacing = ticks.length > 1 ? ticks[1] - ticks[0] : 1;
-    for (const tick of ticks) {
+    const labels = tickLabels(ticks);
+    for (const [at, tick] of ticks.entries()) {
       const x = Math.round(this.#toX(tick)) + 0.5;
-      const text = `${formatTick(tick, spacing)} s`;
+      const text = `${labels[at]} s`;
       const half = context.measureText(text).width / 2;
       context.globalAlpha = 0.07;
       context.strokeRect(x, AXIS_HEIGHT - 2, 0, height - AXIS_HEIGHT + 2);
