@@ -13,7 +13,7 @@ import struct
 import zlib
 from typing import Any
 
-from notebook_launcher.drawing.colours import INK, SERIES
+from notebook_launcher.colours import INK, SERIES
 
 __all__ = ["Histogram", "encode_picture"]
 

@@ -1,10 +1,10 @@
-"""The palettes of `drawing.colours` as variables of a style sheet."""
+"""The palettes of `colours` as variables of a style sheet."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from notebook_launcher.drawing.colours import DARK, LIGHT, Palette
+from notebook_launcher.colours import DARK, LIGHT, Palette
 
 __all__ = ["palette_css"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notebook_launcher.drawing.colours import SERIES
+from notebook_launcher.colours import SERIES
 from notebook_launcher.drawing.svg import SIZE, Picture, document, number, stack, text
 from notebook_launcher.text import escape, one_line
 from notebook_launcher.units import format_share, plural

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_launcher.drawing.colours import BAD, GOOD, SERIES
+from notebook_launcher.colours import BAD, GOOD, SERIES
 from notebook_launcher.history.curves import MAX_POINTS
 from notebook_launcher.history.schema import MAX_SPANS
 from notebook_launcher.units import FORMATS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from notebook_launcher.drawing.colours import line_style
+from notebook_launcher.colours import line_style
 from notebook_launcher.drawing.svg import marker, number
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import base64
 import time
 from typing import TYPE_CHECKING
 
+from notebook_launcher.colours import BAD
 from notebook_launcher.drawing import sections, tables
-from notebook_launcher.drawing.colours import BAD
 from notebook_launcher.drawing.legend import PHASES
 from notebook_launcher.drawing.metric_plots import curves_picture
 from notebook_launcher.drawing.plots import PlotOptions

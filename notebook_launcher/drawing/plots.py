@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from notebook_launcher.colours import line_style
 from notebook_launcher.drawing.averages import smooth
-from notebook_launcher.drawing.colours import line_style
 from notebook_launcher.drawing.lines import draw_series, oddities
 from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
 from notebook_launcher.drawing.svg import SIZE, SMALL, Picture, marker, number, stack, text

@@ -10,7 +10,7 @@ import base64
 import html
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.drawing.colours import SERIES
+from notebook_launcher.colours import SERIES
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:

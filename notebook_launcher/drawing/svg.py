@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from notebook_launcher.drawing.colours import INK, LineStyle
+from notebook_launcher.colours import INK, LineStyle
 from notebook_launcher.drawing.widths import shorten
 from notebook_launcher.text import escape
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from notebook_launcher.colours import INK, MARKERS, SERIES, line_style
 from notebook_launcher.drawing.averages import mean_of, smooth
-from notebook_launcher.drawing.colours import INK, MARKERS, SERIES, line_style
 from notebook_launcher.drawing.scales import linear_ticks, log_ticks, make_scale, tick_labels
 from notebook_launcher.drawing.sparks import spark_line
 from notebook_launcher.drawing.widths import shorten, text_width

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher.drawing.colours import LIGHT
+from notebook_launcher.colours import LIGHT
 from notebook_launcher.drawing.legend import PHASES
 from tests.support.lab import browser, needs_browser
 from tests.support.monitor_page import ACTIONS, LANES, Tab, curve, log, open_tab, rank, reset, run

@@ -25,6 +25,7 @@ STANDARD_LIBRARY = sorted(sys.stdlib_module_names)
 FOUNDATIONS = (
     "changes",
     "channel",
+    "colours",
     "config",
     "context",
     "errors",
@@ -40,6 +41,7 @@ FOUNDATIONS = (
 NEIGHBOURS = (
     "accelerate_yaml",
     "changes",
+    "colours",
     "errors",
     "machine",
     "messages",
@@ -137,7 +139,7 @@ RULES = [
     ),
     Rule(
         who=(f"{PACKAGE}.drawing",),
-        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("drawing", "history", "text", "units"))),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("colours", "drawing", "history", "text", "units"))),
         reason="a picture is drawn from plain data, wherever that was read",
     ),
     Rule(
