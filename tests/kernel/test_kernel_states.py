@@ -74,8 +74,8 @@ def test_namespace_of_a_module_can_be_returned(kernel: Kernel, tmp_path: Path, s
     """It holds the builtins, and with them what connects a rank with the cell."""
     script = tmp_path / "script.py"
     script.write_text("import threading\nvalue = 3\n")
-    arguments = f"2, args=({str(script)!r},), start_method={start_method!r}"
-    outcome = kernel.execute(f"import runpy; notebook_launch(runpy.run_path, {arguments})[1]['value']")
+    arguments = f"1, args=({str(script)!r},), start_method={start_method!r}"
+    outcome = kernel.execute(f"import runpy; notebook_launch(runpy.run_path, {arguments})[0]['value']")
     assert outcome.result == "3", outcome.traceback
     script.write_text("import threading\nlock = threading.Lock()\n")
     outcome = kernel.execute(f"notebook_launch(runpy.run_path, {arguments})[0]")
@@ -737,7 +737,7 @@ DRAW = """
 """
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", FORKED)
 def test_same_seed_repeats_every_random_number(kernel: Kernel, start_method: str) -> None:
     first, second, kernels = evaluate(
         kernel,

@@ -77,7 +77,9 @@ class Squares(Dataset):
         return at * at
 """
 
-START_METHODS = ("forkserver", "fork", "spawn")
+FORKED = ("forkserver", "fork")
+START_METHODS = (*FORKED, "spawn")
+"""Spawned ranks are fresh interpreters, as frameworks expect, and import torch for seconds each: few tests have them."""
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,7 @@ def kernel_cwd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Hugging Face Accelerate.
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", FORKED)
 def test_accelerator_trains_on_every_rank(kernel: Kernel, start_method: str) -> None:
     results = evaluate(
         kernel,
@@ -238,7 +240,7 @@ def test_lightning_trainer_fits_on_every_rank(kernel: Kernel, tmp_path: Path) ->
     assert results == [(2, rank, 2, -0.5 * 3.5 * 2) for rank in range(2)]
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", FORKED)
 def test_fabric_trains_on_every_rank(kernel: Kernel, start_method: str) -> None:
     results = evaluate(
         kernel,
@@ -296,7 +298,7 @@ def test_timeout_for_the_process_group_counts(kernel: Kernel, start_method: str,
 # Scripts for torchrun.
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", FORKED)
 def test_starting_ranks_inside_a_rank_is_refused(kernel: Kernel, start_method: str) -> None:
     results = evaluate(
         kernel,
@@ -561,7 +563,7 @@ def test_data_loader_workers_that_are_fresh_processes(kernel: Kernel, context: s
     assert results == [140, 140]
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", FORKED)
 def test_pools_of_processes_and_threads_work_in_ranks(kernel: Kernel, start_method: str) -> None:
     results = evaluate(
         kernel,
