@@ -79,7 +79,7 @@ class Squares(Dataset):
 
 FORKED = ("forkserver", "fork")
 START_METHODS = (*FORKED, "spawn")
-"""Spawned ranks are fresh interpreters, as frameworks expect, and import torch for seconds each: few tests have them."""
+"""Spawned ranks are fresh interpreters, as frameworks expect, and import torch for seconds: few tests have them."""
 
 
 @pytest.fixture(scope="module")
