@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import itertools
 import string
 import time
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.archive.recorded import check_axis
 from notebook_launcher.drawing.averages import mean_of
+from notebook_launcher.drawing.charts import charts_of, places_on
 from notebook_launcher.drawing.page import picture_html
 from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots
 from notebook_launcher.drawing.sections import plain_settings
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from notebook_launcher.drawing.charts import AxisKind, Chart
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.schema import RunReader, RunSnapshot
     from notebook_launcher.kernel.results import Results
@@ -33,7 +37,10 @@ MEANS = "Each line is the mean of a run's ranks; the band around it spans from t
 
 
 def compare(
-    *runs: RunReader | Results | str | os.PathLike[str], metrics: str | Iterable[str] | None = None
+    *runs: RunReader | Results | str | os.PathLike[str],
+    metrics: str | Iterable[str] | None = None,
+    axis: AxisKind = "step",
+    grouped: bool = True,
 ) -> Comparison:
     """Return several runs side by side, as they are now: curves, settings, speed and memory.
 
@@ -44,9 +51,13 @@ def compare(
             `open_run`. `Results` of a run that left no folder have neither curves nor settings; only their times and
             memory are compared.
         metrics: Names of the metrics to draw. None: all, in the order in which they appeared.
+        axis: What stands on the horizontal axis: `"step"`; `"time"`, since each run's launch; or `"epoch"`, for runs
+            that report a metric of that name.
+        grouped: True if the same quantity of several parts of the data, such as `train/loss` and `val/loss`, shares a
+            plot. The plots of a group have a line for each run and part.
 
     Raises:
-        ConfigError: There is no run; an argument is not a run; or no run has reported a metric.
+        ConfigError: There is no run; an argument is not a run; no run has reported a metric; or there is no such axis.
         LookupError: No run with such an id has left a folder.
     """
     if not runs:
@@ -56,7 +67,8 @@ def compare(
     taken = [read_run(run, place) for place, run in enumerate(runs, 1)]
     snapshots, curves = [snapshot for snapshot, _ in taken], [read for _, read in taken]
     known = list(dict.fromkeys(name for read in curves for name in read.names))
-    return Comparison(snapshots, curves, _chosen(metrics, known))
+    check_axis(axis, known)
+    return Comparison(snapshots, curves, _chosen(metrics, known), PlotOptions(axis=axis, grouped=grouped))
 
 
 def _chosen(metrics: str | Iterable[str] | None, known: Sequence[str]) -> list[str]:
@@ -81,10 +93,17 @@ def _letters() -> Iterator[str]:
 class Comparison:
     """Runs side by side, each under a letter; `compare` returns it, and a notebook shows it as curves and tables."""
 
-    def __init__(self, snapshots: Sequence[RunSnapshot], curves: Sequence[Curves], metrics: Sequence[str]) -> None:
+    def __init__(
+        self,
+        snapshots: Sequence[RunSnapshot],
+        curves: Sequence[Curves],
+        metrics: Sequence[str],
+        options: PlotOptions | None = None,
+    ) -> None:
         self._runs = dict(zip(_letters(), snapshots, strict=False))
         self._curves = list(curves)
         self._metrics = list(metrics)
+        self._options = options or PlotOptions()
 
     @property
     def runs(self) -> dict[str, RunSnapshot]:
@@ -131,16 +150,22 @@ class Comparison:
             smoothing: Weight of the past in an exponential moving average, 0 to less than 1.
         """
         labels = {letter: f"{letter}: {one_line(run.name, 60)}" for letter, run in self._runs.items()}
-        plots = [self._plot(name, labels) for name in self._metrics]
-        options = PlotOptions(width=width, log=log, smoothing=smoothing)
+        options = dataclasses.replace(self._options, width=width, log=log, smoothing=smoothing)
+        plots = [self._plot(chart, labels) for chart in charts_of(self._metrics, grouped=options.grouped)]
         return document(draw_plots(plots, options, legend=list(enumerate(labels.values()))), self._headline())
 
-    def _plot(self, name: str, labels: Mapping[str, str]) -> Plot:
-        read = zip(labels.values(), self._curves, strict=True)
-        lines = ((style, label, curves) for style, (label, curves) in enumerate(read) if name in curves)
-        return Plot(
-            title=name, series=tuple(mean_of(label, curves[name].values(), style) for style, label, curves in lines)
-        )
+    def _plot(self, chart: Chart, labels: Mapping[str, str]) -> Plot:
+        """Return the plot of a chart; in a group each run and part of the data has a style of its own."""
+        is_group = len(chart.members) > 1
+        lines = []
+        for run, (letter, curves) in enumerate(zip(labels, self._curves, strict=True)):
+            places = places_on(self._options.axis, curves)
+            for at, (part, name) in enumerate(chart.members):
+                if name in curves:
+                    label = f"{letter} {part}" if is_group else labels[letter]
+                    style = run * len(chart.members) + at
+                    lines.append(mean_of(label, curves[name].values(), style, places))
+        return Plot(title=chart.title, series=tuple(lines), names_lines=is_group)
 
     def __repr__(self) -> str:
         parts = [self._headline(), *table_text(self._run_columns())]

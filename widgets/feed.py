@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import LIMITS, legend_record
-from notebook_launcher.widgets.feeds import CurveFeed, LaneFeed, LogFeed
+from notebook_launcher.widgets.feeds import CurveFeed, LaneFeed, LogFeed, UsageFeed
 from notebook_launcher.widgets.page_records import (
     change_records,
     error_records,
@@ -51,6 +51,7 @@ class Feed:
         self._logs = LogFeed(reader)
         self._pictures = PictureFeed(reader)
         self._lanes = LaneFeed()
+        self._usage = UsageFeed()
         self._position = 0
         self._notices: list[str] = []
         self._num_notices = self._num_notices_sent = 0
@@ -103,6 +104,7 @@ class Feed:
             "curves": self._curves.everything(),
             "pictures": self._pictures.everything(),
             "lanes": self._lanes.everything(snapshot.phases),
+            "usage": self._usage.everything(snapshot.usage),
             "logs": self._logs.tails(snapshot.num_processes),
             "errors": errors,
             "notices": list(self._notices),
@@ -122,6 +124,7 @@ class Feed:
             "curves": self._curves.news(self.read_metrics()),
             "pictures": self._pictures.news(),
             "lanes": self._lanes.news(snapshot.phases),
+            "usage": self._usage.news(snapshot.usage),
             "logs": self._logs.news(snapshot.num_processes),
             "errors": error_records(snapshot)[self._num_errors_sent :],
             "notices": self._notices[-num_new:] if num_new else [],

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import LIMITS
 from notebook_launcher.history.curves import Curves, Point, thin
+from notebook_launcher.history.usage import usage_points
 from notebook_launcher.units import format_bytes
 from notebook_launcher.widgets.page_records import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RankPhases, RunReader
+    from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RankPhases, RankUsage, RunReader
 
-__all__ = ["CurveFeed", "LaneFeed", "LogFeed"]
+__all__ = ["CurveFeed", "LaneFeed", "LogFeed", "UsageFeed"]
 
 Record = dict[str, Any]
 Points = list[Point]
@@ -79,6 +80,29 @@ class CurveFeed:
         points = _thin_to_the_end(curve.timed_points(), limit)
         self._num_sent[key] = len(points)
         return _curve(key, points, replace=True)
+
+
+class UsageFeed:
+    """Memory and load of a run's ranks as records CURVE."""
+
+    def __init__(self) -> None:
+        self._curves = CurveFeed()
+        self._read_to: dict[int, float] = {}
+        """By rank: the time of the newest sample that was read."""
+
+    def everything(self, usage: Mapping[int, RankUsage]) -> list[Record]:
+        """Return all curves."""
+        self._read(usage)
+        return self._curves.everything()
+
+    def news(self, usage: Mapping[int, RankUsage]) -> list[Record]:
+        """Return the samples since the last message."""
+        return self._curves.news(self._read(usage))
+
+    def _read(self, usage: Mapping[int, RankUsage]) -> Mapping[tuple[str, int], Points]:
+        new = self._curves.fold(usage_points(usage, self._read_to))
+        self._read_to.update({rank: samples.times[-1] for rank, samples in usage.items() if samples.times})
+        return new
 
 
 def _thin_to_the_end(points: Points, limit: int) -> Points:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
+from notebook_launcher.drawing.charts import AXES
+from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.kernel import cell
 from notebook_launcher.kernel.picture import NOTHING, folded_picture, has_picture, picture_of
 from notebook_launcher.widgets.assets import STATIC, join_modules
@@ -90,6 +92,8 @@ class Monitor(anywidget.AnyWidget):
         self._tap: Tap | None = None
         self._comm_id = ""
         self._sink = cell.make_sink()
+        self.plot_options = PlotOptions()
+        """How the picture that stays draws the curves: as the page drew them last."""
         self.leaves_picture = True
         """True if a picture of the run replaces the monitor once the run is over."""
         self.explorable_since = 0.0
@@ -165,7 +169,7 @@ class Monitor(anywidget.AnyWidget):
     def _picture(self, key: str = "") -> tuple[dict[str, str], dict[str, str]]:
         with self._lock:
             self._feed.read_metrics()
-            return picture_of(self._run.snapshot(), self._feed.curves, key)
+            return picture_of(self._run.snapshot(), self._feed.curves, key, options=self.plot_options)
 
     def poll(self) -> float | None:
         """Process pending messages from the page. Return the seconds until the next call is needed; None: never.
@@ -180,11 +184,9 @@ class Monitor(anywidget.AnyWidget):
         run: Any = self._run
         match kind:
             case "hello":
-                self._pages.add(str(content.get("page", "")))
-                self._seen.set()
-                self._asks_for_all = True
-                if not self._start_ticker():
-                    self._send_news()
+                self._answer_hello(str(content.get("page", "")))
+            case "draw":
+                self.plot_options = _plot_options(content)
             case "stop" if self._feed.can_act:
                 self._attempt(lambda: run.stop(after_step=True, wait=False))
             case "interrupt" if self._feed.can_act:
@@ -201,6 +203,13 @@ class Monitor(anywidget.AnyWidget):
             case "set" if self._feed.can_act:
                 name, text = (str(content.get(key, ""))[:MAX_TYPED] for key in ("name", "value"))
                 self._aside(f"set {name}", lambda: self._set(name, text))
+
+    def _answer_hello(self, page: str) -> None:
+        self._pages.add(page)
+        self._seen.set()
+        self._asks_for_all = True
+        if not self._start_ticker():
+            self._send_news()
 
     def _set(self, name: str, text: str) -> None:
         """Change a setting to what was typed. An error is shown beside the field."""
@@ -362,3 +371,14 @@ class Monitor(anywidget.AnyWidget):
         super().close()
         if layout is not None:
             layout.close()  # The layout is a widget with a comm of its own.
+
+
+def _plot_options(content: dict[str, Any]) -> PlotOptions:
+    """Return the options of a message; what is none, which only a page of another version sends, has its default."""
+    axis, smoothing = content.get("axis"), content.get("smoothing")
+    return PlotOptions(
+        axis=axis if axis in AXES else "step",
+        grouped=content.get("grouped") is not False,
+        log=content.get("log") is True,
+        smoothing=min(max(smoothing, 0.0), 0.99) if isinstance(smoothing, (int, float)) else 0.0,
+    )

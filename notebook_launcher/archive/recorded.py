@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.archive.edits import check_edits, read_edits, write_edits
 from notebook_launcher.config import LaunchConfig
-from notebook_launcher.errors import CallOrderError
+from notebook_launcher.errors import CallOrderError, ConfigError
 from notebook_launcher.history import encoding, run_folders
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.picture_files import read_pictures
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from notebook_launcher.drawing.charts import AxisKind
     from notebook_launcher.history.schema import MetricPoint, RankPhases, RunPicture, RunState
 
-__all__ = ["RecordedRun"]
+__all__ = ["RecordedRun", "check_axis"]
 
 TAIL = 20_000
 """Bytes of the end of each log that the picture of a run shows."""
@@ -68,6 +69,29 @@ class RecordedRun:
         logs = {rank: self._tail(rank) for rank in range(snapshot.num_processes)}
         shown = {rank: text for rank, text in logs.items() if text}
         return static_html(snapshot, curves, logs=shown, pictures=self.pictures)
+
+    def svg(self, *, axis: AxisKind = "step", grouped: bool = True, log: bool = False, smoothing: float = 0.0) -> str:
+        """Return the run's curves, timeline, memory and load as one `<svg>`.
+
+        Args:
+            axis: What stands on the horizontal axis of the curves: `"step"`; `"time"`, since the launch; or `"epoch"`,
+                for a run that reported a metric of that name.
+            grouped: True if the same quantity of several parts of the data, such as `train/loss` and `val/loss`,
+                shares a plot.
+            log: True for a logarithmic scale of the values.
+            smoothing: Weight of the past in an exponential moving average, 0 to less than 1.
+
+        Raises:
+            ConfigError: There is no such axis, or the run reported no epochs.
+        """
+        from notebook_launcher.drawing.page import static_svg
+        from notebook_launcher.drawing.plots import PlotOptions
+
+        curves = Curves()
+        curves.fold(self.metrics)
+        check_axis(axis, curves.names)
+        options = PlotOptions(axis=axis, grouped=grouped, log=log, smoothing=smoothing)
+        return static_svg(self.snapshot(), curves, options)
 
     @property
     def folder(self) -> Path:
@@ -226,6 +250,19 @@ class RecordedRun:
             return ""
         text = _read(path, start).decode("utf-8", "replace")
         return text.partition("\n")[2] if start else text
+
+
+def check_axis(axis: str, names: Iterable[str]) -> None:
+    """Refuse an axis that curves of these names do not have; raises `ConfigError`."""
+    from notebook_launcher.drawing.charts import AXES, is_epoch
+
+    if axis not in AXES:
+        raise ConfigError(f"axis={axis!r}: there is no such axis. Type one of {', '.join(map(repr, AXES))}.")
+    if axis == "epoch" and not any(map(is_epoch, names)):
+        raise ConfigError(
+            "axis='epoch': no run has reported epochs. Report them beside the other metrics, report(loss=loss, "
+            "epoch=epoch), or type axis='time'."
+        )
 
 
 def _read(path: Path, start: int) -> bytes:

@@ -7,19 +7,20 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
+from notebook_launcher.drawing.charts import by_step
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from notebook_launcher.drawing.charts import Places
     from notebook_launcher.history.curves import Curve
 
 __all__ = ["Series", "mean_of", "series_of", "smooth"]
 
 MAX_BUCKETS = 256
 """Number of intervals of steps over which values are averaged, if ranks report at different steps."""
-LARGEST_STEP = 10**15
-"""Largest step; a picture cannot show larger steps apart, so they count as this one."""
 
-Point = tuple[int, float]
+Point = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,30 +29,26 @@ class Series:
 
     label: str
     points: Sequence[Point]
-    """Points (step, value) in the order of arrival; values may be NaN or infinite."""
-    band: Sequence[tuple[int, float, float]] = ()
-    """Range around the line, as (step, lowest, highest)."""
+    """Points (place on the axis, value) in the order of arrival; values may be NaN or infinite."""
+    band: Sequence[tuple[float, float, float]] = ()
+    """Range around the line, as (place, lowest, highest)."""
     style: int = 0
     """Number of the line's style; each label has its own."""
 
 
-def series_of(label: str, curve: Curve, style: int) -> Series:
+def series_of(label: str, curve: Curve, style: int, places: Places = by_step) -> Series:
     """Return the line of one rank."""
-    return Series(label=label, points=_points_of(curve), style=style)
+    return Series(label=label, points=places(curve), style=style)
 
 
-def _points_of(curve: Curve) -> list[Point]:
-    return [(min(max(step, -LARGEST_STEP), LARGEST_STEP), float(value)) for step, value in curve.points()]
-
-
-def mean_of(label: str, curves: Iterable[Curve], style: int) -> Series:
+def mean_of(label: str, curves: Iterable[Curve], style: int, places: Places = by_step) -> Series:
     """Return the mean over ranks, and the lowest and highest of them as its band.
 
     Ranks that report at the same steps are averaged step by step. Otherwise each rank's values are averaged over
     intervals of steps, and interpolated between its first and last step. Where a rank is NaN or infinite, so is the
     mean.
     """
-    every = [points for curve in curves if (points := sorted(_points_of(curve), key=lambda point: point[0]))]
+    every = [points for curve in curves if (points := sorted(places(curve), key=lambda point: point[0]))]
     if not every:
         return Series(label=label, points=(), style=style)
     steps = [step for step, _ in every[0]]
@@ -69,27 +66,30 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _finite(steps: Sequence[int], columns: Sequence[Sequence[float]]) -> Iterable[tuple[int, list[float]]]:
+def _finite(steps: Sequence[float], columns: Sequence[Sequence[float]]) -> Iterable[tuple[float, list[float]]]:
     for step, values in zip(steps, columns, strict=True):
         if finite := [value for value in values if math.isfinite(value)]:
             yield step, finite
 
 
-def _bucketed(every: Sequence[Sequence[Point]]) -> tuple[list[int], list[list[float]]]:
+def _bucketed(every: Sequence[Sequence[Point]]) -> tuple[list[float], list[list[float]]]:
     low, high = min(points[0][0] for points in every), max(points[-1][0] for points in every)
-    num = min(MAX_BUCKETS, high - low + 1, max(len({step for step, _ in points}) for points in every))
+    whole = all(isinstance(step, int) for points in every for step, _ in points)
+    most = max(len({step for step, _ in points}) for points in every)
+    num = min(MAX_BUCKETS, int(high - low) + 1 if whole else MAX_BUCKETS, most)
     columns: list[list[float]] = [[] for _ in range(num)]
     for points in every:
         for bucket, value in _rank_buckets(points, low, high, num):
             columns[bucket].append(value)
-    steps = [round(low + (high - low) * (bucket + 0.5) / num) for bucket in range(num)] if high > low else [low]
-    return steps, columns
+    middles = [low + (high - low) * (bucket + 0.5) / num for bucket in range(num)] if high > low else [low]
+    return [round(middle) for middle in middles] if whole else middles, columns
 
 
-def _rank_buckets(points: Sequence[Point], low: int, high: int, num: int) -> list[tuple[int, float]]:
+def _rank_buckets(points: Sequence[Point], low: float, high: float, num: int) -> list[tuple[int, float]]:
     held: dict[int, list[float]] = {}
     for step, value in points:
-        held.setdefault(min((step - low) * num // max(high - low, 1), num - 1), []).append(value)
+        bucket = int((step - low) * num // (high - low)) if high > low else 0
+        held.setdefault(min(bucket, num - 1), []).append(value)
     means = [(bucket, _mean(values)) for bucket, values in sorted(held.items())]
     filled = means[:1]
     for (left, before), (right, after) in itertools.pairwise(means):

@@ -9,7 +9,7 @@ from notebook_launcher.colours import line_style
 from notebook_launcher.drawing.svg import marker, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from notebook_launcher.drawing.averages import Series
     from notebook_launcher.drawing.scales import Scale
@@ -28,7 +28,7 @@ NEAR = 8.0
 
 def draw_series(
     series: Series,
-    shown: Sequence[tuple[int, float]],
+    shown: Sequence[tuple[float, float]],
     x: Scale,
     y: Scale,
     columns: int,
@@ -61,7 +61,7 @@ def draw_series(
     return body + marker(style, lone + _marked(pixels, place, num), 2.6)
 
 
-def _segments(points: Iterable[tuple[int, float]], x: Scale, y: Scale) -> list[list[Pixel]]:
+def _segments(points: Iterable[tuple[float, float]], x: Scale, y: Scale) -> list[list[Pixel]]:
     """Return unbroken lines; a line ends at a value that cannot be drawn, and where the steps start again."""
     segments: list[list[Pixel]] = [[]]
     last = -math.inf
@@ -112,7 +112,7 @@ def _marked(pixels: Sequence[Pixel], place: int, num: int) -> list[Pixel]:
     return [pixels[int((at + place / num) / NUM_MARKERS * len(pixels))] for at in range(NUM_MARKERS)]
 
 
-def _band_path(band: Sequence[tuple[int, float, float]], x: Scale, y: Scale, columns: int, colour: str) -> str:
+def _band_path(band: Sequence[tuple[float, float, float]], x: Scale, y: Scale, columns: int, colour: str) -> str:
     """Return the range around a line as one shape; empty if there is none."""
     drawable = [(step, low, high) for step, low, high in band if not y.log or low > 0]
     if len(drawable) < 2:
@@ -124,13 +124,13 @@ def _band_path(band: Sequence[tuple[int, float, float]], x: Scale, y: Scale, col
     return f'<path d="{_path([[*tops, *reversed(lows)]])}z" fill="{colour}" fill-opacity="0.18"/>'
 
 
-def oddities(every: Iterable[Series], x: Scale, y: Scale) -> tuple[str, str]:
-    """Return marks where a value could not be drawn, and a note with the kinds and the first step.
+def oddities(every: Iterable[Series], x: Scale, y: Scale, name: Callable[[float], str]) -> tuple[str, str]:
+    """Return marks where a value could not be drawn, and a note with the kinds and the first place, as `name` names it.
 
     NaN is a cross at the bottom, an infinite value a triangle at its edge.
     """
     marks: list[str] = []
-    first: dict[str, int] = {}
+    first: dict[str, float] = {}
     for series in every:
         colour = line_style(series.style).colour
         last = dict.fromkeys(_KINDS, -math.inf)
@@ -142,7 +142,7 @@ def oddities(every: Iterable[Series], x: Scale, y: Scale) -> tuple[str, str]:
             if kind in last and x(step) - last[kind] > NEAR:
                 last[kind] = x(step)
                 marks.append(_mark(kind, x(step), y, colour))
-    since = f" from step {min(first.values()):,}" if first else ""
+    since = f" from {name(min(first.values()))}" if first else ""
     return "".join(marks), ", ".join(first) + since
 
 

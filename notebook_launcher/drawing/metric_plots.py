@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher.drawing.averages import mean_of, series_of
+from notebook_launcher.drawing.charts import charts_of, places_on
 from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots, legend_of
 from notebook_launcher.drawing.svg import Picture, document, text
 from notebook_launcher.units import plural
@@ -12,6 +13,7 @@ from notebook_launcher.units import plural
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from notebook_launcher.drawing.charts import AxisKind, Chart, Places
     from notebook_launcher.history.curves import Curves
 
 __all__ = ["MAX_LINES", "curves_picture", "curves_svg"]
@@ -29,6 +31,8 @@ def curves_svg(
     log: bool = False,
     smoothing: float = 0.0,
     average: bool = False,
+    grouped: bool = True,
+    axis: AxisKind = "step",
 ) -> str:
     """Return metrics as one `<svg>`: small multiples with a legend.
 
@@ -45,10 +49,13 @@ def curves_svg(
             stays visible behind it.
         average: True to draw the mean of the ranks instead of each rank. With more than six ranks of a metric
             the mean is drawn in any case.
+        grouped: True if the same quantity of several parts of the data, such as `train/loss` and `val/loss`, shares a
+            plot, with a line for the mean of each.
+        axis: What stands on the horizontal axis: `"step"`, `"time"` (since the launch) or `"epoch"`.
     """
-    options = PlotOptions(width=width, log=log, smoothing=smoothing)
+    options = PlotOptions(width=width, log=log, smoothing=smoothing, axis=axis, grouped=grouped)
     picture = curves_picture(curves, names, options, average=average)
-    return document(picture, f"Curves of {plural(len(curves), 'metric')} by step")
+    return document(picture, f"Curves of {plural(len(curves), 'metric')} by {axis}")
 
 
 def curves_picture(
@@ -60,18 +67,36 @@ def curves_picture(
         return Picture(options.width, 20, text(0, 14, "No metrics were reported."))
     most = max((len(curves[name]) for name in chosen if name in curves), default=0)
     fold = average or most > MAX_LINES
-    plots = [_plot(curves, name, fold=fold) for name in chosen]
-    every = [series for plot in plots for series in plot.series]
+    places = places_on(options.axis, curves)
+    charts = charts_of(chosen, grouped=options.grouped)
+    plots = [
+        _group_plot(curves, chart, places)
+        if len(chart.members) > 1
+        else _plot(curves, chart.members[0][1], places, fold=fold)
+        for chart in charts
+    ]
+    every = [series for plot in plots if not plot.names_lines for series in plot.series]
     legend = legend_of(every)
-    if fold:
-        legend = [(0, MEAN)] if any(series.band for series in every) else []
+    if fold or not every:
+        banded = any(series.band for plot in plots for series in plot.series)
+        legend = [(0, MEAN)] if banded else []
     return draw_plots(plots, options, legend=legend)
 
 
-def _plot(curves: Curves, name: str, *, fold: bool) -> Plot:
+def _plot(curves: Curves, name: str, places: Places, *, fold: bool) -> Plot:
     ranks = curves[name] if name in curves.names else {}
     if not fold:
-        lines = tuple(series_of(f"rank {rank}", curve, rank) for rank, curve in sorted(ranks.items()))
+        lines = tuple(series_of(f"rank {rank}", curve, rank, places) for rank, curve in sorted(ranks.items()))
         return Plot(title=name, series=lines)
     note = f"{len(ranks)} ranks" if len(ranks) > 1 else "".join(f"rank {rank} only" for rank in ranks)
-    return Plot(title=name, series=(mean_of("mean", ranks.values(), 0),) if ranks else (), note=note)
+    return Plot(title=name, series=(mean_of("mean", ranks.values(), 0, places),) if ranks else (), note=note)
+
+
+def _group_plot(curves: Curves, chart: Chart, places: Places) -> Plot:
+    """Return the plot of several metrics: the mean of the ranks for each, named in the plot itself."""
+    lines = [
+        mean_of(part, curves[name].values(), style, places)
+        for style, (part, name) in enumerate(chart.members)
+        if name in curves
+    ]
+    return Plot(title=chart.title, series=tuple(lines), names_lines=True)

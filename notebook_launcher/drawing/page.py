@@ -8,29 +8,32 @@ holds the picture: `picture_html`.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.colours import BAD
 from notebook_launcher.drawing import sections, tables
+from notebook_launcher.drawing.charts import place_of
 from notebook_launcher.drawing.legend import PHASES
 from notebook_launcher.drawing.metric_plots import curves_picture
 from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.drawing.reported import reported_html
 from notebook_launcher.drawing.svg import SIZE, Picture, document, stack, text
 from notebook_launcher.drawing.timeline import mean_shares, sync_text, timeline_picture
+from notebook_launcher.history.usage import usage_curves
 from notebook_launcher.text import clean, escape, one_line
 from notebook_launcher.units import describe_values, format_seconds, format_share, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from notebook_launcher.drawing.charts import AxisKind
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.schema import RunPicture, RunSnapshot
 
 __all__ = ["call_text", "headline", "picture_html", "static_html", "static_svg", "static_text"]
 
-WIDTH = 720.0
 MAX_FAILURES = 32
 MAX_TRACEBACKS = 2
 """Tracebacks in a text; ranks tend to fail in the same way."""
@@ -78,7 +81,7 @@ def static_html(
     """
     parts = [_summary_html(snapshot), sections.failures_html(sections.failures_of(snapshot))]
     if picture:
-        svg = document(stack(_drawings(snapshot, curves, WIDTH)), headline(snapshot))
+        svg = document(stack(_drawings(snapshot, curves, PlotOptions())), headline(snapshot))
         parts.append(picture_html(svg, f"Curves and timeline of {headline(snapshot)}"))
     parts += [
         sections.ranks_html(snapshot.ranks),
@@ -125,17 +128,28 @@ def picture_html(svg: str, description: str) -> str:
     return f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(description)}" style="{style}">'
 
 
-def static_svg(snapshot: RunSnapshot, curves: Curves, *, width: float = WIDTH) -> str:
-    """Return the run's curves and the timeline of its ranks as one `<svg>` of this width in pixels."""
+def static_svg(snapshot: RunSnapshot, curves: Curves, options: PlotOptions | None = None) -> str:
+    """Return the run's curves, the timeline of its ranks, and their memory and load as one `<svg>`.
+
+    Args:
+        snapshot: State of the run.
+        curves: Metrics of the run.
+        options: How the curves are drawn; None: as usual.
+    """
+    options = options or PlotOptions()
     title = headline(snapshot)
-    heading = Picture(width, 16, text(0, 12, title, bold=True, size=SIZE + 1, width=width))
-    return document(stack([heading, *_drawings(snapshot, curves, width)]), title)
+    heading = Picture(options.width, 16, text(0, 12, title, bold=True, size=SIZE + 1, width=options.width))
+    return document(stack([heading, *_drawings(snapshot, curves, options)]), title)
 
 
-def _drawings(snapshot: RunSnapshot, curves: Curves, width: float) -> list[Picture]:
-    timeline = [timeline_picture(snapshot.phases, width=width)] if snapshot.phases else []
-    options = PlotOptions(width=width, marks=tuple(_marks(snapshot)))
-    return [curves_picture(curves, None, options), *timeline]
+def _drawings(snapshot: RunSnapshot, curves: Curves, options: PlotOptions) -> list[Picture]:
+    timeline = [timeline_picture(snapshot.phases, width=options.width)] if snapshot.phases else []
+    marked = dataclasses.replace(options, marks=tuple(_marks(snapshot, curves, options.axis)))
+    used = usage_curves(snapshot.usage)
+    usage = [curves_picture(used, None, PlotOptions(width=options.width, axis="time"))] if len(used) else []
+    # A run that reported no metric is drawn without a word about them if there is something else to see.
+    metrics = [curves_picture(curves, None, marked)] if len(curves) or not (timeline or usage) else []
+    return [*metrics, *timeline, *usage]
 
 
 def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:
@@ -167,12 +181,14 @@ def _text_metrics(curves: Curves) -> list[str]:
     return tables.table_text(sections.metric_columns(sections.metric_rows(curves)))
 
 
-def _marks(snapshot: RunSnapshot) -> Iterator[tuple[int, str]]:
-    """Yield a mark for each moment at which settings were changed: the step, and the values before and after."""
-    changed: dict[int, list[str]] = {}
+def _marks(snapshot: RunSnapshot, curves: Curves, axis: AxisKind) -> Iterator[tuple[float, str]]:
+    """Yield a mark for each moment at which settings were changed: the place, and the values before and after."""
+    place = place_of(axis, curves)
+    changed: dict[float, list[str]] = {}
     for change in snapshot.changes:
-        if change.step is not None:
+        where = change.step if axis == "step" else place(change.time)
+        if where is not None:
             words = describe_values(change.name, change.before, change.after)
-            changed.setdefault(change.step, []).append(words)
-    for step, parts in changed.items():
-        yield step, ", ".join(parts)
+            changed.setdefault(where, []).append(words)
+    for where, parts in changed.items():
+        yield where, ", ".join(parts)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.colours import line_style
 from notebook_launcher.drawing.averages import smooth
 from notebook_launcher.drawing.lines import draw_series, oddities
+from notebook_launcher.drawing.places import name_place, place_ticks
 from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
 from notebook_launcher.drawing.svg import SIZE, SMALL, Picture, marker, number, stack, text
 from notebook_launcher.drawing.widths import shorten, text_width
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from notebook_launcher.drawing.averages import Series
+    from notebook_launcher.drawing.charts import AxisKind
 
 __all__ = ["MAX_PLOTS", "Plot", "PlotOptions", "draw_plots", "legend_of"]
 
@@ -41,6 +43,8 @@ class Plot:
     series: tuple[Series, ...]
     note: str = ""
     """Text beside the title."""
+    names_lines: bool = False
+    """True if the plot names its own lines, because they mean something else than those of other plots."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +54,12 @@ class PlotOptions:
     width: float = 720.0
     log: bool = False
     smoothing: float = 0.0
-    marks: tuple[tuple[int, str], ...] = ()
-    """Moments to mark in each plot: the step, and a word for what happened there."""
+    axis: AxisKind = "step"
+    """What stands on the horizontal axis."""
+    grouped: bool = True
+    """True if the same quantity of several parts of the data, such as `train/loss` and `val/loss`, shares a plot."""
+    marks: tuple[tuple[float, str], ...] = ()
+    """Moments to mark in each plot: the place on the axis, and a word for what happened there."""
 
 
 def draw_plots(plots: Sequence[Plot], options: PlotOptions, *, legend: Sequence[tuple[int, str]]) -> Picture:
@@ -114,7 +122,7 @@ def _rows(plots: Sequence[Plot], options: PlotOptions, *, num_lines: int) -> Ite
         yield Picture(options.width, HEAD + height + FOOT, body)
 
 
-def _common_steps(plots: Sequence[Plot]) -> tuple[int, int] | None:
+def _common_steps(plots: Sequence[Plot]) -> tuple[float, float] | None:
     every = [step for plot in plots for series in plot.series for step, _ in series.points]
     return (min(every), max(every)) if every else None
 
@@ -130,13 +138,15 @@ class _Frame:
         self._y = make_scale(values, self._bottom, HEAD, log=options.log)
         ticks = self._y.ticks(5) if self._y else []
         self._ticks = list(zip(ticks, tick_labels(ticks), strict=True))
-        self.margin = max([text_width("step", SMALL) + 12, *(text_width(label, SMALL) + 8 for _, label in self._ticks)])
+        self.margin = max(
+            [text_width(options.axis, SMALL) + 12, *(text_width(label, SMALL) + 8 for _, label in self._ticks)]
+        )
 
-    def draw(self, width: float, margin: float, common: tuple[int, int] | None, points: int) -> str:
+    def draw(self, width: float, margin: float, common: tuple[float, float] | None, points: int) -> str:
         x = self._steps(margin, width, common)
         if x is None or self._y is None:
             return self._title(width, self._why_empty()) + self._empty(width, margin)
-        marks, note = oddities(self._plot.series, x, self._y)
+        marks, note = oddities(self._plot.series, x, self._y, lambda place: name_place(self._options.axis, place))
         note = ", ".join(part for part in (self._plot.note, note) if part)
         lines = "".join(
             draw_series(series, self._smooth(series), x, self._y, points, place=place, num=self._num_lines)
@@ -150,10 +160,10 @@ class _Frame:
         words = [(step, words) for step, words in inside if x(step) + text_width(words, SMALL) + 3 < x.end]
         return lines + (text(x(words[-1][0]) + 3, HEAD + 10, words[-1][1]) if words else "")
 
-    def _smooth(self, series: Series) -> Sequence[tuple[int, float]]:
+    def _smooth(self, series: Series) -> Sequence[tuple[float, float]]:
         return smooth(series.points, self._options.smoothing) if self._options.smoothing else series.points
 
-    def _steps(self, margin: float, width: float, common: tuple[int, int] | None) -> Scale | None:
+    def _steps(self, margin: float, width: float, common: tuple[float, float] | None) -> Scale | None:
         own = _common_steps([self._plot])
         if own is None or common is None:
             return None
@@ -163,6 +173,27 @@ class _Frame:
         return make_scale((low, high), margin, width - EDGE, margin=0.0)
 
     def _title(self, width: float, note: str) -> str:
+        names = ""
+        if self._plot.names_lines:
+            names, width = self._names(width)
+        return names + self._title_and_note(width, note)
+
+    def _names(self, width: float) -> tuple[str, float]:
+        """Return the names of the lines at the right end of the head, and the width that they leave."""
+        body, right = "", width - EDGE
+        for series in reversed(self._plot.series):
+            words = one_line(series.label, 40)
+            left = right - text_width(words, SMALL) - 24
+            if left < 0.3 * width:
+                break
+            look = line_style(series.style)
+            dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
+            body += f'<path d="M{number(left)} 9h18" stroke="{look.colour}" stroke-width="1.8"{dash}/>'
+            body += marker(look, [(left + 9, 9)]) + text(left + 24, 13, words)
+            right = left - 12
+        return body, right
+
+    def _title_and_note(self, width: float, note: str) -> str:
         room = text_width(note, SMALL) + 12 if note else 0.0
         note = shorten(note, 0.6 * width, SMALL)
         title = text(0, 13, one_line(self._plot.title), bold=True, size=SIZE, width=width - min(room, 0.6 * width + 12))
@@ -193,14 +224,16 @@ class _Frame:
         )
 
     def _tick_marks(self, x: Scale) -> str:
-        return "".join(f"M{number(x(tick))} {number(self._bottom)}v4" for tick in _whole_ticks(x))
+        return "".join(f"M{number(x(tick))} {number(self._bottom)}v4" for tick, _ in self._places(x))
+
+    def _places(self, x: Scale) -> list[tuple[float, str]]:
+        return place_ticks(self._options.axis, x)
 
     def _step_labels(self, x: Scale) -> str:
         base = self._bottom + 16
-        body = text(x.start - 10, base, "step", anchor="end")
+        body = text(x.start - 10, base, self._options.axis, anchor="end")
         free = x.start - 6
-        ticks = _whole_ticks(x)
-        for tick, label in zip(ticks, tick_labels(ticks), strict=True):
+        for tick, label in self._places(x):
             half = text_width(label, SMALL) / 2
             # A label at an end of the axis stays within it.
             middle = min(max(x(tick), x.start - 6 + half), x.end + EDGE - half)
@@ -217,11 +250,6 @@ def _moment(x: float, bottom: float, words: str) -> str:
         f'<g class="change"><title>{escape(words)}</title><path {line} stroke-opacity="0" stroke-width="9" '
         f'pointer-events="stroke"/><path {line} stroke-opacity="0.6" stroke-dasharray="2 3"/></g>'
     )
-
-
-def _whole_ticks(x: Scale) -> list[float]:
-    ticks = x.ticks(max(2, int((x.end - x.start) / 60)))
-    return [tick for tick in ticks if float(tick).is_integer()] or [math.floor(x.low)]
 
 
 def legend_of(every: Iterable[Series]) -> list[tuple[int, str]]:

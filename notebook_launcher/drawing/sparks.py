@@ -13,7 +13,7 @@ __all__ = ["spark_line"]
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def spark_line(points: Sequence[tuple[int, float]], width: int = 24) -> str:
+def spark_line(points: Sequence[tuple[float, float]], width: int = 24) -> str:
     """Return a curve in at most `width` characters: each is the mean of an interval, a cross if it is not finite."""
     if not points:
         return ""

@@ -19,6 +19,7 @@ from notebook_launcher.history.schema import (
     PhaseSpan,
     RankPhases,
     RankSnapshot,
+    RankUsage,
     RunChange,
     RunSetting,
     RunSnapshot,
@@ -73,6 +74,7 @@ def encode_snapshot(snapshot: RunSnapshot) -> dict[str, Any]:
             str(rank): {**_fields(phases), "spans": [_encode_span(span) for span in phases.spans[-num_spans:]]}
             for rank, phases in snapshot.phases.items()
         },
+        "usage": {str(rank): _encode_usage(usage) for rank, usage in snapshot.usage.items()},
     }
 
 
@@ -95,11 +97,24 @@ def decode_snapshot(data: Mapping[str, Any]) -> RunSnapshot:
         changes=tuple(_build(RunChange, item) for item in data.get("changes", ())),
         settings=tuple(_build(RunSetting, item) for item in data.get("settings", ())),
         phases={int(rank): _decode_phases(item) for rank, item in data.get("phases", {}).items()},
+        usage={int(rank): _decode_usage(item) for rank, item in data.get("usage", {}).items()},
     )
 
 
 def _encode_span(span: PhaseSpan) -> tuple[str, float, float]:
     return span.phase, round(span.start, 6), round(span.seconds, 6)
+
+
+def _encode_usage(usage: RankUsage) -> dict[str, list[Any]]:
+    columns = {name: column for name, column in _fields(usage).items() if any(value is not None for value in column)}
+    return {name: [None if value is None else round(value, 3) for value in column] for name, column in columns.items()}
+
+
+def _decode_usage(data: Mapping[str, Any]) -> RankUsage:
+    times = tuple(map(float, data.get("times", ())))
+    unknown = (None,) * len(times)
+    columns = {name: tuple(data.get(name, unknown)) for name in _field_names(RankUsage) if name != "times"}
+    return RankUsage(times=times, **columns)
 
 
 def _decode_rank(data: Mapping[str, Any]) -> RankSnapshot:

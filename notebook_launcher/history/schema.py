@@ -19,6 +19,7 @@ __all__ = [
     "RankPhases",
     "RankSnapshot",
     "RankState",
+    "RankUsage",
     "RunChange",
     "RunPicture",
     "RunReader",
@@ -102,6 +103,22 @@ class RankPhases:
         """Part of each phase in the measured time, 0 to 1."""
         total = sum(self.seconds.values())
         return {phase: seconds / total if total else 0.0 for phase, seconds in self.seconds.items()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankUsage:
+    """Memory and load of a rank over time: samples in order, one entry in each column; None: not known."""
+
+    times: tuple[float, ...] = ()
+    """Seconds from the launch to each sample."""
+    memory: tuple[int | None, ...] = ()
+    """Bytes of resident memory."""
+    load: tuple[float | None, ...] = ()
+    """Processors that all threads of the rank's process kept busy since the sample before; 1.0 is one of them."""
+    gpu_memory: tuple[int | None, ...] = ()
+    """Bytes that all processes used on its GPU."""
+    gpu_utilization: tuple[float | None, ...] = ()
+    """Part of the time in which its GPU worked, 0 to 1."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +242,8 @@ class RunSnapshot:
     """Failures of the ranks, that of the culprit first."""
     phases: Mapping[int, RankPhases] = dataclasses.field(default_factory=dict)
     """Phases by rank, for the ranks whose Accelerator has reported any."""
+    usage: Mapping[int, RankUsage] = dataclasses.field(default_factory=dict)
+    """Memory and load by rank, sampled from the first second on; of a long run, with longer pauses between samples."""
     changes: tuple[RunChange, ...] = ()
     """Settings that were changed while the run went on, in order."""
     settings: tuple[RunSetting, ...] = ()

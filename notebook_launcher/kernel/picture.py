@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from notebook_launcher.drawing.plots import PlotOptions
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.schema import RunPicture, RunSnapshot
 
@@ -22,14 +23,18 @@ SHORT = 10.0
 
 
 def has_picture(snapshot: RunSnapshot, curves: Curves) -> bool:
-    """Return True if the run has curves or phases to draw."""
-    return bool(len(curves) or snapshot.phases)
+    """Return True if the run has curves or phases to draw, or is long enough for a drawing of its memory and load."""
+    return bool(len(curves) or snapshot.phases or (snapshot.seconds >= SHORT and snapshot.usage))
 
 
 def picture_of(
-    snapshot: RunSnapshot, curves: Curves, key: str = "", pictures: Sequence[RunPicture] = ()
+    snapshot: RunSnapshot,
+    curves: Curves,
+    key: str = "",
+    pictures: Sequence[RunPicture] = (),
+    options: PlotOptions | None = None,
 ) -> tuple[Bundle, Bundle]:
-    """Return two outputs, the tables and the drawing.
+    """Return two outputs, the tables and the drawing, whose curves are drawn with these options.
 
     With the key of a monitor, its page shows the monitor in place of both for as long as the kernel lives. The saved
     notebook holds the picture alone and no widget, which would be missing without its kernel.
@@ -43,7 +48,7 @@ def picture_of(
     table = {"text/html": tables, "text/plain": static_text(snapshot)}
     if not has_picture(snapshot, curves):
         return table, NOTHING
-    drawing, words = static_svg(snapshot, curves), f"{snapshot.name}: curves and timeline"
+    drawing, words = static_svg(snapshot, curves, options), f"{snapshot.name}: curves and timeline"
     picture = _marked(picture_html(drawing, words), "cover", key)
     return table, {"text/html": picture, "image/svg+xml": drawing, "text/plain": words}
 
@@ -56,6 +61,7 @@ def record_of(
     is_raised: bool,
     key: str,
     pictures: Sequence[RunPicture] = (),
+    options: PlotOptions | None = None,
 ) -> list[Bundle]:
     """Return the outputs that a run leaves at the end of its cell.
 
@@ -66,12 +72,13 @@ def record_of(
         is_raised: True if the cell raises the run's exception, which describes a failure in full.
         key: The key of the monitor that may be explored in place of the record; empty: there is none.
         pictures: Pictures that ranks reported.
+        options: How the curves are drawn; None: as usual.
     """
     if snapshot.state == "failed" and is_raised:
         return [_folded(line, dataclasses.replace(snapshot, failures=(), error=""), curves, key)]
     if snapshot.state != "failed" and snapshot.seconds < SHORT and not (has_picture(snapshot, curves) or pictures):
         return [_folded(line, snapshot, curves, key)]
-    return [bundle for bundle in picture_of(snapshot, curves, key, pictures) if bundle is not NOTHING]
+    return [bundle for bundle in picture_of(snapshot, curves, key, pictures, options) if bundle is not NOTHING]
 
 
 def _folded(line: str, snapshot: RunSnapshot, curves: Curves, key: str) -> Bundle:

@@ -16,6 +16,7 @@ from notebook_launcher.kernel.live import LiveRecords
 from notebook_launcher.kernel.live_edits import LiveEdits
 from notebook_launcher.kernel.meter import GpuMeter
 from notebook_launcher.kernel.output import RunOutput
+from notebook_launcher.kernel.usage_meter import UsageMeter
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.attempt import Attempt
@@ -58,6 +59,8 @@ class RunData:
     """Metrics, progress and phases that the ranks reported."""
     gpus: GpuMeter
     """Memory and utilization of the ranks' GPUs."""
+    usage: UsageMeter
+    """Memory and load of the ranks over time."""
     edits: LiveEdits = dataclasses.field(default_factory=LiveEdits)
     """Name, tags and notes that the user gave while it went on; any thread writes them."""
     commands: CommandQueue = dataclasses.field(default_factory=CommandQueue)
@@ -103,6 +106,7 @@ class RunData:
             output=RunOutput(plan.config, plan.num_processes, kept_in=kept_in, displays=scope.displays, sink=sink),
             live=LiveRecords(launched),
             gpus=GpuMeter(plan.gpus),
+            usage=UsageMeter(launched, plan.num_processes),
         )
 
     @property

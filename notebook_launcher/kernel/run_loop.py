@@ -132,6 +132,7 @@ class RunLoop:
             self._data.output.publish()
             self._ranks.comms.publish(time.monotonic())
             self._ranks.comms.send_pending(attempt.tree)
+            self._data.usage.tick(time.monotonic(), attempt.tree, self._data.gpus)
             self._recorder.tick(time.monotonic())
         self._rest_hangs()
         self._settle(attempt)
@@ -192,7 +193,7 @@ class RunLoop:
         deadline = attempt.next_deadline()
         due = None if deadline is None else max(0.0, deadline - now)
         waits = [self._data.output.next_due(now), self._recorder.next_due(now), self._hangs.next_due(now), due]
-        waits.append(self._ranks.comms.next_due(now))
+        waits += [self._ranks.comms.next_due(now), self._data.usage.next_due(now)]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _settle(self, attempt: Attempt) -> None:

@@ -91,6 +91,7 @@ def take_snapshot(data: RunData) -> RunSnapshot:
         failures=tuple(_failure(failure) for failure in _failures(results)),
         waiting=hang.text(time.monotonic()) if hang is not None else data.stopped_in,
         phases=dict(data.live.phases),
+        usage=dict(data.usage.usage),
         changes=data.live.changes,
         settings=data.live.settings_now(),
     )

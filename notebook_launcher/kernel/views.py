@@ -141,7 +141,10 @@ class RunView:
             curves = Curves()
             curves.fold(self._run.metrics)
             snapshot, pictures = self._run.snapshot(), self._run.pictures
-            for bundle in record_of(line, snapshot, curves, is_raised=self._is_raised, key=key, pictures=pictures):
+            options = None if self._monitor is None else self._monitor.plot_options
+            for bundle in record_of(
+                line, snapshot, curves, is_raised=self._is_raised, key=key, pictures=pictures, options=options
+            ):
                 sink.display(bundle)
         except Exception as error:  # noqa: BLE001 - the run's results matter more than its picture
             sink.text("stdout", f"{line}\n")

@@ -331,8 +331,25 @@ def test_axis_counts_steps_seconds_or_epochs(tab):
         tab.settle()
         seen.append(tab.text(".nbl-tip-title"))
     assert seen == ["step 99", "9.9 s", "epoch 3.96"]
+    # Python draws the picture that stays in the same way.
+    drawn = {"type": "draw", "axis": "epoch", "grouped": True, "log": False, "smoothing": 0}
+    assert tab.page.evaluate("model.sent.at(-1)") == drawn
     tab.deliver(reset(curves=[curve("loss", 0, waves(100))]))
     assert tab.page.locator("option:has-text('by epoch')").is_hidden()
+
+
+def test_memory_and_load_are_drawn_from_three_samples_on(tab):
+    memory = [curve("memory, GB", rank, [0.3, 0.4]) for rank in range(2)]
+    tab.deliver(reset(usage=memory))
+    section = tab.page.get_by_role("region", name="Memory and load")
+    assert section.is_hidden()
+    more = [{**one, "steps": [2], "times": [0.2], "values": [0.5]} for one in memory]
+    tab.deliver({"type": "update", "usage": [*more, curve("load, processors", 0, [0.0, 1.0])]})
+    assert section.is_visible()
+    assert section.locator(".nbl-plot-name").all_inner_texts() == ["memory, GB", "load, processors"]
+    assert section.locator(".nbl-latest").all_inner_texts() == ["mean 0.5", "1"]
+    tab.deliver(reset())
+    assert section.is_hidden()
 
 
 def test_points_and_charts_are_downloaded(tab):

@@ -230,6 +230,7 @@ def reset(**changes: Any) -> dict[str, Any]:
         "curves": [],
         "pictures": [],
         "lanes": [],
+        "usage": [],
         "logs": [],
         "errors": [],
         "notices": [],

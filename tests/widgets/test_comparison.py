@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notebook_launcher import ConfigError, Run, launch
+from notebook_launcher import ConfigError, Run, launch, open_run
+from notebook_launcher.history.curves import Curves
+from notebook_launcher.history.schema import MetricPoint
 from notebook_launcher.widgets import compare
 from notebook_launcher.widgets.comparison import Comparison
 from tests.drawing.test_drawing import Balanced, parse_svg, words_of
@@ -175,3 +177,25 @@ def test_compare_takes_any_number_of_runs(runs: list[Run]) -> None:
     assert isinstance(comparison, Comparison)
     assert {"Z: train", "AA: train", "AD: train"} <= set(words_of(comparison.svg()))
     Balanced(comparison._repr_html_())
+
+
+def test_comparison_is_drawn_by_time_and_parts_share_a_plot(runs: list[Run]) -> None:
+    assert "time" in words_of(compare(*runs[:2], axis="time").svg())
+    curves = []
+    for _ in range(2):
+        read = Curves()
+        read.fold(
+            MetricPoint(rank=0, step=step, time=float(step), values={"train/loss": 1 / (1 + step), "val/loss": 1.0})
+            for step in range(3)
+        )
+        curves.append(read)
+    snapshots = [run.snapshot() for run in runs[:2]]
+    words = words_of(Comparison(snapshots, curves, ["train/loss", "val/loss"]).svg())
+    assert {"loss", "A train", "A val", "B train", "B val"} <= set(words)
+
+
+def test_axis_that_the_runs_do_not_have_is_refused(runs: list[Run], folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"axis='hours': there is no such axis\. Type one of 'step', 'time', 'epoch'"):
+        compare(*runs, axis="hours")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"no run has reported epochs\. Report them .*epoch=epoch"):
+        open_run(folder / runs[0].id).svg(axis="epoch")

@@ -540,6 +540,18 @@ def test_metrics_read_for_a_picture_reach_the_page_too() -> None:
     assert [curve["steps"] for curve in sent[0]["curves"]] == [[7]]
 
 
+def test_picture_that_stays_is_drawn_as_the_page_drew_the_curves() -> None:
+    run = launch(lambda: report(loss=1.0), 1, output="none", monitor=False)
+    run.result(50)
+    monitor = Monitor(run)
+    with contextlib.closing(monitor):
+        assert ">step<" in monitor._picture()[1]["image/svg+xml"]
+        monitor._receive({"type": "draw", "axis": "time", "grouped": False, "log": True, "smoothing": 7})
+        assert ">time<" in monitor._picture()[1]["image/svg+xml"]
+        monitor._receive({"type": "draw", "axis": "<b>", "smoothing": "much"})
+        assert ">step<" in monitor._picture()[1]["image/svg+xml"]
+
+
 def test_captured_cell_shows_no_monitor(kernel: Kernel) -> None:
     outcome = executed(kernel, "%%capture\nnotebook_launch(train, 2, kwargs={'steps': 120})")
     assert outcome.error is None

@@ -9,7 +9,7 @@ import { Plot } from "./plot.js";
 /** @import { Legend } from "./legend.js" */
 /** @import { RunData } from "./model.js" */
 /** @import { Metric } from "./series.js" */
-/** @import { ChangeRecord, Limits, Topic } from "./wire" */
+/** @import { ChangeRecord, Limits, PageMessage, Topic } from "./wire" */
 
 /** Options of all plots. */
 export class CurveOptions {
@@ -68,6 +68,7 @@ export class CurveGrid extends Section {
   #numExtra = 0;
   #frames;
   #options;
+  #send;
   /** @type {RunData | undefined} */
   #data;
   average = h("input", { type: "checkbox", onchange: () => this.#choose({ isAveraged: this.average.checked }) });
@@ -79,11 +80,16 @@ export class CurveGrid extends Section {
     oninput: () => this.#showFewer(),
   });
 
-  /** @param {FrameLoop} frames @param {CurveOptions} options */
-  constructor(frames, options) {
+  /**
+   * @param {FrameLoop} frames
+   * @param {CurveOptions} options
+   * @param {(message: PageMessage) => void} send
+   */
+  constructor(frames, options, send) {
     super("Curves");
     this.#frames = frames;
     this.#options = options;
+    this.#send = send;
     this.#addControls();
     this.chips = h("div", { class: "nbl-legend", role: "group", "aria-label": "Ranks that are drawn" });
     this.grid = h("div", { class: "nbl-grid" });
@@ -139,6 +145,9 @@ export class CurveGrid extends Section {
   #choose(change) {
     Object.assign(this.#options, change);
     this.#refresh();
+    // The picture that the run leaves is drawn as the user saw it last.
+    const { axis, isGrouped: grouped, isLog: log, smoothing } = this.#options;
+    this.#send({ type: "draw", axis, grouped, log, smoothing });
   }
 
   #showMore() {

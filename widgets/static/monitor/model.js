@@ -9,7 +9,7 @@ import { plainLine, plainText } from "./text.js";
 
 /** @type {Topic[]} */
 const TOPICS = [
-  ...(/** @type {const} */ (["run", "ranks", "curves", "pictures", "lanes", "logs"])),
+  ...(/** @type {const} */ (["run", "ranks", "curves", "pictures", "lanes", "usage", "logs"])),
   ...(/** @type {const} */ (["errors", "notices", "settings", "changes", "answers", "findings"])),
 ];
 
@@ -96,6 +96,8 @@ export class RunData {
   ranks = new Map();
   /** @type {Map<string, Metric>} */
   metrics = new Map();
+  /** Memory and load of the ranks. @type {Map<string, Metric>} */
+  usage = new Map();
   /** Pictures by name and rank, the oldest first. @type {Map<string, PictureRecord[]>} */
   pictures = new Map();
   /** Spans by rank, the oldest first. @type {Map<number, Span[]>} */
@@ -139,8 +141,8 @@ export class RunData {
   /** @param {Legend} legend */
   #reset(legend) {
     [this.isKnown, this.legend, this.run] = [true, legend, {}];
-    const { ranks, metrics, pictures, lanes, logs, answers, findings } = this;
-    for (const map of [ranks, metrics, pictures, lanes, logs, answers, findings]) map.clear();
+    const { ranks, metrics, usage, pictures, lanes, logs, answers, findings } = this;
+    for (const map of [ranks, metrics, usage, pictures, lanes, logs, answers, findings]) map.clear();
     [this.lines, this.errors, this.notices, this.settings, this.changes] = [[], [], [], [], []];
     this.markAllChanged();
   }
@@ -148,15 +150,18 @@ export class RunData {
   /** @param {Reset | Update} message */
   #add(message) {
     const { run, ranks = [], curves = [], lanes = [], logs = [], errors = [], notices = [] } = message;
-    const { pictures = [], settings = [], changes = [], answers = [], findings = [] } = message;
+    const { pictures = [], settings = [], changes = [], answers = [], findings = [], usage = [] } = message;
     const { limits } = this.legend;
-    const known = { run: run ? [run] : [], ranks, curves, pictures, lanes, logs };
+    const known = { run: run ? [run] : [], ranks, curves, pictures, lanes, usage, logs };
     const topics = { ...known, errors, notices, settings, changes, answers, findings };
     for (const topic of TOPICS) if (topics[topic].length) this.changed.add(topic);
     if (run) [this.run, this.#runReceivedAt] = [run, performance.now()];
     for (const rank of ranks) this.ranks.set(rank.rank, rank);
     for (const curve of curves) {
       getOrCreate(this.metrics, curve.name, () => new Metric(curve.name, limits.points)).extend(curve);
+    }
+    for (const curve of usage) {
+      getOrCreate(this.usage, curve.name, () => new Metric(curve.name, limits.points)).extend(curve);
     }
     for (const picture of pictures) {
       const key = JSON.stringify([picture.name, picture.rank]);

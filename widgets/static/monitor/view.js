@@ -10,6 +10,7 @@ import { Pictures } from "./pictures.js";
 import { RankTable } from "./ranks.js";
 import { Settings } from "./settings.js";
 import { Timeline } from "./timeline.js";
+import { Usage } from "./usage.js";
 
 /** @import { KernelListener, Model, PageMessage, Reset, Topic, Update } from "./wire" */
 
@@ -64,9 +65,10 @@ export class MonitorView {
       new Notices(),
       new RankTable(),
       new Settings((message) => this.#send(message)),
-      new CurveGrid(this.frames, this.options),
+      new CurveGrid(this.frames, this.options, (message) => this.#send(message)),
       new Pictures(),
       new Timeline(this.frames),
+      new Usage(this.frames),
       new Measurements((message) => this.#send(message)),
       new Logs(`nbl-${Math.random().toString(36).slice(2)}`),
     ];

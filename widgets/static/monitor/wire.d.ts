@@ -25,6 +25,8 @@ export interface News {
   curves?: CurveRecord[];
   pictures?: PictureRecord[];
   lanes?: LaneRecord[];
+  /** Memory and load; a step is a second. */
+  usage?: CurveRecord[];
   logs?: LogRecord[];
   errors?: ErrorRecord[];
   notices?: string[];
@@ -42,7 +44,8 @@ export type PageMessage =
   | { type: "hello"; page: string }
   | { type: Action }
   | { type: "set"; name: string; value: string }
-  | { type: Measure; amount: number };
+  | { type: Measure; amount: number }
+  | { type: "draw"; axis: string; grouped: boolean; log: boolean; smoothing: number };
 
 export type Measure = "sample" | "profile";
 
