@@ -214,6 +214,17 @@ def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None
     step_boundary()
 
 
+def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = None) -> None:
+    """Send a table to the run, if there is one; `to_csv` returns it."""
+    context = _Current.context
+    if context is not None:
+        from notebook_launcher import messages
+
+        picture = messages.Picture(time=time.monotonic(), step=step, name=name, mime="text/csv", data=to_csv())
+        context.send(picture)
+        step_boundary()
+
+
 def _picture(value: Any) -> tuple[str, bytes] | None:
     if isinstance(value, (int, float, str)):
         return None

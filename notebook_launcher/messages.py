@@ -447,13 +447,13 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """An image or histogram among the arguments of `report(...)`."""
+    """An image or histogram among the arguments of `report(...)`, or a table of `accelerator.log_table(...)`."""
 
     time: float
     step: int | None
     name: str
     mime: str
-    """`"image/png"` or `"image/svg+xml"`."""
+    """`"image/png"`, `"image/svg+xml"`, or of a table `"text/csv"`."""
     data: bytes
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.page import call_text
@@ -37,6 +40,8 @@ MAX_SETTINGS = 64
 MAX_TEXT = 2000
 MAX_DRAWING = 1_500_000
 """Characters of a drawing that is sent to the page: Jupyter's server drops what comes above 3 MB in 3 s."""
+MAX_TRACES = 1_000_000
+"""Bytes of the traces of a profile that are sent to the page; larger ones are in the run's folder."""
 MAX_TRACEBACK = 20_000
 
 
@@ -179,8 +184,16 @@ def sample_record(samples: Samples) -> dict[str, Any]:
 
 
 def profile_record(profile: Profile) -> dict[str, Any]:
-    """Return the record FINDING of a profile: a table for each rank."""
-    return {"kind": "profile", "drawing": "", "tables": profile.plain_tables(), "problem": ""}
+    """Return the record FINDING of a profile: a table for each rank, with its trace if there is room for it."""
+    tables, room = profile.plain_tables(), MAX_TRACES
+    for table in tables:
+        table["trace_data"] = ""
+        with contextlib.suppress(OSError):  # There is no trace, or somebody has removed it.
+            path = Path(table["trace"])
+            if path.is_file() and path.stat().st_size <= room:
+                room -= path.stat().st_size
+                table["trace_data"] = base64.b64encode(path.read_bytes()).decode()
+    return {"kind": "profile", "drawing": "", "tables": tables, "problem": ""}
 
 
 def effective_batch(snapshot: RunSnapshot) -> str:

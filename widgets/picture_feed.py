@@ -1,4 +1,4 @@
-"""Pictures in a monitor's messages: the newest of each name and rank, of bounded size."""
+"""Pictures and tables in a monitor's messages: the newest of each name and rank, of bounded size."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import LIMITS
+from notebook_launcher.drawing.reported import TABLE, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,12 +19,14 @@ __all__ = ["PictureFeed"]
 Record = dict[str, Any]
 ALL_BYTES = 4_000_000
 """Bytes of the pictures in the first message."""
+MAX_ROWS = 50
+"""Rows of a table that the page shows; its CSV, to be downloaded, has all."""
 NEW_BYTES = 500_000
 """Bytes of the pictures in an update; the newest picture of each name and rank is always sent."""
 
 
 class PictureFeed:
-    """Images and histograms of a run as records PICTURE."""
+    """Images, histograms and tables of a run as records PICTURE."""
 
     def __init__(self, reader: RunReader) -> None:
         self._reader = reader
@@ -57,5 +60,6 @@ def _record(picture: RunPicture) -> Record:
         "name": picture.name,
         "rank": picture.rank,
         "step": picture.step,
+        "rows": read_rows(picture, MAX_ROWS) if picture.mime == TABLE else [],
         "source": f"data:{picture.mime};base64,{base64.b64encode(picture.data).decode()}",
     }

@@ -1,4 +1,4 @@
-"""Pictures in a run's folder: a file for each, and a list of them as JSON lines."""
+"""Pictures and tables in a run's folder: a file for each, and a list of them as JSON lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MAX_PICTURE_BYTES", "PictureFiles", "read_pictures"]
 
 MAX_PICTURE_BYTES = 32_000_000
 """Bytes of a run's pictures. The first half of the room takes all; each next half of the rest a tenth as many."""
-SUFFIXES = {"image/png": "png", "image/svg+xml": "svg"}
+SUFFIXES = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
 
 
 class PictureFiles:

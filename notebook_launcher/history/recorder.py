@@ -4,7 +4,7 @@
     function.py     the function's source
     environment.json  versions, git commit, working directory, variables
     metrics.jsonl   one call of report(...) or accelerator.log(...) on each line
-    pictures.jsonl  images and histograms, with picture-0.png ... beside it
+    pictures.jsonl  images, histograms and tables, with picture-0.png, picture-1.csv ... beside it
     changes.diff    the working tree beyond the git commit
     rank-0.log ...  the output of each rank; no file for a rank without output
     summary.json    the run's snapshot, replaced as a whole: when the folder is made, every 5 s, at the end

@@ -52,7 +52,7 @@ class MetricPoint:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunPicture:
-    """An image or histogram that a rank reported; a notebook shows it."""
+    """An image or histogram that a rank reported, or a table that it logged; a notebook shows it."""
 
     rank: int
     step: int
@@ -60,10 +60,12 @@ class RunPicture:
     """Seconds since the launch."""
     name: str
     mime: str
-    """`"image/png"` or `"image/svg+xml"`."""
+    """`"image/png"`, `"image/svg+xml"`, or of a table `"text/csv"`: names of columns, then rows, in UTF-8."""
     data: bytes = dataclasses.field(repr=False)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        if self.mime == "text/csv":
+            return {"text/plain": self.data.decode()}
         words = {"text/plain": repr(self)}
         return {**words, self.mime: self.data.decode() if self.mime == "image/svg+xml" else self.data}
 

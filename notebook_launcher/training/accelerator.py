@@ -934,10 +934,11 @@ class Accelerator:
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Log a table, as `columns` and rows of `data` or as a frame of pandas, to the trackers that take tables.
+        """Log a table, as `columns` and rows of `data` or as a frame of pandas, to the run and the trackers.
 
-        `"jsonl"` writes a CSV file beside its metrics, `"tensorboard"` a text; aim, dvclive, swanlab and trackio take
-        none.
+        The main process's table is shown in the monitor and in the run's record, and kept as CSV in the run's folder.
+        Of the trackers `"jsonl"` writes a CSV file beside its metrics, `"tensorboard"` a text; aim, dvclive, swanlab
+        and trackio take none.
 
         Raises:
             ValueError: There is no table, or a row does not fit the columns.

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator, histogram, launch, report, runs
-from notebook_launcher.drawing.reported import reported_html
+from notebook_launcher.drawing.reported import read_rows, reported_html
 from notebook_launcher.history.picture_files import PictureFiles, read_pictures
 from notebook_launcher.history.schema import RunPicture
 from notebook_launcher.pictures import MAX_BYTES, MAX_SIDE, Histogram, encode_picture
+from notebook_launcher.training.recording.logged_table import Table
 from notebook_launcher.widgets.picture_feed import PictureFeed
 
 if TYPE_CHECKING:
@@ -94,22 +95,32 @@ def train() -> None:
     for step in range(3):
         report(step=step, loss=1.0, sample=torch.full((3, 8, 8), step / 3), weights=histogram(torch.randn(100)))
     accelerator.log_images({"both": [np.zeros((2, 2, 3)), np.ones((2, 2, 3))]}, step=3)
+    accelerator.log_table("answers", ["text", "score"], [["<b>4</b>", 0.5], ["five", 1]], step=3)
 
 
 def test_reported_pictures_are_kept_in_the_folder_of_the_run(home: Path) -> None:
     run = launch(train, 2, output="none")
     run.result()
     assert {(picture.name, picture.rank) for picture in run.pictures} == {
-        (name, rank) for name in ("sample", "weights", "both/0", "both/1") for rank in (0, 1)
+        *((name, rank) for name in ("sample", "weights", "both/0", "both/1") for rank in (0, 1)),
+        ("answers", 0),
     }
     assert [point.values for point in run.metrics] == [{"loss": 1.0}] * 6
     (kept,) = runs(home)
     assert kept.pictures == run.pictures
-    assert kept.pictures_since(15)[1] == 16
+    assert kept.pictures_since(16)[1] == 17
     assert kept._repr_html_().count("<img src") >= 4
     bundle = kept.pictures[0]._repr_mimebundle_()
     assert bundle["image/png"].startswith(b"\x89PNG")
     assert bundle["text/plain"].startswith("RunPicture(rank=")
+    (table,) = (one for one in kept.pictures if one.name == "answers")
+    csv = "text,score\n<b>4</b>,0.5\nfive,1\n"
+    assert table._repr_mimebundle_() == {"text/plain": csv}
+    assert [path.read_text() for path in kept.folder.glob("*.csv")] == [csv]
+    assert "answers, rank 0, step 3" in kept._repr_html_()
+    assert "&lt;b&gt;4&lt;/b&gt;" in kept._repr_html_()
+    (sent,) = (record for record in PictureFeed(kept).everything() if record["name"] == "answers")
+    assert sent["rows"] == [["text", "score"], ["<b>4</b>", "0.5"], ["five", "1"]]
     kept.delete()
     assert not kept.folder.exists()
 
@@ -152,6 +163,20 @@ def test_page_gets_a_bounded_number_of_pictures_and_always_the_newest() -> None:
     reader.pictures += [picture(number, 300_000) for number in range(300, 310)]
     assert [record["step"] for record in feed.news()] == [309]
     assert feed.news() == []
+
+
+def test_long_table_is_cut_and_says_so() -> None:
+    data = Table(("number",), tuple((number,) for number in range(500_000))).to_bounded_csv()
+    assert 900_000 < len(data) < 1_000_100
+    *rows, last = data.decode().splitlines()
+    assert last == f"[{500_000 - len(rows) + 1:,} more rows]"
+    assert rows[-1] == str(len(rows) - 2)
+
+
+def test_wide_or_ragged_table_is_shown_as_far_as_it_goes() -> None:
+    wide = RunPicture(rank=0, step=0, time=0.0, name="wide", mime="text/csv", data=b"a,b\n1\n" + b",".join([b"x"] * 99))
+    assert [len(row) for row in read_rows(wide, 10)] == [24, 24, 24]
+    assert reported_html([wide]).count("<td") == 2 * 24
 
 
 def test_saved_record_has_the_newest_picture_of_each_name() -> None:

@@ -39,6 +39,7 @@ TABLE = {
     "columns": ["operator", "calls", "share"],
     "rows": [["aten::mm", "12", "61 %"], [EVIL, "1", "2 %"]],
     "trace": "/runs/one/trace_rank0_update12.json.gz",
+    "trace_data": "dHJhY2U=",
     "notes": ["trace: /runs/one/trace_rank0_update12.json.gz"],
 }
 
@@ -86,6 +87,10 @@ def test_profile_shows_its_table_and_the_trace(tab: Tab) -> None:
     assert tab.texts(".nbl-finding td") == ["aten::mm", "12", "61 %", EVIL, "1", "2 %"]
     assert tab.page.get_by_text("trace: /runs/one/trace_rank0_update12.json.gz").is_visible()
     assert tab.page.get_by_role("link", name="Perfetto").get_attribute("href") == "https://ui.perfetto.dev"
+    with tab.page.expect_download() as trace:
+        tab.page.get_by_role("link", name="Download the trace").click()
+    assert trace.value.suggested_filename == "trace_rank0_update12.json.gz"
+    assert trace.value.path().read_bytes() == b"trace"
     tab.deliver({"type": "update", "run": run(state="done", is_over=True)})
     assert tab.page.get_by_role("button", name="Profile").is_hidden()
     assert tab.find(".nbl-finding table").is_visible()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from typing import TYPE_CHECKING
@@ -377,6 +378,19 @@ def test_pictures_show_the_newest_and_earlier_ones_by_a_slider(tab):
     tab.find(".nbl-pictures input").first.fill("0")
     tab.deliver({"type": "update", "pictures": [record(30)]})
     assert tab.text(".nbl-pictures figcaption") == "sample, rank 0, step 0"
+    assert tab.page.evaluate("window.hacked") is None
+
+
+def test_table_is_shown_and_downloaded(tab):
+    data = base64.b64encode(b"text,score\nfour,0.5\n").decode()
+    table = {"name": "answers", "rank": 0, "step": 3, "source": f"data:text/csv;base64,{data}"}
+    tab.deliver(reset(pictures=[{**table, "rows": [["text", "score"], [EVIL, "0.5"]]}]))
+    assert tab.texts(".nbl-pictures th, .nbl-pictures td") == ["text", "score", EVIL, "0.5"]
+    assert tab.find(".nbl-pictures img").is_hidden()
+    with tab.page.expect_download() as csv:
+        tab.find(".nbl-pictures").get_by_text("CSV").click()
+    assert csv.value.suggested_filename == "answers-rank-0-step-3.csv"
+    assert csv.value.path().read_bytes() == b"text,score\nfour,0.5\n"
     assert tab.page.evaluate("window.hacked") is None
 
 

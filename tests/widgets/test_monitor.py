@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import json
@@ -394,6 +395,7 @@ def test_settings_are_changed_from_the_page_while_the_cell_is_busy(kernel: Kerne
     assert "steered, line" in sample["drawing"], sample["problem"]
     assert profile["tables"][0]["head"].startswith("rank 0: 2 updates from update "), profile["problem"]
     assert profile["tables"][0]["trace"].endswith(".json.gz")
+    assert base64.b64decode(profile["tables"][0]["trace_data"]).startswith(b"\x1f\x8b")
     page.send("pause")
     page.until(lambda _: latest("run")["state"] == "paused")
     assert latest("run")["actions"]["resume"]

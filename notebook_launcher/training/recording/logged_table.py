@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Table"]
 
+MAX_BYTES = 1_000_000
+"""Bytes of a table in the run's folder."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Table:
@@ -49,6 +52,17 @@ class Table:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([self.columns, *self.rows] if self.columns else self.rows)
         return text.getvalue()
+
+    def to_bounded_csv(self) -> bytes:
+        """Return the table as CSV of at most about a megabyte; a last row counts the rows that are left out."""
+        data = self.to_csv().encode("utf-8", "replace")
+        if len(data) <= MAX_BYTES:
+            return data
+        kept = len(self.rows)
+        while kept and len(data) > MAX_BYTES:
+            kept = min(kept - 1, int(kept * MAX_BYTES / len(data)))
+            data = Table(self.columns, self.rows[:kept]).to_csv().encode("utf-8", "replace")
+        return data + f"[{len(self.rows) - kept:,} more rows]\n".encode()
 
     def to_markdown(self) -> str:
         """Return the table as Markdown."""

@@ -277,17 +277,19 @@ class Trackers:
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Log a table to the trackers that take tables; others leave it out.
+        """Log a table to the trackers that take tables, and on the main process to the live run.
 
         Raises:
             TypeError: The step is no integer.
             ValueError: There is no table, or a row does not fit the columns.
         """
-        Table.of(columns, data, dataframe)  # Checked on every rank, and before the first tracker.
+        table = Table.of(columns, data, dataframe)  # Checked on every rank, and before the first tracker.
         step = None if step is None else _whole(step)
         for tracker in self.trackers:
             if (log_table := getattr(tracker, "log_table", None)) is not None:
                 log_table(table_name, columns=columns, data=data, dataframe=dataframe, step=step)
+        if self._is_main:
+            context.report_table(table_name, table.to_bounded_csv, step=step)
 
     def _numbers(self, values: Mapping[str, Any]) -> dict[str, float]:
         """Return the numbers that the run logs, the user's own first."""

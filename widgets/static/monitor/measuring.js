@@ -101,12 +101,15 @@ function contentOf({ drawing, tables }) {
 }
 
 /** @param {FindingRecord["tables"][number]} table */
-function tableOf({ head, columns, rows, trace, notes }) {
+function tableOf({ head, columns, rows, trace, trace_data: data, notes }) {
   const names = h("tr", {}, ...columns.map((name) => h("th", { scope: "col" }, name)));
   const body = rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, plainText(cell)))));
   const table = h("table", {}, h("caption", {}, head), h("thead", {}, names), h("tbody", {}, ...body));
   const words = notes.map((note) => h("div", { class: "nbl-setting-note" }, plainText(note)));
   const viewer = { href: "https://ui.perfetto.dev", target: "_blank", rel: "noopener noreferrer" };
-  if (trace) words.push(h("div", {}, h("a", viewer, "Perfetto"), " opens the trace."));
+  const download = trace.split("/").pop() ?? "";
+  const file = { href: `data:application/gzip;base64,${data}`, download };
+  const link = data ? [h("a", file, "Download the trace"), "; "] : [];
+  if (trace) words.push(h("div", {}, ...link, h("a", viewer, "Perfetto"), " opens it."));
   return h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": head }, table, ...words);
 }

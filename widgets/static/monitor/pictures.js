@@ -1,15 +1,16 @@
 import { h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
+import { plainText } from "./text.js";
 
 /** @import { RunData } from "./model.js" */
 /** @import { PictureRecord, Topic } from "./wire" */
 
-/** Images and histograms that ranks reported: of each name and rank the newest, and the earlier ones by a slider. */
+/** Images and histograms that ranks reported, and tables that they logged: of each name and rank the newest, and the earlier ones by a slider. */
 export class Pictures extends Section {
   /** @type {Topic[]} */
   topics = ["pictures"];
 
   constructor() {
-    super("Pictures");
+    super("Pictures and tables");
     const grid = h("div", { class: "nbl-pictures" });
     this.body.append(grid);
     this.list = new KeyedList(
@@ -37,7 +38,9 @@ class PictureView {
     this.image = h("img", { class: "nbl-picture" });
     this.caption = h("figcaption", {});
     this.slider = h("input", { type: "range", min: "0", oninput: () => this.#choose() });
-    this.element = h("figure", { class: "nbl-plot" }, this.caption, this.image, this.slider);
+    this.table = h("div", { class: "nbl-scroll", tabindex: "0", role: "region" });
+    this.download = h("a", { class: "nbl-link" }, "CSV");
+    this.element = h("figure", { class: "nbl-plot" }, this.caption, this.image, this.table, this.download, this.slider);
   }
 
   #choose() {
@@ -56,12 +59,27 @@ class PictureView {
   }
 
   #paint() {
-    const { name, rank, step, source } = this.#pictures[Number(this.slider.value)];
+    const { name, rank, step, source, rows = [] } = this.#pictures[Number(this.slider.value)];
     const words = `${name}, rank ${rank}, step ${step}`;
     setText(this.caption, words);
+    const isTable = rows.length > 0;
+    for (const element of [this.table, this.download]) setHidden(element, !isTable);
+    setHidden(this.image, isTable);
+    if (isTable) this.#paintTable(words, rows, source);
+    else setAttribute(this.image, "src", source);
     setAttribute(this.image, "alt", words);
-    setAttribute(this.image, "src", source);
     setAttribute(this.slider, "aria-label", `Steps of ${name}, rank ${rank}`);
     setAttribute(this.slider, "aria-valuetext", `step ${step}`);
+  }
+
+  /** @param {string} words @param {string[][]} rows @param {string} source */
+  #paintTable(words, [names, ...rows], source) {
+    if (this.download.href === source) return;
+    const head = h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, plainText(name))));
+    const body = rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, plainText(cell)))));
+    this.table.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, ...body)));
+    setAttribute(this.table, "aria-label", words);
+    this.download.href = source;
+    this.download.download = `${words.replace(/[^\w.-]+/g, "-")}.csv`;
   }
 }

@@ -117,11 +117,13 @@ export interface CurveRecord {
   replace?: boolean;
 }
 
-/** An image or histogram that a rank reported. */
+/** An image or histogram that a rank reported, or a table that it logged. */
 export interface PictureRecord {
   name: string;
   rank: number;
   step: number;
+  /** Of a table: the names of its columns, then its first rows. */
+  rows?: string[][];
   /** A data URL. */
   source: string;
 }
@@ -170,7 +172,8 @@ export interface FindingRecord {
   kind: Measure;
   /** An `<svg>`; empty if there is none. */
   drawing: string;
-  tables: { head: string; columns: string[]; rows: string[][]; trace: string; notes: string[] }[];
+  /** `trace` is the path of a file, `trace_data` the file as base64; empty if it is too large for the page. */
+  tables: { head: string; columns: string[]; rows: string[][]; trace: string; trace_data: string; notes: string[] }[];
   problem: string;
 }
 
