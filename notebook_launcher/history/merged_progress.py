@@ -66,14 +66,21 @@ def merge_progress(ranks: Sequence[RankSnapshot]) -> MergedProgress | None:
 
 
 def progress_line(name: str, ranks: Sequence[RankSnapshot]) -> str:
-    """Return `train: 35.3 % 120/340, 12.1 it/s, 18 s left, loss 0.31`; empty if no rank has reported anything."""
+    """Return `train: 35.3 % 120/340, 12.1 it/s, 18 s left, loss 0.31`; empty if no rank has reported anything.
+
+    Without a loop that counts, it has the step and the samples per second. Ranks that have ended, or that have waited
+    for long in a collective, are counted at the end: `1 of 4 ranks done`.
+    """
     merged = merge_progress(ranks)
     parts = _describe(merged) if merged is not None else []
     slowest = next((rank for rank in ranks if merged is None or rank.rank == merged.rank), None)
     if slowest is not None:
-        if merged is None and slowest.metrics and slowest.step is not None:
+        if merged is None and slowest.step is not None and (slowest.metrics or slowest.samples_per_second):
             parts.append(f"step {slowest.step:,}")
+        if merged is None and slowest.samples_per_second:
+            parts.append(f"{format_number(slowest.samples_per_second, 3)} samples/s")
         parts += _values(slowest.metrics)
+    parts += _settled(ranks) if parts else []
     return _one_line(f"{name}: {', '.join(parts)}") if parts else ""
 
 
@@ -88,6 +95,16 @@ def _describe(merged: MergedProgress) -> list[str]:
     if merged.seconds_left is not None and merged.done != merged.total:
         parts.append(f"{format_seconds(math.ceil(merged.seconds_left))} left")
     return parts
+
+
+def _settled(ranks: Sequence[RankSnapshot]) -> list[str]:
+    """Return how many ranks do something else than the others; a run of one rank needs no such words."""
+    counts = {
+        "done": sum(rank.state == "returned" for rank in ranks),
+        "failed": sum(rank.state == "failed" for rank in ranks),
+        "waiting": sum(rank.waited is not None for rank in ranks),
+    }
+    return [f"{count} of {len(ranks)} ranks {word}" for word, count in counts.items() if count and len(ranks) > 1]
 
 
 def _values(metrics: Mapping[str, float]) -> list[str]:

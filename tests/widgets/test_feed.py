@@ -474,6 +474,19 @@ def test_progress_line_shows_share_rate_and_metrics(rank: RankSnapshot, line: st
     assert progress_line("f", [rank]) == line
 
 
+def test_progress_line_without_a_counted_loop_has_the_pace_and_the_ranks_that_differ() -> None:
+    running = RankSnapshot(rank=0, state="running", step=1200, samples_per_second=298.4, metrics={"loss": 0.31})
+    others = [
+        RankSnapshot(rank=1, state="waiting", step=1200, waited=12.0),
+        RankSnapshot(rank=2, state="returned", step=1200),
+        RankSnapshot(rank=3, state="failed", step=3),
+    ]
+    line = "train: step 1,200, 298 samples/s, loss 0.31"
+    assert progress_line("train", [running]) == line
+    words = "1 of 4 ranks done, 1 of 4 ranks failed, 1 of 4 ranks waiting"
+    assert progress_line("train", [running, *others]) == f"{line}, {words}"
+
+
 def test_slowest_rank_is_behind_or_waits_least() -> None:
     def run(*ranks: RankSnapshot, **waits: float) -> int | None:
         phases = {
