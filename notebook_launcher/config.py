@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import accelerate_yaml
+from notebook_launcher import accelerate_yaml, engine_choice
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.training_settings import PRECISIONS, TrainingSettings
 
@@ -30,6 +30,15 @@ START_METHODS = ("forkserver", "fork", "spawn")
 OUTPUTS = ("all", "rank0", "none")
 MONITORS = (True, False, "auto")
 
+POSITIVE_WHOLE = (
+    "num_processes",
+    "nodes",
+    "processes_per_node",
+    "gradient_accumulation_steps",
+    "shard",
+    "threads_per_process",
+)
+"""Options that are whole numbers of 1 or more, or None."""
 POSITIVE = (
     ("max_grad_norm", "", "no clipping"),
     ("timeout", " seconds", "no limit"),
@@ -38,11 +47,12 @@ POSITIVE = (
 """Options that are more than 0, or None: name, unit, and what None means."""
 
 _OWN_RENDEZVOUS = "The launcher binds a port of its own, so none of Accelerate's settings for it are needed."
-_MACHINES = "Name the machines by an engine: engine=SSH([...]), Slurm() or Commands([...])."
 HINTS = {
     "function": "It is called fn here.",
     **dict.fromkeys(("use_port", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint"), _OWN_RENDEZVOUS),
-    **dict.fromkeys(("nodes", "num_nodes", "num_machines", "node_rank", "processes_per_node"), _MACHINES),
+    **dict.fromkeys(("num_nodes", "num_machines", "nnodes"), f"It is called nodes here. {engine_choice.HOW}"),
+    "nproc_per_node": "It is called processes_per_node here.",
+    "node_rank": engine_choice.HOW,
     "detached": "launch() and notebook_launch() take it: notebook_launch(fn, 2, detached=True). A session cannot be "
     "detached.",
 }
@@ -57,7 +67,12 @@ class LaunchConfig:
     """Options of a launch. A value that cannot work raises `ConfigError`; its `field` names the option."""
 
     num_processes: int | None = None
-    """Number of ranks. None: one for each chosen GPU; without GPUs, the number of cores, but at most 4."""
+    """Number of ranks. None: one for each chosen GPU; without GPUs, the number of cores, but at most 4; without GPUs on
+    several machines, one for each."""
+    nodes: int | None = None
+    """Number of machines that get ranks: the first ones of the engine. None: all of them."""
+    processes_per_node: int | None = None
+    """Number of ranks on each machine. None: what `num_processes` says, spread evenly."""
     devices: tuple[int, ...] | str | None = None
     """GPUs, by their index among the visible ones. `"cpu"`: none of them. None: all of them."""
     backend: str | None = "auto"
@@ -87,7 +102,8 @@ class LaunchConfig:
     the error of a mismatch names each rank's collective and line. A small all-reduce takes 2 to 3 times as long."""
     engine: Engine | None = None
     """Machines on which the ranks run. None: the kernel's own. `Commands([...])`, `SSH([...])` or `Slurm()`: those that
-    they reach; rank 0 is on the first, and the ranks of each are consecutive."""
+    they reach; rank 0 is on the first, and the ranks of each are consecutive. Also as a text, `"slurm"` or
+    `"ssh gpu1 gpu2"`."""
     start_method: str = "forkserver"
     """Way in which ranks start. `"forkserver"`: they are forked from a clean process, which works whatever the kernel
     did before. `"fork"`: they are forked from the kernel itself, so captured data is shared and need not pickle.
@@ -128,8 +144,11 @@ class LaunchConfig:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        if self.num_processes is not None:
-            put("num_processes", _integer("num_processes", self.num_processes, minimum=1))
+        put("engine", engine_choice.chosen(self.engine))
+        for name in POSITIVE_WHOLE:
+            if (number := getattr(self, name)) is not None:
+                put(name, _integer(name, number, minimum=1))
+        engine_choice.check_spread(self.num_processes, self.nodes, self.processes_per_node, self.engine)
         put("devices", _devices(self.devices))
         _one_of("backend", self.backend, BACKENDS, or_none=True)
         _one_of("mixed_precision", self.mixed_precision, PRECISIONS, or_none=True)
@@ -140,21 +159,15 @@ class LaunchConfig:
         _check_monitor(self.monitor)
         for name in ("check_ranks", "check_collectives", "debug"):
             _check_switch(name, getattr(self, name))
-        if self.gradient_accumulation_steps is not None:
-            steps = _integer("gradient_accumulation_steps", self.gradient_accumulation_steps, minimum=1)
-            put("gradient_accumulation_steps", steps)
         if self.shard is not None:
-            put("shard", _integer("shard", self.shard, minimum=1))
             check_shard(self.shard, self.num_processes)
         put("max_restarts", _integer("max_restarts", self.max_restarts, minimum=0))
         if self.seed is not None:
             put("seed", _integer("seed", self.seed, minimum=0, maximum=MAX_SEED))
-        if self.threads_per_process is not None:
-            put("threads_per_process", _integer("threads_per_process", self.threads_per_process, minimum=1))
         for name, unit, none in POSITIVE:
             if (value := getattr(self, name)) is not None:
                 put(name, _positive(name, value, unit=unit, none=none))
-        _check_engine(self.engine, self.start_method, self.devices)
+        engine_choice.check_fit(self.engine, self.start_method, self.devices)
         put("name", _name(self.name))
         put("tags", _tags(self.tags))
         put("runs_folder", _folder("runs_folder", self.runs_folder))
@@ -193,22 +206,27 @@ class LaunchConfig:
         Other keys of an existing file are kept. Options that Accelerate has no key for go into a comment, which
         `from_yaml` reads. On CPUs `accelerate launch` starts several processes only through mpirun.
 
+        An engine goes into the comment, too: `accelerate launch` knows nothing of it, and starts the ranks on one
+        machine.
+
         Raises:
             ConfigError: The file describes another kind of launch, or cannot be written, or Accelerate cannot do what
-                these options ask for.
+                these options ask for, or the engine is not one of this package.
         """
         from notebook_launcher.machine import allocation, devices
 
-        if self.engine is not None:
-            msg = f"engine={self.engine!r} has no place in Accelerate's settings file: it describes one machine."
-            raise ConfigError(msg, field="engine")
         file = accelerate_yaml.path_to_write(path)
+        options = changed_options(self)
+        if self.engine is not None:
+            options["engine"] = engine_choice.as_settings(self.engine)
         if file.exists():
             load_accelerate_file(file)  # A file that describes another kind of launch is not overwritten.
-        taken = allocation.allocate(
-            devices.look(), num_processes=self.num_processes, devices=self.devices, backend=self.backend
-        )
-        options = changed_options(self)
+        machine, asked = devices.look(), self.num_processes or self.processes_per_node
+        if self.engine is not None:
+            use_gpu = self.devices != "cpu" and not machine.why_no_gpu
+            accelerate_yaml.write(file, options, num_processes=asked or 1, use_gpu=use_gpu)
+            return file
+        taken = allocation.allocate(machine, num_processes=asked, devices=self.devices, backend=self.backend)
         accelerate_yaml.write(file, options, num_processes=taken.num_processes, use_gpu=bool(taken.gpus))
         return file
 
@@ -317,23 +335,6 @@ def check_shard(shard: int, num_processes: int | None, *, by_default: bool = Fal
             f"{fitting}{way_out}."
         )
         raise ConfigError(msg, field="shard")
-
-
-def _check_engine(engine: object, start_method: str, devices: object) -> None:
-    if engine is None:
-        return
-    if not all(callable(getattr(engine, name, None)) for name in ("look", "start")) or isinstance(engine, type):
-        msg = f"engine={engine!r} is no engine. Pass Commands([...]), SSH([...]) or Slurm(), or None for this machine."
-        raise ConfigError(msg, field="engine")
-    if start_method == "fork":
-        msg = f"start_method='fork' with engine={engine!r}: ranks of other machines cannot be forks of this kernel."
-        raise ConfigError(msg, field="start_method")
-    if isinstance(devices, tuple):
-        msg = (
-            f"devices={list(devices)!r} with engine={engine!r}: the numbers are those of this machine. Pass 'cpu', or "
-            "None for the GPUs of all nodes."
-        )
-        raise ConfigError(msg, field="devices")
 
 
 def _check_monitor(value: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 import keyword
@@ -10,6 +11,7 @@ import types
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.kernel.launch import notebook_launch
 from notebook_launcher.widgets.parameters import is_literal
 
@@ -118,6 +120,8 @@ def _plain(value: Any) -> Any:
     """Return an option as it is written in code."""
     if isinstance(value, tuple):
         return list(value)
+    if dataclasses.is_dataclass(value):  # An engine.
+        return engine_texts.write(value) or value  # type: ignore[arg-type]
     return dict(value) if hasattr(value, "keys") else value
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS
+from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.kernel.argument_text import describe_value
 from notebook_launcher.training_settings import PRECISIONS
 from notebook_launcher.widgets import typed
@@ -26,6 +28,7 @@ __all__ = ["argument_field", "argument_value", "option_fields"]
 TEXT_FIELDS = {
     "num_processes": ("Processes", "automatic"),
     "gradient_accumulation_steps": ("Accumulation steps", "1"),
+    "engine": ("Machines", "this machine"),
     "shard": ("Shard models over", "1 process, which has all of a model"),
     "max_grad_norm": ("Maximum gradient norm", "no clipping"),
     "seed": ("Seed", "a random seed, which is recorded"),
@@ -114,6 +117,8 @@ def argument_value(state: LaunchState, parameter: Parameter) -> Any:
 def _write(default: Any, value: Any) -> str:
     if value == default:
         return ""
+    if dataclasses.is_dataclass(value):  # An engine; one without a text is shown as in code.
+        return engine_texts.write(value) or repr(value)  # type: ignore[arg-type]
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 

@@ -44,7 +44,9 @@ def processes_hint(machine: Machine, plan: Plan | None) -> str:
 
 
 def misfits(machine: Machine, config: LaunchConfig) -> dict[str, str]:
-    """Return the options that the machine cannot satisfy, each with what to do instead."""
+    """Return the options that the machine cannot satisfy, each with what to do instead; none for other machines."""
+    if config.engine is not None:
+        return {}
     found, num, limit = {}, config.num_processes or 1, rank_limit(machine)
     chosen = config.devices if isinstance(config.devices, tuple) else ()
     missing = [at for at in chosen if at >= len(machine.gpus)]
@@ -71,6 +73,8 @@ def _cores(machine: Machine) -> str:
 
 def unfit_precisions(machine: Machine, config: LaunchConfig) -> dict[str, str]:
     """Return the precisions that the chosen devices do not support well, each with the reason."""
+    if config.engine is not None:
+        return {}
     if machine.why_no_gpu or config.devices == "cpu":
         # Measured on a Xeon with AVX-512: a 768 x 768 matrix product takes 19 times as long in fp16 as in float32.
         return {"fp16": "fp16 needs a GPU: on a CPU it is slower than full precision. bf16 works on both."}
@@ -87,6 +91,8 @@ def unfit_precisions(machine: Machine, config: LaunchConfig) -> dict[str, str]:
 
 def unfit_backends(machine: Machine, config: LaunchConfig) -> dict[str, str]:
     """Return the backends that do not work here, each with the reason."""
+    if config.engine is not None:
+        return {}
     if machine.why_no_gpu:
         return dict.fromkeys(("nccl", "cpu:gloo,cuda:nccl"), machine.why_no_gpu)
     if config.devices == "cpu":

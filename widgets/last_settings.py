@@ -14,6 +14,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel import checks
@@ -62,6 +63,8 @@ def settings_of(state: LaunchState) -> Settings:
         for name, parameter in state.parameters.items()
         if name in state.arguments and not SECRET.search(name)
     }
+    if "engine" in options:
+        options["engine"] = engine_texts.write(options["engine"])
     return Settings(
         {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
         {name: data for name, data in arguments.items() if data is not MISSING},

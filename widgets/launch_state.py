@@ -186,7 +186,8 @@ class LaunchState(traitlets.HasTraits):
                 self.problems.setdefault(name, reason)
             self.plan = None
             try:
-                self.plan = make_plan(self.config, self.machine)
+                if self.config.engine is None:  # Others are asked when they are used: that may take a login on each.
+                    self.plan = make_plan(self.config, self.machine)
                 if self.function is None:
                     self.problems[""] = NO_FUNCTION
                 elif not any(key.startswith("arguments.") for key in self.problems):

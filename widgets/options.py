@@ -7,6 +7,7 @@ __all__ = ["ADVANCED", "ESSENTIAL"]
 ESSENTIAL = ("num_processes", "gradient_accumulation_steps", "mixed_precision")
 """Options that are always in view."""
 ADVANCED = (
+    "engine",
     "devices",
     "backend",
     "start_method",

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from notebook_launcher.config import MAX_SEED, LaunchConfig
+from notebook_launcher.engines.cluster import engine_texts
 
 __all__ = ["NUMBERS", "Number", "default_of", "reads"]
 
@@ -60,6 +61,8 @@ def default_of(name: str) -> Any:
 
 def reads(name: str, text: str) -> Any:
     """Return the value of an option's text: the default for an empty one; raises ValueError with what to type."""
+    if name == "engine":
+        return engine_texts.read(text)
     default, text = default_of(name), text.strip()
     return default if not text or (text == "None" and default is None) else NUMBERS[name].read(text)
 

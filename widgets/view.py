@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import html
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
+from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.argument_text import describe_value
 from notebook_launcher.training_settings import STEPS_VARIABLE
@@ -207,7 +209,11 @@ class PanelView:
         hints = {"num_processes": hardware.processes_hint(machine, self._state.plan)}
         hints["gradient_accumulation_steps"] = "Micro-batches for each optimizer update"
         hints["shard"] = self._state.sharding_hint
+        hints["engine"] = engine_texts.describe_found(os.environ)
         hints["devices"] = machine.why_no_gpu[:1].upper() + machine.why_no_gpu[1:]
+        if config.engine is not None:
+            hints["num_processes"] = "Empty: one for each GPU of the machines, or one for each machine without GPUs"
+            hints["devices"] = "The GPUs of the machines; CPU: none of them"
         for name, field in self.fields.items():
             self._draw_note(field, name, hints.get(name, ""))
         for name, field in self.argument_fields.items():
@@ -311,6 +317,8 @@ class PanelView:
             name = checks.name_of(self._state.function)
             newer = f" {name} was defined again: run this cell again to launch the new one." if is_old else ""
             self._running.set_ready(f"{summary}.{newer}", is_ready=True, is_news=is_old)
+        else:
+            self._running.set_ready("The launch looks first at what the machines have.", is_ready=True)
 
 
 def _grid(fields: list[Field]) -> ipywidgets.GridBox:

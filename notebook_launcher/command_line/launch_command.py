@@ -46,11 +46,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> LaunchConfig:
-    given = given_options(options)
-    config = LaunchConfig()
+    config, file = LaunchConfig(), None
     default = accelerate_yaml.default_path()
     if options.config_file is not None or (default.is_file() and not options.no_config_file):
         config, file = _read_settings(options.config_file)
+    given = given_options(options, has_engine=config.engine is not None)
+    if file is not None:
         changed = [f"{name}={value}" for name, value in changed_options(config).items() if name not in given]
         _say(f"settings of {file.path}: {', '.join(changed) or 'the defaults'}")
         if file.ignored:
@@ -132,6 +133,7 @@ process group up. The script may use torch.distributed, Hugging Face Accelerate,
   notebook-launcher launch --num_processes 2 train.py --lr 0.1
   notebook-launcher launch --nproc_per_node 4 --mixed_precision bf16 -m package.train
   notebook-launcher launch --cpu --config_file settings.yaml train.py
+  notebook-launcher launch --engine "ssh gpu1 gpu2" --processes_per_node 8 train.py
 
 Options of `accelerate launch` and `torchrun` are accepted by their names, with _ or - between the words. Options come
 before the script; everything after it is the script's own. Without --config_file, the file that `accelerate config`

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 OTHER_NAMES = {
-    "num_processes": ("nproc_per_node",),
+    "processes_per_node": ("nproc_per_node",),
     "devices": ("gpu_ids",),
     "threads_per_process": ("num_cpu_threads_per_process",),
     "max_grad_norm": ("gradient_clipping",),
@@ -98,7 +98,7 @@ def add_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         _add(group, "cpu", action="store_true", help="the same as --devices cpu"),
         _add(group, "multi_gpu", action="store_true", help="fail if there is no GPU, instead of using CPU ranks"),
         _add(group, "debug", action="store_true", help="compare shapes of tensors before each collective operation"),
-        _add(group, "num_machines", "nnodes", metavar="N", help="1 is the only number of machines"),
+        _add(group, "num_machines", "nnodes", metavar="N", help="with --engine: the same as --nodes; else 1"),
     ]
     group = parser.add_argument_group("sharding and compiling, as of `accelerate launch`", "Read by an Accelerator.")
     for switch, names_of_group in SWITCHES.items():
@@ -142,12 +142,26 @@ def _refuse(typed: str, known: Iterable[str]) -> None:
     raise ConfigError(f"unknown option {typed}. {hint} The script's own options are written after the script.")
 
 
-def given_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of `LaunchConfig` that were given, as its constructor takes them; raise `ConfigError`."""
+def given_options(options: argparse.Namespace, *, has_engine: bool = False) -> dict[str, Any]:
+    """Return the fields of `LaunchConfig` that were given, as its constructor takes them; raise `ConfigError`.
+
+    Args:
+        options: What was typed.
+        has_engine: True if a settings file names machines.
+    """
     fields = _fields()
     given = {name: _value(fields[name], value) for name, value in vars(options).items() if name in fields}
+    has_engine = bool(given["engine"]) if "engine" in given else has_engine
+    if not has_engine and "num_processes" not in given and "processes_per_node" in given:
+        given["num_processes"] = given.pop("processes_per_node")  # torchrun's usual option, and this is one node.
     if options.num_machines not in (None, "1", "1:1"):
-        raise ConfigError(f"--num_machines {options.num_machines}: a launch from here takes one machine; {ELSEWHERE}.")
+        if not has_engine:
+            msg = (
+                f"--num_machines {options.num_machines}: a launch from here takes one machine, unless --engine names "
+                "more: --engine slurm, or --engine 'ssh gpu1 gpu2'."
+            )
+            raise ConfigError(msg)
+        given.setdefault("nodes", _number(options.num_machines))
     if options.cpu:
         if given.get("devices", "cpu") != "cpu":
             raise ConfigError(f"--cpu and --devices {options.devices} exclude each other. Leave one of them out.")
@@ -177,8 +191,8 @@ def _numbers_by_name(number: Any) -> dict[str, Any]:
 
 
 def _fields() -> dict[str, dataclasses.Field[Any]]:
-    """Return the fields of LaunchConfig that are options; `--debug` is Accelerate's, and an engine is no text."""
-    return {field.name: field for field in dataclasses.fields(LaunchConfig) if field.name not in ("debug", "engine")}
+    """Return the fields of LaunchConfig that are options; `--debug` is Accelerate's."""
+    return {field.name: field for field in dataclasses.fields(LaunchConfig) if field.name != "debug"}
 
 
 def _add_field(group: Any, field: dataclasses.Field[Any], text: str) -> list[argparse.Action]:

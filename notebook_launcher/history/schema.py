@@ -130,6 +130,8 @@ class RankSnapshot:
     rank: int
     pid: int | None = None
     """Process id; None before the process starts and after it has ended."""
+    node: str = ""
+    """Name of its machine; empty if all ranks are on one."""
     state: RankState = "unknown"
     reason: str = ""
     """Reason of a failure in one line, `ValueError: boom`; empty for a rank that has not failed."""

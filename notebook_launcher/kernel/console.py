@@ -21,6 +21,8 @@ from notebook_launcher.kernel.room import LIVE_LINES, Room
 from notebook_launcher.kernel.screen import Lines, Screen
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notebook_launcher.engines.events import Stream
 
 __all__ = ["Console", "Message", "RankLog", "Status", "Text"]
@@ -73,10 +75,16 @@ class Console:
         output: The ranks whose lines are shown.
         kept_in: For a cell: an expression for the lines that do not stay in the cell, such as `run.logs(rank)`;
             None: all lines stay.
+        nodes: By rank: the name of its machine; empty if there is one.
     """
 
     def __init__(
-        self, num_processes: int, output: Literal["all", "rank0", "none"] = "all", *, kept_in: str | None = None
+        self,
+        num_processes: int,
+        output: Literal["all", "rank0", "none"] = "all",
+        *,
+        kept_in: str | None = None,
+        nodes: Sequence[str] = (),
     ) -> None:
         self.logs = tuple(RankLog() for _ in range(num_processes))
         """By rank: its whole output."""
@@ -85,7 +93,8 @@ class Console:
         self._is_labelled = num_processes > 1
         self._sources: dict[tuple[int, Stream], _Source] = {}
         """By rank and stream: the text that is not split into lines yet."""
-        label_size = len(label([0])) if self._is_labelled else 0
+        self._nodes = tuple(nodes)
+        label_size = len(label([0], self._nodes)) if self._is_labelled else 0
         self._backlog = Backlog(label_size=label_size)
         """Lines that wait for the next tick."""
         self._room = None if kept_in is None else Room(label_size=label_size, where=kept_in)
@@ -223,7 +232,7 @@ class Console:
 
     def _texts(self) -> list[Text]:
         blocks = self._backlog.drain(self._tokens) if self._room is None else self._in_room(self._room)
-        pieces = [*fold(blocks, labelled=self._is_labelled)]
+        pieces = [*fold(blocks, labelled=self._is_labelled, nodes=self._nodes)]
         if self._room is not None:
             self._room.refund(blocks, [text for _, text in pieces])
         texts = [
@@ -249,7 +258,9 @@ class Console:
         if self._room is None:
             return []
         heading, blocks = self._room.live()
-        lines = "".join(text for _, text in fold(blocks, labelled=self._is_labelled)).splitlines()[-LIVE_LINES:]
+        lines = "".join(text for _, text in fold(blocks, labelled=self._is_labelled, nodes=self._nodes)).splitlines()[
+            -LIVE_LINES:
+        ]
         return [heading, *(_shortened(line) for line in lines)] if heading else []
 
     def _draw_status(self) -> str:
@@ -261,7 +272,7 @@ class Console:
             if parts:  # Nested bars share the row of their rank.
                 rows.setdefault(_shortened("  ·  ".join(parts)), []).append(rank)
         lines = self._newest() + ([self._progress[:STATUS_WIDTH]] if self._progress else [])
-        lines += [(label(ranks) if self._is_labelled else "") + row for row, ranks in rows.items()]
+        lines += [(label(ranks, self._nodes) if self._is_labelled else "") + row for row, ranks in rows.items()]
         if len(lines) > STATUS_ROWS:
             lines[STATUS_ROWS - 1 :] = [f"... and {len(lines) - STATUS_ROWS + 1} more"]
         return "\n".join(lines)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from notebook_launcher.engines.events import Stream
 
@@ -30,12 +30,20 @@ class TextBlock:
     """The lines; each ends with a newline."""
 
 
-def label(ranks: Iterable[int]) -> str:
-    """Return the label of a line that these ranks wrote: `[ranks 0,2] `."""
-    return f"[{rank_list(ranks).replace(', ', ',')}] "
+def label(ranks: Iterable[int], nodes: Sequence[str] = ()) -> str:
+    """Return the label of a line that these ranks wrote: `[ranks 0,2] `, or `[ranks 0,1 on gpu1] `.
+
+    Args:
+        ranks: The ranks.
+        nodes: By rank: the name of its machine; empty if there is one.
+    """
+    ranks = tuple(ranks)
+    names = {nodes[rank] for rank in ranks} if nodes else set()
+    place = f" on {names.pop()}" if len(names) == 1 else ""
+    return f"[{rank_list(ranks).replace(', ', ',')}{place}] "
 
 
-def fold(blocks: Iterable[TextBlock], *, labelled: bool) -> Iterator[tuple[Stream, str]]:
+def fold(blocks: Iterable[TextBlock], *, labelled: bool, nodes: Sequence[str] = ()) -> Iterator[tuple[Stream, str]]:
     """Yield the text with its labels, in the order of arrival as far as merging equal lines allows.
 
     The order of each rank's own lines never changes. Lines of a single rank, and text without labels, are not split
@@ -43,11 +51,11 @@ def fold(blocks: Iterable[TextBlock], *, labelled: bool) -> Iterator[tuple[Strea
     """
     blocks = list(blocks)
     if labelled and len({block.rank for block in blocks} - {None}) > 1:
-        yield from _fold_lines(blocks)
+        yield from _fold_lines(blocks, nodes)
         return
     for block in blocks:
         if labelled and block.rank is not None:
-            prefix = label([block.rank])
+            prefix = label([block.rank], nodes)
             yield block.stream, prefix + block.text[:-1].replace("\n", "\n" + prefix) + "\n"
         else:
             yield block.stream, block.text
@@ -61,7 +69,7 @@ class _Line:
     ranks: tuple[int, ...]
 
 
-def _fold_lines(blocks: Iterable[TextBlock]) -> Iterator[tuple[Stream, str]]:
+def _fold_lines(blocks: Iterable[TextBlock], nodes: Sequence[str]) -> Iterator[tuple[Stream, str]]:
     per_rank: dict[int | None, list[_Line]] = collections.defaultdict(list)
     for order, block in enumerate(blocks):
         ranks = () if block.rank is None else (block.rank,)
@@ -69,7 +77,7 @@ def _fold_lines(blocks: Iterable[TextBlock]) -> Iterator[tuple[Stream, str]]:
     merged: list[_Line] = []
     for lines in per_rank.values():
         merged = _merge(merged, lines)
-    labels = {ranks: label(ranks) if ranks else "" for ranks in {line.ranks for line in merged}}
+    labels = {ranks: label(ranks, nodes) if ranks else "" for ranks in {line.ranks for line in merged}}
     for line in merged:
         yield line.stream, f"{labels[line.ranks]}{line.text}\n"
 

@@ -13,6 +13,8 @@ from notebook_launcher.kernel import cell
 from notebook_launcher.kernel.console import Console, Status, Text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event, Stream
     from notebook_launcher.kernel.call_scope import TakesDisplay
@@ -30,6 +32,7 @@ class RunOutput:
         displays: Takes each rank's rich output in place of the cell, and returns False for what the cell is to show;
             None: the cell shows what `LaunchConfig.display` says.
         sink: Destination of the output; None: the cell or terminal of the calling code.
+        nodes: By rank: the name of its machine; empty if there is one.
     """
 
     def __init__(
@@ -40,12 +43,13 @@ class RunOutput:
         kept_in: str = "run.logs(rank)",
         displays: TakesDisplay | None = None,
         sink: cell.Sink | None = None,
+        nodes: Sequence[str] = (),
     ) -> None:
         self._sink = cell.make_sink() if sink is None else sink
         """The cell or terminal that gets the output."""
         self._num_processes = num_processes
         shown: Any = config.output
-        self._console = Console(num_processes, shown, kept_in=kept_in if self._sink.is_cell else None)
+        self._console = Console(num_processes, shown, kept_in=kept_in if self._sink.is_cell else None, nodes=nodes)
         """Turns the ranks' text into messages for the sink."""
         self._displays = displays
         """Decides about rich output in place of `config.display`."""

@@ -54,6 +54,10 @@ class Plan:
     """A clause for the summary: the GPUs, or the reason why there is none."""
     note: str = ""
     """A clause for the summary about an unusual decision."""
+    num_nodes: int = 1
+    """Number of machines that get ranks."""
+    node_names: tuple[str, ...] = ()
+    """By rank: the name of its machine; empty if there is one."""
     uses_gpus_of_nodes: bool = False
     """True if the ranks use the GPUs of other machines, whose numbers the kernel need not know."""
 
@@ -97,7 +101,7 @@ class Plan:
             many_calls=many_calls,
             keeps_failures=many_calls or self.config.debug,
             use_gpu=self.use_gpu,
-            place=messages.Place(ranks=tuple(range(self.num_processes))),
+            place=messages.Place(ranks=tuple(range(self.num_processes)), num_nodes=self.num_nodes),
             master_port=0,
         )
 
@@ -113,7 +117,8 @@ def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
     if config.engine is not None:
         return _plan_of_nodes(config, config.engine.look())
     machine = machine or devices.look()
-    taken = allocate(machine, num_processes=config.num_processes, devices=config.devices, backend=config.backend)
+    asked = config.num_processes or config.processes_per_node
+    taken = allocate(machine, num_processes=asked, devices=config.devices, backend=config.backend)
     if config.shard is not None:
         check_shard(config.shard, taken.num_processes, by_default=config.num_processes is None)
     threads = config.threads_per_process or _share_of_cores(machine, taken.num_processes)
@@ -131,7 +136,14 @@ def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
 
 def _plan_of_nodes(config: LaunchConfig, nodes: Sequence[NodeInfo]) -> Plan:
     """Resolve the options against the nodes of an engine."""
-    taken = allocate_nodes(nodes, num_processes=config.num_processes, devices=config.devices, backend=config.backend)
+    taken = allocate_nodes(
+        nodes,
+        num_processes=config.num_processes,
+        devices=config.devices,
+        backend=config.backend,
+        num_nodes=config.nodes,
+        processes_per_node=config.processes_per_node,
+    )
     if config.shard is not None:
         check_shard(config.shard, taken.num_processes, by_default=config.num_processes is None)
     threads = config.threads_per_process or taken.cores_per_process
@@ -141,6 +153,8 @@ def _plan_of_nodes(config: LaunchConfig, nodes: Sequence[NodeInfo]) -> Plan:
         backend=taken.backend,
         gpus=(),
         uses_gpus_of_nodes=taken.use_gpu,
+        num_nodes=taken.num_nodes,
+        node_names=taken.node_names,
         threads_per_process=threads,
         seed=_seed(config),
         environ=_common_environment(config, threads, use_gpu=taken.use_gpu),

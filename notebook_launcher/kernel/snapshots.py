@@ -114,6 +114,7 @@ def take_rank_snapshot(data: RunData, rank: int) -> RankSnapshot:
     return RankSnapshot(
         rank=rank,
         pid=pid,
+        node=data.plan.node_names[rank] if data.plan.node_names else "",
         state=summary.state if summary is not None and summary.state != "unknown" else _rank_state(data, rank),
         reason=_reason(results, rank),
         done=progress.done if progress else None,

@@ -46,6 +46,10 @@ class NodeAllocation:
     """Cores of each rank, on the node that has fewest for each."""
     found: str
     """A clause for the summary: the nodes."""
+    num_nodes: int
+    """Number of nodes that get ranks: the first ones of the engine."""
+    node_names: tuple[str, ...]
+    """By rank: the name of its node; empty if there is one."""
 
 
 def ranks_by_node(num_processes: int, num_nodes: int) -> list[tuple[int, ...]]:
@@ -62,12 +66,27 @@ def allocate_nodes(
     num_processes: int | None,
     devices: tuple[int, ...] | str | None,
     backend: str | None,
+    num_nodes: int | None = None,
+    processes_per_node: int | None = None,
 ) -> NodeAllocation:
-    """Return what a launch with these fields of `LaunchConfig` takes; raise `ConfigError` if the nodes have less."""
+    """Return what a launch with these fields of `LaunchConfig` takes; raise `ConfigError` if the nodes have less.
+
+    Args:
+        nodes: The nodes of the engine.
+        num_processes: As in `LaunchConfig`; likewise `devices`, `backend` and `processes_per_node`.
+        devices: See above.
+        backend: See above.
+        num_nodes: `LaunchConfig.nodes`.
+        processes_per_node: See above.
+    """
+    if num_nodes is None and num_processes is not None and processes_per_node is not None:
+        num_nodes = num_processes // processes_per_node
+    nodes = _first(nodes, num_nodes)
     may_use_gpus = devices != "cpu" and all(node.gpus for node in nodes)
     if num_processes is None:
         # Ranks are spread evenly, so the node with fewest GPUs decides.
-        num_processes = len(nodes) * (min(len(node.gpus) for node in nodes) if may_use_gpus else 1)
+        of_each = processes_per_node or (min(len(node.gpus) for node in nodes) if may_use_gpus else 1)
+        num_processes = len(nodes) * of_each
     parts = ranks_by_node(num_processes, len(nodes))
     used = nodes[: len(parts)]
     for node, ranks in zip(used, parts, strict=True):
@@ -79,7 +98,29 @@ def allocate_nodes(
         use_gpu=may_use_gpus,
         cores_per_process=max(1, min(node.num_cores // len(ranks) for node, ranks in zip(used, parts, strict=True))),
         found=f"on {plural(len(used), 'node')} ({_describe_all(used)})",
+        num_nodes=len(used),
+        node_names=_names_by_rank(used, parts),
     )
+
+
+def _first(nodes: Sequence[NodeInfo], num_nodes: int | None) -> Sequence[NodeInfo]:
+    if num_nodes is not None and num_nodes > len(nodes):
+        msg = (
+            f"{plural(num_nodes, 'node')} are asked for, and the engine has {plural(len(nodes), 'node')}: "
+            f"{_describe_all(nodes)}. Omit nodes= to use all of them."
+        )
+        raise ConfigError(msg, field="nodes")
+    return nodes[:num_nodes]
+
+
+def _names_by_rank(nodes: Sequence[NodeInfo], parts: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+    """Return the name of each rank's node: its host, or its number where two nodes call themselves the same."""
+    if len(nodes) == 1:
+        return ()
+    short = [node.host.partition(".")[0] for node in nodes]
+    is_clear = len(set(short)) == len(nodes)
+    names = short if is_clear else [f"node {node.node}" for node in nodes]
+    return tuple(name for name, ranks in zip(names, parts, strict=True) for _ in ranks)
 
 
 def _check_number(node: NodeInfo, num_ranks: int, num_processes: int) -> None:

@@ -59,10 +59,13 @@ def test_invalid_option_raises_config_error_with_its_field(options: dict[str, An
         ("mixed_precison", r"unknown option mixed_precison=. Did you mean mixed_precision=\?"),
         ("max_norm", r"unknown option max_norm=. Did you mean max_grad_norm=\?"),
         ("use_port", r"unknown option use_port=. The launcher binds a port of its own"),
-        ("num_nodes", r"unknown option num_nodes=. Name the machines by an engine: engine=SSH"),
+        (
+            "num_nodes",
+            r"unknown option num_nodes=. It is called nodes here. Name the machines by an engine: engine=SSH",
+        ),
         ("detached", r"unknown option detached=. launch\(\) and notebook_launch\(\) take it.* A session cannot"),
         ("function", r"unknown option function=. It is called fn here"),
-        ("qqqqqq", r"unknown option qqqqqq=. Options are: num_processes, devices"),
+        ("qqqqqq", r"unknown option qqqqqq=. Options are: num_processes, nodes"),
     ],
 )
 def test_unknown_option_raises_config_error_with_a_hint(option: str, message: str) -> None:

@@ -42,12 +42,12 @@ class ClusterTree:
 
     Args:
         setup: The settings of all ranks; `setup.environ` holds what is added to each node's own.
-        nodes: The nodes, which have all joined; those beyond the number of ranks stay idle.
+        nodes: The nodes, which have all joined; the first `setup.place.num_nodes` get ranks, the others stay idle.
         give_back: Takes the nodes when the tree is closed.
     """
 
     def __init__(self, setup: messages.Setup, nodes: Sequence[Node], give_back: Callable[[], None]) -> None:
-        self._nodes = tuple(nodes[: setup.num_processes])
+        self._nodes = tuple(nodes[: setup.place.num_nodes])
         self._give_back = give_back
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._number = next(_numbers)
@@ -63,7 +63,7 @@ class ClusterTree:
         """The record that the last parcel was sent with, and the nodes that have the parcel."""
         self._told_lost: set[int] = set()
         self._is_closed = False
-        parts = ranks_by_node(setup.num_processes, len(nodes))
+        parts = ranks_by_node(setup.num_processes, len(self._nodes))
         for number, (node, ranks) in enumerate(zip(self._nodes, parts, strict=True)):
             node.inbox = self._inbox
             self._node_of.update(dict.fromkeys(ranks, node))

@@ -1,0 +1,115 @@
+"""Engines that are typed: as a text in code, in the panel and in a terminal, and in a settings file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notebook_launcher import SSH, Commands, ConfigError, LaunchConfig
+from notebook_launcher.command_line.launch_options import add_options, given_options
+from notebook_launcher.engines.cluster import engine_texts
+from notebook_launcher.engines.cluster.command_engines import Slurm
+from notebook_launcher.widgets.form import option_fields
+from notebook_launcher.widgets.launch_state import LaunchState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTS = SSH(["gpu1", "me@gpu2"])
+
+
+@pytest.fixture
+def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in for Slurm's program that lists the nodes of an allocation."""
+    (tmp_path / "scontrol").write_text("#!/bin/bash\necho n1; echo n2\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+
+
+@pytest.mark.parametrize("text", ["ssh gpu1 me@gpu2", "SSH gpu1,me@gpu2"])
+def test_text_names_hosts(text: str) -> None:
+    assert LaunchConfig(engine=text).engine == HOSTS  # type: ignore[arg-type]
+    assert engine_texts.write(HOSTS) == "ssh gpu1 me@gpu2"
+
+
+def test_text_names_the_allocation(allocation: None) -> None:
+    assert LaunchConfig(engine="slurm").engine == Slurm()  # type: ignore[arg-type]
+    assert engine_texts.write(Slurm()) == "slurm"
+    assert LaunchConfig(engine="this machine").engine is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("ray", r"engine='ray' is no engine\. A text can be 'this machine', 'slurm', or 'ssh' with names of hosts"),
+        ("ssh", "engine='ssh' is no engine"),
+        ("slurm gpu1", "engine='slurm gpu1' is no engine"),
+        ({"kind": "Ray"}, "is no engine: its kind can be Commands, SSH, Slurm, with their fields"),
+        ({"kind": "SSH", "host": "x"}, "is no engine: its kind can be"),
+        ({"kind": "SSH"}, r"is no engine: .*'hosts'"),
+    ],
+)
+def test_text_or_setting_that_names_no_engine_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        LaunchConfig(engine=value)
+    assert caught.value.field == "engine"
+
+
+@pytest.mark.parametrize(
+    "engine", [HOSTS, Commands([["docker", "exec", "-i", "a"], []], python="python3"), SSH(["a"], options=["-p", "22"])]
+)
+def test_settings_file_keeps_the_engine(engine: Any, tmp_path: Path) -> None:
+    config = LaunchConfig(engine=engine, num_processes=300, nodes=1)
+    assert LaunchConfig.from_yaml(config.to_yaml(tmp_path / "settings.yaml")) == config
+
+
+class Elsewhere:
+    """An engine of somebody else."""
+
+    def look(self) -> tuple[Any, ...]:
+        """Return nothing."""
+        return ()
+
+    def start(self, setup: Any) -> Any:
+        """Start nothing."""
+
+
+def test_engine_of_somebody_else_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no place in a settings file: it is not one of Commands, SSH, Slurm\."):
+        LaunchConfig(engine=Elsewhere()).to_yaml(tmp_path / "settings.yaml")
+
+
+def typed(*words: str, has_engine: bool = False) -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return given_options(parser.parse_args(words), has_engine=has_engine)
+
+
+def test_terminal_takes_an_engine_and_the_numbers_of_torchrun() -> None:
+    given = typed("--engine", "ssh gpu1 me@gpu2", "--nproc_per_node", "8", "--nnodes", "2")
+    assert given == {"engine": "ssh gpu1 me@gpu2", "processes_per_node": 8, "nodes": 2}
+    assert LaunchConfig(**given).engine == HOSTS
+    assert typed("--nproc_per_node", "8") == {"num_processes": 8}
+    assert typed("--nproc_per_node", "8", has_engine=True) == {"processes_per_node": 8}
+
+
+def test_panel_lists_what_can_be_typed_and_takes_it(allocation: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    found = engine_texts.describe_found(os.environ)
+    assert "slurm: the allocation here with 2 nodes, 8 GPUs each" in found
+    state = LaunchState(os.getpid, LaunchConfig(), {})
+    field: Any = option_fields(state, state.put_typed)["engine"]
+    field.control.value = "ssh gpu1 me@gpu2"
+    assert state.config.engine == HOSTS
+    assert state.plan is None, "a panel must not log in on other machines while somebody types"
+    assert not state.problems
+    assert 'engine="ssh gpu1 me@gpu2"' in state.code()
+    field.control.value = "ssh"
+    assert "engine='ssh' is no engine" in state.problems["engine"]
+    field.show(Commands([[]]))
+    assert field.text.startswith("Commands(")

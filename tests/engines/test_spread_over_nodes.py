@@ -1,0 +1,107 @@
+"""How many ranks which node gets: `num_processes`, `nodes`, `processes_per_node`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from notebook_launcher import Commands, ConfigError, LaunchConfig, launch, notebook_launch
+from notebook_launcher.kernel.folding import label
+from notebook_launcher.machine.node_allocation import NodeInfo, allocate_nodes
+
+TWO = Commands([[], []])
+NODES = [NodeInfo(number, f"gpu{number + 1}.example.org", "10.0.0.1", 8, ("H100",) * 4) for number in range(3)]
+QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, (12, 3)),
+        ({"num_nodes": 2}, (8, 2)),
+        ({"processes_per_node": 2}, (6, 3)),
+        ({"num_nodes": 2, "processes_per_node": 3}, (6, 2)),
+        ({"num_processes": 4, "processes_per_node": 2}, (4, 2)),
+        ({"num_processes": 5, "num_nodes": 2}, (5, 2)),
+        ({"num_processes": 2}, (2, 2)),
+    ],
+)
+def test_ranks_that_nodes_get(asked: dict[str, int], expected: tuple[int, int]) -> None:
+    taken = allocate_nodes(NODES, **{"num_processes": None, "devices": None, "backend": "auto", **asked})  # type: ignore[arg-type]
+    assert (taken.num_processes, taken.num_nodes) == expected
+    assert len(taken.node_names) == taken.num_processes
+    assert set(taken.node_names) == {f"gpu{number + 1}" for number in range(taken.num_nodes)}
+
+
+def test_one_node_needs_no_name() -> None:
+    taken = allocate_nodes(NODES, num_processes=None, devices=None, backend="auto", num_nodes=1)
+    assert taken.node_names == ()
+
+
+@pytest.mark.parametrize(("asked", "number"), [({"num_nodes": 4}, 4), ({"processes_per_node": 1}, 9)])
+def test_more_nodes_than_there_are_are_refused(asked: dict[str, int], number: int) -> None:
+    given: dict[str, Any] = {"num_processes": 9, "devices": None, "backend": "auto", **asked}
+    with pytest.raises(
+        ConfigError, match=rf"{number} nodes are asked for, and the engine has 3 nodes: gpu1\..*Omit nodes="
+    ):
+        allocate_nodes(NODES, **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "message"),
+    [
+        ({"nodes": 2}, "nodes", r"nodes=2 without an engine: this is one machine\. Name the machines by an engine"),
+        ({"nodes": 0}, "nodes", "nodes=0 is too small"),
+        ({"num_processes": 2, "nodes": 3, "engine": TWO}, "nodes", "a node would get no process. Pass nodes=2 or less"),
+        (
+            {"num_processes": 4, "processes_per_node": 3},
+            "processes_per_node",
+            "num_processes=4 with processes_per_node=3: 1 node with 3 each make 3. Omit one",
+        ),
+        (
+            {"num_processes": 4, "processes_per_node": 3, "nodes": 2, "engine": TWO},
+            "processes_per_node",
+            "2 nodes with 3 each make 6. Omit one of the numbers",
+        ),
+        (
+            {"num_processes": 4, "processes_per_node": 3, "engine": TWO},
+            "processes_per_node",
+            "4 / 3 is no whole number of nodes",
+        ),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(options: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        LaunchConfig(**options)
+    assert caught.value.field == field
+
+
+def test_names_of_other_launchers_are_explained() -> None:
+    with pytest.raises(ConfigError, match=r"unknown option num_nodes=\. It is called nodes here"):
+        notebook_launch(os.getpid, num_nodes=2)
+    with pytest.raises(ConfigError, match=r"unknown option nproc_per_node=\. It is called processes_per_node here"):
+        notebook_launch(os.getpid, nproc_per_node=2)
+
+
+def node_and_rank() -> tuple[str, str, str]:
+    return tuple(os.environ[name] for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"))  # type: ignore[return-value]
+
+
+def test_launch_takes_the_nodes_that_were_asked_for() -> None:
+    with Commands([[], [], ["env"]]) as engine:
+        run = launch(node_and_rank, engine=engine, nodes=2, processes_per_node=2, **QUIET)
+        assert list(run.result()) == [("0", "0", "4"), ("0", "1", "4"), ("1", "0", "4"), ("1", "1", "4")]
+        assert [rank.node for rank in run.snapshot().ranks] == ["node 0", "node 0", "node 1", "node 1"]
+
+
+def test_processes_per_node_of_one_machine_is_the_number_of_ranks() -> None:
+    assert list(notebook_launch(node_and_rank, processes_per_node=2, **QUIET)) == [("0", "0", "2"), ("0", "1", "2")]
+
+
+def test_label_names_the_node_of_ranks_that_share_one() -> None:
+    nodes = ("gpu1", "gpu1", "gpu2")
+    assert [label([0, 1], nodes), label([2], nodes), label([1, 2], nodes)] == [
+        "[ranks 0,1 on gpu1] ", "[rank 2 on gpu2] ", "[ranks 1,2] ",
+    ]  # fmt: skip
