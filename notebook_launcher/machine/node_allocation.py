@@ -33,6 +33,8 @@ class NodeInfo:
     num_cores: int
     gpus: tuple[str, ...]
     """Names of the GPUs that ranks can use."""
+    has_folder: bool = True
+    """False if the kernel's working directory is not on its disks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +99,20 @@ def allocate_nodes(
         backend=_choose_backend(backend, own_gpus=own_gpus),
         use_gpu=may_use_gpus,
         cores_per_process=max(1, min(node.num_cores // len(ranks) for node, ranks in zip(used, parts, strict=True))),
-        found=f"on {plural(len(used), 'node')} ({_describe_all(used)})",
+        found=f"on {plural(len(used), 'node')} ({_describe_all(used)})" + _note_on_folder(used),
         num_nodes=len(used),
         node_names=_names_by_rank(used, parts),
     )
+
+
+def _note_on_folder(nodes: Sequence[NodeInfo]) -> str:
+    lacking = [node.host for node in nodes if not node.has_folder]
+    if not lacking:
+        return ""
+    shown = ", ".join(
+        [*lacking[:MAX_SHOWN], *([f"{len(lacking) - MAX_SHOWN} more"] if len(lacking) > MAX_SHOWN else [])]
+    )
+    return f", {shown} without this folder (save checkpoints to one that all share, or with save_on_each_node=True)"
 
 
 def _first(nodes: Sequence[NodeInfo], num_nodes: int | None) -> Sequence[NodeInfo]:

@@ -24,7 +24,7 @@ from notebook_launcher.travel.parcel import read_notes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["notes_of_modules", "stale_modules"]
+__all__ = ["is_local", "notes_of_modules", "stale_modules"]
 
 
 def notes_of_modules(names: Iterable[str]) -> bytes:
@@ -58,6 +58,11 @@ def _installed_folders() -> tuple[str, ...]:
     own = str(Path(__file__).parent.parent)
     scripts = {sysconfig.get_path("scripts"), sysconfig.get_path("data")}
     return tuple(folder + os.sep for folder in {*installed, own} - scripts)
+
+
+def is_local(module: types.ModuleType) -> bool:
+    """Return True for a module of source code that belongs neither to the interpreter nor to an installed package."""
+    return _is_local(module, _installed_folders())
 
 
 def _is_local(module: types.ModuleType, installed: tuple[str, ...]) -> bool:

@@ -42,6 +42,7 @@ NEIGHBOURS = (
     "accelerate_yaml",
     "changes",
     "colours",
+    "engine_choice",
     "errors",
     "machine",
     "messages",
@@ -51,7 +52,7 @@ NEIGHBOURS = (
     "training_settings",
 )
 """Modules that a foundation may import. Only `LaunchConfig.from_yaml` and `to_yaml` use the first, and `to_yaml` uses
-`machine`."""
+`machine`. `engine_choice` imports engines where one is given as a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

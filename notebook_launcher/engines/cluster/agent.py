@@ -29,6 +29,7 @@ from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.greeting import Greeting
 from notebook_launcher.engines.cluster.links import Link, LinkError
+from notebook_launcher.engines.cluster.module_archive import path_of_archive
 from notebook_launcher.engines.events import FromRank, SupervisorLost, Woken
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import fork_server, start_by_spawn
@@ -63,6 +64,8 @@ class Agent:
         """Number of times that the kernel has written the whole board."""
         self._parcel: AnonymousFile | None = None
         """The parcel of the last call."""
+        self._modules: AnonymousFile | None = None
+        """The archive of modules that ranks of the next or present tree import from."""
         self._told_at = 0.0
         """Time of the last report of the ranks' state."""
 
@@ -117,6 +120,13 @@ class Agent:
                 self._bind()
                 self._tell(node_records.Joined(self._port))
                 fork_server().start(os.environ)
+            case node_records.LookForFile(path):
+                self._tell(node_records.FileSeen(path, Path(path).exists()))
+            case node_records.Modules(archive):
+                self._drop_modules()
+                self._modules = AnonymousFile("modules")
+                with open(self._modules.fileno(), "wb", closefd=False) as file:
+                    file.write(archive)
             case node_records.StartTree(tree, setup):
                 self._start_tree(tree, setup)
             case node_records.ParcelChunk(data, is_first):
@@ -165,6 +175,8 @@ class Agent:
     def _start_tree(self, number: int, setup: messages.Setup) -> None:
         self._number, self._epoch = number, 0
         setup = _at_home(setup, self._network.interface)
+        if self._modules is not None:
+            setup = dataclasses.replace(setup, sys_path=[*setup.sys_path, path_of_archive(self._modules.fileno())])
         starter = start_by_spawn if setup.start_method == "spawn" else fork_server().starter(setup.environ)
         listener = None
         if setup.place.hosts_store:
@@ -219,6 +231,12 @@ class Agent:
         if self._parcel is not None:
             self._parcel.close()
             self._parcel = None
+        self._drop_modules()
+
+    def _drop_modules(self) -> None:
+        if self._modules is not None:
+            self._modules.close()
+            self._modules = None
 
 
 def _carried(event: Event) -> Any:

@@ -16,6 +16,7 @@ from notebook_launcher.channel import anonymous_file
 from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
+from notebook_launcher.engines.cluster.module_archive import archive_modules
 from notebook_launcher.engines.cluster.relayed_page import RelayedPage
 from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost, Woken
 from notebook_launcher.machine.node_allocation import ranks_by_node
@@ -63,6 +64,7 @@ class ClusterTree:
         """The record that the last parcel was sent with, and the nodes that have the parcel."""
         self._told_lost: set[int] = set()
         self._is_closed = False
+        archive: bytes | None = None
         parts = ranks_by_node(setup.num_processes, len(self._nodes))
         for number, (node, ranks) in enumerate(zip(self._nodes, parts, strict=True)):
             node.inbox = self._inbox
@@ -70,6 +72,9 @@ class ClusterTree:
             place = messages.Place(
                 ranks=ranks, node=number, num_nodes=len(self._nodes), store_address=first.address, interface=""
             )
+            if not node.has_folder:
+                archive = archive_modules() if archive is None else archive
+                node.send(node_records.Modules(archive))
             node.send(node_records.StartTree(self._number, dataclasses.replace(self.setup, place=place)))
             if node.lost:  # Before it had this inbox.
                 self._inbox.put((node, None))

@@ -7,9 +7,10 @@ import functools
 import os
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notebook_launcher.engines.cluster import node_records
+from notebook_launcher.engines.cluster import folder_check, node_records
 from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
 from notebook_launcher.engines.cluster.greeting import Greeting, difference, versions
 from notebook_launcher.engines.cluster.networks import choose_networks
@@ -57,6 +58,7 @@ class Cluster:
             if node.greeting is None:
                 node.greeting = self._await_greeting(node, until)
         self._join(until)
+        self._compare_folders(until)
 
     def _await_greeting(self, node: Node, until: float) -> Greeting:
         greeting: Greeting | None = node.reply(lambda record: isinstance(record, Greeting), until)
@@ -95,6 +97,21 @@ class Cluster:
             node.address = network.address
             for _ in range(NUM_PINGS):
                 node.send(node_records.Ping(time.monotonic()))
+
+    def _compare_folders(self, until: float) -> None:
+        """Find out which nodes have the kernel's working directory, unless they were asked about it before."""
+        folder = _working_directory()
+        asked = [node for node in self.nodes if node.asked_for != folder]
+        if folder is None or not asked:
+            return
+        with folder_check.mark(folder) as path:
+            for node in asked:
+                node.asked_for, node.has_folder = folder, True
+                if path is not None:
+                    node.send(node_records.LookForFile(path))
+            for node in asked if path is not None else ():
+                seen = node.reply(lambda record: isinstance(record, node_records.FileSeen), until)
+                node.has_folder = seen is None or seen.is_there
 
     def end_lost(self) -> None:
         """End the commands of nodes that are lost: one that was not heard of may still run ranks."""
@@ -172,6 +189,13 @@ class Clusters:
             cluster = self._idle.pop(key, None)
         if cluster is not None:
             cluster.close()
+
+
+def _working_directory() -> Path | None:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
 
 def _start(number: int, command: Sequence[str]) -> Node:

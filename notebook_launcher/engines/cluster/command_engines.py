@@ -51,7 +51,14 @@ class CommandEngine:
             ConfigError: A node does not come up, has other versions of Python, torch or this package, or no network.
         """
         return tuple(
-            NodeInfo(node.number, node.greeting.host, node.address, node.greeting.num_cores, node.greeting.gpus)
+            NodeInfo(
+                node.number,
+                node.greeting.host,
+                node.address,
+                node.greeting.num_cores,
+                node.greeting.gpus,
+                has_folder=node.has_folder,
+            )
             for node in clusters().look(self._key)
             if node.greeting is not None
         )

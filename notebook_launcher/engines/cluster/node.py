@@ -18,6 +18,7 @@ from notebook_launcher.engines.cluster.links import Link, LinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 __all__ = ["Node"]
 
@@ -49,6 +50,10 @@ class Node:
         """What the agent has said of itself; None before, and if it never came up."""
         self.address = ""
         """The address that the node has taken for the ranks; empty before."""
+        self.has_folder = True
+        """False if the kernel's working directory is not on the node's disks."""
+        self.asked_for: Path | None = None
+        """The folder about which the node was asked last."""
         self.port = 0
         """The port at which the store of the next tree will listen, if it is on this node."""
         self.lost = ""

@@ -1,8 +1,8 @@
 """The records that the kernel and the agent of a node send to each other, over the link between them.
 
-    kernel -> agent    Join, StartTree, ParcelChunk, ToRank, Signal, Replace, KillSupervisor, BoardWrite, Ask,
-                       CloseTree, Ping
-    agent -> kernel    Joined, Happened, BoardWritten, Answered, TreeClosed, Pong, Beat
+    kernel -> agent    Join, LookForFile, Modules, StartTree, ParcelChunk, ToRank, Signal, Replace, KillSupervisor,
+                       BoardWrite, Ask, CloseTree, Ping
+    agent -> kernel    Joined, FileSeen, Happened, BoardWritten, Answered, TreeClosed, Pong, Beat
 
 Before them, the agent says what it is, in a line of text (`greeting.py`). `tree` numbers the trees of a kernel, because
 records of a tree that was closed may still be under way.
@@ -25,10 +25,13 @@ __all__ = [
     "BoardWritten",
     "Carried",
     "CloseTree",
+    "FileSeen",
     "Happened",
     "Join",
     "Joined",
     "KillSupervisor",
+    "LookForFile",
+    "Modules",
     "NodeState",
     "ParcelChunk",
     "Ping",
@@ -50,6 +53,20 @@ class Join:
 
     address: str
     interface: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LookForFile:
+    """Say by `FileSeen` whether there is a file of this path."""
+
+    path: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Modules:
+    """Let the ranks of the next tree import from this archive, after everything else."""
+
+    archive: bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,6 +156,14 @@ class Joined:
     """The socket of the next store is bound to this port."""
 
     port: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileSeen:
+    """The answer to `LookForFile`."""
+
+    path: str
+    is_there: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.checkpoints import durable_files, layout, staging
@@ -97,6 +98,8 @@ def save_state(
             keep_newest(config, target)
 
     try:
+        if writers.spans_machines:
+            on_all_ranks("reach the folder of the checkpoint", lambda: _check_reach(stage, process.process_index))
         on_all_ranks("collect its part of the checkpoint", writer.collect)
         writer.sharded = choose_sharded(
             [*writer.weights, *writer.optimizers], state_dict_type, process, on_each_node=on_each_node
@@ -113,6 +116,16 @@ def save_state(
         raise
     config.iteration += 1
     return target
+
+
+def _check_reach(stage: Path, rank: int) -> None:
+    if not stage.is_dir():
+        msg = (
+            f"{stage.parent} is not on the disks of {socket.gethostname()}, where rank {rank} is. Choose a folder that "
+            "all machines share, by project_dir= or output_dir; or let each machine write a checkpoint of its own: "
+            "ProjectConfiguration(save_on_each_node=True)."
+        )
+        raise CheckpointError(msg)
 
 
 class _CheckpointWriter:

@@ -40,6 +40,11 @@ class Writers:
         return cls(rank - local, local, int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)))
 
     @property
+    def spans_machines(self) -> bool:
+        """True if some of the writers are on other machines than the leader."""
+        return self.size > int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+
+    @property
     def leads(self) -> bool:
         """True on the leader."""
         return self.index == 0
