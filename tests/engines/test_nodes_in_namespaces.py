@@ -100,6 +100,28 @@ def test_nodes_without_a_common_network_are_refused(namespaces: tuple[str, str])
         engine.look()
 
 
+def reduce_on() -> None:
+    report(up=1)
+    while True:
+        dist.all_reduce(torch.ones(1))
+
+
+def test_stop_ends_ranks_whose_cable_is_cut_and_the_healed_cable_serves_again(
+    engine: Commands, namespaces: tuple[str, str]
+) -> None:
+    run = launch(reduce_on, 2, engine=engine, **QUIET)
+    while len(run.metrics) < 2:
+        assert not run.wait(0.01)
+    ip("-n", namespaces[0], "link", "set", "eth0", "down")
+    try:
+        began = time.monotonic()
+        assert run.stop() in ("interrupt", "terminate", "kill")
+        assert time.monotonic() - began < 10
+    finally:
+        ip("-n", namespaces[0], "link", "set", "eth0", "up")
+    assert len(notebook_launch(listening, 2, engine=engine, **QUIET)) == 2
+
+
 def test_stopped_agent_is_lost_after_a_while(namespaces: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "PATIENCE", 1.5)
 
