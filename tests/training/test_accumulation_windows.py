@@ -219,6 +219,37 @@ def test_clearing_the_model_inside_a_window_is_refused(set_to_none):
         training.accelerator.backward(training.loss(1))
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_clearing_the_model_at_the_end_of_a_block_is_refused(set_to_none):
+    training = Training(steps=3)
+    with training.accelerator.accumulate(training.model):
+        training.accelerator.backward(training.loss(0))
+        training.model.zero_grad(set_to_none=set_to_none)
+    with (
+        pytest.raises(RuntimeError, match=r"gradients of 1 earlier micro-batches .* cleared, by model.zero_grad\(\)"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.accelerator.backward(training.loss(1))
+
+
+@pytest.mark.parametrize(("steps", "num_samples"), [(1, 5), (4, 15), (2, 3)])
+@pytest.mark.filterwarnings("ignore:two backwards:UserWarning")
+def test_second_backward_of_a_short_window_weighs_as_much_as_the_first(steps, num_samples):
+    training = Training(steps=steps, num_samples=num_samples, batch_size=3)
+    for inputs, targets in training.loader:
+        with training.accelerator.accumulate(training.model):
+            output = training.model(inputs)
+            training.accelerator.backward(mse(output, targets) / 4, retain_graph=True)
+            training.accelerator.backward(mse(output, targets) * 3 / 4)
+            if training.accelerator.sync_gradients:
+                gathered = training.grads()
+                training.optimizer.zero_grad()
+    last = list(range((num_samples - 1) // (3 * steps) * 3 * steps, num_samples))
+    expected = full_gradient(training.model.state_dict(), training.inputs[last], training.targets[last])
+    for mine, wanted in zip(gathered, expected, strict=True):
+        torch.testing.assert_close(mine, wanted)
+
+
 def test_two_backwards_in_one_block_add_up():
     training = Training(steps=1)
     with (
@@ -242,6 +273,41 @@ def test_weights_that_change_inside_a_window_warn():
     raw.step()
     with pytest.warns(UserWarning, match="the weights changed inside a window"):
         training.micro_batch(1)
+
+
+def test_step_of_an_unprepared_optimizer_inside_a_block_warns():
+    training = Training(steps=4)
+    raw = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    with (
+        pytest.warns(UserWarning, match="the weights changed inside a window"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.accelerator.backward(training.loss(0))
+        raw.step()
+
+
+def test_gradients_that_a_window_begins_with_warn():
+    training = Training(steps=4)
+    training.loss(0).backward()
+    with pytest.warns(UserWarning, match="a window began with gradients that its models had already"):
+        training.micro_batch(1)
+
+
+def test_backward_of_torch_alone_warns():
+    training = Training(steps=4)
+    with training.accelerator.accumulate(training.model):
+        training.loss(0).backward()
+        with pytest.warns(UserWarning, match=r"called no accelerator.backward\(loss\)"):
+            training.optimizer.step()
+
+
+def test_closure_in_a_window_of_several_micro_batches_is_refused():
+    training = Training(steps=4)
+    with (
+        pytest.raises(ValueError, match=r"step\(closure\) in a window of 4 micro-batches"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.optimizer.step(lambda: training.loss(0))
 
 
 def test_clipping_waits_for_the_end_of_the_window():

@@ -336,16 +336,16 @@ def test_each_machine_may_have_its_own_copy(ranks, tmp_path):
 
 
 class Sharded:
-    """A model of which each rank has a part."""
+    """A model of which each rank has a part, or with `whole` all."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, whole: bool = False) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         set_seed(seed)
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 3))
-        if self.accelerator.num_processes > 1:
+        if self.accelerator.num_processes > 1 and not whole:
             fully_shard(model, mesh=init_device_mesh("cpu", (self.accelerator.num_processes,)))
         self.model, self.optimizer = self.accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1))
 
@@ -409,3 +409,24 @@ def test_sharded_window_stays_with_its_number_of_ranks(ranks, tmp_path):
     ranks.run(begin)
     for message in notebook_launch(go_on, 3, output="none"):
         assert "window's gradients of a sharded model on 2 ranks, which 3 cannot share" in message
+
+
+@shards_on_cpus
+def test_sharded_window_is_refused_by_a_whole_model_before_anything_changes(ranks, tmp_path):
+    def begin() -> None:
+        training = Sharded(1)
+        training.train(1)
+        training.accelerator.save_state(tmp_path / "a")
+
+    def go_on() -> tuple[str, bool]:
+        training = Sharded(1, whole=True)
+        before = training.weights()
+        with pytest.raises(CheckpointError) as error:
+            training.accelerator.load_state(tmp_path / "a")
+        return str(error.value), training.weights() == before
+
+    ranks.run(begin)
+    for found in (ranks.run(go_on), notebook_launch(go_on, 1, output="none")):
+        for message, is_unchanged in found:
+            assert "holds a window's gradients of a model that was sharded in another way: " in message
+            assert is_unchanged

@@ -20,6 +20,7 @@ from notebook_launcher.training.accumulation.correction import keep_or_read, ove
 from notebook_launcher.training.accumulation.ddp import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.accumulation.gradients import InitialGradient
 from notebook_launcher.training.accumulation.synchronisation import reduce_leaves, waits_for_ranks
+from notebook_launcher.training.accumulation.windows import find_gradient, has_values
 from notebook_launcher.training.plugins import Warner
 
 if TYPE_CHECKING:
@@ -133,9 +134,7 @@ class Accumulation:
             if window is not None:
                 window.broken = True
             raise
-        if self._num_processes > 1:
-            self._take_synced(watched)
-            self._share_buffers(window, ends=ends)
+        self._note_gradients(window, watched, ends=ends)
         if written and check is not None:
             check.compare(written)
         # A window of one counted micro-batch needs no correction: `_scale_in` knew its whole weight.
@@ -192,6 +191,8 @@ class Accumulation:
             window.backwards_in_block += 1
             return 1.0 / self.state.num_steps
         window.check_gathered()
+        if window.num_backwards == 0 and window.divisor > 1 and self._rules.guards:
+            self._check_fresh()
         again = window.backwards_in_block > 0
         if again:
             self._check_again(window)
@@ -202,8 +203,8 @@ class Accumulation:
             window.weigh("given", mine, 0.0, self._reference_of_given(mine))
             mine = mine if reduction == "mean" else float(mine > 0)
         first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
-        if first_is_last:
-            window.correction = 1.0
+        if first_is_last:  # Nothing is there to be corrected; a second backward of the block needs the factor, too.
+            window.correction = over(self._full_weight(window), window.world_weight, 1.0)
             return self._num_data_ranks * mine / (window.world_weight or 1.0)
         factor = mine / (window.divisor * window.reference)
         return factor * window.correction if again and self.state.sync_gradients else factor
@@ -267,11 +268,24 @@ class Accumulation:
             window.world_weight = keep_or_read(pending[0])
         elif window.kind == "given":
             window.world_weight = window.weight
-        numerator = self._num_data_ranks * window.divisor * window.reference
-        window.correction = over(numerator, window.world_weight, 1.0)
+        window.correction = over(self._full_weight(window), window.world_weight, 1.0)
         rescale(
             (parameter for member in self.state.block.members for parameter in member.parameters()), window.correction
         )
+
+    def _note_gradients(
+        self, window: Window | None, watched: Sequence[tuple[SyncedModel, list[int] | None]], *, ends: bool
+    ) -> None:
+        """Note what this backward has gathered, and which gradients are the same on all ranks."""
+        if window is not None and not ends:
+            window.gathered = find_gradient(self.state.block.members, window.gathered)
+        if self._num_processes > 1:
+            self._take_synced(watched)
+            self._share_buffers(window, ends=ends)
+
+    def _full_weight(self, window: Window) -> float:
+        """Return the sum of all ranks' weights in a full window."""
+        return self._num_data_ranks * window.divisor * window.reference
 
     def _take_synced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""
@@ -312,6 +326,18 @@ class Accumulation:
         if notes.forwards & FORWARD_SYNCED and not model._join_config.enable:  # noqa: SLF001 - ranks leave a join apart
             notes.num_synced += 1
         notes.answered, notes.forwards = notes.forwards or FORWARD_REPEATED, 0
+
+    def _check_fresh(self) -> None:
+        """Warn if gradients are there before the first backward of a window: a short window would rescale them."""
+        found = find_gradient(self.state.block.members, None)
+        if found is not None and has_values(found[0].grad):
+            self.warn_once(
+                "not fresh",
+                "a window began with gradients that its models had already, from an update without zero_grad() or from "
+                "another model's loss: they are added to the window's, and weighed with them where the window is "
+                "short. Call optimizer.zero_grad() before the backward, or freeze a model through which another "
+                "model's loss passes: discriminator.requires_grad_(False).",
+            )
 
     def _check_again(self, window: Window) -> None:
         if self._rules.guards and window.backwards_in_block >= max(1, len(self.state.block.members)):

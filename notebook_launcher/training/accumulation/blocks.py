@@ -11,8 +11,6 @@ from notebook_launcher.training.accumulation.synchronisation import pause, resum
 if TYPE_CHECKING:
     from types import TracebackType
 
-    import torch
-
     from notebook_launcher.training.accumulation.backward import Accumulation
     from notebook_launcher.training.accumulation.member_kinds import Member
     from notebook_launcher.training.accumulation.windows import Window
@@ -73,7 +71,9 @@ class MicroBatchBlock:
         self._outer, self.outer_block = state.current, state.block
         for abandoned, progress in state.enter(window):
             self._drop(abandoned, progress)
-        if window.num_batches > 1 and self._rules.guards:
+        if window.num_batches == 1:
+            window.versions = [-1 if probe is None else probe._version for probe in self._probes]  # noqa: SLF001
+        elif self._rules.guards:
             self._check_untouched()
         state.block = self
         self.free = False
@@ -89,22 +89,12 @@ class MicroBatchBlock:
             self._paused = []
         self.free = True
         if not state.sync_gradients:
-            window.versions = [-1 if probe is None else probe._version for probe in self._probes]  # noqa: SLF001
-            window.gathered = self._find_gradient(window)
+            if self._rules.guards and kind is None:
+                self._check_untouched()
         elif kind is None and self._clock is not None:
             self._clock.end_window(window.world_weight, window.num_batches)
         state.leave(window, self._outer, failed=kind is not None)
         state.block, self.outer_block = self.outer_block, None
-
-    def _find_gradient(self, window: Window) -> tuple[torch.Tensor, int] | None:
-        """Return a parameter whose gradient the window has gathered, with the gradient's version."""
-        known = window.gathered
-        if known is None or known[0].grad is None:
-            trained = (parameter for member in self.members for parameter in member.parameters())
-            parameter = next((one for one in trained if one.grad is not None), None)
-        else:
-            parameter = known[0]
-        return None if parameter is None or parameter.grad is None else (parameter, parameter.grad._version)  # noqa: SLF001
 
     def _drop(self, window: Window, progress: str) -> None:
         """Drop the gradients of a window that was left before its end."""

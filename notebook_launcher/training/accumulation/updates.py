@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.accumulation.clipping import clip_norm_, clip_value_
 from notebook_launcher.training.accumulation.targets import parameters_of
+from notebook_launcher.training.accumulation.windows import find_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.backward import Accumulation
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.windows import Window
     from notebook_launcher.training.rules import Rules
 
 __all__ = ["LiveOptimizers", "Updates"]
@@ -94,7 +96,10 @@ class Updates:
 
     def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
         """Step where the window ends; return the result of the optimizer, and True if the step was skipped."""
-        if not self._accumulation.state.sync_gradients:
+        state = self._accumulation.state
+        if self._rules.guards and state.current is not None:
+            self._check_window(state.current, closure)
+        if not state.sync_gradients:
             return None, prepared.step_was_skipped
         if self._rules.guards:
             self._check_complete(prepared)
@@ -200,6 +205,25 @@ class Updates:
                     f"step(): this {type(prepared.optimizer).__name__} also updates models whose window is still open, "
                     f"with {window.num_batches} of {window.divisor} micro-batches. Pass all models of an optimizer to "
                     "the same accumulate(), as in accumulate(encoder, decoder), or give each model an optimizer."
+                )
+
+    def _check_window(self, window: Window, closure: Callable[[], Any] | None) -> None:
+        """Raise ValueError for a closure in a window of several micro-batches; warn of a backward of torch's own."""
+        state = self._accumulation.state
+        if closure is not None and (window.num_batches > 1 or not state.sync_gradients):
+            raise ValueError(
+                f"step(closure) in a window of {window.divisor} micro-batches: the closure computes one of them, and "
+                "the step needs the gradient of all. Call backward(loss) before step(), without a closure; LBFGS "
+                "and others that call their closure again need gradient_accumulation_steps=1."
+            )
+        if closure is None and window.divisor > 1 and window.backwards_in_block == 0:
+            found = find_gradient(state.block.members, window.gathered)
+            if found is not None and found != window.gathered:
+                self._accumulation.warn_once(
+                    "backward of torch",
+                    "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss): "
+                    "loss.backward() alone adds the micro-batches up instead of taking their mean. Write "
+                    "accelerator.backward(loss).",
                 )
 
     def _check_synced(self, prepared: AcceleratedOptimizer) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import torch
 
     from notebook_launcher.training.accumulation.member_kinds import Member
 
-__all__ = ["Window"]
+__all__ = ["Window", "find_gradient", "has_values"]
 
 
 class Window:
@@ -55,7 +55,7 @@ class Window:
         self.token: object | None = None
         """The loader's iteration that the window began in."""
         self.versions: list[int] = []
-        """Versions of the weights when the last block ended."""
+        """Versions of the weights when the window began."""
         self.reset()
 
     def reset(self) -> None:
@@ -67,7 +67,7 @@ class Window:
         self.backwards_in_block = 0
         """Backwards of the current micro-batch."""
         self.gathered: tuple[torch.Tensor, int] | None = None
-        """A parameter whose gradient the window has gathered, with the gradient's version when the last block ended."""
+        """A parameter whose gradient the window has gathered, with the gradient's version after the last backward."""
         self.kind: str | None = None
         """`"given"` if `backward` got `weight=`, `"counted"` if not; None before the first backward."""
         self.divisor = 1
@@ -97,7 +97,7 @@ class Window:
         if self.gathered is None or self.backwards_in_block:
             return
         grad, version = self.gathered[0].grad, self.gathered[1]
-        if grad is None or (grad._version != version and not grad.any()):  # noqa: SLF001
+        if grad is None or (grad._version != version and not has_values(grad)):  # noqa: SLF001
             raise RuntimeError(
                 f"backward(): the gradients of {self.num_backwards} earlier micro-batches of this window were cleared, "
                 "by model.zero_grad() or by zero_grad() of an optimizer that prepare() did not return. Call the "
@@ -120,3 +120,18 @@ class Window:
             self.world_weight += world_weight
         self.num_backwards += 1
         self.backwards_in_block += 1
+
+
+def find_gradient(members: Iterable[Member], known: tuple[torch.Tensor, int] | None) -> tuple[torch.Tensor, int] | None:
+    """Return a parameter that has a gradient, the known one if it still has, and the gradient's version."""
+    if known is None or known[0].grad is None:
+        trained = (parameter for member in members for parameter in member.parameters())
+        parameter = next((one for one in trained if one.grad is not None), None)
+    else:
+        parameter = known[0]
+    return None if parameter is None or parameter.grad is None else (parameter, parameter.grad._version)  # noqa: SLF001
+
+
+def has_values(gradient: torch.Tensor | None) -> bool:
+    """Return True if a gradient, or of a sharded one this rank's part, is not all zeros."""
+    return gradient is not None and bool(getattr(gradient, "_local_tensor", gradient).any())

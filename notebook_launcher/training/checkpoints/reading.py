@@ -13,7 +13,7 @@ from notebook_launcher.training.checkpoints.layout import METADATA
 from notebook_launcher.training.checkpoints.manifest import check_file, read_manifest
 from notebook_launcher.training.checkpoints.objects import read_object
 from notebook_launcher.training.checkpoints.optimizer_states import join_state, tensor_names
-from notebook_launcher.training.checkpoints.sharded import share_out_state
+from notebook_launcher.training.checkpoints.sharded import local_part, share_out_state
 from notebook_launcher.training.checkpoints.staging import contents
 from notebook_launcher.training.checkpoints.weights import check_fit, fill_in, find_shards, load_shards, read_weights
 from notebook_launcher.training.checkpoints.window import merge_windows
@@ -217,7 +217,9 @@ class Reader:
         ranks = 0 if self.manifest is None else self.manifest.num_processes
         if ranks == self._num_processes:
             mine = layout.window(self._rank)
-            return self._load(mine) if mine in self.files else None
+            window = self._load(mine) if mine in self.files else None
+            self._check_window(parts, [] if window is None else [window])
+            return window
         windows = [self._load(layout.window(rank)) for rank in range(ranks) if layout.window(rank) in self.files]
         if not windows:
             return None
@@ -227,7 +229,20 @@ class Reader:
                 f"{self._num_processes} cannot share; nothing was loaded. Save where a window ends, or load with as "
                 "many ranks."
             )
+        self._check_window(parts, windows)
         return merge_windows(windows, num_processes=self._num_processes, nominal_divisor=parts.nominal_divisor)
+
+    def _check_window(self, parts: Parts, windows: list[dict[str, Any]]) -> None:
+        """Raise CheckpointError if a window's gradients are the parts of a model that was sharded in another way."""
+        shapes = {name: local_part(parameter).shape for name, parameter in parts.parameters()}
+        for window in windows:
+            for name, gradient in window["gradients"].items():
+                if name in shapes and gradient.shape != shapes[name]:
+                    raise CheckpointError(
+                        f"{self.folder} holds a window's gradients of a model that was sharded in another way: "
+                        f"{name} has {list(gradient.shape)} on a rank there and {list(shapes[name])} here; nothing was "
+                        "loaded. Save where a window ends, or load with the same sharding and as many ranks."
+                    )
 
     def _read_rng(self) -> dict[str, Any]:
         new = [rank for rank in range(self._num_processes) if layout.random_states(rank) not in self.files]
