@@ -17,7 +17,7 @@ writing never fails a run; it is reported once.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from notebook_launcher.history import owners, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
@@ -46,6 +46,16 @@ HEAVY = 1_000_000
 """Bytes of a run from which it checks the size of all folders, which takes a `stat` of each of their files."""
 
 
+class Origin(Protocol):
+    """Where a run comes from, as files of its folder by name."""
+
+    files: dict[str, str]
+
+    def later(self, *, wait: bool) -> Mapping[str, str] | None:
+        """Return files that take some time, which add to or replace `files`; None: not yet, unless `wait`."""
+        ...
+
+
 class Recorder:
     """The folder of one run. Not thread-safe: the run's thread calls it.
 
@@ -54,7 +64,7 @@ class Recorder:
         chosen: `LaunchConfig.runs_folder`.
         launched: Time of the launch, by `time.monotonic()`.
         say: Called with a line for the user.
-        origin: Returns further files for the folder, by name; called once with the new folder.
+        origin: Returns further files for the folder; called once with the new folder. None: there are none.
     """
 
     def __init__(
@@ -64,13 +74,15 @@ class Recorder:
         launched: float,
         say: Callable[[str], None],
         *,
-        origin: Callable[[Path], Mapping[str, str]] = lambda _: {},
+        origin: Callable[[Path], Origin] | None = None,
     ) -> None:
         self.folder: Path | None = None
         self._home: Path | None = None
         self._reader = reader
         self._say = say
         self._origin = origin
+        self._late: Origin | None = None
+        """The origin of the run until all of its files are written."""
         self._is_on = False
         self._has_new = False
         self._write_at = self._summary_at = launched + FIRST_AFTER
@@ -113,6 +125,7 @@ class Recorder:
                 snapshot = self._reader.snapshot()
                 self._make_folder(snapshot)
                 self._write_summary(snapshot)
+                self._write_late(wait=False)
                 self._summary_at = now + self._summary_wait
                 self._summary_wait = min(2 * self._summary_wait, SUMMARY_EVERY)
             if self._has_new and now >= self._write_at:
@@ -135,6 +148,8 @@ class Recorder:
             # Earlier writes failed, perhaps because the disk was full. The final summary is small, so try once more.
             with contextlib.suppress(Exception):
                 self._write_summary(self._reader.snapshot())
+        with contextlib.suppress(Exception):  # Also if earlier writes failed: it ends the process of git.
+            self._write_late(wait=True)
         self._make_room()
 
     def _is_worth_it(self) -> bool:
@@ -175,8 +190,18 @@ class Recorder:
             self._logs = [LogFile(folder, rank, snapshot.num_processes) for rank in range(snapshot.num_processes)]
             settings = {**snapshot.config, "arguments": snapshot.arguments}
             append(folder / run_folders.CONFIG, encode(settings).encode("ascii"))
-            for name, text in self._origin(folder).items():
-                append(folder / name, text.encode("utf-8", "backslashreplace"))
+            if self._origin is not None:
+                self._late = self._origin(folder)
+                for name, text in self._late.files.items():
+                    append(folder / name, text.encode("utf-8", "backslashreplace"))
+
+    def _write_late(self, *, wait: bool) -> None:
+        files = None if self._late is None else self._late.later(wait=wait)
+        if files is None or self.folder is None:
+            return
+        self._late = None
+        for name, text in files.items():
+            replace(self.folder / name, text.encode("utf-8", "backslashreplace"), self.folder / run_folders.PART)
 
     def _write_news(self) -> None:
         assert self._metrics is not None

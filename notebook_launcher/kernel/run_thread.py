@@ -14,7 +14,7 @@ from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
 from notebook_launcher.kernel.conclusion import conclude, fault_of_ours
 from notebook_launcher.kernel.failure_display import end_line
-from notebook_launcher.kernel.origin import origin_of
+from notebook_launcher.kernel.origin import Origin
 from notebook_launcher.kernel.progress_line import QUIET
 from notebook_launcher.kernel.questions import Questions
 from notebook_launcher.kernel.run_data import RunData
@@ -185,10 +185,10 @@ class RunThread:
             del self._recorder  # Closes the files of the logs now, and not when the run is forgotten.
 
 
-def _kept_files(data: RunData, function: object, folder: Path, hosting: Hosting | None) -> dict[str, str]:
+def _kept_files(data: RunData, function: object, folder: Path, hosting: Hosting | None) -> Origin:
     """Return the files that say where a run comes from, and write its edits to its new folder."""
     data.edits.keep_in(folder)
-    return origin_of(function, source=None if hosting is None else hosting.source)
+    return Origin(function, source=None if hosting is None else hosting.source)
 
 
 def _announce(data: RunData, call: travel.FunctionCall, call_parcel: AnonymousFile | None) -> None:

@@ -14,6 +14,7 @@ from notebook_launcher import LaunchConfig, RecordedRun, launch, report, runs
 from notebook_launcher.command_line.program import main
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel import origin
+from notebook_launcher.kernel.git_changes import GitChanges
 from notebook_launcher.widgets import ConfigPanel, compare
 from tests.support.programs import type_command
 from tests.support.toy_runs import make_run
@@ -115,14 +116,25 @@ def test_changes_since_the_commit_are_kept_as_a_patch(tmp_path, monkeypatch):
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "x")
     monkeypatch.chdir(tmp_path)
-    assert "changes.diff" not in origin.origin_of(print)
+    assert "changes.diff" not in files_of(print)
     (tmp_path / "model.py").write_text("width = 2\n")
-    files = origin.origin_of(print)
+    files = files_of(print)
     told = json.loads(files["environment.json"])["git"]
     assert (told["dirty"], told["changed"]) == (True, ["model.py"])
     assert "-width = 1\n+width = 2\n" in files["changes.diff"]
-    monkeypatch.setenv("PATH", "")
-    assert "dirty" not in json.loads(origin.origin_of(print)["environment.json"])["git"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "dirty" not in json.loads(files_of(print)["environment.json"])["git"]
+    slow = tmp_path / "git"
+    slow.write_text("#!/bin/sh\nwhile :; do :; done\n")
+    slow.chmod(0o700)
+    changes = GitChanges(str(tmp_path))
+    assert changes.look(wait=False) == (False, None)
+    assert changes.look(wait=True) == (True, None)
+
+
+def files_of(function):
+    told = origin.Origin(function)
+    return {**told.files, **(told.later(wait=True) or {})}
 
 
 HELPERS = """
@@ -193,12 +205,12 @@ def test_commit_is_found_in_worktrees_packed_references_and_detached_heads(tmp_p
 def test_origin_of_a_function_has_no_secret(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_123")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    files = origin.origin_of(functools.partial(make_run, number=1))
+    files = files_of(functools.partial(make_run, number=1))
     assert files["function.py"].startswith("def make_run(")
     told = json.loads(files["environment.json"])
     assert told["variables"]["NCCL_DEBUG"] == "INFO"
     assert "hf_123" not in files["environment.json"]
-    assert "function.py" not in origin.origin_of(print)
+    assert "function.py" not in files_of(print)
 
 
 def exported_from_the_panel(rate: float = 0.1) -> float:
