@@ -35,6 +35,7 @@ CHOICES = {
 }
 """Options with a menu; the others are typed."""
 QUESTIONS = {
+    "engine": "Machines: this machine, slurm, or ssh and names of hosts",
     "num_processes": "Processes",
     "gradient_accumulation_steps": "Gradient accumulation steps",
     "mixed_precision": "Mixed precision",
@@ -51,6 +52,7 @@ QUESTIONS = {
     "check_collectives": "Compare collectives between ranks: true or false",
 }
 UNSET = {
+    "engine": "this machine",
     "num_processes": "one for each GPU, else for each core",
     "gradient_accumulation_steps": "1",
     "devices": "all",
@@ -121,6 +123,10 @@ def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
 def _shown(name: str, value: Any) -> str:
     if value is None:
         return UNSET.get(name, "none")
+    if name == "engine":
+        from notebook_launcher.engines.cluster import engine_texts
+
+        return engine_texts.write(value) or str(value)
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher import CallOrderError, LaunchConfig, runs
+from notebook_launcher import SSH, CallOrderError, LaunchConfig, runs
 from notebook_launcher.command_line import memory_estimate
 from notebook_launcher.command_line.program import main
 from notebook_launcher.errors import ConfigError
@@ -100,7 +100,7 @@ def test_run_that_is_not_over_is_not_deleted(home):
 
 
 def test_config_asks_in_plain_lines_where_there_is_no_terminal(tmp_path):
-    answers = ["two", "2", "4", "bf16", "yes", "cpu", "gloo", "spawn", "", "", "7", "0.5", "", "", "1"]
+    answers = ["two", "2", "4", "bf16", "yes", "ssh gpu1", "cpu", "gloo", "spawn", "", "", "7", "0.5", "", "", "1"]
     done = type_command("config", "--config_file", "s.yaml", cwd=tmp_path, text="\n".join(answers) + 20 * "\n")
     assert done.returncode == 0, done.stderr
     assert "Enter a whole number, 1 or more." in done.stdout
@@ -108,6 +108,7 @@ def test_config_asks_in_plain_lines_where_there_is_no_terminal(tmp_path):
         num_processes=2,
         gradient_accumulation_steps=4,
         mixed_precision="bf16",
+        engine=SSH(["gpu1"]),
         devices="cpu",
         backend="gloo",
         start_method="spawn",
