@@ -42,6 +42,7 @@ POSITIVE_WHOLE = (
 POSITIVE = (
     ("max_grad_norm", "", "no clipping"),
     ("timeout", " seconds", "no limit"),
+    ("idle_timeout", " seconds", "no limit"),
     ("hang_notice", " seconds", "no notice"),
 )
 """Options that are more than 0, or None: name, unit, and what None means."""
@@ -53,8 +54,6 @@ HINTS = {
     **dict.fromkeys(("num_nodes", "num_machines", "nnodes"), f"It is called nodes here. {engine_choice.HOW}"),
     "nproc_per_node": "It is called processes_per_node here.",
     "node_rank": engine_choice.HOW,
-    "detached": "launch() and notebook_launch() take it: notebook_launch(fn, 2, detached=True). A session cannot be "
-    "detached.",
 }
 """Words for options that people know from other launchers, or that only some calls take."""
 
@@ -112,12 +111,18 @@ class LaunchConfig:
     """Base of the ranks' seeds, 0 to 2**32 - 1; rank r gets seed + r. None: a random seed, which is recorded."""
     timeout: float | None = None
     """Seconds from the launch after which the run is stopped. None: no limit."""
+    idle_timeout: float | None = None
+    """Seconds after which the run is stopped if meanwhile no rank has written output, displayed or reported anything,
+    made an update with an `Accelerator`, or asked for input. A wait for an answer and a pause count. None: no limit."""
     hang_notice: float | None = 10.0
     """Seconds that a rank waits in a collective which other ranks have not entered, before the cell and the monitor
     show which rank waits where, and where the others are. None: no notice."""
     debug: bool = False
     """True: the first failure opens a debugger in the failed rank's frames, in the cell that waits, before the other
     ranks are stopped. The run ends as usual once the debugger is left."""
+    detached: bool = False
+    """True: the run outlives the kernel, and `attach()` comes back to it from any kernel or terminal. It is stopped
+    after `timeout`, by default 7 days."""
     max_restarts: int = 0
     """Number of times that all ranks start again after one has failed."""
     env: Mapping[str, str] = dataclasses.field(default_factory=lambda: types.MappingProxyType({}))
@@ -157,7 +162,7 @@ class LaunchConfig:
         _one_of("output", self.output, OUTPUTS)
         _one_of("display", self.display, OUTPUTS)
         _check_monitor(self.monitor)
-        for name in ("check_ranks", "check_collectives", "debug"):
+        for name in ("check_ranks", "check_collectives", "debug", "detached"):
             _check_switch(name, getattr(self, name))
         if self.shard is not None:
             check_shard(self.shard, self.num_processes)

@@ -10,7 +10,7 @@
       - ResourceError (also an OSError)       no memory, process or descriptor left; a rank cannot start
     a rank
       - RankFailedError (also a RuntimeError) a signal, an exit code, `sys.exit`, a dead supervisor
-          . RunTimeoutError (a TimeoutError)  the run exceeded `timeout`
+          . RunTimeoutError (a TimeoutError)  the run exceeded `timeout` or `idle_timeout`
           . NodeLostError                     a machine of a cluster, or the connection to it, is gone
       - ReturnValueError (also a TypeError)   the requested rank's value could not travel
       - MissingResultError (a LookupError)    the requested rank returned no value
@@ -99,7 +99,7 @@ class RankFailedError(LaunchError, RuntimeError):
 
 
 class RunTimeoutError(RankFailedError, TimeoutError):
-    """A run that exceeded its `timeout` and was stopped."""
+    """A run that exceeded its `timeout` or `idle_timeout` and was stopped."""
 
 
 class NodeLostError(RankFailedError):

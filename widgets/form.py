@@ -33,6 +33,7 @@ TEXT_FIELDS = {
     "max_grad_norm": ("Maximum gradient norm", "no clipping"),
     "seed": ("Seed", "a random seed, which is recorded"),
     "timeout": ("Time limit, seconds", "no limit"),
+    "idle_timeout": ("Limit of idleness, seconds", "no limit"),
     "max_restarts": ("Restarts after a failure", "0"),
 }
 SEGMENT_FIELDS = {
@@ -72,6 +73,7 @@ def option_fields(state: LaunchState, changed: Callable[[str, Any], None]) -> di
     for name, (label, words) in CHOICE_FIELDS.items():
         fields[name] = ChoiceField(name, label, changed, choices=list(words.items()))
     fields["check_collectives"] = CheckField("check_collectives", "Check collectives", changed)
+    fields["detached"] = CheckField("detached", "Outlive the kernel", changed)
     fields["devices"] = DevicesField("devices", changed, machine=state.machine, look_again=state.look_again)
     return fields
 

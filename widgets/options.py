@@ -17,7 +17,9 @@ ADVANCED = (
     "max_grad_norm",
     "comm_hook",
     "timeout",
+    "idle_timeout",
     "max_restarts",
     "check_collectives",
+    "detached",
 )
 """Options in the section that is folded at first; they are seldom changed."""

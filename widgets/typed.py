@@ -49,6 +49,7 @@ NUMBERS = {
     "max_grad_norm": Number(is_whole=False),
     "seed": Number(most=MAX_SEED),
     "timeout": Number(is_whole=False),
+    "idle_timeout": Number(is_whole=False),
     "max_restarts": Number(),
 }
 """The options that are typed."""

@@ -144,6 +144,7 @@ class RunList(Sequence[RecordedRun]):
             tables.Column("state", [run.state for run in shown], kind="state"),
             tables.Column("time", [format_seconds(run.seconds) for run in shown], kind="number"),
             tables.Column("ranks", [str(run.num_processes) for run in shown], kind="number"),
+            tables.Column("holds", [_holdings(run) for run in self._items[:limit]]),
             tables.Column("disk", sizes, kind="number"),
             tables.Column("last metrics", [_last_metrics(run) for run in shown]),
             tables.Column("notes", [one_line(run.notes, 60) for run in self._items[:limit]]),
@@ -232,6 +233,21 @@ def _why_not_one(run: str, home: Path, ids: list[str], found: list[str]) -> str:
 
 def _listed(ids: list[str]) -> str:
     return ", ".join(ids[:3]) + (", ..." if len(ids) > 3 else "")
+
+
+def _holdings(run: RecordedRun) -> str:
+    """Return what a run that goes on takes of the machine: memory of its ranks and GPUs, and its host; else nothing."""
+    from notebook_launcher.detached.door import is_hosted
+
+    snapshot = run.snapshot()
+    if snapshot.is_over:
+        return ""
+    memory = sum(rank.memory or 0 for rank in snapshot.ranks)
+    gpus = sum(rank.gpu_memory or 0 for rank in snapshot.ranks)
+    parts = [format_bytes(memory)] if memory else []
+    parts += [f"{format_bytes(gpus)} of GPUs"] if gpus else []
+    parts += [f"host {owner}"] if is_hosted(run.folder) and (owner := run_folders.owner_of(run.folder)) else []
+    return ", ".join(parts)
 
 
 def _last_metrics(snapshot: RunSnapshot) -> str:

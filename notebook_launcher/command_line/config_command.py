@@ -48,8 +48,10 @@ QUESTIONS = {
     "max_grad_norm": "Norm to which gradients are clipped",
     "comm_hook": "Compression of gradients",
     "timeout": "Time limit of a run in seconds",
+    "idle_timeout": "Seconds without output or report after which a run is stopped",
     "max_restarts": "Restarts after a failure",
     "check_collectives": "Compare collectives between ranks: true or false",
+    "detached": "Runs outlive their kernel or terminal: true or false",
 }
 UNSET = {
     "engine": "this machine",
@@ -60,6 +62,7 @@ UNSET = {
     "seed": "random",
     "max_grad_norm": "no clipping",
     "timeout": "no limit",
+    "idle_timeout": "no limit",
 }
 """Meaning of None, as the question shows it."""
 

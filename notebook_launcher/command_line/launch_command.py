@@ -134,12 +134,14 @@ process group up. The script may use torch.distributed, Hugging Face Accelerate,
   notebook-launcher launch --nproc_per_node 4 --mixed_precision bf16 -m package.train
   notebook-launcher launch --cpu --config_file settings.yaml train.py
   notebook-launcher launch --engine "ssh gpu1 gpu2" --processes_per_node 8 train.py
+  notebook-launcher launch --detached train.py
 
 Options of `accelerate launch` and `torchrun` are accepted by their names, with _ or - between the words. Options come
 before the script; everything after it is the script's own. Without --config_file, the file that `accelerate config`
 or `notebook-launcher config` has written is read, if there is one.
 
-Ctrl-C stops the run, a second Ctrl-C kills it. The run leaves a folder: see `notebook-launcher runs`. The exit status
+Ctrl-C stops the run, a second Ctrl-C kills it; with --detached the first lets go of the terminal, as does its end, and
+`notebook-launcher attach` comes back to the run. The run leaves a folder: see `notebook-launcher runs`. The exit status
 is 0, or that of the script's sys.exit(n) or signal (128 + its number), 1 for an exception, 124 for --timeout, 130 for
 Ctrl-C, and 2 if nothing could be started.""",
     add_arguments=_add_arguments,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.detached.attached_questions import AttachedQuestions
     from notebook_launcher.detached.requests import Entry, News
     from notebook_launcher.kernel.cell import Sink
 
@@ -54,10 +55,10 @@ class AttachedOutput:
         """The cell or terminal that gets the output."""
         return self._sink
 
-    def follow(self) -> None:
+    def follow(self, questions: AttachedQuestions) -> None:
         """Show what comes until the run is over or its host is gone; call it in a thread."""
         position = 0
-        for news in follow(self._folder, 0):
+        for news in follow(self._folder, questions, 0):
             if self._is_let_go:
                 continue
             if news.num_left_out and not position and self._from == -math.inf:
@@ -102,11 +103,18 @@ class AttachedOutput:
             self._sink.close()
 
 
-def follow(folder: Path, position: int = sys.maxsize) -> Iterator[News]:
-    """Yield a host's news after a position until the run is over or the host is gone; with no position, none."""
+def follow(folder: Path, questions: AttachedQuestions, position: int = sys.maxsize) -> Iterator[News]:
+    """Yield a host's news after a position until the run is over or the host is gone; with no position, none.
+
+    What the ranks ask goes to `questions`.
+    """
     with contextlib.suppress(OSError, CallOrderError), contextlib.closing(Connection(folder)) as connection:
         while True:
-            news = connection.ask(Follow(position=position, patience=PATIENCE))
+            request = Follow(
+                position=position, patience=PATIENCE, asked=questions.keys, can_answer=questions.can_answer
+            )
+            news = connection.ask(request)
+            questions.note(news.questions)
             yield news
             if news.is_over:
                 return

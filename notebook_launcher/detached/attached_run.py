@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import math
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.detached.attached_output import AttachedOutput, follow
+from notebook_launcher.detached.attached_questions import AttachedQuestions
 from notebook_launcher.detached.door import Connection
 from notebook_launcher.detached.ending import read_ending
 from notebook_launcher.errors import CallOrderError, RankFailedError
@@ -60,6 +63,7 @@ class AttachedRun:
         """The outcome once it was opened, which happens when it is asked for."""
         self._opening = threading.Lock()
         self._follower: threading.Thread | None = None
+        self._questions = AttachedQuestions(lambda *answer: self._call("answer", *answer))
 
     def __repr__(self) -> str:
         run = self.snapshot()
@@ -213,10 +217,13 @@ class AttachedRun:
         self._over.call_when_set(lambda: callback(self))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run is over, at most `timeout` seconds; return True if the run is over."""
+        """Wait until the run is over, at most `timeout` seconds; return True if the run is over.
+
+        In the main thread of a kernel or terminal, what ranks ask meanwhile (`input()`, `breakpoint()`) is asked here.
+        """
         self._follow()
         try:
-            return self._over.wait(timeout)
+            return self._wait(timeout)
         except KeyboardInterrupt as error:
             failure_display.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.id} goes on")
             raise
@@ -263,12 +270,22 @@ class AttachedRun:
         try:
             with contextlib.closing(views.RunView(self, output, is_raised=True)) as view:
                 self._follow(output)
-                while not self._over.wait(view.step()):
+                while not self._wait(view.step()):
                     pass
         except KeyboardInterrupt as error:
             self._let_go(output, error)
             raise
         return self.result()
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Wait for the end at most `timeout` seconds, and ask the user what ranks ask; return True if it is there."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        with self._questions.served() as can_answer:
+            if not can_answer:
+                return self._over.wait(timeout)
+            while not self._over.is_set and (left := deadline - time.monotonic()) > 0:
+                self._questions.serve(min(left, AWAKE_EVERY))
+        return self._over.is_set
 
     def _let_go(self, output: AttachedOutput, error: KeyboardInterrupt) -> None:
         come_back = f'attach("{self.id}") comes back to it'
@@ -316,14 +333,16 @@ class AttachedRun:
     def _follow_to_end(self, output: AttachedOutput | None) -> None:
         try:
             if output is not None:
-                output.follow()
+                output.follow(self._questions)
             else:
-                collections.deque(follow(self._folder), maxlen=0)
+                collections.deque(follow(self._folder, self._questions), maxlen=0)
             self._ending = read_ending(self._folder)
             if output is not None:
                 output.end(f"{self.id}: its host is gone" if self._ending is None else self._ending.last_line)
         finally:
             self._over.set()
+            self._questions.note(())
+            self._questions.wake()
 
     def _opened(self) -> RunOutcome:
         with self._opening:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.channel import AnonymousFile, Channel
 from notebook_launcher.detached import door
 from notebook_launcher.detached.ending import KeptParcels, write_ending
+from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import Answered, Ask, Follow, HostReady, Order, Refused
 from notebook_launcher.engines.this_machine import adopt, cool_down
@@ -87,6 +88,8 @@ class _Host:
     def __init__(self, order: Order, parcel_fd: int) -> None:
         boot.enter_kernel_surroundings(order.surroundings)
         self._journal = Journal()
+        self._questions = HostQuestions(self._journal.asked)
+        self._journal.pending = self._questions.pending
         self._kept = KeptParcels()
         self._num_clients = 0
         self._lock = threading.Lock()
@@ -98,6 +101,7 @@ class _Host:
             keep_value=self._kept.keep_value,
             keep_exception=self._kept.keep_exception,
             source=order.source,
+            questions=self._questions,
         )
         scope = CallScope(name=order.name, arguments=order.arguments)
         self.run = Run.start_hosted(Ranks(order.plan, many_calls=False), scope, parcel, hosting)
@@ -154,8 +158,10 @@ class _Host:
     def _answer(self, request: object) -> object:
         try:
             match request:
-                case Follow(position=position, patience=patience):
-                    return self._journal.news(position, patience)
+                case Follow():
+                    return self._journal.news(request)
+                case Ask(name="answer", args=(key, text)):
+                    return Answered(value=self._questions.answer(key, text))
                 case Ask(name=name, args=args, kwargs=kwargs) if name in METHODS:
                     method: Callable[..., Any] = getattr(self.run, name)
                     return Answered(value=method(*args, **kwargs))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
 from notebook_launcher.channel import channel_pair
-from notebook_launcher.config import LaunchConfig
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.requests import HostReady, Order, Refused
 from notebook_launcher.engines.this_machine import start_host
@@ -24,6 +23,8 @@ from notebook_launcher.kernel.plan import make_plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from notebook_launcher.config import LaunchConfig
+
 __all__ = ["MAX_AGE", "start_detached"]
 
 MAX_AGE = 7 * 86_400.0
@@ -32,12 +33,7 @@ LAST_WORDS = 4000
 
 
 def start_detached(
-    fn: Callable[..., Any],
-    num_processes: int | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    config: LaunchConfig | None,
-    options: dict[str, Any],
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, config: LaunchConfig
 ) -> AttachedRun:
     """Start a run that outlives this kernel, and return the handle on it; raises before anything starts, as `launch`.
 
@@ -46,9 +42,7 @@ def start_detached(
         CaptureError: Something that `fn` captured cannot travel.
         ResourceError: The host did not start.
     """
-    if num_processes is not None:
-        options = {**options, "num_processes": num_processes}
-    config = _checked(LaunchConfig.build(config, options))
+    config = _checked(config)
     plan = make_plan(config)
     args, kwargs = check_call(fn, args, kwargs)
     order = Order(
@@ -67,9 +61,6 @@ def _checked(config: LaunchConfig) -> LaunchConfig:
     if config.start_method == "fork":
         msg = "start_method='fork' with detached=True: the ranks would be forks of this kernel. Leave one of them out."
         raise ConfigError(msg, field="start_method")
-    if config.debug:
-        msg = "debug=True with detached=True: the debugger needs a cell that waits. Leave one of them out."
-        raise ConfigError(msg, field="debug")
     if run_folders.find_home(config.runs_folder) is None:
         off = "runs_folder=None" if config.runs_folder is None else f"{run_folders.VARIABLE}=off"
         msg = f"{off} with detached=True: the run's folder is where attach() finds the run. Name a folder."

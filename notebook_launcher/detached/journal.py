@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from notebook_launcher import messages
+    from notebook_launcher.detached.requests import Follow, PendingQuestion
     from notebook_launcher.engines.events import Stream
 
 __all__ = ["Journal"]
 
 MAX_BYTES = 16_000_000
 """Bytes of output that are kept for cells; the oldest go first. `logs(rank)` has all text in any case."""
+
+COMPANY = 2.0
+"""Seconds for which a client that waits counts as still there; it asks for news every half second."""
 
 
 class Journal:
@@ -30,6 +35,10 @@ class Journal:
     message = None
 
     def __init__(self) -> None:
+        self.pending: Callable[[], tuple[PendingQuestion, ...]] = tuple
+        """Returns the questions that wait for an answer."""
+        self._answerable_at = -math.inf
+        """Time, by `time.monotonic()`, at which a client asked for news where a person can answer questions."""
         self._changed = threading.Condition()
         """Notified at each entry; the host's threads alone use it, in which no interrupt can come."""
         self._entries: collections.deque[Entry] = collections.deque()
@@ -91,18 +100,36 @@ class Journal:
             self._is_over = True
             self._changed.notify_all()
 
-    def news(self, position: int, patience: float) -> News:
-        """Return the entries after a position; wait for one at most `patience` seconds."""
+    def asked(self, question: PendingQuestion | None) -> None:
+        """Tell clients of a new question, or that one is answered; if nobody is there to answer, say so in a line."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or position < self._end, patience)
+            self._changed.notify_all()
+            has_company = time.monotonic() - self._answerable_at < COMPANY
+        if question is not None and not has_company:
+            line = f"{question.prompt.strip()!r} waits for an answer: attach(...).wait() in a cell asks you"
+            self.text("stdout", f"{line}, as does `notebook-launcher attach` in a terminal\n")
+
+    def news(self, request: Follow) -> News:
+        """Return the entries after a position; wait for one, or for a question, at most as long as the client does."""
+        position = request.position
+        with self._changed:
+            if request.can_answer:
+                self._answerable_at = time.monotonic()
+            self._changed.wait_for(
+                lambda: self._is_over or position < self._end or self._keys() != request.asked, request.patience
+            )
             skip = max(0, position - self._num_dropped)
             return News(
                 entries=tuple(self._entries)[skip:],
                 position=self._end,
                 num_left_out=max(0, self._num_dropped - position),
                 status=self._status,
+                questions=self.pending(),
                 is_over=self._is_over,
             )
+
+    def _keys(self) -> tuple[int, ...]:
+        return tuple(question.key for question in self.pending())
 
     @property
     def _end(self) -> int:

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from notebook_launcher import messages
     from notebook_launcher.kernel.plan import Plan
 
-__all__ = ["PROTOCOL", "Answered", "Ask", "Entry", "Follow", "HostReady", "News", "Order", "Refused"]
+__all__ = ["PROTOCOL", "Answered", "Ask", "Entry", "Follow", "HostReady", "News", "Order", "PendingQuestion", "Refused"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Number of this protocol. It changes with every record here, and a host and a client of different numbers part."""
 
 
@@ -66,6 +66,20 @@ class Follow:
     position: int
     patience: float
     """Seconds after which the answer comes in any case."""
+    asked: tuple[int, ...] = ()
+    """Keys of the questions that the client knows; the answer comes at once if there are others."""
+    can_answer: bool = False
+    """True if a person can answer questions at the client now."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PendingQuestion:
+    """A question of a rank that waits for an answer; answered by an `Ask` of `answer`."""
+
+    key: int
+    rank: int
+    prompt: str
+    password: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,5 +105,7 @@ class News:
     """Number of entries that the host had dropped before."""
     status: str
     """The line of progress."""
+    questions: tuple[PendingQuestion, ...]
+    """The questions that wait for an answer."""
     is_over: bool
     """True if the run is over, its ending is in the folder, and no entry follows."""

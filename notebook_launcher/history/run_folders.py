@@ -31,6 +31,7 @@ __all__ = [
     "list_ids",
     "log_name",
     "name_in",
+    "owner_of",
     "prune",
     "read_json",
     "remove",
@@ -158,6 +159,13 @@ def prune(home: Path, *, max_runs: int, max_bytes: int | None = None) -> None:
             remove(folder)
             num -= 1
             size -= sizes.get(name, 0)
+
+
+def owner_of(folder: Path) -> int | None:
+    """Return the process number of the kernel or host that writes a run's folder; None if it is not known."""
+    kernel = (read_json(folder / SUMMARY) or {}).get("kernel")
+    pid = kernel.get("pid") if isinstance(kernel, dict) else None
+    return pid if isinstance(pid, int) else None
 
 
 def remove(folder: Path) -> None:

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
-from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost
+from notebook_launcher.engines.events import FromRank, NodeLost, Output, RankLost, SupervisorLost
 from notebook_launcher.kernel.call_state import CallState
 from notebook_launcher.kernel.culprit import is_victim_like
 from notebook_launcher.kernel.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
@@ -49,7 +49,14 @@ class Attempt:
     """
 
     def __init__(
-        self, tree: Tree, call: messages.RunCall, parcel_fd: int | None, *, deadline: float | None, debug: bool
+        self,
+        tree: Tree,
+        call: messages.RunCall,
+        parcel_fd: int | None,
+        *,
+        deadline: float | None,
+        idle_timeout: float | None = None,
+        debug: bool,
     ) -> None:
         self.tree = tree
         """The ranks' processes."""
@@ -60,7 +67,12 @@ class Attempt:
         self.ladder: Ladder | None = None
         """The present stop; None while no stop is under way."""
         self.timed_out = False
-        """True if the run exceeded `LaunchConfig.timeout`."""
+        """True if the run exceeded `LaunchConfig.timeout` or `idle_timeout`."""
+        self.went_idle = False
+        """True if the run exceeded `LaunchConfig.idle_timeout`."""
+        self._idle_timeout = math.inf if idle_timeout is None else idle_timeout
+        self._active_at = time.monotonic()
+        """Time at which a rank last sent something."""
         self._call = call
         self._parcel_fd = parcel_fd
         """Descriptor of the packed call; None if the ranks inherit the call by a fork."""
@@ -131,6 +143,7 @@ class Attempt:
 
     def fold(self, event: Event) -> None:
         """Record an event of the process tree."""
+        self._note_activity(event)
         match event:
             case FromRank(rank, messages.CallStarted() as record, _) if record.call_id == self._call.call_id:
                 self.state.started.add(rank)
@@ -153,6 +166,10 @@ class Attempt:
             case FromRank(_, _, fds):
                 for fd in fds:
                     os.close(fd)
+
+    def _note_activity(self, event: Event) -> None:
+        if isinstance(event, FromRank | Output):
+            self._active_at = time.monotonic()
 
     def _note_outcome(self, outcome: RankOutcome) -> None:
         asked_at = self.requests.stop_asked_at
@@ -244,8 +261,10 @@ class Attempt:
         moments: list[float | None] = [self._fail_at] if self.ladder is None else [self.ladder.deadline]
         if self.state.debugged is None:
             moments.append(self._leave_at)
-        if self.ladder is None and self._paused_at is None:
-            moments.append(self._deadline)
+        if self.ladder is None:
+            moments.append(self._active_at + self._idle_timeout)
+            if self._paused_at is None:
+                moments.append(self._deadline)
         known = [moment for moment in moments if moment is not None and math.isfinite(moment)]
         return min(known, default=None)
 
@@ -263,10 +282,15 @@ class Attempt:
             if all(_is_victim(outcome) for outcome in self.state.failures):
                 before_stop()
             self._climb_onto(Ladder.start(time.monotonic(), FAILURE_BUDGETS))
-        elif self._deadline is not None and self._paused_at is None and now >= self._deadline:
+        elif self._is_late(now):
             self.timed_out = True
             before_stop()
             self._climb_onto(Ladder.start(time.monotonic(), USER_BUDGETS))
+
+    def _is_late(self, now: float) -> bool:
+        self.went_idle = now >= self._active_at + self._idle_timeout
+        has_aged = self._deadline is not None and self._paused_at is None and now >= self._deadline
+        return has_aged or self.went_idle
 
     @property
     def rung(self) -> Rung | None:

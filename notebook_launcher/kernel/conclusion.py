@@ -145,7 +145,11 @@ def _error(
     if attempt.state.not_started is not None:
         return _not_started_error(attempt.state.not_started, plan.num_processes)
     if attempt.timed_out:
-        msg = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
+        if attempt.went_idle:
+            quiet = "no rank had written, reported or asked anything, or made an update, for"
+            msg = f"the run was stopped: {quiet} idle_timeout={plan.config.idle_timeout:g} s."
+        else:
+            msg = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
         return RunTimeoutError(_with_stacks(msg, stacks, plan))
     real = [failure for failure in failures if not attempt.state.outcomes[failure.rank].after_stop]
     if real:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from notebook_launcher.messages import ExceptionReport
 
@@ -12,11 +12,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.kernel.cell import Sink
+    from notebook_launcher.kernel.questions import Answer, Question
 
-__all__ = ["Hosting", "UnpacksException"]
+__all__ = ["Hosting", "TakesQuestions", "UnpacksException"]
 
 UnpacksException: TypeAlias = Callable[[int, ExceptionReport], BaseException | None]
 """Returns the exception in a parcel, whose descriptor it closes; None if it cannot be rebuilt."""
+
+
+class TakesQuestions(Protocol):
+    """Protocol of the place where a hosted run's questions wait."""
+
+    def connect(self, reply: Callable[[Answer], object], waits_for: Callable[[Question], bool]) -> None:
+        """Set where answers go, and what says whether a rank still waits for one."""
+
+    def put(self, question: Question) -> None:
+        """Keep a question until a client answers it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +44,5 @@ class Hosting:
     """Moves an exception's parcel to the run's folder, and returns a stand-in."""
     source: str
     """Source of the function, as the kernel that launched it read it."""
+    questions: TakesQuestions
+    """Keeps what ranks ask the user until a client answers."""

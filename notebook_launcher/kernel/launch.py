@@ -28,7 +28,7 @@ def notebook_launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     config: LaunchConfig | None = None,
-    detached: bool = False,
+    detached: bool | None = None,
     **options: Any,
 ) -> Results:
     """Call a function on every rank and return the values that the ranks returned.
@@ -44,7 +44,7 @@ def notebook_launch(
         config: Options.
         detached: True: the run outlives the kernel, and `attach(id)` comes back to it from any kernel or terminal.
             The first interrupt lets go of the cell and the run goes on; a second within 3 seconds stops the run. It is
-            stopped after `timeout`, by default 7 days.
+            stopped after `timeout`, by default 7 days. None: as `config` says.
         options: Fields of `LaunchConfig` by name; they override `config`.
 
     Returns:
@@ -57,15 +57,16 @@ def notebook_launch(
         CallOrderError: The call was made inside a rank.
         ResourceError: The machine has no memory, process or descriptor left for the ranks.
         RankFailedError: A rank was killed or exited.
-        RunTimeoutError: The run exceeded `timeout`.
+        RunTimeoutError: The run exceeded `timeout` or `idle_timeout`.
         KeyboardInterrupt: The kernel was interrupted.
         Exception: The exception that a rank raised, in its original type, with the attributes `rank` (the
             culprit), `failures` (every rank that failed) and `results` (the values of the other ranks).
     """
     check_not_in_rank("notebook_launch")
-    if detached:
-        return _start_detached(fn, num_processes, args, kwargs, config, options).wait_in_cell()
-    return _start(fn, num_processes, args, kwargs, config, options, in_cell=True).wait_in_cell()
+    config = _build(config, options, num_processes=num_processes, detached=detached)
+    if config.detached:
+        return _start_detached(fn, args, kwargs, config).wait_in_cell()
+    return _start(fn, args, kwargs, config, in_cell=True).wait_in_cell()
 
 
 @overload
@@ -76,7 +77,7 @@ def launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     config: LaunchConfig | None = None,
-    detached: Literal[False] = False,
+    detached: Literal[False] | None = None,
     **options: Any,
 ) -> Run: ...
 @overload
@@ -98,20 +99,22 @@ def launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     config: LaunchConfig | None = None,
-    detached: bool = False,
+    detached: bool | None = None,
     **options: Any,
 ) -> Run | AttachedRun:
     """Call a function on every rank without waiting: return the run's handle at once.
 
     Takes the arguments of `notebook_launch`. `run.result()` or `await run` returns or raises what
-    `notebook_launch` would. A rank that asks for input gets an `EOFError`, because no cell waits.
+    `notebook_launch` would. A rank that asks for input gets an `EOFError`, because no cell waits, but for a
+    detached run, which waits for a client. A detached run's handle is an `AttachedRun`.
     """
     check_not_in_rank("launch")
-    if detached:
-        run = _start_detached(fn, num_processes, args, kwargs, config, options)
+    config = _build(config, options, num_processes=num_processes, detached=detached)
+    if config.detached:
+        run = _start_detached(fn, args, kwargs, config)
         run.follow_in_cell()
         return run
-    return _start(fn, num_processes, args, kwargs, config, options, in_cell=False)
+    return _start(fn, args, kwargs, config, in_cell=False)
 
 
 def prewarm() -> None:
@@ -122,31 +125,32 @@ def prewarm() -> None:
     warm_up()
 
 
+def _build(config: LaunchConfig | None, options: dict[str, Any], **others: Any) -> LaunchConfig:
+    """Return the options; those of the call that are None are as `config` says."""
+    from notebook_launcher.config import LaunchConfig
+
+    given = {name: value for name, value in others.items() if value is not None}
+    return LaunchConfig.build(config, {**options, **given})
+
+
 def _start(
     fn: Callable[..., Any],
-    num_processes: int | None,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
-    config: LaunchConfig | None,
-    options: dict[str, Any],
+    config: LaunchConfig,
     *,
     in_cell: bool,
 ) -> Run:
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run import Run
 
-    ranks = Ranks.planned(num_processes, config, options, many_calls=False)
+    ranks = Ranks.planned(None, config, {}, many_calls=False)
     return Run.start(ranks, fn, args, kwargs, in_cell=in_cell)
 
 
 def _start_detached(
-    fn: Callable[..., Any],
-    num_processes: int | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    config: LaunchConfig | None,
-    options: dict[str, Any],
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, config: LaunchConfig
 ) -> AttachedRun:
     from notebook_launcher.detached.host_start import start_detached
 
-    return start_detached(fn, num_processes, args, kwargs, config, options)
+    return start_detached(fn, args, kwargs, config)

@@ -114,7 +114,7 @@ class Results(Sequence[Any]):
 
     @property
     def timed_out(self) -> bool:
-        """True if the run exceeded its `timeout`."""
+        """True if the run exceeded its `timeout` or `idle_timeout`."""
         return self._timed_out
 
     @property

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event
     from notebook_launcher.history.recorder import Recorder
     from notebook_launcher.kernel.commands import Command
+    from notebook_launcher.kernel.hosting import TakesQuestions
     from notebook_launcher.kernel.questions import Questions
     from notebook_launcher.kernel.rank_outcome import RankOutcome
     from notebook_launcher.kernel.ranks import Ranks
@@ -60,7 +61,7 @@ class RunLoop:
         parcel_fd: Descriptor of the packed call; None if the ranks inherit the call by a fork.
         questions: Takes what ranks ask the user.
         recorder: Writes the run's folder.
-        can_ask: True if a cell waits for the run, so that the user can answer.
+        can_ask: True if the user can answer: a cell waits for the run, or clients may attach to it.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class RunLoop:
         ranks: Ranks,
         start_again: Callable[[], object],
         parcel_fd: int | None,
-        questions: Questions,
+        questions: Questions | TakesQuestions,
         recorder: Recorder,
         *,
         can_ask: bool,
@@ -149,7 +150,14 @@ class RunLoop:
             widget_ranks=data.output.choose_widget_ranks(data.scope.widget_ranks),
         )
         deadline = None if config.timeout is None else data.launched + config.timeout
-        data.attempt = Attempt(tree, run_call, self._parcel_fd, deadline=deadline, debug=config.debug)
+        data.attempt = Attempt(
+            tree,
+            run_call,
+            self._parcel_fd,
+            deadline=deadline,
+            idle_timeout=config.idle_timeout,
+            debug=config.debug,
+        )
         data.asking.clear()
         data.stacks = None
         self._give_up_profile()

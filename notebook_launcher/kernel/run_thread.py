@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.call_scope import CallScope
     from notebook_launcher.kernel.commands import Command
     from notebook_launcher.kernel.hosting import Hosting
+    from notebook_launcher.kernel.questions import Question
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run_outcome import RunOutcome
 
@@ -130,6 +131,11 @@ class RunThread:
         self.data.commands.put(command)
         self._ranks.wake()
 
+    def waits_for(self, question: Question) -> bool:
+        """Return True if the rank that asked a question still waits for its answer."""
+        attempt = self.data.attempt
+        return attempt is not None and attempt.call_id == question.call_id and question.rank in self.data.asking
+
     def _run(self) -> None:
         if not self._claim.acquire(blocking=False):
             return  # `begin` was called again before the first thread reached this line.
@@ -147,9 +153,9 @@ class RunThread:
             self._ranks,
             lambda: self._ranks.start(self._call),
             parcel_fd,
-            self.questions,
+            self.questions if self._hosting is None else self._hosting.questions,
             self._recorder,
-            can_ask=self._in_cell,
+            can_ask=self._in_cell or self._hosting is not None,
         )
         loop.run()
         outcome = conclude(self.data, self._hosting)

@@ -33,7 +33,7 @@ class Inbox:
         self._channel = channel
         self._handle_comm = handle_comm
         self.can_ask = True
-        """True if a cell waits for the run, so that the user can answer."""
+        """True if the user can answer: a cell waits for the run, or clients may attach to it."""
         self._answering = threading.Lock()
         """Held while a thread waits for the user's input, so that questions are asked one after another."""
         self._num_asked = 0
@@ -105,8 +105,8 @@ class Inbox:
         """Ask the user, and wait for the answer."""
         if not self.can_ask:
             reason = (
-                f"rank {self._rank} asked for input, but this run was launched in the background or detached, so no "
-                "cell can answer. Use notebook_launch(...) without detached=True, or pass the value as an argument."
+                f"rank {self._rank} asked for input, but this run was launched in the background, so no cell can "
+                "answer. Use notebook_launch(...), or detached=True, or pass the value as an argument."
             )
             return messages.InputReply(text=None, reason=reason)
         with self._answering:

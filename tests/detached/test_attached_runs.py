@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import re
+import signal
 import socket
 import time
 from pathlib import Path
@@ -18,10 +20,12 @@ import torch
 from notebook_launcher import (
     CallOrderError,
     ConfigError,
+    LaunchConfig,
     Results,
     Run,
     RunStoppedError,
     RunTimeoutError,
+    Session,
     attach,
     launch,
     notebook_launch,
@@ -33,9 +37,15 @@ from notebook_launcher.detached import door
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.door import ENDING, SOCKET
 from notebook_launcher.detached.ending import read_ending
+from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
+from notebook_launcher.detached.requests import Follow
 from notebook_launcher.history import run_folders
+from notebook_launcher.kernel.questions import Answer, Question
+from notebook_launcher.messages import InputRequest
 from tests.detached.hosts import host_of, release
+from tests.support.programs import end, read_until, type_in_terminal
+from tests.support.toy_runs import wait_until
 
 
 class OwnError(Exception):
@@ -50,6 +60,15 @@ def wait_for(gate: str) -> torch.Tensor:
     while not Path(gate).exists():
         time.sleep(0.02)
     return torch.arange(3)
+
+
+def sleep_after(seconds: float, gate: str) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        report(loss=1.0)
+        time.sleep(0.02)
+    while not Path(gate).exists():
+        time.sleep(0.02)
 
 
 def fail() -> None:
@@ -93,6 +112,7 @@ def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.Captu
     with pytest.raises(TimeoutError, match="the run is not over after 0"):
         run.result(timeout=0)
     assert [run.snapshot().is_over for run in runs()] == [False]
+    assert re.search(rf"holds.*\n(.*[KMG]B, )?.*host {host.pid}\b", runs().as_text())
     release(gate)
     assert [value.tolist() for value in run.result()] == [[0, 1, 2]] * 2
     assert [value.tolist() for value in asyncio.run(awaited(other))] == [[0, 1, 2]] * 2
@@ -120,6 +140,36 @@ def test_the_true_error_arrives(home: Path) -> None:
     assert run.snapshot().error.endswith("OwnError: code 7")
 
 
+def test_the_option_may_be_in_the_config(home: Path) -> None:
+    config = LaunchConfig(detached=True, output="none")
+    run = launch(len, 1, args=("ab",), config=config)
+    assert isinstance(run, AttachedRun)
+    assert list(run.result()) == [2]
+    assert run.config.detached
+    plain = launch(len, 1, args=("ab",), config=config, detached=False)
+    assert isinstance(plain, Run)
+    assert list(plain.result()) == [2]
+    with pytest.raises(ConfigError, match="detached=True: a session cannot be detached"):
+        Session(1, config=config)
+
+
+def test_a_terminal_lets_go_of_a_detached_run(home: Path, gate: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, time\nprint('waits', flush=True)\nwhile not os.path.exists({str(gate)!r}):\n")
+    with script.open("a") as file:
+        file.write("    time.sleep(0.02)\nprint('ends')\n")
+    words = ("launch", "--no_config_file", "--detached", "-n", 1, "--monitor", "false", script)
+    pid, terminal = type_in_terminal(*words, cwd=tmp_path, env={run_folders.VARIABLE: str(home)})
+    read_until(terminal, b"waits")
+    os.kill(pid, signal.SIGHUP)
+    assert end(pid, terminal) == 128 + signal.SIGHUP
+    run = attach(show=False)
+    assert run.state == "running"
+    release(gate)
+    assert run.wait(60)
+    assert run.logs(0) == "waits\nends\n"
+
+
 def test_a_stop_of_all_and_a_timeout(home: Path, gate: Path) -> None:
     run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
     assert runs().stop_all() == 1
@@ -127,6 +177,10 @@ def test_a_stop_of_all_and_a_timeout(home: Path, gate: Path) -> None:
         run.result()
     assert run.state == "stopped"
     assert runs().stop_all() == 0
+    idle = launch(sleep_after, 1, args=(0.5, str(gate)), detached=True, output="none", idle_timeout=1.5)
+    with pytest.raises(RunTimeoutError, match=r"no rank had written, reported or asked .* for idle_timeout=1\.5 s"):
+        idle.result()
+    assert idle.snapshot().seconds > 2.0
     with pytest.raises(RunTimeoutError, match="timeout=1 s"):
         notebook_launch(wait_for, 1, args=(str(gate),), detached=True, output="none", timeout=1)
 
@@ -156,7 +210,6 @@ def test_a_lost_host_is_no_answer_to_a_stop(home: Path, gate: Path) -> None:
     ("options", "message"),
     [
         ({"start_method": "fork"}, "start_method='fork' with detached=True"),
-        ({"debug": True}, "debug=True with detached=True: the debugger needs a cell"),
         ({"runs_folder": None}, r"runs_folder=None with detached=True: the run's folder is where attach\(\)"),
     ],
 )
@@ -201,7 +254,7 @@ def test_the_other_end_says_its_protocol_and_its_user(tmp_path: Path, monkeypatc
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"notebook-launcher host 99\n")
-        with pytest.raises(CallOrderError, match=r"host speaks protocol 99, and this version .* protocol 1"):
+        with pytest.raises(CallOrderError, match=r"host speaks protocol 99, and this version .* protocol 2"):
             door.greet(ours)
         monkeypatch.setattr("os.getuid", lambda: 1_000_000)
         with pytest.raises(PermissionError, match="belongs to user"):
@@ -215,15 +268,65 @@ def test_a_journal_keeps_the_end() -> None:
     journal = Journal()
     for number in range(20):
         journal.text("stdout", f"{number}" + " " * 1_000_000)
-    news = journal.news(0, 0.0)
+    news = journal.news(Follow(position=0, patience=0.0))
     assert news.num_left_out == 20 - len(news.entries) > 0
     assert news.entries[-1].args[1].startswith("19")
-    assert journal.news(news.position, 0.0).entries == ()
+    assert journal.news(Follow(position=news.position, patience=0.0)).entries == ()
     journal.status("half")
     journal.display({"text/plain": "x"}, update=True)
-    news = journal.news(news.position, 0.0)
+    news = journal.news(Follow(position=news.position, patience=0.0))
     assert (news.status, [entry.method for entry in news.entries], news.is_over) == ("half", ["update"], False)
     journal.clear_output(wait=True)
     journal.finish()
-    news = journal.news(0, 9.0)
+    news = journal.news(Follow(position=0, patience=9.0))
     assert ([entry.method for entry in news.entries], news.is_over) == (["clear_output"], True)
+
+
+def ask_twice() -> str:
+    first = input("name? ")
+    return first + input("more? ")
+
+
+def test_questions_wait_for_a_client(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = launch(ask_twice, 1, detached=True, output="none")
+    wait_until(lambda: [rank.state for rank in run.ranks] == ["asking"])
+    terminals = [type_in_terminal("attach", run.id, cwd=tmp_path, env={run_folders.VARIABLE: str(home)})]
+    notice = b"'[rank 0] name?' waits for an answer: attach(...).wait() in a cell asks you"
+    assert notice in read_until(terminals[0][1], b"name? ")
+    assert not run.wait(0.5)
+    assert "The question waits for another client." in capfd.readouterr().err
+    terminals.append(type_in_terminal("attach", run.id, cwd=tmp_path, env={run_folders.VARIABLE: str(home)}))
+    read_until(terminals[1][1], b"name? ")
+    os.write(terminals[1][1], b"Ada\n")
+    for _, terminal in terminals:
+        read_until(terminal, b"more? ")
+    os.write(terminals[0][1], b" Lovelace\n")
+    assert run.result()[0] == "Ada Lovelace"
+    assert [end(pid, terminal) for pid, terminal in terminals] == [0, 0]
+
+
+def test_a_debugger_waits_for_a_client(home: Path, tmp_path: Path) -> None:
+    run = launch(fail, 1, detached=True, debug=True, output="none")
+    pid, terminal = type_in_terminal("attach", run.id, cwd=tmp_path, env={run_folders.VARIABLE: str(home)})
+    read_until(terminal, b"(rank 0 pdb) ")
+    os.write(terminal, b"p 3 * 14\n")
+    read_until(terminal, b"42")
+    run.stop()
+    assert end(pid, terminal) == 1
+    assert run.state in ("failed", "stopped")
+
+
+def test_answers_that_nobody_waits_for_are_dropped() -> None:
+    asked: list[Any] = []
+    questions = HostQuestions(asked.append)
+    questions.put(Question(1, InputRequest(prompt="ok? "), 7))
+    assert not questions.pending()
+    answers: list[Answer] = []
+    questions.connect(answers.append, lambda question: question.call_id == 7)
+    questions.put(Question(1, InputRequest(prompt="ok? ", number=3), 7))
+    (pending,) = questions.pending()
+    assert (pending.rank, pending.prompt) == (1, "ok? ")
+    assert questions.answer(pending.key, "yes")
+    assert not questions.answer(pending.key, "no")
+    assert [(each.rank, each.reply.text, each.reply.number) for each in answers] == [(1, "yes", 3)]
+    assert asked[-1] is None

@@ -98,7 +98,13 @@ def test_from_yaml_reads_the_file_of_write_basic_config(tmp_path, precision):
             "env": {"A": "b", "ACCELERATE_USE_FSDP": "true", "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block,Head"},
         },
         {"num_processes": 3, "mixed_precision": "bf16", "gradient_accumulation_steps": 4, "seed": 7},
-        {"backend": None, "env": {"A": "b: c # d", "É": "\n"}, "timeout": 60, "max_restarts": 1, "output": "rank0"},
+        {
+            "backend": None,
+            "env": {"A": "b: c # d", "É": "\n"},
+            "timeout": 60,
+            "max_restarts": 1,
+            "detached": True,
+        },
     ],
 )
 def test_written_file_is_accepted_by_accelerate_and_read_back_equal(tmp_path, num_gpus, options):

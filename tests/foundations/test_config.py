@@ -63,7 +63,6 @@ def test_invalid_option_raises_config_error_with_its_field(options: dict[str, An
             "num_nodes",
             r"unknown option num_nodes=. It is called nodes here. Name the machines by an engine: engine=SSH",
         ),
-        ("detached", r"unknown option detached=. launch\(\) and notebook_launch\(\) take it.* A session cannot"),
         ("function", r"unknown option function=. It is called fn here"),
         ("qqqqqq", r"unknown option qqqqqq=. Options are: num_processes, nodes"),
     ],

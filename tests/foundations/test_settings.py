@@ -157,10 +157,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 ELSEWHERE = {
     "check_collectives": "test_mismatches.py",
     "debug": "test_post_mortem.py: it needs somebody who answers",
+    "detached": "test_attached_runs.py",
     "devices": "test_plan.py: there is one kind of device on most machines",
     "display": "test_output.py: it needs a front end",
     "engine": "test_command_engines.py",
     "hang_notice": "test_hangs.py",
+    "idle_timeout": "test_attached_runs.py",
     "monitor": "test_monitor.py",
     "name": "test_kept_runs.py",
     "nodes": "test_spread_over_nodes.py",

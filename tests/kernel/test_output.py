@@ -206,7 +206,7 @@ def test_input_and_breakpoint_ask_in_the_cell(kernel: Kernel) -> None:
 def test_input_in_a_background_run_raises_eof_error(kernel: Kernel) -> None:
     outcome = kernel.execute("launch(lambda: input('name? '), 2).result()")
     assert (outcome.error or "").startswith("EOFError: rank ")
-    assert "launched in the background or detached, so no cell can answer. Use notebook_launch" in (outcome.error or "")
+    assert "launched in the background, so no cell can answer. Use notebook_launch" in (outcome.error or "")
 
 
 def test_input_without_an_answering_front_end_raises_eof_error(kernel: Kernel) -> None:
