@@ -28,6 +28,8 @@ BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "cpu:gloo,cuda:nccl")
 COMM_HOOKS = ("no", "fp16", "bf16", "power_sgd", "batched_power_sgd")
 START_METHODS = ("forkserver", "fork", "spawn")
 OUTPUTS = ("all", "rank0", "none")
+RESUMES = ("checkpoint",)
+PREEMPTIONS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 MONITORS = (True, False, "auto")
 
 POSITIVE_WHOLE = (
@@ -125,6 +127,13 @@ class LaunchConfig:
     after `timeout`, by default 7 days."""
     max_restarts: int = 0
     """Number of times that all ranks start again after one has failed."""
+    resume: str | None = None
+    """Point from which a function goes on that is called again after a failure. `"checkpoint"`: without a folder
+    `accelerator.load_state()` loads the newest checkpoint that this run has saved, and nothing before the first. None:
+    the function decides by itself."""
+    preemption_signal: str | None = None
+    """Signal to the host of a detached run at which the training is saved after its next update, and the run stops:
+    `"SIGTERM"`, `"SIGUSR1"` or `"SIGUSR2"`. None: SIGTERM with `resume="checkpoint"`, else none."""
     env: Mapping[str, str] = dataclasses.field(default_factory=lambda: types.MappingProxyType({}))
     """Environment variables that only the ranks get, beside those of the kernel."""
     output: str = "all"
@@ -160,6 +169,8 @@ class LaunchConfig:
         _one_of("comm_hook", self.comm_hook, COMM_HOOKS, or_none=True)
         _one_of("start_method", self.start_method, START_METHODS)
         _one_of("output", self.output, OUTPUTS)
+        _one_of("resume", self.resume, RESUMES, or_none=True)
+        _one_of("preemption_signal", self.preemption_signal, PREEMPTIONS, or_none=True)
         _one_of("display", self.display, OUTPUTS)
         _check_monitor(self.monitor)
         for name in ("check_ranks", "check_collectives", "debug", "detached"):

@@ -123,6 +123,8 @@ class RankContext:
 
     next_change: Callable[[], Change] | None = None
     """Returns the next `Change` that the kernel has sent, in order; waits for it."""
+    checkpoints: list[str] | None = None
+    """Folders of the checkpoints that this run has saved, the newest last; None: the function resumes by itself."""
     tunables: dict[str, float] = dataclasses.field(default_factory=dict)
     """By name: present values of what the function offers by `tunable`."""
 
@@ -163,6 +165,25 @@ def setting(name: str) -> Any:
     """Return a setting of the launch, else the adopted one, else None; `name` is a field of `TrainingSettings`."""
     value = None if _Current.context is None else getattr(_Current.context.settings, name, None)
     return _Current.adopted.get(name) if value is None else value
+
+
+def note_checkpoint(folder: str, *, is_writer: bool) -> None:
+    """Note that all ranks have saved a checkpoint, for a call after a failure; `is_writer`: this rank published it."""
+    rank = _Current.context
+    if rank is None or rank.checkpoints is None:
+        return
+    rank.checkpoints.append(folder)
+    if is_writer:
+        from notebook_launcher.messages import CheckpointSaved
+
+        rank.send(CheckpointSaved(folder=folder))
+
+
+def saved_checkpoints() -> tuple[str, ...] | None:
+    """Return the checkpoints that this run has saved, the newest last; None: the function resumes by itself."""
+    return (
+        None if _Current.context is None or _Current.context.checkpoints is None else (*_Current.context.checkpoints,)
+    )
 
 
 def begin_call(call_id: int) -> None:

@@ -9,7 +9,7 @@ pair that the kernel made (`channel.py`); descriptors travel beside the record:
     kernel -> rank           RunCall, LeaveGroup, InputReply, Change, DebugFailure, ForgetFailure,
                              CommMessage, Finish
     rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
-                             InputRequest, Metrics, Picture, Progress, Phases, Notice, Offered,
+                             InputRequest, Metrics, Picture, Progress, Phases, Notice, CheckpointSaved, Offered,
                              Changed, CommMessage, CommHandled, Profiled, DebugEnded
 
 A rank's standard output and error are pipes, not records. So output of C code, and the last lines before
@@ -30,6 +30,7 @@ __all__ = [
     "CallStarted",
     "Change",
     "Changed",
+    "CheckpointSaved",
     "ClearOutput",
     "Close",
     "CommHandled",
@@ -233,6 +234,8 @@ class RunCall:
     """Number of the process group: a rank whose group has another number makes its group again."""
     restart_count: int = 0
     max_restarts: int = 0
+    checkpoints: tuple[str, ...] | None = None
+    """Folders of the checkpoints that this run has saved, the newest last; None: the function resumes by itself."""
     can_ask: bool = True
     """True if `input()` can be answered, because a cell waits for this run."""
     ranks: tuple[int, ...] | None = None
@@ -490,6 +493,13 @@ class Phases:
     """The newest spans, oldest first: phase, start by CLOCK_MONOTONIC, seconds."""
     settings: dict[str, float | None] = dataclasses.field(default_factory=dict)
     """Present settings of the Accelerator that carries changes out; from rank 0 alone."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    """A checkpoint is whole; sent by the rank that wrote the manifest."""
+
+    folder: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ death of a kernel, and the run counts as lost.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -26,6 +27,7 @@ from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import Answered, Ask, Follow, HostReady, Order, Refused
 from notebook_launcher.engines.this_machine import adopt, cool_down
+from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel.call_scope import CallScope
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.ranks import Ranks
@@ -113,6 +115,12 @@ class _Host:
     def serve(self) -> None:
         """Serve clients until the run is over and they have left."""
         signal.signal(signal.SIGTERM, lambda *_: self.run.stop(wait=False))
+        config = self.run.config
+        name = config.preemption_signal or ("SIGTERM" if config.resume is not None else None)
+        if name is not None:
+            # In a thread, because a save waits for the run's thread.
+            thread = lambda *_: threading.Thread(target=self._save_and_stop, daemon=True).start()  # noqa: E731
+            signal.signal(signal.Signals[name], thread)
         threading.Thread(target=self._accept, daemon=True).start()
         while not self.run.wait(60):
             pass
@@ -123,6 +131,14 @@ class _Host:
             time.sleep(0.01)
         (self.folder / door.SOCKET).unlink(missing_ok=True)
         cool_down()
+
+    def _save_and_stop(self) -> None:
+        """Save after the next update, and stop there; without an Accelerator, only stop."""
+        is_saved = False
+        with contextlib.suppress(CallOrderError):
+            self.run.save()
+            is_saved = True
+        self.run.stop(wait=False, after_step=is_saved)
 
     def _keep_ending(self) -> None:
         outcome = self.run.outcome

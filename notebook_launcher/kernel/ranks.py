@@ -73,7 +73,13 @@ class Ranks:
             self.tree = start_here(setup, call) if engine is None else engine.start(setup)
 
     def next_call(
-        self, scope: CallScope, *, restart_count: int, can_ask: bool, widget_ranks: tuple[int, ...]
+        self,
+        scope: CallScope,
+        *,
+        restart_count: int,
+        can_ask: bool,
+        widget_ranks: tuple[int, ...],
+        checkpoints: tuple[str, ...] = (),
     ) -> messages.RunCall:
         """Return the record of the next call."""
         self._call_id += 1
@@ -82,6 +88,7 @@ class Ranks:
             generation=self.generation,
             restart_count=restart_count,
             max_restarts=self.plan.config.max_restarts,
+            checkpoints=None if self.plan.config.resume is None else checkpoints,
             can_ask=can_ask,
             ranks=scope.ranks,
             widget_ranks=widget_ranks,

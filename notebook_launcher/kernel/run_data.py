@@ -71,6 +71,8 @@ class RunData:
     """The present attempt at the call, with each rank's outcome; None before the first one."""
     restarts: int = 0
     """Number of times that all ranks were started again after a failure."""
+    checkpoints: list[str] = dataclasses.field(default_factory=list)
+    """Folders of the checkpoints that the ranks have saved, the newest last, if the run is to resume from them."""
     asking: set[int] = dataclasses.field(default_factory=set)
     """The ranks that wait for the user's input."""
     hang: Hang | None = None

@@ -148,6 +148,7 @@ class RunLoop:
             restart_count=data.restarts,
             can_ask=self._can_ask,
             widget_ranks=data.output.choose_widget_ranks(data.scope.widget_ranks),
+            checkpoints=tuple(data.checkpoints),
         )
         deadline = None if config.timeout is None else data.launched + config.timeout
         data.attempt = Attempt(
@@ -284,14 +285,21 @@ class RunLoop:
                 self._recorder.note()
             case FromRank(_, messages.Offered() | messages.Changed() | messages.Profiled() as record, _):
                 self._note_change(record, attempt)
-            case FromRank(_, messages.Notice() as record, _):
-                data.output.notice(record.text)
+            case FromRank(_, messages.Notice() | messages.CheckpointSaved() as record, _):
+                self._note_news(record)
             case FromRank(rank, messages.Unreadable() as record, _):
                 text = f"rank {rank} sent a record that the kernel could not unpickle ({record.reason})"
                 data.output.notice(text, "stderr")
             case FromRank(rank, messages.DebugEnded(), _) | RankLost(messages.RankExited(rank=rank)):
                 attempt.end_debugging(rank)
         attempt.fold(event)
+
+    def _note_news(self, record: messages.Notice | messages.CheckpointSaved) -> None:
+        if isinstance(record, messages.Notice):
+            self._data.output.notice(record.text)
+            return
+        others = [folder for folder in self._data.checkpoints if folder != record.folder]
+        self._data.checkpoints = [*others, record.folder]
 
     def _note_change(self, record: messages.Offered | messages.Changed | messages.Profiled, attempt: Attempt) -> None:
         if isinstance(record, messages.Profiled):

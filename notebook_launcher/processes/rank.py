@@ -141,6 +141,8 @@ class _Rank:
         self._inbox.can_ask = call.can_ask
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(call.restart_count)
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
+        if (rank := context.current()) is not None:
+            rank.checkpoints = None if call.checkpoints is None else list(call.checkpoints)
         self._widgets.begin_call(call.widget_ranks)
         stage = _Stage()
         if not call.is_aside:

@@ -850,9 +850,13 @@ class Accelerator:
         Every rank must call it.
 
         Args:
-            input_dir: The folder; None: the newest by automatic naming.
+            input_dir: The folder; None: the newest by automatic naming. In a run with `resume="checkpoint"` None is the
+                newest that this run has saved, and nothing before the first.
             load_kwargs: For the loading of objects that `register_for_checkpointing` was given.
             load_model_func_kwargs: For `load_state_dict` of the models.
+
+        Returns:
+            The folder; None if nothing was to be loaded.
         """
         return self._checkpointer.load_state(input_dir, load_kwargs, load_model_func_kwargs)
 

@@ -167,6 +167,8 @@ ELSEWHERE = {
     "name": "test_kept_runs.py",
     "nodes": "test_spread_over_nodes.py",
     "output": "test_output.py",
+    "preemption_signal": "test_resume.py",
+    "resume": "test_resume.py",
     "processes_per_node": "test_spread_over_nodes.py",
     "runs_folder": "test_run_folders.py",
     "tags": "test_kept_runs.py",

@@ -81,7 +81,7 @@ class Checkpointer:
     ) -> Path:
         """Write everything that training needs to continue; every rank must call it."""
         with context.activity(context.SAVING):
-            return save_state(
+            folder = save_state(
                 self._parts,
                 self._process,
                 self.project,
@@ -90,12 +90,22 @@ class Checkpointer:
                 rank_check=self._rank_check,
                 state_dict_type=state_dict_type or self._state_dict_type,
             )
+            context.note_checkpoint(str(folder), is_writer=self._process.is_main_process)
+            return folder
 
     def load_state(
         self, input_dir: str | os.PathLike[str] | None, load_kwargs: dict[str, Any] | None, model_kwargs: dict[str, Any]
-    ) -> Path:
+    ) -> Path | None:
         """Load what `save_state` wrote; every rank must call it."""
-        return load_state(self._parts, self._process, self.project, input_dir, load_kwargs, **model_kwargs)
+        return load_state(
+            self._parts,
+            self._process,
+            self.project,
+            input_dir,
+            load_kwargs,
+            saved=context.saved_checkpoints(),
+            **model_kwargs,
+        )
 
     def register(self, objects: tuple[Any, ...]) -> None:
         """Save and load these objects too; raises ValueError if one lacks `state_dict` or `load_state_dict`."""

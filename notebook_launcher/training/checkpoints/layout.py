@@ -13,7 +13,7 @@ from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointEr
 from notebook_launcher.training.checkpoints.staging import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from notebook_launcher.training.plugins import ProjectConfiguration
 
@@ -29,6 +29,7 @@ __all__ = [
     "loader",
     "model",
     "model_shards",
+    "newest_of",
     "optimizer",
     "optimizer_shards",
     "random_states",
@@ -161,6 +162,15 @@ def folder_to_load(config: ProjectConfiguration, input_dir: str | os.PathLike[st
     if not found:
         raise CheckpointError(f"load_state(): {directory} holds no folder checkpoint_N yet. Call save_state() first.")
     return found[-1][1]
+
+
+def newest_of(saved: Sequence[str]) -> Path | None:
+    """Return the newest of a run's checkpoints that is still there; None if there is none. The newest is the last."""
+    for folder in map(Path, reversed(saved)):
+        settle(folder)
+        if folder.is_dir():
+            return folder
+    return None
 
 
 def continue_after(config: ProjectConfiguration, folder: Path) -> None:

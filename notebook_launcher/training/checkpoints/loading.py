@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.checkpoints.layout import continue_after, folder_to_load
+from notebook_launcher.training.checkpoints.layout import continue_after, folder_to_load, newest_of
 from notebook_launcher.training.checkpoints.reading import Reader
 from notebook_launcher.training.checkpoints.sharded import share_out
 from notebook_launcher.training.checkpoints.window import restore_window
@@ -17,6 +17,7 @@ from notebook_launcher.training.random import restore_rng_states
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
     from pathlib import Path
 
     from notebook_launcher.training.checkpoints.parts import Parts
@@ -35,8 +36,10 @@ def load_state(
     config: ProjectConfiguration,
     input_dir: str | os.PathLike[str] | None = None,
     load_kwargs: dict[str, Any] | None = None,
+    *,
+    saved: Sequence[str] | None = None,
     **load_model_func_kwargs: Any,
-) -> Path:
+) -> Path | None:
     """Load what `save_state` wrote, also with another number of ranks; every rank calls it.
 
     All files are compared with the manifest and read before anything changes. Folders of Accelerate's, which
@@ -48,13 +51,15 @@ def load_state(
         process: This process among its peers.
         config: Folder and naming of checkpoints.
         input_dir: The folder; None: the newest by automatic naming.
+        saved: Folders of the checkpoints that this run has saved, the newest last: without `input_dir` the newest of
+            them is loaded, and nothing if there is none. None: the folder is chosen by `input_dir` or `config`.
         load_kwargs: For `torch.load`. `{"weights_only": False}` lets files construct anything, which can run
             any code.
         load_model_func_kwargs: For the models' `load_state_dict`, such as `strict=False`; and `map_location`,
             `"cpu"` or `"on_device"`: where files are read to.
 
     Returns:
-        The folder.
+        The folder; None if nothing was to be loaded.
 
     Raises:
         ValueError: No folder was given and naming is not automatic, or `map_location` is unknown.
@@ -66,9 +71,15 @@ def load_state(
         raise ValueError(f"map_location={map_location!r} is unknown. It can be 'cpu', 'on_device' or None.")
     writers = Writers.of(process, on_each_node=config.save_on_each_node)
     meet("load_state")
-    found = gather_outcomes("find the checkpoint", lambda: folder_to_load(config, input_dir) if writers.leads else None)
-    folder = found[writers.leader]
-    assert folder is not None
+
+    def find() -> Path | None:
+        if not writers.leads:
+            return None
+        return folder_to_load(config, input_dir) if input_dir is not None or saved is None else newest_of(saved)
+
+    folder = gather_outcomes("find the checkpoint", find)[writers.leader]
+    if folder is None:
+        return None
     reader = on_all_ranks(
         "read the manifest",
         lambda: Reader(

@@ -1,0 +1,154 @@
+"""Hosts and clients that come, go, hang and die: nothing is lost or doubled, and nothing stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from notebook_launcher import RankFailedError, ReturnValueError, attach, launch, report
+from notebook_launcher.detached import door
+from notebook_launcher.detached.requests import Ask, Follow
+from tests.detached.hosts import host_of, release
+from tests.support.toy_runs import wait_until
+
+if TYPE_CHECKING:
+    from notebook_launcher.detached.attached_run import AttachedRun
+
+CYCLES = 20
+
+
+def count_up(gate: str, leave: str) -> int:
+    number = 0
+    while not Path(gate).exists():
+        report(step=number, loss=float(number))
+        print(number, flush=True)
+        number += 1
+        time.sleep(0.002)
+    print("counted", flush=True)
+    while not Path(leave).exists():
+        time.sleep(0.02)
+    return number
+
+
+def write_much(gate: str) -> bytes:
+    print("x" * 8_000_000)
+    print("written", flush=True)
+    while not Path(gate).exists():
+        time.sleep(0.02)
+    return os.urandom(1_000_000)
+
+
+class SlowToLeave:
+    """A value whose packing takes until a file is there."""
+
+    def __init__(self, gate: str, packs: str) -> None:
+        self.gate, self.packs = gate, packs
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        Path(self.packs).touch()
+        while not Path(self.gate).exists():
+            time.sleep(0.02)
+        return str, ("left",)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    return tmp_path / "gate"
+
+
+class Client:
+    """Attaches and detaches again and again, and keeps what each visit brings."""
+
+    def __init__(self, run: AttachedRun) -> None:
+        self.run = run
+        self.steps: list[int | None] = []
+        self.text = ""
+        self._position = self._metric = 0
+
+    def visit(self, patience: float) -> None:
+        visitor = attach(self.run.id, show=False)
+        points, self._metric = visitor.metrics_since(self._metric)
+        self.steps += [point.step for point in points]
+        with contextlib.closing(door.Connection(self.run.folder)) as connection:
+            news = connection.ask(Follow(position=self._position, patience=patience))
+        assert news.num_left_out == 0
+        self._position = news.position
+        self.text += "".join(entry.args[1] for entry in news.entries if entry.method == "text")
+
+    def visit_often(self) -> None:
+        for _ in range(CYCLES):
+            self.visit(0.02)
+
+
+def test_clients_that_come_and_go_lose_and_double_nothing(
+    home: Path, tmp_path: Path, gate: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    leave = tmp_path / "leave"
+    run = launch(count_up, 1, args=(str(gate), str(leave)), detached=True, output="rank0", monitor=False)
+    wait_until(lambda: run.metrics)
+    clients = [Client(run), Client(run)]
+    threads = [threading.Thread(target=client.visit_often) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert run.state == "running"
+    release(gate)
+    for client in clients:
+        while "counted" not in client.text:
+            client.visit(1.0)
+    capfd.readouterr()
+    recent = attach(run.id, since=0.0)
+    release(leave)
+    (num,) = run.result()
+    every = list(range(num))
+    for client in clients:
+        assert [int(line) for line in client.text.split("\n") if line.strip().isdecimal()] == every
+        points, _ = attach(run.id, show=False).metrics_since(len(client.steps))
+        assert [*client.steps, *(point.step for point in points)] == every
+    # Output from before the visit is not shown again.
+    recent.wait()
+    assert "\n0\n" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("stage", ["starting", "returning"])
+def test_a_host_that_dies_at_any_stage_takes_its_ranks_along(
+    home: Path, tmp_path: Path, gate: Path, stage: str
+) -> None:
+    packs = tmp_path / "packs"
+    run = launch(SlowToLeave, 2, args=(str(gate), str(packs)), detached=True, output="none")
+    if stage == "returning":
+        wait_until(packs.exists)
+    host = host_of(run)
+    family = host.children(recursive=True)
+    host.kill()
+    assert isinstance(run.exception(), RankFailedError)
+    assert run.state == "lost"
+    wait_until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in family))
+
+
+def test_a_client_that_takes_nothing_holds_up_nobody(home: Path, gate: Path) -> None:
+    run = launch(write_much, 1, args=(str(gate),), detached=True, output="none")
+    wait_until(lambda: run.logs_since(0, 7_999_999)[0].endswith("written\n"))
+    host, stuck = host_of(run), door.Connection(run.folder)
+    stuck._link.send(Ask(name="logs", args=(0,)))  # The answer is never read.
+    began = time.monotonic()
+    assert not run.wait(0)
+    # What the host has no room to keep is lost alone: the run is a success, and its other results are there.
+    resource.prlimit(host.pid, resource.RLIMIT_FSIZE, (500_000, resource.RLIM_INFINITY))
+    release(gate)
+    results = run.result()
+    assert time.monotonic() - began < 60
+    assert run.state == "done"
+    with pytest.raises(ReturnValueError, match=r"it could not be kept in .*File too large"):
+        results[0]
+    host.wait(60)
+    stuck.close()

@@ -1,0 +1,90 @@
+"""Runs that go on from their newest checkpoint after a failure, and that save themselves when they are preempted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from notebook_launcher import Accelerator, RunStoppedError, launch, notebook_launch, report
+from notebook_launcher.training.checkpoints.layout import newest_of
+from tests.detached.hosts import host_of, release
+
+KILLED_AFTER = 9
+"""Updates of the first attempt: the newest checkpoint is two updates older, in the middle of the second epoch."""
+
+
+class Progress:
+    """The epoch, and the data that were seen; both belong to the checkpoint."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.seen: list[float] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "seen": list(self.seen)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.seen = state["epoch"], list(state["seen"])
+
+
+def train(folder: str, killed_after: int | None, gate: str = "") -> tuple[list[float], list[list[float]]]:
+    """Three epochs of six updates with dropout and shuffled data; a checkpoint after each seventh update."""
+    accelerator = Accelerator(cpu=True, project_dir=folder)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.4), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    data: Any = torch.arange(24.0).view(-1, 1)
+    loader: Any = DataLoader(data, batch_size=2, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    progress = Progress()
+    accelerator.register_for_checkpointing(progress)
+    is_resumed = accelerator.load_state() is not None
+    assert is_resumed == (os.environ["TORCHELASTIC_RESTART_COUNT"] != "0")
+    while progress.epoch < 3:
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            progress.seen += batch.flatten().tolist()
+            num_updates = len(progress.seen) // 2
+            report(step=num_updates, loss=1.0)
+            while gate and num_updates == 3 and not Path(gate).exists():
+                time.sleep(0.02)
+            if num_updates % 7 == 0:
+                accelerator.save_state(Path(folder) / f"at_{num_updates}")
+            if num_updates == killed_after and not is_resumed and accelerator.process_index == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        progress.epoch += 1
+    return progress.seen, [tensor.flatten().tolist() for tensor in model.parameters()]
+
+
+def test_a_resumed_run_equals_one_that_was_never_interrupted(home: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"output": "none", "seed": 5, "resume": "checkpoint", "max_restarts": 1}
+    through = notebook_launch(train, 2, args=(str(tmp_path / "a"), None), **options)
+    resumed = notebook_launch(train, 2, args=(str(tmp_path / "b"), KILLED_AFTER), **options)
+    assert (through.restarts, resumed.restarts) == (0, 1)
+    assert resumed[0] == through[0]  # What was seen belongs to the checkpoint, which keeps rank 0's.
+    assert resumed[1][1] == through[1][1]
+    assert len(through[0][0]) == 36
+
+
+def test_a_preempted_host_saves_and_stops(home: Path, tmp_path: Path) -> None:
+    folder, gate = tmp_path / "c", tmp_path / "gate"
+    run = launch(train, 1, args=(str(folder), None, str(gate)), output="none", resume="checkpoint", detached=True)
+    while not run.metrics or run.metrics[-1].step != 3:
+        time.sleep(0.02)
+    os.kill(host_of(run).pid, signal.SIGTERM)
+    release(gate)
+    with pytest.raises(RunStoppedError):
+        run.result()
+    (saved,) = (folder / "checkpoints").iterdir()
+    assert run.state == "stopped"
+    assert newest_of([str(saved), str(folder / "removed")]) == saved
+    assert newest_of([]) is None
