@@ -121,6 +121,7 @@ def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.Captu
     assert not (run.folder / SOCKET).exists()
     # Ranks that print at different times have a line each.
     assert re.search(r"\[ranks? [\d,]+\] waits", capfd.readouterr().out)
+    assert "def wait_for" in (run.folder / run_folders.SOURCE).read_text()
     late = attach(folder=home)
     assert late.result()[0].tolist() == [0, 1, 2]
     assert late.logs(0) == "waits\n"

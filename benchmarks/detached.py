@@ -1,0 +1,95 @@
+"""Measure what it costs to launch detached and to attach: `python benchmarks/detached.py [launches]`.
+
+In turns, all warm: a plain launch of 2 ranks that do nothing, a detached one, `attach(...)` with a first snapshot of a
+run that goes on, and the parts of a detached launch.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from notebook_launcher import attach, launch, notebook_launch
+
+QUIET: dict[str, Any] = {"output": "none", "monitor": False}
+
+
+def nothing() -> None:
+    """Return."""
+
+
+def wait_for(gate: str) -> None:
+    """Return once a file is there."""
+    while not Path(gate).exists():
+        time.sleep(0.02)
+
+
+def main() -> None:
+    """Measure and print."""
+    num = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["NOTEBOOK_LAUNCHER_RUNS"] = folder
+        for _ in range(3):
+            plain(), detached()
+        time.sleep(20)  # The fork server's chores.
+        gate = Path(folder) / "gate"
+        run = launch(wait_for, 2, args=(str(gate),), detached=True, **QUIET)
+        while run.state != "running":
+            time.sleep(0.02)
+        turns = [(plain(), detached(), attached(run.id), *started()) for _ in range(num)]
+        gate.touch()
+        run.wait()
+    plain_ms, detached_ms, attach_ms, begun, over = (statistics.median(times) for times in zip(*turns, strict=True))
+    say(f"a plain launch of 2 ranks: {plain_ms:.0f} ms, a detached one: {detached_ms:.0f} ms")
+    say(f"a detached launch takes {detached_ms / plain_ms:.2f} times as long (goal: 1.2)")
+    say(f"attach and first snapshot: {attach_ms:.0f} ms (goal: 200 ms)")
+    say(f"of a detached launch: {begun:.0f} ms until the handle is there, {over:.0f} ms more until the results are")
+
+
+def timed_since(began: float) -> float:
+    """Return the milliseconds since a time of `perf_counter`."""
+    return 1000 * (time.perf_counter() - began)
+
+
+def plain() -> float:
+    """Return the milliseconds of a plain launch."""
+    began = time.perf_counter()
+    notebook_launch(nothing, 2, **QUIET)
+    return timed_since(began)
+
+
+def detached() -> float:
+    """Return the milliseconds of a detached launch."""
+    began = time.perf_counter()
+    notebook_launch(nothing, 2, detached=True, **QUIET)
+    return timed_since(began)
+
+
+def attached(run_id: str) -> float:
+    """Return the milliseconds of an attach and the first snapshot."""
+    began = time.perf_counter()
+    attach(run_id, show=False).snapshot()
+    return timed_since(began)
+
+
+def started() -> tuple[float, float]:
+    """Return the milliseconds until a detached run has a handle, and from then on until it has results."""
+    began = time.perf_counter()
+    run = launch(nothing, 2, detached=True, **QUIET)
+    handle = timed_since(began)
+    run.result()
+    return handle, timed_since(began) - handle
+
+
+def say(text: str) -> None:
+    """Print a line of the result."""
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
