@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AttachedRun"]
 
+DYING = 5.0
+"""Seconds that the system gets to end a host whose sockets it has closed."""
 LET_GO = 3.0
 """Seconds after the first interrupt in which a second one stops the run."""
 
@@ -337,12 +339,20 @@ class AttachedRun:
             else:
                 collections.deque(follow(self._folder, self._questions), maxlen=0)
             self._ending = read_ending(self._folder)
+            if self._ending is None:
+                self._await_loss()
             if output is not None:
                 output.end(f"{self.id}: its host is gone" if self._ending is None else self._ending.last_line)
         finally:
             self._over.set()
             self._questions.note(())
             self._questions.wake()
+
+    def _await_loss(self) -> None:
+        """Wait until a host that is gone counts as dead: a process closes its sockets shortly before its end."""
+        end = time.monotonic() + DYING
+        while not self._record.snapshot().is_over and time.monotonic() < end:
+            time.sleep(0.01)
 
     def _opened(self) -> RunOutcome:
         with self._opening:
