@@ -56,6 +56,13 @@ HINTS = {
     **dict.fromkeys(("num_nodes", "num_machines", "nnodes"), f"It is called nodes here. {engine_choice.HOW}"),
     "nproc_per_node": "It is called processes_per_node here.",
     "node_rank": engine_choice.HOW,
+    **dict.fromkeys(("world_size", "nprocs", "num_gpus", "n_gpus", "gpus"), "It is called num_processes here."),
+    "accumulate_grad_batches": "It is called gradient_accumulation_steps here.",
+    "gradient_clip_val": "It is called max_grad_norm here.",
+    "precision": "It is called mixed_precision here.",
+    "accelerator": "devices='cpu' or devices=[0, 1] chooses the hardware.",
+    "strategy": "Models are trained by DistributedDataParallel, or sharded with shard=2.",
+    "dynamo_backend": "Pass it to the Accelerator: Accelerator(dynamo_backend='inductor').",
 }
 """Words for options that people know from other launchers, or that only some calls take."""
 

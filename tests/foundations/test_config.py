@@ -64,6 +64,9 @@ def test_invalid_option_raises_config_error_with_its_field(options: dict[str, An
             r"unknown option num_nodes=. It is called nodes here. Name the machines by an engine: engine=SSH",
         ),
         ("function", r"unknown option function=. It is called fn here"),
+        ("num_gpus", r"unknown option num_gpus=. It is called num_processes here"),
+        ("accumulate_grad_batches", r"=. It is called gradient_accumulation_steps here"),
+        ("dynamo_backend", r"Accelerator\(dynamo_backend='inductor'\)"),
         ("qqqqqq", r"unknown option qqqqqq=. Options are: num_processes, nodes"),
     ],
 )

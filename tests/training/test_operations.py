@@ -113,12 +113,17 @@ def test_honor_type_takes_a_generator():
     assert operations.honor_type([], (n for n in (1, 2))) == [1, 2]
 
 
+def test_a_number_is_refused_with_the_tensor_to_write():
+    with pytest.raises(TypeError, match=r"got 3, of type int\..*write torch.tensor\(3\)"):
+        operations.recursively_apply(lambda tensor: tensor, 3, error_on_other_type=True)
+
+
 def test_other_leaves_stay_or_are_an_error():
     def double(tensor):
         return tensor * 2
 
     assert operations.recursively_apply(double, ["text", None]) == ["text", None]
-    with pytest.raises(TypeError, match=r"double got 'text', a str\. It takes tensors.*gather_object"):
+    with pytest.raises(TypeError, match=r"double got 'text', of type str\. It takes tensors.*gather_object"):
         operations.recursively_apply(double, ["text"], error_on_other_type=True)
 
 
@@ -319,7 +324,7 @@ def test_gather_of_nothing_is_nothing(pair):
 
 def test_gather_refuses_what_is_no_tensor(pair):
     error = error_on_all(pair, lambda: operations.gather([torch.ones(1), "text"]))
-    assert error.startswith("TypeError: gather got 'text', a str. It takes tensors")
+    assert error.startswith("TypeError: gather got 'text', of type str. It takes tensors")
 
 
 def test_collectives_return_what_accelerate_returns(pair):

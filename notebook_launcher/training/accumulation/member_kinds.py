@@ -299,9 +299,9 @@ class PreparedModel(DDPModel):
             )
         if notes.answered or notes.forwards:
             return (
-                "Its forward ran under no_sync(): DDP decides at the forward, whatever the backward is under. Put "
-                "forward and backward of the last micro-batch both outside, or write `with "
-                "accelerator.accumulate(model):` around both."
+                "The last micro-batch's forward was left out on this rank, or ran under no_sync(): DDP decides at the "
+                "forward whether its backward synchronises. Run forward and backward of the last micro-batch on every "
+                "rank, both outside no_sync(), or write `with accelerator.accumulate(model):` around both."
             )
         return (
             "Its forward went past the prepared model, as unwrap_model(model)(x) or model.module(x) do, or the last "

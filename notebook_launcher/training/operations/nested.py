@@ -133,9 +133,13 @@ def find_tensors(data: Any) -> Iterator[torch.Tensor]:
 def _wrong_leaf(operation: str, leaf: Any) -> str:
     text = repr(leaf)
     text = text if len(text) <= 80 else f"{text[:77]}..."
+    if isinstance(leaf, (bool, int, float)):
+        instead = f"write torch.tensor({text})"
+    else:
+        instead = "gather_object([...]) and broadcast_object_list([...]) take other objects"
     return (
-        f"{operation} got {text}, a {type(leaf).__name__}. It takes tensors, also in nested lists, tuples, "
-        "dicts and dataclasses; for other objects use gather_object([...])."
+        f"{operation} got {text}, of type {type(leaf).__name__}. It takes tensors, also in nested lists, tuples, "
+        f"dicts and dataclasses; {instead}."
     )
 
 
