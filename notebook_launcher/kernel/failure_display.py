@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from notebook_launcher.errors import RemoteTraceback, RunStoppedError, RunTimeoutError
 from notebook_launcher.kernel.culprit import STOPPED
 from notebook_launcher.kernel.mismatches import describe_mismatch
+from notebook_launcher.kernel.torch_errors import advice_on
 from notebook_launcher.units import format_bytes, format_seconds, rank_list
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def _story(failures: tuple[Failure, ...], results: Results) -> str:
         lines.append(f"{rank_list(gone)} had returned already: {they} took part in fewer collectives.")
     lines += [f"{rank_list(ranks)}: {summary}" for summary, ranks in _of_their_own(first, others).items()]
     lines += describe_mismatch(failures)
+    lines += advice_on(first.summary)
     if first.kept is not None:
         lines.append(_describe_kept(first.rank, first.kept))
     return "\n".join(lines) + (f"\n\n{first.traceback.rstrip()}" if first.traceback else "")

@@ -1,0 +1,37 @@
+"""Errors of torch whose text does not say what to write, with what to write."""
+
+from __future__ import annotations
+
+__all__ = ["advice_on"]
+
+_RESHAPED = (
+    "Something reshaped the parameters of a sharded model, as LBFGS and Adafactor do: they cannot be used with it."
+)
+_ADVICE = {
+    "Expected to mark a variable ready only once": (
+        "DistributedDataParallel synchronises once for each forward. Two backward() went through one forward: add the "
+        "losses up and write one backward(loss_a + loss_b). Or activation checkpointing ran a part again: pass "
+        "DistributedDataParallelKwargs(static_graph=True)."
+    ),
+    "Expected to have finished reduction in the prior iteration": (
+        "The last backward left parameters without gradients: they were frozen after prepare(), or its loss does not "
+        "depend on them. Freeze before prepare(), or pass DistributedDataParallelKwargs(find_unused_parameters=True)."
+    ),
+    "got mixed torch.Tensor and DTensor": (
+        "The parameters of a sharded model are DTensors, which do not mix with plain tensors. For a penalty on the "
+        "weights, give the optimizer weight_decay, or sum over parameter.full_tensor() on every rank."
+    ),
+    "would remove or reshape sharded dimension": _RESHAPED,
+    "Cannot flatten unevenly sharded tensor": _RESHAPED,
+    "operations that require placement changes": _RESHAPED,
+    "FSDP does not support deepcopy": (
+        "A sharded model cannot be copied, as AveragedModel does for a moving average. Keep the average of "
+        "accelerator.get_state_dict(model) on rank 0, or train with whole models."
+    ),
+}
+"""What to write, by a part of torch's text."""
+
+
+def advice_on(text: str) -> list[str]:
+    """Return the advice on an error with this text: one line, or none."""
+    return [advice for part, advice in _ADVICE.items() if part in text][:1]

@@ -1,0 +1,82 @@
+"""Advice on errors of torch, with the texts that this torch really writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from notebook_launcher import Accelerator, notebook_launch
+from tests.support.toy_training import shards_on_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def make(kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> tuple[Accelerator, Any, Any]:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    return accelerator, *accelerator.prepare(model, kind(model.parameters(), lr=0.1))
+
+
+def freeze_late() -> None:
+    accelerator, model, _ = make()
+    model.module[0].requires_grad_(False)
+    for _ in range(2):
+        accelerator.backward(model(torch.ones(2, 3)).sum())
+
+
+def repeat_a_part() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    accelerator, model, _ = make()
+    part = model.module[0]
+    model.module.forward = lambda x: checkpoint(part, checkpoint(part, x, use_reentrant=True), use_reentrant=True)
+    accelerator.backward(model(torch.ones(2, 3, requires_grad=True)).sum())
+
+
+def penalise() -> None:
+    accelerator, model, _ = make()
+    penalty = sum(parameter.square().sum() for parameter in model.parameters())
+    accelerator.backward(model(torch.ones(2, 3)).square().mean() + 0.1 * penalty)
+
+
+def reshape() -> None:
+    accelerator, model, optimizer = make(torch.optim.LBFGS)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 3)).sum()
+        accelerator.backward(loss)
+        return loss
+
+    optimizer.step(closure)
+
+
+def factorise() -> None:
+    accelerator, model, optimizer = make(torch.optim.Adafactor)
+    accelerator.backward(model(torch.ones(2, 3)).sum())
+    optimizer.step()
+
+
+def average() -> None:
+    _, model, _ = make()
+    torch.optim.swa_utils.AveragedModel(model)
+
+
+@pytest.mark.parametrize(
+    ("train", "shard", "advice"),
+    [
+        (freeze_late, None, "pass DistributedDataParallelKwargs(find_unused_parameters=True)"),
+        (repeat_a_part, None, "pass DistributedDataParallelKwargs(static_graph=True)"),
+        pytest.param(penalise, 2, "sum over parameter.full_tensor() on every rank", marks=shards_on_cpus),
+        pytest.param(reshape, 2, "as LBFGS and Adafactor do", marks=shards_on_cpus),
+        pytest.param(factorise, 2, "as LBFGS and Adafactor do", marks=shards_on_cpus),
+        pytest.param(average, 2, "A sharded model cannot be copied", marks=shards_on_cpus),
+    ],
+)
+def test_failure_says_what_torch_leaves_out(train: Callable[[], None], shard: int | None, advice: str) -> None:
+    with pytest.raises((RuntimeError, AssertionError)) as failure:
+        notebook_launch(train, 2, shard=shard, output="none")
+    assert advice in "\n".join(failure.value._render_traceback_())
