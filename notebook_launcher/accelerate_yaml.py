@@ -85,7 +85,7 @@ def read(path: str | os.PathLike[str] | None = None) -> AccelerateFile:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        hint = " Run `accelerate config`, or save one from here." if isinstance(error, FileNotFoundError) else ""
+        hint = " `notebook-launcher config` writes one." if isinstance(error, FileNotFoundError) else ""
         msg = f"{file} cannot be read: {getattr(error, 'strerror', None) or error}.{hint}"
         raise ConfigError(msg) from error
     values = _mapping(file, text)
@@ -159,8 +159,8 @@ def _mapping(file: Path, text: str) -> dict[str, Any]:
         raise ConfigError(msg) from error
     if not isinstance(values, dict) or "distributed_type" not in values:
         msg = (
-            f"{file} has no distributed_type, so it is not a settings file of Accelerate. Run `accelerate config` to "
-            "write one."
+            f"{file} has no distributed_type, so it is not a settings file of Accelerate. `notebook-launcher config` "
+            "writes one."
         )
         raise ConfigError(msg)
     if values["distributed_type"] is False:

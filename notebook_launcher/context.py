@@ -261,7 +261,7 @@ def _number(name: str, value: Any) -> float:
         return float(detach() if callable(detach) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         msg = (
-            f"report({name}={value!r}): a metric must be one number. Pass its .item() or .mean(). "
+            f"report({name}={value!r}): a metric must be one number. Pass its .mean(). "
             "A picture needs 1, 3 or 4 channels: pass x[..., None]."
         )
         raise TypeError(msg) from error

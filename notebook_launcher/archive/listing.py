@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, overload
 from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.archive.table_view import show_table
 from notebook_launcher.drawing import tables
+from notebook_launcher.drawing.legend import RUN_STATES
+from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
 from notebook_launcher.text import escape, one_line
 from notebook_launcher.units import format_bytes, format_metrics, format_seconds, plural
@@ -76,7 +78,13 @@ class RunList(Sequence[RecordedRun]):
             tag: One of the run's tags.
             within: Seconds before now, after which the run was launched.
             before: Seconds before now, before which the run was launched.
+
+        Raises:
+            ConfigError: No run is ever in this state.
         """
+        if state is not None and state not in RUN_STATES:
+            msg = f"state={state!r} is unknown. It can be {', '.join(map(repr, RUN_STATES))}."
+            raise ConfigError(msg, field="state")
         now = time.time()
 
         def fits(run: RecordedRun) -> bool:

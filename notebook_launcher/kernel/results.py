@@ -172,12 +172,23 @@ class Results(Sequence[Any]):
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return [self[rank] for rank in range(*index.indices(len(self)))]
-        rank = range(len(self))[index]
+        rank = self._rank_at(index)
         if rank in self._unsent:
             raise ReturnValueError(self._why_missing(rank))
         if rank not in self._values:
             raise MissingResultError(self._why_missing(rank))
         return self._values[rank]
+
+    def _rank_at(self, index: int) -> int:
+        last = len(self) - 1
+        try:
+            return range(len(self))[index]
+        except IndexError:
+            msg = f"results[{index}]: the ranks are 0 to {last}."
+            raise IndexError(msg) from None
+        except TypeError:
+            msg = f"results[{index!r}]: an index is the number of a rank, 0 to {last}, or a slice."
+            raise TypeError(msg) from None
 
     def _why_missing(self, rank: int) -> str:
         if rank in self._unsent:

@@ -82,6 +82,7 @@ def test_words_of_runs_that_cannot_work_are_refused(some_runs, tmp_path, capsys)
         (["show", "20261121-000001", "--logs", "7"], "--logs 7: this run has 2 ranks, 0 to 1."),
         (["show", "last", "--folder", str(tmp_path / "none")], "A launch of more than a second leaves one."),
         (["delete"], "name the runs to delete, or choose them with --name, --tag, --state or --days."),
+        (["list", "--state", "bogus"], "state='bogus' is unknown. It can be 'starting', 'running'"),
     ]:
         assert main(["runs", *words]) == 2
         assert message in capsys.readouterr().err

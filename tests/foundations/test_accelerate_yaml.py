@@ -307,7 +307,7 @@ def test_file_that_cannot_be_launched_is_refused_and_kept(tmp_path, text, messag
 
 
 def test_missing_and_unwritable_files_raise_with_a_hint(tmp_path):
-    with pytest.raises(ConfigError, match=r"none.yaml cannot be read: No such file or directory. Run `accelerate conf"):
+    with pytest.raises(ConfigError, match=r"none.yaml cannot be read: No such file or directory. `notebook-launcher"):
         LaunchConfig.from_yaml(tmp_path / "none.yaml")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"config.yaml cannot be written: "):

@@ -24,8 +24,10 @@ def test_results_are_a_read_only_sequence_in_rank_order() -> None:
     assert results[-1] == results.rank(1) == "b"
     assert results[:1] == ["a"]
     assert "b" in results
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=r"results\[2\]: the ranks are 0 to 1\."):
         results[2]
+    with pytest.raises(TypeError, match=r"results\['a'\]: an index is the number of a rank, 0 to 1, or a slice"):
+        results["a"]  # type: ignore[call-overload]
     with pytest.raises(TypeError):
         results[0] = 1  # type: ignore[index]
 
