@@ -35,7 +35,6 @@ __all__ = [
     "no_loop_left",
     "own_temporary_files",
     "pytest_collection_modifyitems",
-    "pytest_xdist_auto_num_workers",
     "runs_aside",
 ]
 
@@ -49,12 +48,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem.removeprefix("test_") in ALONE:
             item.add_marker(pytest.mark.alone)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return one worker more than there are cores, at most four: tests wait for processes a sixth of their time."""
-    return min(4, len(os.sched_getaffinity(0)) + 1)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -39,7 +39,7 @@ NOT_CORE = (
 
 
 PARTS = (
-    ("-n", "logical", "--dist", "loadfile", "-m", "not alone and not slow"),
+    ("-n", "logical", "--maxprocesses", "4", "--dist", "loadfile", "-m", "not alone and not slow"),
     ("-m", "alone and not slow"),
 )
 """Options of pytest for what may run side by side, and for what needs the machine alone."""

@@ -150,7 +150,7 @@ def ink(page: Page) -> int:
     return int(
         page.evaluate(
             """() => {
-                const canvas = [...document.querySelectorAll('.nbl-plot-canvas')].at(-1);
+                const canvas = [...document.querySelectorAll('.nbl-plots .nbl-plot-canvas')].at(-1);
                 if (!canvas || !canvas.width) return 0;
                 const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
                 return pixels.filter((value, at) => at % 4 === 3 && value > 0).length;
@@ -161,7 +161,7 @@ def ink(page: Page) -> int:
 
 def wait_for_more_ink(page: Page, than: int) -> int:
     # Curves are drawn where they can be seen.
-    page.locator(".nbl-plot-canvas").last.scroll_into_view_if_needed()
+    page.locator(".nbl-plots .nbl-plot-canvas").last.scroll_into_view_if_needed()
     for _ in range(100):
         now = ink(page)
         if now > than:

@@ -98,6 +98,7 @@ def load_state(
         on_all_ranks("run the hooks", lambda: [hook(models, str(folder)) for hook in parts.load_hooks])
     strict = bool(model_kwargs.get("strict", True))
     weights = on_all_ranks("read the models", lambda: reader.read_models(models, strict=strict))
+    on_all_ranks("check the window", reader.check_window)
     on_all_ranks("read what is sharded", lambda: _share_out(reader, parts, state, models, weights))
     for remark in reader.remarks if process.is_main_process else ():
         warn_user(remark)

@@ -66,6 +66,8 @@ class Reader:
         self.files = contents(folder) if self.manifest is None else set(self.manifest.files)
         self.remarks: list[str] = []
         """Remarks for the user."""
+        self._window_misfit = ""
+        """How the gradients of a window do not fit; empty: they do."""
         self._rank = rank
         self._num_processes = num_processes
         self._device = device
@@ -218,7 +220,7 @@ class Reader:
         if ranks == self._num_processes:
             mine = layout.window(self._rank)
             window = self._load(mine) if mine in self.files else None
-            self._check_window(parts, [] if window is None else [window])
+            self._window_misfit = self._find_misfit(parts, [] if window is None else [window])
             return window
         windows = [self._load(layout.window(rank)) for rank in range(ranks) if layout.window(rank) in self.files]
         if not windows:
@@ -229,20 +231,28 @@ class Reader:
                 f"{self._num_processes} cannot share; nothing was loaded. Save where a window ends, or load with as "
                 "many ranks."
             )
-        self._check_window(parts, windows)
+        self._window_misfit = self._find_misfit(parts, windows)
+        if self._window_misfit:
+            return None
         return merge_windows(windows, num_processes=self._num_processes, nominal_divisor=parts.nominal_divisor)
 
-    def _check_window(self, parts: Parts, windows: list[dict[str, Any]]) -> None:
-        """Raise CheckpointError if a window's gradients are the parts of a model that was sharded in another way."""
+    def _find_misfit(self, parts: Parts, windows: list[dict[str, Any]]) -> str:
+        """Return how a window's gradients do not fit, as parts of a model that was sharded in another way; or ""."""
         shapes = {name: local_part(parameter).shape for name, parameter in parts.parameters()}
         for window in windows:
             for name, gradient in window["gradients"].items():
                 if name in shapes and gradient.shape != shapes[name]:
-                    raise CheckpointError(
-                        f"{self.folder} holds a window's gradients of a model that was sharded in another way: "
-                        f"{name} has {list(gradient.shape)} on a rank there and {list(shapes[name])} here; nothing was "
-                        "loaded. Save where a window ends, or load with the same sharding and as many ranks."
-                    )
+                    return f"{name} has {list(gradient.shape)} on a rank there and {list(shapes[name])} here"
+        return ""
+
+    def check_window(self) -> None:
+        """Raise CheckpointError if the window's gradients do not fit, which weights of other shapes explain better."""
+        if self._window_misfit:
+            raise CheckpointError(
+                f"{self.folder} holds a window's gradients of a model that was sharded in another way: "
+                f"{self._window_misfit}; nothing was loaded. Save where a window ends, or load with the same sharding "
+                "and as many ranks."
+            )
 
     def _read_rng(self) -> dict[str, Any]:
         new = [rank for rank in range(self._num_processes) if layout.random_states(rank) not in self.files]
