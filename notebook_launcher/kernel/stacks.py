@@ -93,8 +93,8 @@ class ThreadStack:
 
     @property
     def user_frames(self) -> tuple[StackFrame, ...]:
-        """The frames of the user's own code."""
-        return tuple(frame for frame in self.frames if not frame.is_library)
+        """The frames of the user's own code; generated code, whose lines are unknown, is nobody's."""
+        return tuple(frame for frame in self.frames if frame.line and not frame.is_library)
 
     @property
     def waiting_in(self) -> str | None:

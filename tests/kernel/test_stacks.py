@@ -187,6 +187,13 @@ def test_frames_of_the_package_and_of_the_parent_process_are_dropped():
     assert main(stack).name == "python"
 
 
+def test_generated_code_without_lines_is_not_where_a_rank_is() -> None:
+    """torch.compile runs such code on Python 3.13."""
+    train = StackFrame("train", "/home/u/train.py", 7)
+    stack = RankStack(0, (ThreadStack(1, "MainThread", (StackFrame("__init__", "__init__", 0), train)),))
+    assert stack.here == train
+
+
 def test_idle_and_silent_ranks_are_named():
     idle = parse_stacks(0, text_dump((f"{PACKAGE}/processes/rank.py", 9, "run_rank")))
     assert Stacks([idle, RankStack(1, ())]).verdict == (
