@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_spread", "whole_tensor"]
+__all__ = ["is_spread", "part_of_gradient", "whole_tensor"]
 
 
 def is_spread(value: Any) -> bool:
@@ -18,3 +18,9 @@ def whole_tensor(tensor: Any) -> torch.Tensor:
     """Return a tensor whole, without its gradient's history; of a spread tensor, all ranks call this together."""
     whole: torch.Tensor = tensor.detach()
     return whole.full_tensor() if is_spread(whole) else whole  # type: ignore[attr-defined]
+
+
+def part_of_gradient(gradient: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a gradient, without the graph that `to_local()` makes."""
+    part: torch.Tensor = getattr(gradient, "_local_tensor", gradient)
+    return part

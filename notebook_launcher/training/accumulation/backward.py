@@ -329,8 +329,7 @@ class Accumulation:
 
     def _check_fresh(self) -> None:
         """Warn if gradients are there before the first backward of a window: a short window would rescale them."""
-        found = find_gradient(self.state.block.members, None)
-        if found is not None and has_values(found[0].grad):
+        if any(probe is not None and has_values(probe.grad) for probe in self.state.block.probes):
             self.warn_once(
                 "not fresh",
                 "a window began with gradients that its models had already, from an update without zero_grad() or from "

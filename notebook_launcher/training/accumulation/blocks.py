@@ -22,8 +22,8 @@ __all__ = ["MicroBatchBlock"]
 class MicroBatchBlock:
     """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch."""
 
-    __slots__ = ("_clock", "_outer", "_pausable", "_paused", "_probes", "_rules", "_safepoint", "_state",
-                 "_warn_once", "_window", "free", "members", "outer_block")  # fmt: skip
+    __slots__ = ("_clock", "_outer", "_pausable", "_paused", "_rules", "_safepoint", "_state", "_warn_once",
+                 "_window", "free", "members", "outer_block", "probes")  # fmt: skip
 
     def __init__(
         self,
@@ -41,11 +41,12 @@ class MicroBatchBlock:
         self._window = accumulation.state.window_of(members)
         self._pausable = [member for member in members if member.pause is not Pause.NEVER]
         """Members that a window may pause."""
-        self._probes = [
+        self.probes = [
             next((parameter for parameter in member.parameters() if parameter.requires_grad), None)
             for member in members
         ]
-        """A trained parameter of each member, whose version shows whether the weights were changed."""
+        """A trained parameter of each member: its version shows whether the weights were changed, and its gradient
+        whether there are gradients, without a walk through the model."""
         self._outer: Window | None = None
         """The window of the block around this one."""
         self._paused: list[tuple[Member, bool]] = []
@@ -72,7 +73,7 @@ class MicroBatchBlock:
         for abandoned, progress in state.enter(window):
             self._drop(abandoned, progress)
         if window.num_batches == 1:
-            window.versions = [-1 if probe is None else probe._version for probe in self._probes]  # noqa: SLF001
+            window.versions = [-1 if probe is None else probe._version for probe in self.probes]  # noqa: SLF001
         elif self._rules.guards:
             self._check_untouched()
         state.block = self
@@ -107,7 +108,7 @@ class MicroBatchBlock:
         )
 
     def _check_untouched(self) -> None:
-        for probe, version in zip(self._probes, self._window.versions, strict=False):
+        for probe, version in zip(self.probes, self._window.versions, strict=False):
             if probe is not None and probe._version != version:  # noqa: SLF001
                 self._warn_once(
                     "touched",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from notebook_launcher.training.spread_tensors import part_of_gradient
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -34,7 +36,7 @@ def rescale(parameters: Iterable[torch.Tensor], factor: float | torch.Tensor) ->
         return
     # By id, so that a parameter that models share is multiplied once.
     # And of a sharded gradient this rank's part: torch multiplies either whole or sharded tensors at once.
-    found = {id(parameter): _local(parameter.grad) for parameter in parameters if parameter.grad is not None}
+    found = {id(parameter): part_of_gradient(parameter.grad) for parameter in parameters if parameter.grad is not None}
     gradients = list(found.values())
     if isinstance(factor, torch.Tensor):
         apart = [gradient for gradient in gradients if not _fits(gradient, factor)]
@@ -49,8 +51,3 @@ def rescale(parameters: Iterable[torch.Tensor], factor: float | torch.Tensor) ->
 def _fits(gradient: torch.Tensor, factor: torch.Tensor) -> bool:
     # torch would round the factor to the 16 bits of the gradient first.
     return gradient.device == factor.device and gradient.dtype.itemsize >= 4
-
-
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    part: torch.Tensor = getattr(gradient, "_local_tensor", gradient)  # without the graph that to_local() makes
-    return part

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from notebook_launcher.training.spread_tensors import part_of_gradient
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -134,4 +136,4 @@ def find_gradient(members: Iterable[Member], known: tuple[torch.Tensor, int] | N
 
 def has_values(gradient: torch.Tensor | None) -> bool:
     """Return True if a gradient, or of a sharded one this rank's part, is not all zeros."""
-    return gradient is not None and bool(getattr(gradient, "_local_tensor", gradient).any())
+    return gradient is not None and bool(part_of_gradient(gradient).any())
