@@ -1,4 +1,4 @@
-"""What `growth.py` measures: each function returns the figures of one size."""
+"""The measurements of `growth.py`: each function returns the figures of one size."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PROPORTIONAL, CONSTANT = 1.0, 0.1
 NOISE = 0.05
-"""What an exponent may be too large by in one run."""
+"""Error that one run may make in an exponent."""
 LIMIT = 900.0
 """Longest time of a figure, in seconds."""
 

@@ -90,7 +90,7 @@ class CommMessage:
     """The type of Jupyter's message."""
     comm_id: str
     data: dict[str, Any]
-    """What the page or the widget gets; JSON can carry it."""
+    """Content for the page or the widget; JSON can carry it."""
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
     buffers: tuple[bytes, ...] = ()
     target_name: str = ""
@@ -243,7 +243,7 @@ class RunCall:
     widget_ranks: tuple[int, ...] = ()
     """The ranks whose widgets the cell shows; those of other ranks are shown as text."""
     comm_messages: tuple[CommMessage, ...] = ()
-    """What the page has sent to widgets of these ranks, to be handled before the function is called."""
+    """Messages of the page to widgets of these ranks, to be handled before the function is called."""
     is_aside: bool = False
     """True if the ranks keep what the last call left for the debugger."""
 
@@ -276,9 +276,9 @@ class Change:
     values: dict[str, float | str | None] = dataclasses.field(default_factory=dict)
     """New values, by setting: numbers, factors such as `"x0.5"`, or None."""
     source: Literal["code", "monitor"] = "code"
-    """What asked: a call such as `run.set`, or the monitor's page."""
+    """Origin of the request: a call such as `run.set`, or the monitor's page."""
     profile: ProfileOrder | None = None
-    """What to profile, for the action "profile"."""
+    """Updates and ranks to profile, for the action "profile"."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -534,7 +534,7 @@ class Changed:
     values: dict[str, tuple[float | None, float | None]]
     """Values before and after, by setting."""
     source: Literal["code", "monitor"] = "code"
-    """What asked for it."""
+    """Origin of the request."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

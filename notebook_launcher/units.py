@@ -137,7 +137,7 @@ def format_number(value: float | None, digits: int = FORMATS.digits) -> str:
 
     Args:
         value: Any number.
-        digits: How many are shown; the whole part of a number below a million is shown in full.
+        digits: Number of digits shown; the whole part of a number below a million is shown in full.
     """
     if value is None:
         return ""

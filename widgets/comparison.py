@@ -51,7 +51,7 @@ def compare(
             `open_run`. `Results` of a run that left no folder have neither curves nor settings; only their times and
             memory are compared.
         metrics: Names of the metrics to draw. None: all, in the order in which they appeared.
-        axis: What stands on the horizontal axis: `"step"`; `"time"`, since each run's launch; or `"epoch"`, for runs
+        axis: Quantity on the horizontal axis: `"step"`; `"time"`, since each run's launch; or `"epoch"`, for runs
             that report a metric of that name.
         grouped: True if the same quantity of several parts of the data, such as `train/loss` and `val/loss`, shares a
             plot. The plots of a group have a line for each run and part.

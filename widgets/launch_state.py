@@ -89,7 +89,7 @@ class LaunchState(traitlets.HasTraits):
 
     @property
     def sharding_hint(self) -> str:
-        """What the option `shard` saves and costs; empty while a number that it depends on is wrong."""
+        """Savings and costs of the option `shard`; empty while a number that it depends on is wrong."""
         steps, shard = self.training.gradient_accumulation_steps, self.config.shard or 1
         if self.plan is None or steps is None or {"shard", "gradient_accumulation_steps"} & set(self.problems):
             return ""

@@ -93,7 +93,7 @@ class Monitor(anywidget.AnyWidget):
         self._comm_id = ""
         self._sink = cell.make_sink()
         self.plot_options = PlotOptions()
-        """How the picture that stays draws the curves: as the page drew them last."""
+        """Options by which the picture that stays draws the curves: those that the page used last."""
         self.leaves_picture = True
         """True if a picture of the run replaces the monitor once the run is over."""
         self.explorable_since = 0.0

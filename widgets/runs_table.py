@@ -44,7 +44,7 @@ class RunsTable(anywidget.AnyWidget):
     """A record for each run; see `RunRow` in `static/runs.js`."""
     caption = traitlets.Unicode().tag(sync=True)
     answer = traitlets.Unicode().tag(sync=True)
-    """What the last request led to, in a line."""
+    """Result of the last request, in a line."""
     compared = traitlets.Unicode().tag(sync=True)
     """The comparison of the selected runs, as HTML."""
 

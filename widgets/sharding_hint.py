@@ -22,7 +22,7 @@ def sharding_hint(num_processes: int, shard: int, num_steps: int, num_bytes: int
 
     Args:
         num_processes: The processes of the launch.
-        shard: How many of them share a model out.
+        shard: Number of ranks that share a model out.
         num_steps: Micro-batches for each update.
         num_bytes: The bytes of the model's parameters; 0 if they are unknown.
     """

@@ -74,7 +74,7 @@ class RecordedRun:
         """Return the run's curves, timeline, memory and load as one `<svg>`.
 
         Args:
-            axis: What stands on the horizontal axis of the curves: `"step"`; `"time"`, since the launch; or `"epoch"`,
+            axis: Quantity on the horizontal axis of the curves: `"step"`; `"time"`, since the launch; or `"epoch"`,
                 for a run that reported a metric of that name.
             grouped: True if the same quantity of several parts of the data, such as `train/loss` and `val/loss`,
                 shares a plot.

@@ -146,7 +146,7 @@ def given_options(options: argparse.Namespace, *, has_engine: bool = False) -> d
     """Return the fields of `LaunchConfig` that were given, as its constructor takes them; raise `ConfigError`.
 
     Args:
-        options: What was typed.
+        options: Options as typed.
         has_engine: True if a settings file names machines.
     """
     fields = _fields()

@@ -59,7 +59,7 @@ def sharding_env(options: Mapping[str, Any], environ: Mapping[str, str]) -> dict
     """Return the variables that the options stand for.
 
     Args:
-        options: What was typed, by name; None and False: not given.
+        options: Options as typed, by name; None and False: not given.
         environ: Variables that a settings file gives, which may switch FSDP or DeepSpeed on.
 
     Raises:

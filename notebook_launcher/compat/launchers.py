@@ -39,10 +39,10 @@ def notebook_launcher(
     """Run a function on several processes, as `accelerate.notebook_launcher` does; one process runs it here.
 
     Args:
-        function: What each process runs.
+        function: Function that each process runs.
         args: Its positional arguments.
-        num_processes: How many. None is refused, as in Accelerate.
-        mixed_precision: What an `Accelerator()` inside adopts. (Accelerate 1.15 drops it.)
+        num_processes: Number of processes. None is refused, as in Accelerate.
+        mixed_precision: Precision that an `Accelerator()` inside adopts. (Accelerate 1.15 drops it.)
         use_port: Accepted; no port is needed, here and in the next arguments, since ranks meet on one machine.
         master_addr: Accepted.
         node_rank: Accepted.
@@ -51,7 +51,7 @@ def notebook_launcher(
         rdzv_endpoint: Accepted.
         rdzv_conf: Accepted.
         rdzv_id: Accepted.
-        max_restarts: How often all processes start again after one failed.
+        max_restarts: Number of times that all processes start again after one failed.
         monitor_interval: Accepted; deaths are noticed at once.
         log_line_prefix_template: Accepted; lines say their rank.
 

@@ -50,7 +50,7 @@ METHODS = frozenset(
     | {"set", "snapshot", "stacks", "stop", "_set_from_page"}
 )
 ATTRIBUTES = frozenset({"changes", "config", "metrics", "notes", "phases", "pictures", "ranks", "tags"})
-"""What a client may ask of the run, by name."""
+"""Attributes of the run that a client may read, by name."""
 
 
 def main(fd: int, server: Channel, server_pid: int) -> None:

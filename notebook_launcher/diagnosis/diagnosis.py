@@ -27,7 +27,7 @@ NAME_WIDTH = 34
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What `doctor()` found; true if there is no problem."""
+    """Findings of `doctor()`; true if there is no problem."""
 
     findings: tuple[Finding, ...]
     """All facts, in the order of the table."""

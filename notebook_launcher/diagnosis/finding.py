@@ -20,7 +20,7 @@ class Finding:
     """Heading under which the fact stands, such as `"limits"`."""
     name: str
     fact: str
-    """What was measured, in words, with units."""
+    """Measurement in words, with units."""
     verdict: Verdict = "fact"
     advice: str = ""
-    """What to type; empty if there is nothing to do. Every warning and every problem has it."""
+    """Code or command to type; empty if there is nothing to do. Every warning and every problem has it."""

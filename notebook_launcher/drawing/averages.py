@@ -105,7 +105,7 @@ def smooth(points: Sequence[Point], weight: float) -> list[Point]:
 
     Args:
         points: (step, value).
-        weight: What the past counts for, 0 (none) to less than 1.
+        weight: Weight of the past, 0 (none) to less than 1.
     """
     smoothed, total, count = [], 0.0, 0
     for step, value in points:

@@ -51,7 +51,7 @@ def curves_svg(
             the mean is drawn in any case.
         grouped: True if the same quantity of several parts of the data, such as `train/loss` and `val/loss`, shares a
             plot, with a line for the mean of each.
-        axis: What stands on the horizontal axis: `"step"`, `"time"` (since the launch) or `"epoch"`.
+        axis: Quantity on the horizontal axis: `"step"`, `"time"` (since the launch) or `"epoch"`.
     """
     options = PlotOptions(width=width, log=log, smoothing=smoothing, axis=axis, grouped=grouped)
     picture = curves_picture(curves, names, options, average=average)

@@ -134,7 +134,7 @@ def static_svg(snapshot: RunSnapshot, curves: Curves, options: PlotOptions | Non
     Args:
         snapshot: State of the run.
         curves: Metrics of the run.
-        options: How the curves are drawn; None: as usual.
+        options: Options of the curves; None: the usual ones.
     """
     options = options or PlotOptions()
     title = headline(snapshot)

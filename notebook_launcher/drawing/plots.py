@@ -55,7 +55,7 @@ class PlotOptions:
     log: bool = False
     smoothing: float = 0.0
     axis: AxisKind = "step"
-    """What stands on the horizontal axis."""
+    """Quantity on the horizontal axis."""
     grouped: bool = True
     """True if the same quantity of several parts of the data, such as `train/loss` and `val/loss`, shares a plot."""
     marks: tuple[tuple[float, str], ...] = ()

@@ -1,4 +1,4 @@
-"""What a launch needs of the machines on which its ranks run, when they are not the kernel's own."""
+"""Engines: the machines on which a launch's ranks run, when these are not the kernel's own."""
 
 from __future__ import annotations
 

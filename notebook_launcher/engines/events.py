@@ -52,7 +52,7 @@ class NodeLost:
     """The node in a few words: its number, host and address."""
     ranks: tuple[int, ...]
     reason: str
-    """How the loss was noticed."""
+    """The sign by which the loss was noticed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a process does and takes, read from outside: it is not asked, so this costs it nothing."""
+"""Activity and memory of a process, read from outside: it is not asked, so this costs it nothing."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Exported:
     commands: tuple[str, ...]
     """Commands to type in the script's folder."""
     notes: tuple[str, ...] = ()
-    """What the script expects of the machine on which it runs."""
+    """Requirements of the script on the machine that runs it."""
 
     def __repr__(self) -> str:
         files = ", ".join(str(path) for path in (self.script, self.values, self.job) if path is not None)

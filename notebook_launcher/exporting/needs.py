@@ -27,7 +27,7 @@ IN_NOTEBOOKS = {"display": "from IPython.display import display"}
 
 
 class Needs:
-    """What a function needs, collected by `add`; the attributes are what a script has to contain.
+    """Requirements of a function, collected by `add`; the attributes are the parts that a script has to contain.
 
     Args:
         namespace: The notebook's global variables.

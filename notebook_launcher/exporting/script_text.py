@@ -68,7 +68,7 @@ def script_text(needs: Needs, plan: Plan, *, function: str, arguments: str, valu
     """Return the script.
 
     Args:
-        needs: What the function needs.
+        needs: Requirements of the function.
         plan: The launch.
         function: Name of the function.
         arguments: Arguments of the call, as code.

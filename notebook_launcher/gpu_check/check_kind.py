@@ -17,7 +17,7 @@ class Skipped(Exception):  # noqa: N818 - an outcome, which is not an error
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a check runs on."""
+    """Hardware that a check runs on."""
 
     num_gpus: int
     """GPUs that the launcher sees and can use; 0: the check runs in its CPU form."""

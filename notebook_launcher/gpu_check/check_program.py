@@ -30,7 +30,7 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
     Args:
         only: Words; checks whose names have none of them are left out. None: all checks.
         names_only: True to print the names alone.
-        folder: Where the report goes.
+        folder: Folder for the report.
         cpu: True to leave GPUs aside.
 
     Raises:

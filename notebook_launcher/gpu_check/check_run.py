@@ -28,7 +28,7 @@ LAST_LINES = 12
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of one check."""
+    """Result of one check."""
 
     name: str
     decides: bool
@@ -36,7 +36,7 @@ class Outcome:
     """`PASS`, `FAIL` or `SKIP`."""
     seconds: float
     reason: str
-    """What was seen, what failed, or why it was skipped."""
+    """Observation, failure, or reason for the skip."""
     output: str = ""
     """The last lines that a failed check printed."""
 
@@ -58,7 +58,7 @@ def run_one(check: Check, num_gpus: int, command: Sequence[str] = ()) -> Outcome
     """Return the outcome of a check, made in a process of its own.
 
     Args:
-        check: What is tried.
+        check: The check to run.
         num_gpus: GPUs that launches can use.
         command: The program, to which the name, the number of GPUs and a file for the outcome are added; empty: the
             package's own.

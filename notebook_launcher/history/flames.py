@@ -1,4 +1,4 @@
-"""Where the ranks' time goes, by sampled stacks: a tree of calls for each rank, as plain data."""
+"""The ranks' time by sampled stacks: a tree of calls for each rank, as plain data."""
 
 from __future__ import annotations
 

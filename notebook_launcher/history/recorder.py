@@ -47,7 +47,7 @@ HEAVY = 1_000_000
 
 
 class Origin(Protocol):
-    """Where a run comes from, as files of its folder by name."""
+    """Origin of a run, as files of its folder by name."""
 
     files: dict[str, str]
 

@@ -184,7 +184,7 @@ class RunChange:
     time: float
     """Seconds since the launch."""
     source: Literal["code", "monitor"] = "code"
-    """What made the change: `run.set(...)`, or a field of the monitor."""
+    """Origin of the change: `run.set(...)`, or a field of the monitor."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ def check_answers(what: str, *, in_cell: bool = True) -> None:
 
     Args:
         what: The call or the option that opens a debugger, as the user typed it.
-        in_cell: Whether a cell waits for the run.
+        in_cell: True if a cell waits for the run.
     """
     reason = cell.why_no_answers()
     if not in_cell:

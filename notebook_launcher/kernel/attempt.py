@@ -61,9 +61,9 @@ class Attempt:
         self.tree = tree
         """The ranks' processes."""
         self.state = CallState(tree.setup.num_processes, call.ranks)
-        """What is known of each rank."""
+        """State of each rank."""
         self.requests = RankRequests(tree)
-        """What the ranks were asked to do at their next step."""
+        """Requests that the ranks carry out at their next step."""
         self.ladder: Ladder | None = None
         """The present stop; None while no stop is under way."""
         self.timed_out = False

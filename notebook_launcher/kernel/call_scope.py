@@ -34,7 +34,7 @@ class CallScope:
     widget_ranks: tuple[int, ...] | None = None
     """The ranks whose widgets the cell shows; None: those that `LaunchConfig.display` names."""
     comm_messages: tuple[messages.CommMessage, ...] = ()
-    """What the page has sent to widgets, to be handled before the call."""
+    """Messages of the page to widgets, to be handled before the call."""
     is_aside: bool = False
     """True for a call that only serves widgets: it has no view and no folder, and the ranks keep the last failure."""
 

@@ -21,7 +21,7 @@ IDLE = "runs nothing, so this waits for ever: interrupt it, and run the cell on 
 
 
 class CallState:
-    """What is known of each rank in one call.
+    """State of each rank in one call.
 
     Args:
         num_processes: Number of ranks.

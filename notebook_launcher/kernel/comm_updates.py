@@ -1,4 +1,4 @@
-"""What ranks send to their widgets in the page: at most so often, and only the last of several updates."""
+"""Updates of ranks to their widgets in the page: at most so often, and only the last of several."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class ChangeCommand:
     answer: Latch[bool]
     """Set to True if an Accelerator will do it; to None if the run is over."""
     source: ChangeSource = "code"
-    """What asks for it."""
+    """Origin of the request."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

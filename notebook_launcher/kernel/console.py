@@ -71,7 +71,7 @@ class Console:
     """The output of all ranks of one run. Not thread-safe, except for `logs`.
 
     Args:
-        num_processes: How many ranks there are.
+        num_processes: Number of ranks.
         output: The ranks whose lines are shown.
         kept_in: For a cell: an expression for the lines that do not stay in the cell, such as `run.logs(rank)`;
             None: all lines stay.

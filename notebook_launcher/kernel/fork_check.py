@@ -37,7 +37,7 @@ PARALLEL_WORKS = b"p"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ForkHealth:
-    """What works in a fork of this process."""
+    """Test results of a fork of this process."""
 
     cuda: bool
     parallel: bool

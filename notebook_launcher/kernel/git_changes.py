@@ -1,4 +1,4 @@
-"""What a working tree has beyond its git commit, found by a process of git's while the run goes on."""
+"""Changes of a working tree since its git commit, found by a process of git's while the run goes on."""
 
 from __future__ import annotations
 

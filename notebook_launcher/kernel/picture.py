@@ -66,13 +66,13 @@ def record_of(
     """Return the outputs that a run leaves at the end of its cell.
 
     Args:
-        line: How the run ended.
-        snapshot: What is known of the run.
+        line: End of the run, in words.
+        snapshot: State of the run.
         curves: Its metrics.
         is_raised: True if the cell raises the run's exception, which describes a failure in full.
         key: The key of the monitor that may be explored in place of the record; empty: there is none.
         pictures: Pictures that ranks reported.
-        options: How the curves are drawn; None: as usual.
+        options: Options of the curves; None: the usual ones.
     """
     if snapshot.state == "failed" and is_raised:
         return [_folded(line, dataclasses.replace(snapshot, failures=(), error=""), curves, key)]

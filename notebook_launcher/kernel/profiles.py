@@ -23,7 +23,7 @@ VIEWER = "Open it at ui.perfetto.dev, or in chrome://tracing."
 
 
 class Profile(tuple["messages.Profiled", ...]):
-    """Where the time of some updates went, operator by operator; a cell shows a table for each rank.
+    """The time of some updates, operator by operator; a cell shows a table for each rank.
 
     Each element is the result of one rank.
     """

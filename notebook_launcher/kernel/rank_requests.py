@@ -1,4 +1,4 @@
-"""What the run's thread asks of ranks that train: to stop, to save, to change settings, each at their next step."""
+"""Requests of the run's thread to ranks that train: to stop, to save, to change settings, each at their next step."""
 
 from __future__ import annotations
 

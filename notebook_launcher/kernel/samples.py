@@ -25,7 +25,7 @@ TOP = 5
 
 
 class Samples(tuple[Flame, ...]):
-    """Where the time of the ranks went; a cell shows it as a drawing, with one column for each rank.
+    """The ranks' time by sampled stacks; a cell shows it as a drawing, with one column for each rank.
 
     Each element is the tree of calls of one rank.
     """

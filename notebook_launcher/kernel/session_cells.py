@@ -91,7 +91,7 @@ class SessionCells(ABC):
 
         Raises:
             ConfigError: There is no such rank, or a name that cannot be a variable.
-            Exception: What the code raised, as `run` raises it.
+            Exception: Error that the code raised, as `run` raises it.
         """
         return self.execute_cell(code, ranks, push=push, pulls=True)
 
@@ -186,7 +186,7 @@ class SessionCells(ABC):
 
         Raises:
             ConfigError: An expression is not text.
-            Exception: What evaluating the expression raised, such as a NameError.
+            Exception: Error of the expression's evaluation, such as a NameError.
         """
         for expression in expressions:
             if not isinstance(expression, str):

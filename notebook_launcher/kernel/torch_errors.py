@@ -29,7 +29,7 @@ _ADVICE = {
         "accelerator.get_state_dict(model) on rank 0, or train with whole models."
     ),
 }
-"""What to write, by a part of torch's text."""
+"""Code to write instead, by a part of torch's text."""
 
 
 def advice_on(text: str) -> list[str]:

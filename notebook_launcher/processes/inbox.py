@@ -20,7 +20,7 @@ __all__ = ["Inbox"]
 
 
 class Inbox:
-    """What the kernel sends to one rank.
+    """Records from the kernel to one rank.
 
     Args:
         rank: The number of the rank.

@@ -591,7 +591,7 @@ class Accelerator:
 
         Args:
             model: As `prepare` returned it.
-            keep_fp32_wrapper: Whether its forward stays in mixed precision; False to pickle it.
+            keep_fp32_wrapper: True if its forward stays in mixed precision; False to pickle it.
             keep_torch_compile: True if a compiled model stays compiled.
         """
         return unwrapping.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)

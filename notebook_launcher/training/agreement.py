@@ -139,7 +139,7 @@ class Agreement:
         """Begin before the first update.
 
         Args:
-            notes: Where rank 0 writes.
+            notes: Store that rank 0 writes to.
             chooses: True on rank 0.
             lead: `UpdateFence.lead`; 0 where there is one rank.
         """

@@ -87,7 +87,7 @@ def find_executable_batch_size(
     * Another error is raised at once where it occurs, and nothing is tried again.
 
     Args:
-        function: What to call; None: returns a decorator.
+        function: Function to call; None: returns a decorator.
         starting_batch_size: The first size, per process.
         reduce_batch_size_fn: Returns the next size, which must be smaller; that of process 0 counts. None: 0.9
             times the last one, rounded down; with `accelerator`, the next one that divides the global batch.

@@ -70,7 +70,7 @@ class Preparation:
     rules: Rules
     sharding: Sharding
     zero: ZeroSettings | None
-    """What DeepSpeed's settings come to, if there are any."""
+    """DeepSpeed's settings in torch's terms, if there are any."""
     computes_in: str
     """Precision of a prepared model's forward: `"no"`, `"fp16"` or `"bf16"`."""
     compares: bool

@@ -164,7 +164,7 @@ def derive_rng_states(states: Mapping[str, Any], process_index: int) -> dict[str
     """Return states for a rank of which none were kept: a function of another rank's states and its number.
 
     Args:
-        states: What `capture_rng_states` returned on another rank.
+        states: Result of `capture_rng_states` on another rank.
         process_index: The rank that they are for; different ranks get different states.
     """
     digest = hashlib.sha256(bytes(states["torch_manual_seed"].tolist()) + process_index.to_bytes(8, "little"))

@@ -23,7 +23,7 @@ def unwrap_model(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile:
 
     Args:
         model: As `prepare` returned it; anything else is returned as it is.
-        keep_fp32_wrapper: Whether its `forward` still computes in mixed precision.
+        keep_fp32_wrapper: True if its `forward` still computes in mixed precision.
         keep_torch_compile: True if a compiled model stays compiled.
     """
     compiled = None

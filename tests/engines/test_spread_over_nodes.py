@@ -1,4 +1,4 @@
-"""How many ranks which node gets: `num_processes`, `nodes`, `processes_per_node`."""
+"""Ranks for each node: `num_processes`, `nodes`, `processes_per_node`."""
 
 from __future__ import annotations
 

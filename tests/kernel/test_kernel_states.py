@@ -832,7 +832,7 @@ def test_options_output_and_display_take_effect(kernel: Kernel, output: str) -> 
 
 
 def test_options_devices_precision_and_accumulation_take_effect(kernel: Kernel) -> None:
-    """What they do in an Accelerator is in `test_frameworks.py`; here, that ranks are told nothing else."""
+    """Ranks are told nothing else; the effect in an Accelerator is tested in `test_frameworks.py`."""
     seen = evaluate(
         kernel,
         """

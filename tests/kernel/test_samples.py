@@ -1,4 +1,4 @@
-"""Where the ranks' time goes, by sampled stacks."""
+"""The ranks' time by sampled stacks."""
 
 from __future__ import annotations
 

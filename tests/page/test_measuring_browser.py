@@ -1,4 +1,4 @@
-"""Where the time goes, in the monitor: sampled stacks and profiles, in a real browser with a fake model."""
+"""Time in the monitor: sampled stacks and profiles, in a real browser with a fake model."""
 
 from __future__ import annotations
 

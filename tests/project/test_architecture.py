@@ -379,7 +379,7 @@ LATER = ("torch", "numpy", "asyncio", "cloudpickle", "psutil", "html", "multipro
          "ipykernel", "ipywidgets", "notebook_launcher.drawing", "notebook_launcher.engines",
          "notebook_launcher.history", "notebook_launcher.kernel.run", "notebook_launcher.messages",
          "notebook_launcher.processes", "notebook_launcher.travel")  # fmt: skip
-"""What a notebook's first cell must not import: each takes milliseconds, and `messages` as long as all that is left."""
+"""Modules that a notebook's first cell must not import: each takes milliseconds, and `messages` as long as the rest."""
 
 
 def test_importing_the_launcher_is_light():
@@ -395,7 +395,7 @@ SELDOM = (
     "sympy",
     "torch._dynamo",
 )
-"""What a program with an Accelerator seldom needs: 1.2 s of processor time, in the kernel and in each rank."""
+"""Modules that a program with an Accelerator seldom needs: 1.2 s of processor time, in the kernel and in each rank."""
 
 
 def test_importing_the_accelerator_imports_no_sharding():

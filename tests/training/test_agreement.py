@@ -30,7 +30,7 @@ NUM_UPDATES = 14
 SETTINGS = LaunchConfig().training_settings()
 SAVE, STOP = "save", "stop"
 Acts = list[tuple[int, str]]
-"""What a rank did, and after which update."""
+"""Acts of a rank, each with the update that it came after."""
 
 
 class Ended(BaseException):

@@ -53,7 +53,7 @@ class Agent:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """What has arrived and was not carried out yet; None at the end."""
+        """Commands that have arrived and were not carried out yet; None at the end."""
         self._network = node_records.Join("127.0.0.1", "lo")
         self._listener: socket.socket | None = None
         """The bound socket of the next tree's store; None while a tree has it."""

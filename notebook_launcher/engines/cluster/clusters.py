@@ -32,7 +32,7 @@ NUM_PINGS = 5
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClusterKey:
-    """What makes one set of nodes: the command that runs each agent, and the network of the ranks."""
+    """Identity of one set of nodes: the command that runs each agent, and the network of the ranks."""
 
     commands: tuple[tuple[str, ...], ...]
     network: str | None

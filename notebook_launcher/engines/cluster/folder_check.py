@@ -1,4 +1,4 @@
-"""Whether a node has the kernel's folder: the kernel puts a mark into it for a moment, and the node looks for that.
+"""Test of a node for the kernel's folder: the kernel puts a mark into it for a moment, and the node looks for that.
 
 A path that exists on both sides says little: every machine has a home folder of that name.
 """

@@ -1,4 +1,4 @@
-"""What an agent says of itself first, in a line of text: neither side unpickles anything before the versions agree."""
+"""The first line of an agent, as text: neither side unpickles anything before the versions agree."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Node:
         self.number = number
         self.command = tuple(command)
         self.greeting: Greeting | None = None
-        """What the agent has said of itself; None before, and if it never came up."""
+        """The agent's first line; None before it, and if the agent never came up."""
         self.address = ""
         """The address that the node has taken for the ranks; empty before."""
         self.has_folder = True

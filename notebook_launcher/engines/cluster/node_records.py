@@ -182,7 +182,7 @@ class Carried:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeState:
-    """What can be seen of a node's ranks from outside; a part of `Happened`."""
+    """State of a node's ranks as seen from outside; a part of `Happened`."""
 
     epoch: int
     board: bytes

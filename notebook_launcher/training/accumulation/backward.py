@@ -60,8 +60,8 @@ class Accumulation:
         """Take what a micro-batch needs.
 
         Args:
-            state: Where accumulation stands.
-            members: What is trained.
+            state: Progress of accumulation.
+            members: Models and tensors that are trained.
             rules: The differences from Accelerate.
             process: This process among its peers.
             layout: The ranks that read different data: their weights are added up.

@@ -105,8 +105,8 @@ def wrap(
 
     Args:
         model: On its device already.
-        device: Where it is.
-        kwargs: How DDP is to be built, and the communication hook.
+        device: Its device.
+        kwargs: DDP's options, and the communication hook.
         process_group: None: the default group.
         compares: True if the ranks compare the model's weights now and then.
     """

@@ -35,7 +35,7 @@ class LocalSGD:
         Args:
             accelerator: The one that prepared the model.
             model: As `prepare` returned it.
-            local_sgd_steps: How many calls of `step` lie between two averages. All ranks must make as many.
+            local_sgd_steps: Number of calls of `step` between two averages. All ranks must make as many.
             enabled: False: ordinary data parallelism.
 
         Raises:

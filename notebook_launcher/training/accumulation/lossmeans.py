@@ -67,7 +67,7 @@ def compare_losses(
         model: Called as it is, without gradients.
         batches: Micro-batches with their weights.
         loss_function: `loss_function(model, batch)`.
-        device: Where the batches are needed.
+        device: Device on which the batches are needed.
     """
     chosen = [(batch, weight) for batch, weight in batches if weight > 0][:2]
     if len(chosen) < 2:

@@ -95,7 +95,7 @@ def waits_for_ranks(window: Window | None, members: Members, *, ends: bool, num_
 
     Args:
         window: The window of the block; None outside any.
-        members: What an Accelerator trains.
+        members: Models and tensors that an Accelerator trains.
         ends: True if the micro-batch is the last of its window, and outside any window.
         num_processes: Ranks that train together.
     """

@@ -43,7 +43,7 @@ def resolve(target: Any, members: Members) -> list[Member]:
 
     Args:
         target: A module, a tensor, an optimizer, or any object with `parameters()`.
-        members: Where to look. Modules that synchronise their own gradients (`fully_shard`,
+        members: Models and tensors to search. Modules that synchronise their own gradients (`fully_shard`,
             DistributedDataParallel) and whose optimizer was prepared are added to it.
 
     Raises:

@@ -83,7 +83,7 @@ def check_accumulation(
         batches: This rank's micro-batches; at most `gradient_accumulation_steps` are taken, fewer if it has fewer. A
             prepared loader will do.
         loss_function: `loss_function(model, batch)` gives the mean loss of a micro-batch.
-        weight: How many samples or tokens that is the mean over; None: the size of the batch's first dimension.
+        weight: Samples or tokens that the loss is the mean over; None: the size of the batch's first dimension.
         tolerance: The largest relative difference that counts as exact.
 
     Returns:

@@ -39,7 +39,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Any]) -> bool:
         False if another rank failed, which the caller has to exchange.
 
     Raises:
-        Exception: What failed on this rank.
+        Exception: Error of this rank.
     """
     import torch.distributed.checkpoint as dcp
 

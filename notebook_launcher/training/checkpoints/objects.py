@@ -40,8 +40,8 @@ def read_object(path: Path, map_location: Any = "cpu", *, trust: str = TRUST, **
 
     Args:
         path: Written by `torch.save`.
-        map_location: Where tensors go.
-        trust: What to pass to whom, in order to load anything.
+        map_location: Device for tensors.
+        trust: Argument to pass, and to which function, in order to load anything.
         load_kwargs: For `torch.load`; `weights_only=False` lets the file construct anything, which can run
             any code.
 
@@ -73,7 +73,7 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
 
     Args:
         f: A path, or a file that is open for bytes.
-        map_location: Where tensors go, as for `torch.load`; None: where they were.
+        map_location: Device for tensors, as for `torch.load`; None: where they were.
         kwargs: For `torch.load`. `weights_only=False` lets the file construct anything, which can run any code.
 
     Raises:

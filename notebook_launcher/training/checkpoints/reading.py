@@ -67,7 +67,7 @@ class Reader:
         self.remarks: list[str] = []
         """Remarks for the user."""
         self._window_misfit = ""
-        """How the gradients of a window do not fit; empty: they do."""
+        """Reason why the gradients of a window do not fit; empty: they do."""
         self._rank = rank
         self._num_processes = num_processes
         self._device = device

@@ -156,7 +156,7 @@ def check_fit(
     Args:
         model: Not wrapped.
         tensors: From `fill_in`.
-        source: Where they come from.
+        source: Origin of the weights, in words.
         strict: True if names must agree; shapes always must.
         always: True if the tensors do not pass the hooks of `load_state_dict`.
     """

@@ -54,12 +54,12 @@ def on_all_ranks(doing: str, step: Callable[[], T]) -> T:
     """Run a step on every rank, and return this rank's result once all ranks have finished.
 
     Args:
-        doing: What the step does, for the message on the other ranks: `"write the checkpoint"`.
-        step: What this rank does.
+        doing: Work of the step in words, for the message on the other ranks: `"write the checkpoint"`.
+        step: Work of this rank.
 
     Raises:
         CheckpointError: Another rank's step failed; the message has its error.
-        Exception: What this rank's step raised.
+        Exception: Error that this rank's step raised.
     """
     outcome: list[T] = []
     gather_outcomes(doing, lambda: outcome.append(step()))

@@ -19,9 +19,9 @@ def fill(parts: list[Any], real: tuple[int, ...], start: Sequence[Any], size: in
 
     Args:
         parts: Every rank's indices.
-        real: How many they are.
+        real: Number of samples in each part.
         start: The epoch's first batches.
-        size: How many every rank needs; None: ranks that have none get whole batches.
+        size: Number of samples that every rank needs; None: ranks that have none get whole batches.
     """
     if size is None:
         whole = itertools.cycle(start)
@@ -42,7 +42,7 @@ def keep_step(parts: list[Any], real: tuple[int, ...], previous: Sequence[Any], 
 
     Args:
         parts: Every rank's indices.
-        real: How many they are.
+        real: Number of samples in each part.
         previous: The round before; empty in the first, where such ranks get another's batch.
         leave: True if such ranks end here.
     """

@@ -39,15 +39,15 @@ class DataLoaderDispatcher(PreparedLoader):
     Args:
         dataset: As `DataLoader`'s.
         split_batches: True if every batch is cut among the ranks; False: each rank gets whole ones.
-        skip_batches: How many rounds are left out at the start of each epoch.
+        skip_batches: Number of rounds that are left out at the start of each epoch.
         use_stateful_dataloader: Accepted; these loaders always know their position.
         slice_fn: See `Portions.slice_fn`.
         iteration: The first epoch's number.
-        device: Where batches are moved to; None: nowhere.
+        device: Device that batches are moved to; None: they are not moved.
         num_processes: Among how many ranks; None: all.
         even_batches: See `Portions`.
         uneven: See `Portions`; `"leave"` is as `even_batches`, since Accelerate always evens out here.
-        stack: Where the loader stands while it is iterated.
+        stack: Active loaders; the loader is among them while it is iterated.
         progress: That of a loader whose rest this is; None: one's own.
         kwargs: As `DataLoader`'s.
     """

@@ -26,7 +26,7 @@ class IndexStream:
 
     def __init__(self, pieces: Iterator[torch.Tensor], length: int) -> None:
         self.length = length
-        """How many there are in the whole iteration."""
+        """Number of indices in the whole iteration."""
         self._pieces = pieces
         self._next: list[torch.Tensor] = []
 

@@ -42,7 +42,7 @@ class IterableDatasetShard(IterableDataset[Any]):
       Accelerate always fills it.
 
     Args:
-        dataset: What is shared out. Its `set_epoch`, or else a `generator` that it has, gets the epoch.
+        dataset: Stream that is shared out. Its `set_epoch`, or else a `generator` that it has, gets the epoch.
         batch_size: None: each element is a batch, and a round is one of them for every rank.
     """
 
@@ -112,7 +112,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         """Yield this rank's elements, round by round, beginning with a round without elements.
 
         Args:
-            skip: How many elements of the stream have been had; they are read when the empty round is asked for.
+            skip: Number of elements of the stream that were had; they are read when the empty round is asked for.
 
         Raises:
             ValueError: With `uneven="error"`, where the data set ends with some ranks' elements only.

@@ -34,8 +34,8 @@ def data_arguments(dataloader: Any, indices: Any) -> dict[str, Any]:
     """Return the arguments of a `DataLoader` that control what it fetches, beside the data set.
 
     Args:
-        dataloader: Whose way of batching is kept.
-        indices: Where indices come from: a batch sampler, or a sampler where items are no batches; None for an
+        dataloader: Loader from which the way of batching is taken.
+        indices: Source of indices: a batch sampler, or a sampler where items are no batches; None for an
             iterable data set.
     """
     if indices is None:

@@ -15,12 +15,12 @@ class DataLoaderStateMixin:
 
     Attributes:
         end_of_dataloader: True while the current batch is the last; False outside a loop.
-        remainder: How many samples of the last round are no repetition; -1 if that is unknown before it
+        remainder: Number of samples of the last round that are no repetition; -1 if that is unknown before it
             comes, or with `drop_last`.
         current_full_rows: Samples of a full batch of one rank, as the loop began; None if unknown, or outside a loop.
         current_round: The current batches of all ranks, counted; None if unknown.
         iteration_token: Something that every loop has its own of; None outside a loop.
-        stack: Where the loader stands while it is iterated.
+        stack: Active loaders; the loader is among them while it is iterated.
     """
 
     end_of_dataloader: bool = False

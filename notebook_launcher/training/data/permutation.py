@@ -31,7 +31,7 @@ def permutation(length: int, generator: torch.Generator | None, *, shared: bool 
     A long permutation takes 4 bytes for each number, and comes in pieces of 2048 numbers. A short one comes at once.
 
     Args:
-        length: How many numbers are permuted.
+        length: Number of numbers that are permuted.
         generator: Draws them; None: torch's default generator.
         shared: True if others draw from the generator. It is then left in the state after the whole permutation before
             the first piece comes. That takes 3 ns for each number.

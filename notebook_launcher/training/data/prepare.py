@@ -55,9 +55,9 @@ def prepare_data_loader(
     """Return a loader that yields this rank's share of the batches of `dataloader`.
 
     Args:
-        dataloader: What to share out. A random sampler in it gets a generator if it has none, and several
+        dataloader: Loader to share out. A random sampler in it gets a generator if it has none, and several
             ranks share the data.
-        device: Where batches go with `put_on_device`.
+        device: Device that batches go to with `put_on_device`.
         num_processes: Among how many ranks; None: all.
         process_index: Which of them this is; None: this process' rank.
         split_batches: True if each rank gets a slice of every batch; False: every `num_processes`-th batch.
@@ -66,7 +66,7 @@ def prepare_data_loader(
         dispatch_batches: True if rank 0 reads for all. None: for an iterable data set, if `put_on_device`. With
             False, every rank reads its own shards of a Hugging Face `datasets` stream that has enough of them.
         even_batches: True if the last round is filled with samples from the start.
-        slice_fn_for_dispatch: What cuts a rank's part out of a batch that rank 0 read:
+        slice_fn_for_dispatch: Function that cuts a rank's part out of a batch that rank 0 read:
             `f(batch, slice, process_index=..., num_processes=...)`.
         use_seedable_sampler: True if a random order depends on a seed and the epoch alone.
         data_seed: That seed; None: the one that torch's generator was last given. Rank 0's counts.
@@ -76,7 +76,7 @@ def prepare_data_loader(
             `"weigh"`, `"stop"`, `"error"` or `"leave"` (see `DataLoaderConfiguration.uneven`).
         check_ranks: True if ranks that read for themselves compare before each epoch what they are about to walk
             through. If so, all of them must begin each loop.
-        stack: Where the loader stands while it is iterated.
+        stack: Active loaders; the loader is among them while it is iterated.
 
     Raises:
         ValueError: `uneven` is unknown, `split_batches` with a batch size that the ranks do not divide, or a data set

@@ -37,7 +37,7 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
 
     Args:
         dataloader: A prepared loader, or any `DataLoader`.
-        num_batches: How many of this rank's batches to leave out.
+        num_batches: Number of this rank's batches to leave out.
 
     Raises:
         ValueError: `num_batches` is no whole number, or negative.

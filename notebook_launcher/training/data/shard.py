@@ -41,15 +41,15 @@ class DataLoaderShard(PreparedLoader):
 
     Args:
         dataset: As `DataLoader`'s.
-        device: Where batches are moved to; None: nowhere.
+        device: Device that batches are moved to; None: they are not moved.
         rng_types: Which generators every rank takes from rank 0 before each epoch (`synchronize_rng_states`).
-        synchronized_generator: What `"generator"` means.
-        skip_batches: How many batches are left out at the start of each epoch.
+        synchronized_generator: The generator that `"generator"` means.
+        skip_batches: Number of batches that are left out at the start of each epoch.
         use_stateful_dataloader: Accepted; these loaders always know their position.
         iteration: The first epoch's number.
         check_ranks: True if ranks compare before each epoch what they are about to walk through. If so, all of
             them must begin each loop.
-        stack: Where the loader stands while it is iterated.
+        stack: Active loaders; the loader is among them while it is iterated.
         progress: That of a loader whose rest this is; None: one's own.
         kwargs: As `DataLoader`'s.
     """

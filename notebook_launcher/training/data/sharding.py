@@ -53,7 +53,7 @@ class BatchSamplerShard(BatchSampler):
     - a batch sampler with `drop_last` leaves it out in any case.
 
     Attributes:
-        batch_sampler: What is shared out.
+        batch_sampler: Source of the batches that are shared out.
         batch_size: Its `batch_size`; None if it has none.
         drop_last: Its `drop_last`; False if it has none.
     """
@@ -112,7 +112,7 @@ class BatchSamplerShard(BatchSampler):
         """Yield this rank's batches with their rounds.
 
         Args:
-            skip: How many samples of the epoch have been had; the rest is shared out. A batch of which only a
+            skip: Number of samples of the epoch that were had; the rest is shared out. A batch of which only a
                 part is left comes as that part.
 
         Raises:
@@ -143,10 +143,10 @@ class BatchSamplerShard(BatchSampler):
         """Yield this rank's part of batches that may have any size.
 
         Args:
-            batches: What is left to be shared out.
+            batches: Batches that are left to be shared out.
             start: The epoch's first batches.
-            previous: What the ranks had in the round before; empty in the first.
-            skip: How many samples of the epoch have been had.
+            previous: Indices that the ranks had in the round before; empty in the first.
+            skip: Number of samples of the epoch that were had.
         """
         known: dict[tuple[int, ...], Round] = {}
         for group, kind in self._groups(batches):

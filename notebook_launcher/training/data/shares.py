@@ -45,7 +45,7 @@ class Stretch(NamedTuple):
     batches: list[Any]
     """The rank's indices in each round; `[None]`: it has none, and its iteration is over."""
     round: Round
-    """What each of the rounds counts."""
+    """A round that stands for each of them."""
     samples: int
     """Samples of the epoch that all ranks together have had before."""
 
@@ -54,8 +54,8 @@ def stretches_of(batch_sampler: Any, skip: int = 0) -> Iterator[Stretch]:
     """Return the stretches of a batch sampler that is shared out; of any other, all its batches.
 
     Args:
-        batch_sampler: Whose; or a sampler, whose items then count one sample each.
-        skip: How many samples of the epoch have been had. A batch of which only a part is left comes as that.
+        batch_sampler: A batch sampler; or a sampler, whose items then count one sample each.
+        skip: Number of samples of the epoch that were had. A batch of which only a part is left comes as that.
     """
     if hasattr(batch_sampler, "stretches"):
         stretches: Iterator[Stretch] = batch_sampler.stretches(skip)
@@ -94,8 +94,8 @@ def full_rounds(stream: IndexStream, left: int, num_processes: int, rows: int) -
     """Yield the indices of the full rounds that are left of a stream, many rounds at once: round by rank by row.
 
     Args:
-        stream: What is shared out.
-        left: How many indices it still has.
+        stream: Indices that are shared out.
+        left: Number of indices that it still has.
         num_processes: Number of ranks.
         rows: Samples of every rank in a full round.
     """

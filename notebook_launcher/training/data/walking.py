@@ -26,7 +26,7 @@ class Taken(NamedTuple):
 
     num_batches: int
     round: Round
-    """What each of their rounds counts."""
+    """A round that stands for each of theirs."""
     samples: int
     """Samples of the epoch before them."""
     ends: bool

@@ -48,7 +48,7 @@ def pack(parts: Sequence[Any], device: torch.device) -> list[BatchParcel]:
 
     Args:
         parts: One for each rank but the first.
-        device: Where their tensors are taken to, if the group cannot send from where they are.
+        device: Device for their tensors, if the group cannot send from the one that they are on.
     """
     return [_pack(part, wire_device(device)) for part in parts]
 
@@ -58,7 +58,7 @@ def send(parcels: Sequence[BatchParcel], drawn: Round, *, is_last: bool, samples
 
     Args:
         parcels: The other ranks' parts.
-        drawn: What all ranks' parts count.
+        drawn: Samples of all ranks' parts.
         is_last: True if no other round follows.
         samples: Samples of the epoch with this round.
         device: As for `pack`.
@@ -90,7 +90,7 @@ def receive(device: torch.device) -> ReceivedBatch | None:
     """Return this rank's part of the next round; None at the end of the data.
 
     Raises:
-        Exception: What the data set raised on rank 0.
+        Exception: Error that the data set raised on rank 0.
     """
     num_processes, rank, where = dist.get_world_size(), dist.get_rank(), wire_device(device)
     header = torch.empty(3 + 4 * num_processes, dtype=torch.int64, device=where)

@@ -31,9 +31,9 @@ def require_alike(operation: str, data: Any, describe: Callable[[torch.Tensor], 
     """In debug mode, compare what the processes are about to communicate.
 
     Args:
-        operation: What to call it in the error.
+        operation: Its name in the error.
         data: This process' nested tensors.
-        describe: What must be equal of each tensor; None: shape and dtype.
+        describe: Function of a tensor whose result must be equal on all ranks; None: shape and dtype.
 
     Raises:
         DistributedOperationException: On every process, with what each one has.

@@ -123,7 +123,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
     Args:
         tensor: Nested tensors, of the same shapes and dtypes on all processes. They are overwritten.
-        from_process: Whose.
+        from_process: Number of the process that has it.
 
     Returns:
         The same structure with the same tensors. Only a tensor that cannot be written to, since several of
@@ -201,7 +201,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         tensor: Nested tensors, of the same shapes and dtypes on all processes. They are not changed.
         reduction: `"sum"`; `"mean"`, the sum divided by the number of processes; `"max"`; or `"none"`, each
             process' own.
-        scale: What the result is multiplied by.
+        scale: Factor of the result.
 
     Returns:
         The same structure with new tensors on the same devices, without gradient. 16-bit floats are summed in

@@ -27,7 +27,7 @@ def pad_across_processes(
     Args:
         tensor: Nested tensors, of the same dtypes and numbers of dimensions on all processes.
         dim: Along which dimension; tensors that do not have it stay as they are.
-        pad_index: What to fill with: a number, or a tensor that broadcasts to the padding.
+        pad_index: Value of the padding: a number, or a tensor that broadcasts to the padding.
         pad_first: True if the padding comes before the data.
 
     Returns:
@@ -55,8 +55,8 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
 
     Args:
         tensor: Nested tensors.
-        batch_size: How many samples there are.
-        num_processes: What must divide their number.
+        batch_size: Number of samples.
+        num_processes: Number that must divide it.
         dim: Which dimension counts samples.
     """
     missing = -batch_size % num_processes

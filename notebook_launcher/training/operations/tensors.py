@@ -51,7 +51,7 @@ def send_to_device(
 
     Args:
         tensor: Tensors, objects with a `to(device)` (which decide for themselves), or containers of them.
-        device: Where to.
+        device: Destination.
         non_blocking: True if copies from pinned memory may go on while this process does.
         skip_keys: Keys of mappings and names of dataclass fields whose values stay where they are.
 

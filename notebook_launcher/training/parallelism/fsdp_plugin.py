@@ -59,7 +59,7 @@ class FullyShardedDataParallelPlugin:
     `"size_based_wrap"`, `"no_wrap"` (the model as a whole), a collection of module classes, or one of torch's policies.
     None: the classes in the model's `_no_split_modules`, else repeated blocks in a `ModuleList` or `Sequential`."""
     cpu_offload: Any = None
-    """Whether parameters, gradients and optimizer state live on the CPU, and parameters visit the device to compute."""
+    """True if parameters, gradients and optimizer state live on the CPU, and parameters visit the device to compute."""
     ignored_modules: Any = None
     """Modules that stay whole on each rank, or a pattern that all of a module's name matches. Their gradients are
     averaged over the ranks."""
@@ -81,11 +81,11 @@ class FullyShardedDataParallelPlugin:
     forward_prefetch: bool | None = None
     """Without effect."""
     activation_checkpointing: bool | None = None
-    """Whether units keep their inputs alone, and compute their activations again in the backward."""
+    """True if units keep their inputs alone, and compute their activations again in the backward."""
     activation_checkpointing_offload: bool | None = None
     """Not supported."""
     cpu_ram_efficient_loading: bool | None = None
-    """Whether the Accelerator sets the two variables at which `from_pretrained` of transformers reads weights on rank 0
+    """True if the Accelerator sets the two variables at which `from_pretrained` of transformers reads weights on rank 0
     alone. `prepare` gives rank 0's weights to the others in any case, one unit at a time. transformers 5.23 heeds the
     variables in part: it reads the file on every rank."""
     transformer_cls_names_to_wrap: Any = None

@@ -41,8 +41,8 @@ def materialise(modules: Iterable[torch.nn.Module], device: torch.device, made: 
 
     Args:
         modules: The modules; their own tensors alone, not those of modules inside of them.
-        device: Where the tensors get memory.
-        made: What was made before; it grows.
+        device: Device on which the tensors get memory.
+        made: Tensors that were made before; it grows.
     """
     for module in modules:
         for name, parameter in module._parameters.items():  # noqa: SLF001 - `named_parameters` leaves duplicates out

@@ -1,4 +1,4 @@
-"""What is done to a model before its units are sharded: tied units, activation checkpointing, precision of weights."""
+"""Changes to a model before its units are sharded: tied units, activation checkpointing, precision of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed's settings mean for torch, settled with the call that they are given to."""
+"""DeepSpeed's settings in torch's terms, settled with the call that they are given to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STAGES = {
     2: "gradients and optimizer state are sharded; parameters are freed after the backward",
     3: "parameters, gradients and optimizer state are sharded",
 }
-"""What each stage comes to."""
+"""Effect of each stage, in words."""
 PRECISIONS = {"fp16": ("fp16.enabled",), "bf16": ("bf16.enabled", "bfloat16.enabled")}
 DTYPES = {"float16": "fp16", "fp16": "fp16", "half": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
 MOST_NAMED = 5
@@ -87,7 +87,7 @@ def settle(
     Args:
         plugin: DeepSpeed's settings.
         num_ranks: The number of ranks that read different data.
-        steps: What the call gives as accumulation steps; and likewise the others.
+        steps: Accumulation steps that the call gives; and likewise the others.
         max_grad_norm: The norm to which gradients are clipped.
         mixed_precision: The precision.
         scaler: The arguments of the scaler that the call gives.

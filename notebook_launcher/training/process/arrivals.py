@@ -42,7 +42,7 @@ def meet(call: str, patience: float = math.inf) -> None:
         RuntimeError: A peer waits in another call that this rank has not made, so both would wait for ever.
 
     Args:
-        call: What the user calls, for the line: `"save_state"`.
+        call: Function that the user calls, for the line: `"save_state"`.
         patience: Seconds after which a rank continues to the collective without a notice, if that is sooner.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:

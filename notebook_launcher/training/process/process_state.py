@@ -36,7 +36,7 @@ class ProcessState:
         cpu: Use no GPU, as with the variable `ACCELERATE_USE_CPU`. The variable
             `ACCELERATE_TORCH_DEVICE` names the device, and wins.
         backend: The group's backend; None: as above. Only for a group that is started here.
-        timeout: How long a collective waits before it is an error; None: torch's 30 minutes with gloo and 10
+        timeout: Longest wait of a collective before it is an error; None: torch's 30 minutes with gloo and 10
             with NCCL. A group that is up already gets it too, and keeps it.
 
     Raises:

@@ -73,7 +73,7 @@ class Peers:
         """Return whether all processes shall try again; there is a new group then.
 
         Args:
-            error: What ended this process' attempt; None: it succeeded.
+            error: Exception that ended this process' attempt; None: it succeeded.
             gives_up: True if an error asks for another attempt.
         """
         mine = self._outcome(error, gives_up)

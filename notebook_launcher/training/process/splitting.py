@@ -16,8 +16,8 @@ def split(inputs: Any, process_index: int, num_processes: int, *, pad: bool = Fa
     Args:
         inputs: A list, tuple or other sequence, a tensor or array (dimension 0 is split), a pandas object (its
             rows are), a `datasets.Dataset`, or a mapping of these, all of the same length.
-        process_index: Whose share.
-        num_processes: How many shares there are.
+        process_index: Number of the process that gets the share.
+        num_processes: Number of shares.
         pad: True if the last item is repeated where that makes all shares equally long.
 
     Raises:

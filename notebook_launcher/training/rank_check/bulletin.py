@@ -36,8 +36,8 @@ class Bulletin:
         """Write for the other ranks; return False if the process group has no store (MPI).
 
         Args:
-            owner: What it is about. Ranks must write about their objects of a type in the same order at first.
-            topic: What it is about the object.
+            owner: Object that the entry is about. All ranks must write about their objects of a type in the same order.
+            topic: Aspect of the object that the entry is about.
             content: Plain data: numbers, texts, lists.
         """
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no other name for it

@@ -136,7 +136,7 @@ class RankCheck:
         """Compare everything at a place that all ranks have reached.
 
         Args:
-            call: What the user called, for the error: `"save_state"`.
+            call: Function that the user called, for the error: `"save_state"`.
             exchange: Returns what each rank has passed to it, in rank order.
 
         Raises:

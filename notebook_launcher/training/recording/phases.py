@@ -120,7 +120,7 @@ class PhaseClock:
 
         Args:
             samples: The weight of the window's micro-batches, on all ranks together: a number, or a tensor on a GPU.
-            micro_batches: How many they were.
+            micro_batches: Number of micro-batches.
         """
         self._windows.append((micro_batches, samples))
         self._phases.append(None)

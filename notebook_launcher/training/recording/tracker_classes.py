@@ -110,7 +110,7 @@ class JSONLinesTracker(GeneralTracker):
 
     Args:
         run_name: The project's name, which becomes a folder.
-        logging_dir: Where it goes.
+        logging_dir: Folder for the tracker's files.
     """
 
     name = "jsonl"
@@ -228,7 +228,7 @@ class TensorBoardTracker(GeneralTracker):
 
     Args:
         run_name: The project's name, which becomes a folder.
-        logging_dir: Where it goes.
+        logging_dir: Folder for the tracker's files.
         kwargs: Arguments of `torch.utils.tensorboard.SummaryWriter`.
     """
 

@@ -31,7 +31,7 @@ class UpdateProfile:
 
     Args:
         rank: This rank.
-        order: What to profile.
+        order: Updates and ranks to profile.
         update: Number of updates that have been made.
     """
 
