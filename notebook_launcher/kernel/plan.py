@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "make_plan"]
 
+NCCL_START = "the first collective takes seconds"
+"""NCCL connects the GPUs at the first collective of a group: without a word the ranks would seem to hang there."""
 PEER_VARIABLES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 FIRST_GOOD_DRIVER = (550, 40, 7)
 HIDDEN = {ROCM_VARIABLE: "-1"}
@@ -72,7 +74,7 @@ class Plan:
         num, threads = self.num_processes, self.threads_per_process
         parts = [
             plural(num, "GPU rank" if self.use_gpu else "CPU rank"),
-            self.backend or "no process group",
+            f"nccl ({NCCL_START})" if self.backend == "nccl" else self.backend or "no process group",
             f"{plural(threads, 'thread')} each" + self.note,
             self.found,
             f"seed {self.seed}",

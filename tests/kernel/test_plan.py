@@ -63,6 +63,11 @@ def test_options_that_are_none_are_chosen(make: Any, on: Machine, options: dict[
     assert (made.num_processes, made.backend, made.use_gpu, made.threads_per_process) == expected
 
 
+def test_summary_warns_of_the_slow_first_collective_of_nccl(make: Any) -> None:
+    assert "2 GPU ranks, nccl (the first collective takes seconds), 4 threads each" in make(machine(8, 2)).summary
+    assert "collective" not in make(machine(8)).summary
+
+
 @pytest.mark.parametrize(
     ("on", "options", "message"),
     [

@@ -123,7 +123,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
     Args:
         tensor: Nested tensors, of the same shapes and dtypes on all processes. They are overwritten.
-        from_process: Number of the process that has it.
+        from_process: Number of the process that has them.
 
     Returns:
         The same structure with the same tensors. Only a tensor that cannot be written to, since several of
