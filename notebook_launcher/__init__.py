@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from notebook_launcher.context import track as track
     from notebook_launcher.context import tunable as tunable
     from notebook_launcher.detached.attached_run import AttachedRun as AttachedRun
+    from notebook_launcher.detached.attached_session import AttachedSession as AttachedSession
     from notebook_launcher.detached.attaching import attach as attach
+    from notebook_launcher.detached.attaching import attach_session as attach_session
     from notebook_launcher.diagnosis.diagnosis import Diagnosis as Diagnosis
     from notebook_launcher.diagnosis.doctor import doctor as doctor
     from notebook_launcher.diagnosis.finding import Finding as Finding

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.attached_questions import AttachedQuestions
     from notebook_launcher.detached.requests import Entry, News
+    from notebook_launcher.kernel.call_scope import TakesDisplay
     from notebook_launcher.kernel.cell import Sink
 
 __all__ = ["AttachedOutput", "follow"]
@@ -35,10 +36,14 @@ class AttachedOutput:
         folder: The run's folder.
         config: The run's options.
         since: Seconds before now, from which on output is shown; None: from the beginning.
+        displays: Takes rich output that a cell on ranks shows at its end.
     """
 
-    def __init__(self, folder: Path, config: LaunchConfig, since: float | None) -> None:
+    def __init__(
+        self, folder: Path, config: LaunchConfig, since: float | None, displays: TakesDisplay | None = None
+    ) -> None:
         self._folder = folder
+        self._displays = displays
         self._sink = cell.make_sink()
         self._has_headlines = config.output != "none"
         self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
@@ -75,6 +80,9 @@ class AttachedOutput:
             match entry.method, entry.args:
                 case "text", (stream, text):
                     self._sink.text(stream, text)
+                case "divert", (rank, record):
+                    if self._displays is not None:
+                        self._displays(rank, record)
                 case "clear_output", (wait,):
                     self._sink.clear_output(wait=wait)
                 case kind, (data, metadata, transient):

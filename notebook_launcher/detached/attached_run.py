@@ -262,13 +262,13 @@ class AttachedRun:
 
     def follow_in_cell(self, since: float | None = None) -> None:
         """Show the run in the cell that calls this: its output since the beginning, or of the last `since` seconds."""
-        output = AttachedOutput(self._folder, self.config, since)
+        output = self._make_output(since)
         self._follow(output)
         views.watch(self, output)
 
     def wait_in_cell(self) -> Results:
         """Wait in the main thread and show the run. The first interrupt lets go of the cell, a second stops the run."""
-        output = AttachedOutput(self._folder, self.config, None)
+        output = self._make_output(None)
         try:
             with contextlib.closing(views.RunView(self, output, is_raised=True)) as view:
                 self._follow(output)
@@ -278,6 +278,9 @@ class AttachedRun:
             self._let_go(output, error)
             raise
         return self.result()
+
+    def _make_output(self, since: float | None) -> AttachedOutput:
+        return AttachedOutput(self._folder, self.config, since)
 
     def _wait(self, timeout: float | None) -> bool:
         """Wait for the end at most `timeout` seconds, and ask the user what ranks ask; return True if it is there."""

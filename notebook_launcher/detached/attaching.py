@@ -1,4 +1,4 @@
-"""`attach(...)`: come back to a detached run, from any kernel or script of the same user."""
+"""`attach(...)` and `attach_session(...)`: come back to a detached run or session, from any kernel or script."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.archive.listing import open_run, runs
 from notebook_launcher.detached.attached_run import AttachedRun
-from notebook_launcher.detached.door import is_hosted
+from notebook_launcher.detached.attached_session import AttachedSession
+from notebook_launcher.detached.door import is_hosted, is_session
+from notebook_launcher.detached.session_folders import live_sessions
 from notebook_launcher.kernel.checks import check_not_in_rank
 
 if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-__all__ = ["attach"]
+__all__ = ["attach", "attach_session"]
 
 
 def attach(
@@ -44,8 +46,47 @@ def attach(
     return attached
 
 
+def attach_session(
+    name: str | None = None, *, folder: str | os.PathLike[str] = "auto", show: bool = True
+) -> AttachedSession:
+    """Return a detached session, whose ranks have kept their memory, and show the call that goes on, if one does.
+
+    Any number of kernels and terminals may be attached to a session. Its ranks carry out one call at a time.
+
+    Args:
+        name: The session's name, or its id or the beginning of its id. None: the latest session that is open.
+        folder: The folder that holds the runs' folders. `"auto"`: see `LaunchConfig.runs_folder`.
+        show: False: show nothing.
+
+    Raises:
+        LookupError: No such session is open.
+        CallOrderError: The session's host is of a version of this package with another protocol.
+    """
+    check_not_in_rank("attach_session")
+    home = runs(folder).home
+    found = list(live_sessions(home))
+    chosen = [
+        path for path, its_name in found if name is None or name == its_name or (name and path.name.startswith(name))
+    ]
+    if not chosen:
+        raise LookupError(_why_no_session(name, home, [its_name for _, its_name in found]))
+    session = AttachedSession(chosen[0])
+    if show and session.is_busy and (call := session.latest) is not None:
+        call.follow_in_cell()
+    return session
+
+
+def _why_no_session(name: str | None, home: Path, names: list[str]) -> str:
+    wanted = "no detached session" if name is None else f"no detached session {name!r}"
+    others = f"Open are {', '.join(map(repr, names))}." if names else "Session(4, name='exp', detached=True) opens one."
+    return f"{wanted} is open in {home}. {others}"
+
+
 def _one(run: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
     record = open_run(run, folder)
+    if is_session(record.folder):
+        msg = f"{record.id} is a session, and not a run: attach_session({record.name!r}) comes back to it."
+        raise LookupError(msg)
     if not is_hosted(record.folder):
         msg = (
             f"{record.id} was not launched with detached=True, so it belongs to its kernel: run = launch(...) there. "

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["ENDING", "SOCKET", "Connection", "greet", "is_hosted", "listen"]
+__all__ = ["ENDING", "SESSION_SOCKET", "SOCKET", "Connection", "greet", "is_hosted", "is_session", "listen", "peer_of"]
 
 SOCKET = "host.sock"
+SESSION_SOCKET = "session.sock"
+"""Name of the socket in a session's folder."""
 ENDING = "ending.pickle"
 """Name of the file with the end of a hosted run, in the same folder."""
 CREDENTIALS = struct.Struct("3i")
@@ -31,13 +33,13 @@ PATIENCE = 10.0
 """Seconds after which a host or client that should be sending counts as hung."""
 
 
-def listen(folder: Path) -> socket.socket:
-    """Return a listening socket in a run's folder; raises OSError."""
+def listen(folder: Path, socket_name: str = SOCKET) -> socket.socket:
+    """Return a listening socket in a run's or a session's folder; raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        with _short_name(folder) as name:
+        with _short_name(folder, socket_name) as name:
             sock.bind(name)
-        (folder / SOCKET).chmod(0o600)
+        (folder / socket_name).chmod(0o600)
         sock.listen(16)
     except BaseException:
         sock.close()
@@ -53,7 +55,7 @@ def greet(sock: socket.socket) -> Link:
         PermissionError: It belongs to another user.
         OSError: It is gone, or hangs.
     """
-    _, uid, _ = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    _, uid = peer_of(sock)
     if uid != os.getuid():
         msg = f"the process at the other end of {SOCKET} belongs to user {uid}, and this one to user {os.getuid()}"
         raise PermissionError(msg)
@@ -70,20 +72,31 @@ def greet(sock: socket.socket) -> Link:
     return link
 
 
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end."""
+    pid, uid, _ = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    return pid, uid
+
+
 def is_hosted(folder: Path) -> bool:
     """Return True if the run in a folder was launched with `detached=True`."""
     # A host that was killed leaves its socket.
     return any((folder / name).exists() for name in (SOCKET, ENDING))
 
 
+def is_session(folder: Path) -> bool:
+    """Return True if the folder is that of a session with `detached=True`, which is open, or whose host was killed."""
+    return (folder / SESSION_SOCKET).exists()
+
+
 class Connection:
     """A client's connection to a host; for one thread, which closes it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, socket_name: str = SOCKET) -> None:
         """Connect; raises OSError if no host is there, and what `greet` raises."""
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            with _short_name(folder) as name:
+            with _short_name(folder, socket_name) as name:
                 self._sock.connect(name)
             self._link = greet(self._sock)
         except BaseException:
@@ -97,22 +110,33 @@ class Connection:
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the run in the host, or read an attribute; raises what it raises there."""
-        answer = self.ask(Ask(name=method, args=args, kwargs=kwargs))
-        if isinstance(answer, Refused):
-            raise answer.error
+        answer = _checked(self.ask(Ask(name=method, args=args, kwargs=kwargs)))
         assert isinstance(answer, Answered)
         return answer.value
+
+    def hand_over(self, record: object, fd: int) -> Any:
+        """Send a record and, when the host asks for it, a descriptor; return the answer, or raise what it refuses by."""
+        # A link reads ahead, and would lose a descriptor that was sent with the record.
+        _checked(self.ask(record))
+        socket.send_fds(self._sock, [b"\0"], [fd])
+        return _checked(self._link.receive())
 
     def close(self) -> None:
         """Close the connection; idempotent."""
         self._sock.close()
 
 
+def _checked(answer: Any) -> Any:
+    if isinstance(answer, Refused):
+        raise answer.error
+    return answer
+
+
 @contextlib.contextmanager
-def _short_name(folder: Path) -> Iterator[str]:
+def _short_name(folder: Path, socket_name: str) -> Iterator[str]:
     """Yield the socket's path through a descriptor of its folder: the address of a socket holds 107 bytes."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{fd}/{SOCKET}"
+        yield f"/proc/self/fd/{fd}/{socket_name}"
     finally:
         os.close(fd)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import travel
 from notebook_launcher.channel import channel_pair
 from notebook_launcher.detached.attached_run import AttachedRun
-from notebook_launcher.detached.requests import HostReady, Order, Refused
+from notebook_launcher.detached.requests import HostReady, Order, Refused, SessionOrder
 from notebook_launcher.engines.this_machine import start_host
 from notebook_launcher.errors import ConfigError, ResourceError
 from notebook_launcher.history import run_folders
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.config import LaunchConfig
 
-__all__ = ["MAX_AGE", "start_detached"]
+__all__ = ["MAX_AGE", "checked", "hand_over", "start_detached"]
 
 MAX_AGE = 7 * 86_400.0
 """Seconds after which a detached run is stopped that has no `timeout`: nobody may be left who knows of it."""
@@ -42,7 +42,7 @@ def start_detached(
         CaptureError: Something that `fn` captured cannot travel.
         ResourceError: The host did not start.
     """
-    config = _checked(config)
+    config = checked(config)
     plan = make_plan(config)
     args, kwargs = check_call(fn, args, kwargs)
     order = Order(
@@ -53,10 +53,10 @@ def start_detached(
         surroundings=plan.setup(many_calls=False),
     )
     with contextlib.closing(travel.pack_call(fn, args, kwargs)) as parcel:
-        return AttachedRun(Path(_hand_over(order, parcel.fileno()).folder))
+        return AttachedRun(Path(hand_over(order, parcel.fileno()).folder))
 
 
-def _checked(config: LaunchConfig) -> LaunchConfig:
+def checked(config: LaunchConfig) -> LaunchConfig:
     """Return the options with a limit of age; raises `ConfigError` for those that need the kernel."""
     if config.start_method == "fork":
         msg = "start_method='fork' with detached=True: the ranks would be forks of this kernel. Leave one of them out."
@@ -68,14 +68,15 @@ def _checked(config: LaunchConfig) -> LaunchConfig:
     return config if config.timeout is not None else dataclasses.replace(config, timeout=MAX_AGE)
 
 
-def _hand_over(order: Order, parcel_fd: int) -> HostReady:
+def hand_over(order: Order | SessionOrder, *fds: int) -> HostReady:
+    """Start a host and return its answer to an order; raises what it refuses the order by, and `ResourceError`."""
     ours, theirs = channel_pair()
     errors = -1
     try:
         with theirs:
             errors = start_host(theirs.fileno(), order.surroundings.environ)
         with contextlib.suppress(BrokenPipeError):
-            ours.send(order, [parcel_fd])
+            ours.send(order, fds)
         match ours.receive():
             case HostReady() as ready, _:
                 return ready

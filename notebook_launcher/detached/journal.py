@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from notebook_launcher import messages
     from notebook_launcher.detached.requests import Follow, PendingQuestion
     from notebook_launcher.engines.events import Stream
+    from notebook_launcher.kernel.call_scope import TakesDisplay
 
 __all__ = ["Journal"]
 
@@ -67,6 +68,16 @@ class Journal:
         """Keep rich output."""
         size = sum(len(value) for value in data.values() if isinstance(value, str | bytes))
         self._add("update" if update else "display", (dict(data), dict(metadata or {}), dict(transient or {})), size)
+
+    def divert(
+        self, displays: TakesDisplay, rank: int, record: messages.Display | messages.ClearOutput
+    ) -> bool:
+        """Keep rich output that a cell on ranks shows at its end; return False if it is to be shown as it comes."""
+        if not displays(rank, record):
+            return False
+        size = sum(len(value) for value in getattr(record, "data", {}).values() if isinstance(value, str | bytes))
+        self._add("divert", (rank, record), size)
+        return True
 
     def comm(self, record: messages.CommMessage) -> None:
         """Do nothing, because there is no page."""

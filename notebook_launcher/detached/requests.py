@@ -7,11 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from notebook_launcher import messages
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.kernel.call_scope import CallScope
     from notebook_launcher.kernel.plan import Plan
 
-__all__ = ["PROTOCOL", "Answered", "Ask", "Entry", "Follow", "HostReady", "News", "Order", "PendingQuestion", "Refused"]
+__all__ = [
+    "PROTOCOL",
+    "Answered",
+    "Ask",
+    "Begin",
+    "Entry",
+    "Follow",
+    "HostReady",
+    "News",
+    "Order",
+    "PendingQuestion",
+    "Refused",
+    "SessionOrder",
+    "SessionState",
+]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Number of this protocol. It changes with every record here, and a host and a client of different numbers part."""
 
 
@@ -29,8 +45,42 @@ class Order:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOrder:
+    """Keep these ranks for the calls of clients; the kernel's first record to a new host of a session."""
+
+    plan: Plan
+    surroundings: messages.Setup
+    """Environment, import path and working directory of the kernel."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Begin a call on the ranks of a session; answered by `HostReady`. Descriptor, when asked for: the call's parcel."""
+
+    scope: CallScope
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SessionState:
+    """A session at one moment."""
+
+    config: LaunchConfig
+    num_processes: int
+    summary: str
+    """Hardware and options in one line."""
+    started: float
+    """Time by `time.time()`."""
+    latest: str
+    """Folder of the latest call; empty before the first."""
+    is_busy: bool
+    is_at_rest: bool
+    """True if the ranks are up and idle, and their last call did not fail."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostReady:
-    """The run has begun; the host's answer to an `Order`."""
+    """The run has begun, or the session waits for calls; the host's answer to `Order`, `SessionOrder` and `Begin`."""
 
     run_id: str
     folder: str

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = [
     "list_ids",
     "log_name",
     "name_in",
+    "new_id",
     "owner_of",
     "prune",
     "read_json",
@@ -65,7 +67,7 @@ YOUNG = 60.0
 _ID = re.compile(r"(\d{8}-\d{6})-([\w-]+)-[0-9a-f]{6}", re.ASCII)
 _OURS = re.compile(
     r"(config|edits|environment)\.json|function\.py|changes\.diff|picture-\d+\.(png|svg|csv)|(metrics|pictures)\.jsonl"
-    r"|summary\.json(\.part)?|host\.sock|ending\.pickle(\.part)?|value-\d+\.parcel|error\.parcel|rank-\d+\.log|trace_\w+\.json\.gz",
+    r"|summary\.json(\.part)?|(host|session)\.sock|ending\.pickle(\.part)?|value-\d+\.parcel|error\.parcel|rank-\d+\.log|trace_\w+\.json\.gz",
     re.ASCII,
 )
 
@@ -104,6 +106,17 @@ def list_ids(home: Path) -> list[str]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return sorted((name for name in os.listdir(home) if _ID.fullmatch(name)), reverse=True)  # noqa: PTH208 - names
     return []
+
+
+def new_id(name: str, started: float) -> str:
+    """Return an identifier of a run, which names its folder, too.
+
+    Args:
+        name: Name of the run.
+        started: Time of the launch, by `time.time()`.
+    """
+    slug = re.sub(r"\W+", "-", name, flags=re.ASCII).strip("-")[:40] or "run"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{slug}-{secrets.token_hex(3)}"
 
 
 def name_in(run_id: str) -> str:

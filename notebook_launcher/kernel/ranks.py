@@ -9,7 +9,6 @@ from notebook_launcher import messages
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.engines.events import Event, SupervisorLost
 from notebook_launcher.engines.this_machine import start_here
-from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.rank_comms import RankComms
 from notebook_launcher.units import rank_list
@@ -55,11 +54,7 @@ class Ranks:
         """Resolve the options and return ranks that are not started yet; raises `ConfigError`."""
         if num_processes is not None:
             options = {**options, "num_processes": num_processes}
-        config = LaunchConfig.build(config, options)
-        if many_calls and config.detached:
-            msg = "detached=True: a session cannot be detached. launch() and notebook_launch() take the option."
-            raise ConfigError(msg, field="detached")
-        return cls(make_plan(config), many_calls=many_calls)
+        return cls(make_plan(LaunchConfig.build(config, options)), many_calls=many_calls)
 
     @property
     def inherits_call(self) -> bool:

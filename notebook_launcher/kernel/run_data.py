@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import secrets
 import time
 from typing import TYPE_CHECKING
 
+from notebook_launcher.history import run_folders
 from notebook_launcher.kernel.argument_text import describe_arguments
 from notebook_launcher.kernel.checks import name_of
 from notebook_launcher.kernel.commands import CommandQueue
@@ -92,7 +91,7 @@ class RunData:
         name = scope.name or plan.config.name or name_of(call.fn)
         arguments = describe_arguments(*call) if scope.arguments is None else dict(scope.arguments)
         launched, started = time.monotonic(), time.time()
-        run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{_slug(name)}-{secrets.token_hex(3)}"
+        run_id = run_folders.new_id(name, started)
         kept_in = f"open_run({run_id!r}).logs(rank)" if in_cell and plan.config.runs_folder else "run.logs(rank)"
         sink = None
         if hosting is not None:
@@ -122,8 +121,3 @@ class RunData:
     def seconds(self) -> float:
         """The run's age; once it is over, its duration."""
         return self.outcome.results.seconds if self.outcome is not None else time.monotonic() - self.launched
-
-
-def _slug(name: str) -> str:
-    """Return a name as a part of a file name."""
-    return re.sub(r"\W+", "-", name, flags=re.ASCII).strip("-")[:40] or "run"

@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
+from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import cell, checks
 from notebook_launcher.kernel.answers import check_answers
@@ -25,7 +26,6 @@ from notebook_launcher.travel.rank_function import RankFunction
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from notebook_launcher.config import LaunchConfig
     from notebook_launcher.kernel.rank_comms import RankComms
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run_data import RunData
@@ -56,8 +56,18 @@ class Session(SessionCells):
         CallOrderError: The session was created inside a rank.
     """
 
-    def __init__(self, num_processes: int | None = None, *, config: LaunchConfig | None = None, **options: Any) -> None:
+    def __new__(cls, num_processes: int | None = None, *, config: LaunchConfig | None = None, **options: Any) -> Any:
+        """Return a session of this kernel, or with `detached=True` an `AttachedSession`."""
         checks.check_not_in_rank("Session")
+        given = {} if num_processes is None else {"num_processes": num_processes}
+        built = LaunchConfig.build(config, {**options, **given})
+        if not built.detached:
+            return super().__new__(cls)
+        from notebook_launcher.detached.session_start import start_detached_session
+
+        return start_detached_session(built)
+
+    def __init__(self, num_processes: int | None = None, *, config: LaunchConfig | None = None, **options: Any) -> None:
         super().__init__()
         self._ranks = Ranks.planned(num_processes, config, options, many_calls=True)
         """The processes of all runs."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.kernel.results import Results
+    from notebook_launcher.detached.attached_call import AttachedCall
     from notebook_launcher.kernel.run import Run
     from notebook_launcher.travel.rank_function import CellOutput, Completion
 
@@ -67,7 +68,7 @@ class SessionCells(ABC):
         """True if the ranks are up and idle, and their last run did not fail."""
 
     @abstractmethod
-    def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope) -> Run: ...
+    def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope) -> Run | AttachedCall: ...
 
     def execute(
         self,
@@ -106,9 +107,10 @@ class SessionCells(ABC):
         if shell is None:
             msg = "activate() needs IPython, because %%ranks is its magic. In a script use session.execute(code)."
             raise CallOrderError(msg)
+        from notebook_launcher import Session
         from notebook_launcher.kernel import magics
 
-        magics.install(shell, type(self)).active = self
+        magics.install(shell, Session).active = self
 
     def execute_cell(
         self,
@@ -239,7 +241,7 @@ class SessionCells(ABC):
         """Return rank 0's answer to a question of the front end; None if it does not come soon."""
         if not self._is_at_rest:
             return None
-        scope = CallScope(ranks=(0,), is_brief=True, name=function, arguments={}, displays=lambda *_: True)
+        scope = CallScope(ranks=(0,), is_brief=True, name=function, arguments={}, displays=RankPanels(None).take)
         run = self._start(RankFunction(NAMES, function), args, None, in_cell=False, scope=scope)
         if not run.wait(ANSWER_WITHIN):
             run.stop(wait=False)

@@ -1,0 +1,66 @@
+"""The handle on a call of a detached session."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.detached.attached_output import AttachedOutput
+from notebook_launcher.detached.attached_run import AttachedRun
+from notebook_launcher.errors import CallOrderError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.history.schema import RunSnapshot
+    from notebook_launcher.kernel.call_scope import TakesDisplay
+    from notebook_launcher.kernel.run_outcome import RunOutcome
+
+__all__ = ["AttachedCall"]
+
+NOTHING: dict[str, Any] = {"logs": "", "metrics": (), "pictures": (), "metrics_since": ([], 0), "pictures_since": ([], 0)}
+"""What is left of a call that left no folder, because its ranks wrote and reported nothing."""
+
+
+class AttachedCall(AttachedRun):
+    """A call that the host of a detached session conducts.
+
+    Args:
+        folder: The call's folder.
+        config: The session's options.
+        displays: Takes rich output that a cell on ranks shows at its end.
+    """
+
+    def __init__(self, folder: Path, config: LaunchConfig, displays: TakesDisplay | None = None) -> None:
+        super().__init__(folder)
+        self._config = config
+        self._displays = displays
+        self._final: RunSnapshot | None = None
+        """The last snapshot of a call whose folder the host has removed."""
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options as given."""
+        return self._config
+
+    def _make_output(self, since: float | None) -> AttachedOutput:
+        return AttachedOutput(self._folder, self._config, since, self._displays)
+
+    def _opened(self) -> RunOutcome:
+        is_first = self._outcome is None
+        outcome = super()._opened()
+        if is_first:
+            # The host may be gone: then the folder stays.
+            with contextlib.suppress(OSError, EOFError, CallOrderError):
+                final = self._call("snapshot")
+                if self._call("taken"):
+                    self._final, outcome.results.folder = final, None
+        return outcome
+
+    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if self._final is None:
+            return super()._ask(method, *args, **kwargs)
+        if method == "logs_since":
+            return "", args[1]
+        return self._final if method == "snapshot" else NOTHING[method]

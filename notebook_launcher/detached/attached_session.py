@@ -1,0 +1,191 @@
+"""The handle on a detached session in a kernel or script that is attached to it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import travel
+from notebook_launcher.detached import door
+from notebook_launcher.detached.attached_call import AttachedCall
+from notebook_launcher.detached.door import Connection
+from notebook_launcher.detached.requests import Begin
+from notebook_launcher.detached.session_folders import name_of
+from notebook_launcher.errors import CallOrderError
+from notebook_launcher.history import run_folders
+from notebook_launcher.kernel import cell, checks
+from notebook_launcher.kernel.argument_text import describe_arguments
+from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.origin import source_of
+from notebook_launcher.kernel.session_cells import SessionCells
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.detached.requests import SessionState
+    from notebook_launcher.kernel.results import Results
+
+__all__ = ["AttachedSession"]
+
+
+class AttachedSession(SessionCells):
+    """A session whose ranks outlive this kernel: `Session(..., detached=True)` and `attach_session(...)` return it.
+
+    It has the methods of a `Session`. The ranks belong to a host, which carries out one call at a time, whoever of
+    the attached kernels and scripts makes it. They keep their memory until somebody calls `close`.
+
+        session = Session(4, name="exp", detached=True)
+        session.run(load)
+        # The kernel restarts.
+        session = attach_session("exp")
+        session.run(train)
+
+    The first interrupt of a call lets go of the cell, and the call goes on; a second within 3 seconds stops the call.
+    At the end of a `with` block the session is closed, unless the block ended by an exception or an interrupt.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._is_closed = False
+        self._latest: AttachedCall | None = None
+        """The handle on the latest call that was made or asked for here."""
+        state = self._state()
+        self._config, self._num_processes, self._summary = state.config, state.num_processes, state.summary
+
+    @property
+    def id(self) -> str:
+        """Identifier of the session: the time, the name, six random digits."""
+        return self._folder.name
+
+    @property
+    def name(self) -> str:
+        """Name of the session."""
+        return name_of(self._config)
+
+    @property
+    def num_processes(self) -> int:
+        """Number of ranks."""
+        return self._num_processes
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options of all calls."""
+        return self._config
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a call of any client goes on."""
+        return self._state().is_busy
+
+    @property
+    def latest(self) -> AttachedCall | None:
+        """Handle on the latest call of any client, which may go on; None before the first."""
+        folder = self._state().latest
+        if not folder:
+            return None
+        if self._latest is None or str(self._latest.folder) != folder:
+            self._latest = AttachedCall(Path(folder), self._config)
+        return self._latest
+
+    def __repr__(self) -> str:
+        try:
+            state = "busy" if self._state().is_busy else "open"
+        except CallOrderError:
+            state = "closed"
+        return f"<AttachedSession {self.name!r} of {self._summary}: {state}>"
+
+    def __enter__(self) -> AttachedSession:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        elif not self._is_closed:
+            cell.make_sink().text("stdout", f"the session goes on: {self._way_back} comes back to it\n")
+
+    @property
+    def _way_back(self) -> str:
+        return f'attach_session("{self._config.name or self.id}")'
+
+    @checks.arguments_by_name
+    def run(
+        self, fn: Callable[..., Any], *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Results:
+        """Run a function on every rank and return the results; raises the same exceptions as `notebook_launch`."""
+        return self._start(fn, args, kwargs, in_cell=True).wait_in_cell()
+
+    @checks.arguments_by_name
+    def launch(
+        self, fn: Callable[..., Any], *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> AttachedCall:
+        """Run a function on every rank without waiting, and return the call's handle; one call at a time."""
+        call = self._start(fn, args, kwargs, in_cell=False)
+        call.follow_in_cell()
+        return call
+
+    def debug(self, rank: int | None = None) -> None:
+        """Refuse to open a debugger: its prompt would be in the host."""
+        del rank
+        msg = "session.debug() does not work in a detached session yet: Session(..., detached=False) has it."
+        raise CallOrderError(msg)
+
+    def forget(self) -> None:
+        """Release what the ranks keep of the last call's failure: its frames, with their tensors. Idempotent."""
+        self._call("forget")
+
+    def close(self) -> None:
+        """Stop a call that goes on and end the ranks, for all clients; idempotent."""
+        if not self._is_closed:
+            with contextlib.suppress(CallOrderError, OSError, EOFError):  # Another client has closed it.
+                self._call("close")
+        self._is_closed = True
+
+    def _start(
+        self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE
+    ) -> AttachedCall:
+        del in_cell
+        checks.check_not_in_rank("Session.run")
+        args, kwargs = checks.check_call(fn, args, kwargs)
+        displays = scope.displays
+        if scope.arguments is None:
+            scope = dataclasses.replace(
+                scope, name=scope.name or checks.name_of(fn), arguments=describe_arguments(fn, args, kwargs)
+            )
+        begin = Begin(scope=scope, source=source_of(fn))
+        with contextlib.closing(travel.pack_call(fn, args, kwargs)) as parcel, self._connected() as connection:
+            ready = connection.hand_over(begin, parcel.fileno())
+        self._latest = AttachedCall(Path(ready.folder), self._config, displays)
+        return self._latest
+
+    @property
+    def _is_at_rest(self) -> bool:
+        return not self._is_closed and self._state().is_at_rest
+
+    def _state(self) -> SessionState:
+        state: SessionState = self._call("state")
+        return state
+
+    def _call(self, method: str) -> Any:
+        with self._connected() as connection:
+            return connection.call(method, (), {})
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        try:
+            connection = Connection(self._folder, door.SESSION_SOCKET)
+        except OSError:
+            raise CallOrderError(self._why_gone()) from None
+        with contextlib.closing(connection):
+            yield connection
+
+    def _why_gone(self) -> str:
+        if run_folders.is_run(self._folder) and door.is_session(self._folder):
+            return (
+                f"the host of session {self.id} is gone, killed or ended with its machine, session or container, and "
+                "its ranks with it. Open a new session: Session(4, name=..., detached=True)."
+            )
+        return f"session {self.id} is closed. Open a new one: Session(4, name=..., detached=True)."

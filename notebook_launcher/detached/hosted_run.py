@@ -1,0 +1,150 @@
+"""A run in its host: the run itself, its journal, and the socket by which clients reach it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.detached import door
+from notebook_launcher.detached.clients import Clients
+from notebook_launcher.detached.ending import KeptParcels, write_ending
+from notebook_launcher.detached.host_questions import HostQuestions
+from notebook_launcher.detached.journal import Journal
+from notebook_launcher.detached.requests import Answered, Ask, Follow, Refused
+from notebook_launcher.errors import CallOrderError
+from notebook_launcher.kernel.hosting import Hosting
+from notebook_launcher.kernel.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.channel import AnonymousFile
+    from notebook_launcher.detached.clients import Caller
+    from notebook_launcher.kernel.call_scope import CallScope
+    from notebook_launcher.kernel.ranks import Ranks
+
+__all__ = ["HostedRun"]
+
+GOODBYE = 5.0
+"""Seconds after the end of the run for which clients may fetch the rest of its output. Its ending is in the folder."""
+
+BRIEF = 1.0
+"""Seconds below which a run whose ranks wrote and reported nothing is not worth keeping, as in a kernel."""
+
+METHODS = frozenset(
+    {"edit", "logs", "logs_since", "metrics_since", "pause", "pictures_since", "profile", "resume", "sample", "save"}
+    | {"set", "snapshot", "stacks", "stop", "_set_from_page"}
+)
+ATTRIBUTES = frozenset({"changes", "config", "metrics", "notes", "phases", "pictures", "ranks", "tags"})
+"""What a client may ask of the run, by name."""
+
+
+class HostedRun:
+    """A run that this host conducts, with the threads that serve its clients.
+
+    Args:
+        ranks: The ranks that serve the run.
+        scope: The call, as the kernel described it.
+        parcel: The packed call, which is closed at the end of the run.
+        source: Source of the function, as the kernel read it.
+    """
+
+    def __init__(self, ranks: Ranks, scope: CallScope, parcel: AnonymousFile, source: str) -> None:
+        self._journal = Journal()
+        self._questions = HostQuestions(self._journal.asked)
+        self._journal.pending = self._questions.pending
+        self._kept = KeptParcels()
+        self._taken = threading.Event()
+        """Set once a client has opened the results."""
+        self._is_brief = scope.is_brief
+        self.folder = Path()
+        self.began = time.time()
+        hosting = Hosting(
+            begin_in=self._open_door,
+            sink=self._journal,
+            keep_value=self._kept.keep_value,
+            keep_exception=self._kept.keep_exception,
+            source=source,
+            questions=self._questions,
+        )
+        if scope.displays is not None:
+            scope = dataclasses.replace(scope, displays=functools.partial(self._journal.divert, scope.displays))
+        self.run = Run.start_hosted(ranks, scope, parcel, hosting)
+
+    def _open_door(self, _run_id: str, folder: Path) -> None:
+        self.folder = self._kept.folder = folder
+        self._clients = Clients(door.listen(folder), self._answer)
+
+    def serve(self) -> None:
+        """Begin to serve clients."""
+        self._clients.serve()
+
+    def conclude(self) -> None:
+        """Wait for the end of the run, and keep its ending."""
+        while not self.run.wait(60):
+            pass
+        self._keep_ending()
+        self._journal.finish()
+
+    def leave(self, *, waits_for_taker: bool = False) -> None:
+        """Close the socket once the clients have left.
+
+        Args:
+            waits_for_taker: True to leave the client that began the call time to come and to open the results.
+        """
+        end = time.monotonic() + GOODBYE
+        if waits_for_taker:
+            self._taken.wait(GOODBYE)
+        self._clients.await_leave(max(0.0, end - time.monotonic()))
+        (self.folder / door.SOCKET).unlink(missing_ok=True)
+        self._clients.close()
+
+    @property
+    def is_taken(self) -> bool:
+        """True once a client has opened the results."""
+        return self._taken.is_set()
+
+    @property
+    def is_minor(self) -> bool:
+        """True if nothing of the run, which is over, is worth keeping once a client has opened the results."""
+        snapshot = self.run.snapshot()
+        has_news = any(rank.metrics or rank.last_line for rank in snapshot.ranks)
+        is_short = snapshot.state == "done" and snapshot.seconds < BRIEF and not has_news
+        return self._is_brief or is_short
+
+    def save_and_stop(self) -> None:
+        """Save after the next update, and stop there; without an Accelerator, only stop."""
+        is_saved = False
+        with contextlib.suppress(CallOrderError):
+            self.run.save()
+            is_saved = True
+        self.run.stop(wait=False, after_step=is_saved)
+
+    def _keep_ending(self) -> None:
+        outcome = self.run.outcome
+        assert outcome is not None
+        try:
+            write_ending(self.folder, outcome, self.run.last_line)
+        except OSError as error:
+            self._journal.text("stderr", f"the results could not be kept in {self.folder}: {error.strerror}\n")
+
+    def _answer(self, request: object, _caller: Caller) -> object:
+        match request:
+            case Follow():
+                return self._journal.news(request)
+            case Ask(name="answer", args=(key, text)):
+                return Answered(value=self._questions.answer(key, text))
+            case Ask(name="taken"):
+                self._taken.set()
+                return Answered(value=self.is_minor)
+            case Ask(name=name, args=args, kwargs=kwargs) if name in METHODS:
+                method: Callable[..., Any] = getattr(self.run, name)
+                return Answered(value=method(*args, **kwargs))
+            case Ask(name=name) if name in ATTRIBUTES:
+                return Answered(value=getattr(self.run, name))
+        return Refused(error=TypeError(f"a host does not answer {request!r}"))

@@ -1,0 +1,95 @@
+"""The folders of detached sessions: where `attach_session(...)` finds a session, and `runs()` what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher.detached import door
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.history import owners, run_folders
+from notebook_launcher.history.encoding import encode, encode_snapshot
+from notebook_launcher.history.run_files import replace
+from notebook_launcher.units import format_seconds
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.history.schema import RunSnapshot
+
+__all__ = ["check_name", "live_sessions", "make", "name_of", "write_summary"]
+
+UNNAMED = "session"
+"""Name in `runs()` of sessions without a name, of which there may be any number."""
+
+
+def name_of(config: LaunchConfig) -> str:
+    """Return the name of a session."""
+    return config.name or UNNAMED
+
+
+def live_sessions(home: Path) -> Iterator[tuple[Path, str]]:
+    """Yield folder and name of each session in a folder whose host lives, the newest first."""
+    for run_id in run_folders.list_ids(home):
+        folder = home / run_id
+        if door.is_session(folder):
+            summary = run_folders.read_json(folder / run_folders.SUMMARY)
+            if summary is not None and run_folders.is_live(folder, summary):
+                yield folder, str(summary.get("name"))
+
+
+def check_name(home: Path, config: LaunchConfig) -> None:
+    """Raise `ConfigError` if a session that lives has the name."""
+    for folder, name in live_sessions(home):
+        if config.name is not None and name == config.name:
+            age = format_seconds(max(0.0, time.time() - run_folders.time_in(folder.name)))
+            msg = (
+                f"name={name!r}: a detached session of this name lives since {age} ({folder.name}). "
+                f"attach_session({name!r}) comes back to it, and attach_session({name!r}).close() ends it."
+            )
+            raise ConfigError(msg, field="name")
+
+
+def make(config: LaunchConfig, snapshot: Callable[[], RunSnapshot]) -> tuple[Path, socket.socket]:
+    """Make the folder of a session; return it with the session's listening socket.
+
+    Raises:
+        ConfigError: A session that lives has the name.
+        OSError: The folder cannot be made.
+    """
+    home = run_folders.find_home(config.runs_folder)
+    assert home is not None
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(home):
+        check_name(home, config)
+        folder = home / run_folders.new_id(name_of(config), time.time())
+        folder.mkdir(mode=0o700)
+        sock = door.listen(folder, door.SESSION_SOCKET)
+        write_summary(folder, snapshot())
+    return folder, sock
+
+
+def write_summary(folder: Path, snapshot: RunSnapshot) -> None:
+    """Write what `runs()` shows of a session; a full disk costs the session nothing."""
+    snapshot = dataclasses.replace(snapshot, id=folder.name)
+    data = encode({**encode_snapshot(snapshot), "kernel": owners.identify()}).encode("ascii")
+    with contextlib.suppress(OSError):
+        replace(folder / run_folders.SUMMARY, data, folder / run_folders.PART)
+
+
+@contextlib.contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Keep other hosts from taking a name meanwhile."""
+    fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,222 @@
+"""The host of a detached session: keeps the ranks, and conducts the calls of kernels that come and go, one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher import messages
+from notebook_launcher.channel import AnonymousFile
+from notebook_launcher.detached import door, session_folders
+from notebook_launcher.detached.clients import Clients
+from notebook_launcher.detached.hosted_run import HostedRun
+from notebook_launcher.detached.requests import Answered, Ask, Begin, HostReady, Refused, SessionState
+from notebook_launcher.errors import CallOrderError
+from notebook_launcher.history import run_folders
+from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
+from notebook_launcher.kernel.meter import GpuMeter
+from notebook_launcher.kernel.ranks import Ranks
+from notebook_launcher.kernel.run_loop import EXIT_BUDGET
+from notebook_launcher.kernel.snapshots import config_as_json
+from notebook_launcher.units import format_seconds
+
+if TYPE_CHECKING:
+    from notebook_launcher.detached.clients import Caller
+    from notebook_launcher.detached.requests import SessionOrder
+
+__all__ = ["MAX_IDLE", "SessionHost"]
+
+MAX_IDLE = 7 * 86_400.0
+"""Seconds without a call after which a session is closed that has no `idle_timeout`: nobody may know of it any more."""
+SUMMARY_EVERY = 5.0
+"""Seconds between two summaries of what the session holds."""
+
+
+class SessionHost:
+    """Ranks that outlive the kernel which started them.
+
+    Raises:
+        ConfigError: Another session has the name.
+        ResourceError: The machine cannot hold the ranks.
+    """
+
+    def __init__(self, order: SessionOrder) -> None:
+        self._ranks = Ranks(order.plan, many_calls=True)
+        self._lock = threading.Lock()
+        """Held while a call is begun, so that two clients cannot begin one each."""
+        self._call: HostedRun | None = None
+        """The latest call."""
+        self._caller = 0
+        """Process number of the client that began it."""
+        self._is_closed = False
+        """True once no call may begin any more."""
+        self._ended = threading.Event()
+        """Set once every rank is gone."""
+        self._wishes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """What signals and clients ask of the main thread."""
+        self._last_used = time.monotonic()
+        self._leaving: set[threading.Thread] = set()
+        """Threads that see calls to their ends."""
+        self._gpus = GpuMeter(order.plan.gpus)
+        self._started = time.time()
+        self.folder, sock = session_folders.make(order.plan.config, self._snapshot)
+        self._clients = Clients(sock, self._answer)
+        try:
+            self._ranks.start()
+        except BaseException:
+            self._clients.close()
+            run_folders.remove(self.folder)
+            raise
+
+    def abandon(self) -> None:
+        """End at once, because nobody knows of the session."""
+        self._wishes.put("close")
+
+    def serve(self) -> None:
+        """Serve clients until the session is closed."""
+        config = self._ranks.plan.config
+        signal.signal(signal.SIGTERM, lambda *_: self._wishes.put("close"))
+        name = config.preemption_signal or ("SIGTERM" if config.resume is not None else None)
+        if name is not None:
+            signal.signal(signal.Signals[name], lambda *_: self._wishes.put("save"))
+        self._clients.serve()
+        wish = ""
+        while not wish and not self._is_forgotten():
+            session_folders.write_summary(self.folder, self._snapshot())
+            with contextlib.suppress(queue.Empty):
+                wish = self._wishes.get(timeout=SUMMARY_EVERY)
+        self._end(saves=wish == "save")
+
+    def _is_forgotten(self) -> bool:
+        limit = self._ranks.plan.config.idle_timeout or MAX_IDLE
+        with self._lock:
+            return not self._is_busy() and time.monotonic() - self._last_used > limit
+
+    def _end(self, *, saves: bool) -> None:
+        with self._lock:
+            self._is_closed = True
+            call = self._call
+        if call is not None:
+            if saves and self._is_busy():
+                call.save_and_stop()
+                call.run.wait()
+            call.run.stop()
+        deadline = time.monotonic() + EXIT_BUDGET
+        for events in self._ranks.finish(lambda: deadline):
+            if call is not None:
+                call.run.show_late_output(events)
+        self._ranks.close()
+        self._gpus.close()
+        self._ended.set()
+        for thread in tuple(self._leaving):
+            thread.join()
+        run_folders.remove(self.folder)
+        self._clients.await_leave(1.0)
+
+    def _answer(self, request: object, caller: Caller) -> object:
+        match request:
+            case Begin():
+                return self._begin(request, caller)
+            case Ask(name="state"):
+                return Answered(value=self._state())
+            case Ask(name="forget"):
+                return Answered(value=self._forget())
+            case Ask(name="close"):
+                self._wishes.put("close")
+                self._ended.wait()
+                return Answered(value=None)
+        return Refused(error=TypeError(f"the host of a session does not answer {request!r}"))
+
+    def _begin(self, request: Begin, caller: Caller) -> HostReady:
+        parcel = AnonymousFile.of(caller.take_descriptor())
+        try:
+            with self._lock:
+                self._check_free()
+                call = HostedRun(self._ranks, request.scope, parcel, request.source)
+                self._call, self._caller = call, caller.pid
+        except BaseException:
+            parcel.close()
+            raise
+        call.serve()
+        thread = threading.Thread(target=self._see_off, args=(call,), daemon=True)
+        self._leaving.add(thread)
+        thread.start()
+        return HostReady(run_id=call.run.id, folder=str(call.folder))
+
+    def _check_free(self) -> None:
+        if self._is_closed:
+            raise CallOrderError("the session is closed. Open a new one: Session(4, name=..., detached=True)")
+        if self._is_busy() and (call := self._call) is not None:
+            msg = (
+                f"the session is busy with {call.run.name} ({call.run.id}), which process {self._caller} began "
+                f"{format_seconds(time.time() - call.began)} ago. Wait for it (session.latest.wait()), or stop it "
+                "(session.latest.stop()): the ranks keep their memory."
+            )
+            raise CallOrderError(msg)
+
+    def _see_off(self, call: HostedRun) -> None:
+        """Wait for the end of a call; remove its folder if nobody needs it any more."""
+        call.conclude()
+        self._last_used = time.monotonic()
+        call.leave(waits_for_taker=True)
+        if call.is_taken and call.is_minor:
+            run_folders.remove(call.folder)
+        self._leaving.discard(threading.current_thread())
+
+    def _is_busy(self) -> bool:
+        return self._call is not None and not self._call.run.wait(0)
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._check_free()
+            for rank in range(self._ranks.plan.num_processes):
+                if self._ranks.tree is not None:
+                    self._ranks.tree.send(rank, messages.ForgetFailure())
+
+    def _state(self) -> SessionState:
+        with self._lock:
+            self._last_used = time.monotonic()
+            plan, call = self._ranks.plan, self._call
+            is_busy = self._is_busy()
+            has_failed = not is_busy and call is not None and call.run.exception() is not None
+            return SessionState(
+                config=plan.config,
+                num_processes=plan.num_processes,
+                summary=plan.summary,
+                started=self._started,
+                latest="" if call is None else str(call.folder),
+                is_busy=is_busy,
+                is_at_rest=not (is_busy or has_failed or self._is_closed or self._ranks.tree is None),
+            )
+
+    def _snapshot(self) -> RunSnapshot:
+        """Return the session as `runs()` shows it: a run that goes on until the session is closed."""
+        plan, tree = self._ranks.plan, self._ranks.tree
+        pids = {} if tree is None else dict(tree.pids)
+        ranks = tuple(
+            RankSnapshot(
+                rank=rank,
+                pid=pids.get(rank),
+                state="running" if rank in pids else "starting",
+                memory=None if tree is None or rank not in pids else tree.memory(rank),
+                gpu_memory=self._gpus.read(rank).memory,
+            )
+            for rank in range(plan.num_processes)
+        )
+        return RunSnapshot(
+            id="",
+            name=session_folders.name_of(plan.config),
+            state="running",
+            started=self._started,
+            seconds=time.time() - self._started,
+            num_processes=plan.num_processes,
+            summary=plan.summary,
+            seed=plan.seed,
+            config=config_as_json(plan.config),
+            ranks=ranks,
+        )
+
