@@ -108,19 +108,24 @@ class RunList(Sequence[RecordedRun]):
         return len(over)
 
     def stop_all(self) -> int:
-        """Stop the detached runs among these that go on, and wait for their ends; return their number.
+        """Stop the detached runs and close the detached sessions among these that go on; return their number.
 
-        A run that is not detached belongs to its kernel, and goes on.
+        Waits for their ends. A run that is not detached belongs to its kernel, and goes on.
         """
         from notebook_launcher.detached.attached_run import AttachedRun
-        from notebook_launcher.detached.door import is_hosted
+        from notebook_launcher.detached.attached_session import AttachedSession
+        from notebook_launcher.detached.door import is_hosted, is_session
 
-        live = [AttachedRun(run.folder) for run in self._items if not run.snapshot().is_over and is_hosted(run.folder)]
+        folders = [run.folder for run in self._items if not run.snapshot().is_over]
+        live = [AttachedRun(folder) for folder in folders if is_hosted(folder)]
         for run in live:
             run.stop(wait=False)
         for run in live:
             run.wait()
-        return len(live)
+        sessions = [AttachedSession(folder) for folder in folders if is_session(folder)]
+        for session in sessions:
+            session.close()
+        return len(live) + len(sessions)
 
     def as_text(self, limit: int = MAX_ROWS) -> str:
         """Return the table as text, with at most `limit` rows."""
@@ -245,16 +250,18 @@ def _listed(ids: list[str]) -> str:
 
 def _holdings(run: RecordedRun) -> str:
     """Return what a run that goes on takes of the machine: memory of its ranks and GPUs, and its host; else nothing."""
-    from notebook_launcher.detached.door import is_hosted
+    from notebook_launcher.detached.door import is_hosted, is_session
 
     snapshot = run.snapshot()
     if snapshot.is_over:
         return ""
     memory = sum(rank.memory or 0 for rank in snapshot.ranks)
     gpus = sum(rank.gpu_memory or 0 for rank in snapshot.ranks)
-    parts = [format_bytes(memory)] if memory else []
+    parts = ["session"] if is_session(run.folder) else []
+    parts += [format_bytes(memory)] if memory else []
     parts += [f"{format_bytes(gpus)} of GPUs"] if gpus else []
-    parts += [f"host {owner}"] if is_hosted(run.folder) and (owner := run_folders.owner_of(run.folder)) else []
+    has_host = is_hosted(run.folder) or is_session(run.folder)
+    parts += [f"host {owner}"] if has_host and (owner := run_folders.owner_of(run.folder)) else []
     return ", ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""`attach`: show a detached run in a terminal until it is over, or stop it."""
+"""`attach`: show a detached run, or the call of a detached session, in a terminal until it is over, or stop it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,28 @@ from notebook_launcher.command_line.command import Command
 if TYPE_CHECKING:
     import argparse
 
+    from notebook_launcher.detached.attached_session import AttachedSession
+
 __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", metavar="ID", help="its id or the beginning of its id; the latest if omitted")
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="ID",
+        help="its id, the beginning of its id, or a session's name; the latest if omitted",
+    )
     parser.add_argument("--folder", default="auto", metavar="FOLDER", help="the folder that holds the runs' folders")
     parser.add_argument("--since", type=float, metavar="SECONDS", help="output of the last SECONDS; all if omitted")
-    parser.add_argument("--stop", action="store_true", help="stop the run")
+    parser.add_argument("--stop", action="store_true", help="stop the run, or close the session")
 
 
 def _run(options: argparse.Namespace) -> int:
-    from notebook_launcher.detached.attaching import attach
+    from notebook_launcher.detached.attaching import attach, find_session
 
+    if options.run is not None and (session := find_session(options.run, folder=options.folder)) is not None:
+        return _attend(session, stops=options.stop)
     run = attach(options.run, folder=options.folder, since=options.since)
     try:
         if options.stop:
@@ -38,6 +47,24 @@ def _run(options: argparse.Namespace) -> int:
     return 0 if error is None or (options.stop and run.state == "stopped") else 1
 
 
+def _attend(session: AttachedSession, *, stops: bool) -> int:
+    """Show the call of a session until it is over, or close the session."""
+    if stops:
+        session.close()
+        return 0
+    call = session.latest if session.is_busy else None
+    if call is None:
+        print(f"{session!r}: no call goes on")  # noqa: T201
+        return 0
+    call.follow_in_cell()
+    try:
+        call.wait()
+    except KeyboardInterrupt:
+        print(f"\n{call.id} goes on in the session {session.name}", file=sys.stderr)  # noqa: T201
+        raise
+    return 0 if call.exception() is None else 1
+
+
 COMMAND = Command(
     name="attach",
     summary="show a run that outlives its kernel, or stop it",
@@ -46,7 +73,9 @@ A run that was launched with detached=True goes on without its kernel. This show
 leaves it running. `runs --state running` lists the runs that go on.
 
   notebook-launcher attach                     the latest one
-  notebook-launcher attach 20261121-14 --stop""",
+  notebook-launcher attach 20261121-14 --stop
+  notebook-launcher attach exp                 the call of Session(4, name="exp", detached=True)
+  notebook-launcher attach exp --stop          close the session""",
     add_arguments=_add_arguments,
     run=_run,
 )

@@ -10,6 +10,7 @@ from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.errors import CallOrderError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from notebook_launcher.config import LaunchConfig
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["AttachedCall"]
 
-NOTHING: dict[str, Any] = {"logs": "", "metrics": (), "pictures": (), "metrics_since": ([], 0), "pictures_since": ([], 0)}
+NOTHING: dict[str, Any] = {
+    "logs": "",
+    "metrics": (),
+    "pictures": (),
+    "metrics_since": ([], 0),
+    "pictures_since": ([], 0),
+}
 """What is left of a call that left no folder, because its ranks wrote and reported nothing."""
 
 
@@ -30,10 +37,18 @@ class AttachedCall(AttachedRun):
         folder: The call's folder.
         config: The session's options.
         displays: Takes rich output that a cell on ranks shows at its end.
+        failed: Called once the call is known to have failed.
     """
 
-    def __init__(self, folder: Path, config: LaunchConfig, displays: TakesDisplay | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: LaunchConfig,
+        displays: TakesDisplay | None = None,
+        failed: Callable[[], object] = lambda: None,
+    ) -> None:
         super().__init__(folder)
+        self._failed = failed
         self._config = config
         self._displays = displays
         self._final: RunSnapshot | None = None
@@ -51,11 +66,13 @@ class AttachedCall(AttachedRun):
         is_first = self._outcome is None
         outcome = super()._opened()
         if is_first:
+            if outcome.error is not None:
+                self._failed()
             # The host may be gone: then the folder stays.
             with contextlib.suppress(OSError, EOFError, CallOrderError):
-                final = self._call("snapshot")
-                if self._call("taken"):
-                    self._final, outcome.results.folder = final, None
+                self._final = self._call("taken")
+                if self._final is not None:
+                    outcome.results.folder = None
         return outcome
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.detached.door import Connection
+from notebook_launcher.detached.door import SOCKET, Connection
 from notebook_launcher.detached.requests import Follow
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import cell
@@ -37,12 +37,20 @@ class AttachedOutput:
         config: The run's options.
         since: Seconds before now, from which on output is shown; None: from the beginning.
         displays: Takes rich output that a cell on ranks shows at its end.
+        socket_name: Name of the host's socket in the folder.
     """
 
     def __init__(
-        self, folder: Path, config: LaunchConfig, since: float | None, displays: TakesDisplay | None = None
+        self,
+        folder: Path,
+        config: LaunchConfig,
+        since: float | None,
+        displays: TakesDisplay | None = None,
+        *,
+        socket_name: str = SOCKET,
     ) -> None:
         self._folder = folder
+        self._socket_name = socket_name
         self._displays = displays
         self._sink = cell.make_sink()
         self._has_headlines = config.output != "none"
@@ -63,7 +71,7 @@ class AttachedOutput:
     def follow(self, questions: AttachedQuestions) -> None:
         """Show what comes until the run is over or its host is gone; call it in a thread."""
         position = 0
-        for news in follow(self._folder, questions, 0):
+        for news in follow(self._folder, questions, 0, self._socket_name):
             if self._is_let_go:
                 continue
             if news.num_left_out and not position and self._from == -math.inf:
@@ -111,12 +119,17 @@ class AttachedOutput:
             self._sink.close()
 
 
-def follow(folder: Path, questions: AttachedQuestions, position: int = sys.maxsize) -> Iterator[News]:
+def follow(
+    folder: Path, questions: AttachedQuestions, position: int = sys.maxsize, socket_name: str = SOCKET
+) -> Iterator[News]:
     """Yield a host's news after a position until the run is over or the host is gone; with no position, none.
 
     What the ranks ask goes to `questions`.
     """
-    with contextlib.suppress(OSError, CallOrderError), contextlib.closing(Connection(folder)) as connection:
+    with (
+        contextlib.suppress(OSError, CallOrderError),
+        contextlib.closing(Connection(folder, socket_name)) as connection,
+    ):
         while True:
             request = Follow(
                 position=position, patience=PATIENCE, asked=questions.keys, can_answer=questions.can_answer

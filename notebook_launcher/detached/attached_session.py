@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
 from notebook_launcher.detached import door
 from notebook_launcher.detached.attached_call import AttachedCall
+from notebook_launcher.detached.attached_debugger import AttachedDebugger
 from notebook_launcher.detached.door import Connection
 from notebook_launcher.detached.requests import Begin
 from notebook_launcher.detached.session_folders import name_of
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel import cell, checks
+from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.argument_text import describe_arguments
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.debug_magic import DebugMagic
 from notebook_launcher.kernel.origin import source_of
 from notebook_launcher.kernel.session_cells import SessionCells
 
@@ -53,6 +57,9 @@ class AttachedSession(SessionCells):
         self._is_closed = False
         self._latest: AttachedCall | None = None
         """The handle on the latest call that was made or asked for here."""
+        self._magic = DebugMagic(weakref.WeakMethod(self._debug_own))
+        """`%debug`, from the first failure on."""
+        weakref.finalize(self, DebugMagic.remove, self._magic)
         state = self._state()
         self._config, self._num_processes, self._summary = state.config, state.num_processes, state.summary
 
@@ -83,12 +90,15 @@ class AttachedSession(SessionCells):
 
     @property
     def latest(self) -> AttachedCall | None:
-        """Handle on the latest call of any client, which may go on; None before the first."""
+        """Handle on the latest call of any client, which may go on; None if there is none, or nothing is left of it."""
         folder = self._state().latest
         if not folder:
             return None
         if self._latest is None or str(self._latest.folder) != folder:
-            self._latest = AttachedCall(Path(folder), self._config)
+            try:
+                self._latest = AttachedCall(Path(folder), self._config)
+            except LookupError:
+                return None
         return self._latest
 
     def __repr__(self) -> str:
@@ -128,10 +138,24 @@ class AttachedSession(SessionCells):
         return call
 
     def debug(self, rank: int | None = None) -> None:
-        """Refuse to open a debugger: its prompt would be in the host."""
-        del rank
-        msg = "session.debug() does not work in a detached session yet: Session(..., detached=False) has it."
-        raise CallOrderError(msg)
+        """Open a debugger in a rank's frames, as `Session.debug`; join it if another client has opened one.
+
+        Raises:
+            CallOrderError: There is nothing to look into, or nobody can answer the prompt; the message gives the
+                reason.
+            KeyboardInterrupt: The interrupt button was pressed at the prompt.
+        """
+        checks.check_not_in_rank("Session.debug")
+        check_answers("session.debug()")
+        self._call("debug", rank)
+        AttachedDebugger(self._folder, self._config, self._call).run()
+
+    def _debug_own(self, error: BaseException) -> bool:
+        """Open the debugger if the latest call made here raised this exception; return False if it did not."""
+        if self._latest is None or not self._latest.wait(0) or self._latest.exception() is not error:
+            return False
+        self.debug()
+        return True
 
     def forget(self) -> None:
         """Release what the ranks keep of the last call's failure: its frames, with their tensors. Idempotent."""
@@ -143,10 +167,9 @@ class AttachedSession(SessionCells):
             with contextlib.suppress(CallOrderError, OSError, EOFError):  # Another client has closed it.
                 self._call("close")
         self._is_closed = True
+        self._magic.remove()
 
-    def _start(
-        self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE
-    ) -> AttachedCall:
+    def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> AttachedCall:
         del in_cell
         checks.check_not_in_rank("Session.run")
         args, kwargs = checks.check_call(fn, args, kwargs)
@@ -158,7 +181,7 @@ class AttachedSession(SessionCells):
         begin = Begin(scope=scope, source=source_of(fn))
         with contextlib.closing(travel.pack_call(fn, args, kwargs)) as parcel, self._connected() as connection:
             ready = connection.hand_over(begin, parcel.fileno())
-        self._latest = AttachedCall(Path(ready.folder), self._config, displays)
+        self._latest = AttachedCall(Path(ready.folder), self._config, displays, self._magic.install)
         return self._latest
 
     @property
@@ -169,9 +192,9 @@ class AttachedSession(SessionCells):
         state: SessionState = self._call("state")
         return state
 
-    def _call(self, method: str) -> Any:
+    def _call(self, method: str, *args: Any) -> Any:
         with self._connected() as connection:
-            return connection.call(method, (), {})
+            return connection.call(method, args, {})
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Connection]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-__all__ = ["attach", "attach_session"]
+__all__ = ["attach", "attach_session", "find_session"]
 
 
 def attach(
@@ -63,20 +63,24 @@ def attach_session(
         CallOrderError: The session's host is of a version of this package with another protocol.
     """
     check_not_in_rank("attach_session")
-    home = runs(folder).home
-    found = list(live_sessions(home))
-    chosen = [
-        path for path, its_name in found if name is None or name == its_name or (name and path.name.startswith(name))
-    ]
-    if not chosen:
-        raise LookupError(_why_no_session(name, home, [its_name for _, its_name in found]))
-    session = AttachedSession(chosen[0])
+    session = find_session(name, folder=folder)
+    if session is None:
+        raise LookupError(_why_no_session(name, runs(folder).home))
     if show and session.is_busy and (call := session.latest) is not None:
         call.follow_in_cell()
     return session
 
 
-def _why_no_session(name: str | None, home: Path, names: list[str]) -> str:
+def find_session(name: str | None, *, folder: str | os.PathLike[str]) -> AttachedSession | None:
+    """Return the newest session that is open under a name, an id or the beginning of an id; None if there is none."""
+    for path, its_name in live_sessions(runs(folder).home):
+        if name is None or name == its_name or (name and path.name.startswith(name)):
+            return AttachedSession(path)
+    return None
+
+
+def _why_no_session(name: str | None, home: Path) -> str:
+    names = [its_name for _, its_name in live_sessions(home)]
     wanted = "no detached session" if name is None else f"no detached session {name!r}"
     others = f"Open are {', '.join(map(repr, names))}." if names else "Session(4, name='exp', detached=True) opens one."
     return f"{wanted} is open in {home}. {others}"

@@ -85,7 +85,7 @@ class Clients:
                 with self._changed:
                     self._num_clients += 1
                 threading.Thread(target=self._attend, args=(client,), daemon=True).start()
-            except (OSError, RuntimeError):  # No room for a descriptor or a thread: clients try again.
+            except (OSError, RuntimeError):  # noqa: PERF203 - no room for a descriptor or a thread: clients try again.
                 if not self._is_closed:
                     time.sleep(0.1)
 

@@ -115,7 +115,7 @@ class Connection:
         return answer.value
 
     def hand_over(self, record: object, fd: int) -> Any:
-        """Send a record and, when the host asks for it, a descriptor; return the answer, or raise what it refuses by."""
+        """Send a record and, when asked for it, a descriptor; return the answer, or raise the host's refusal."""
         # A link reads ahead, and would lose a descriptor that was sent with the record.
         _checked(self.ask(record))
         socket.send_fds(self._sock, [b"\0"], [fd])

@@ -59,8 +59,10 @@ class HostedRun:
         self._questions = HostQuestions(self._journal.asked)
         self._journal.pending = self._questions.pending
         self._kept = KeptParcels()
-        self._taken = threading.Event()
-        """Set once a client has opened the results."""
+        self.is_taken = False
+        """True once a client has opened the results."""
+        self._released = threading.Event()
+        """Set once no client is expected to come for the results."""
         self._is_brief = scope.is_brief
         self.folder = Path()
         self.began = time.time()
@@ -99,15 +101,14 @@ class HostedRun:
         """
         end = time.monotonic() + GOODBYE
         if waits_for_taker:
-            self._taken.wait(GOODBYE)
+            self._released.wait(GOODBYE)
         self._clients.await_leave(max(0.0, end - time.monotonic()))
         (self.folder / door.SOCKET).unlink(missing_ok=True)
         self._clients.close()
 
-    @property
-    def is_taken(self) -> bool:
-        """True once a client has opened the results."""
-        return self._taken.is_set()
+    def release(self) -> None:
+        """Expect no client for the results any more."""
+        self._released.set()
 
     @property
     def is_minor(self) -> bool:
@@ -140,8 +141,10 @@ class HostedRun:
             case Ask(name="answer", args=(key, text)):
                 return Answered(value=self._questions.answer(key, text))
             case Ask(name="taken"):
-                self._taken.set()
-                return Answered(value=self.is_minor)
+                final = self.run.snapshot() if self.is_minor else None
+                self.is_taken = True
+                self.release()
+                return Answered(value=final)
             case Ask(name=name, args=args, kwargs=kwargs) if name in METHODS:
                 method: Callable[..., Any] = getattr(self.run, name)
                 return Answered(value=method(*args, **kwargs))

@@ -69,9 +69,7 @@ class Journal:
         size = sum(len(value) for value in data.values() if isinstance(value, str | bytes))
         self._add("update" if update else "display", (dict(data), dict(metadata or {}), dict(transient or {})), size)
 
-    def divert(
-        self, displays: TakesDisplay, rank: int, record: messages.Display | messages.ClearOutput
-    ) -> bool:
+    def divert(self, displays: TakesDisplay, rank: int, record: messages.Display | messages.ClearOutput) -> bool:
         """Keep rich output that a cell on ranks shows at its end; return False if it is to be shown as it comes."""
         if not displays(rank, record):
             return False

@@ -55,7 +55,7 @@ class SessionOrder:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Begin a call on the ranks of a session; answered by `HostReady`. Descriptor, when asked for: the call's parcel."""
+    """Begin a call on a session's ranks; answered by `HostReady`. Descriptor, once asked for: the call's parcel."""
 
     scope: CallScope
     source: str

@@ -1,4 +1,4 @@
-"""The host of a detached session: keeps the ranks, and conducts the calls of kernels that come and go, one at a time."""
+"""The host of a detached session: keeps the ranks, and conducts calls of kernels that come and go, one at a time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
 from notebook_launcher.channel import AnonymousFile
-from notebook_launcher.detached import door, session_folders
+from notebook_launcher.detached import session_folders
 from notebook_launcher.detached.clients import Clients
+from notebook_launcher.detached.hosted_debugger import HostedDebugger
 from notebook_launcher.detached.hosted_run import HostedRun
-from notebook_launcher.detached.requests import Answered, Ask, Begin, HostReady, Refused, SessionState
+from notebook_launcher.detached.requests import Answered, Ask, Begin, Follow, HostReady, Refused, SessionState
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
+from notebook_launcher.kernel.latch import AWAKE_EVERY
 from notebook_launcher.kernel.meter import GpuMeter
+from notebook_launcher.kernel.post_mortem import FORGOTTEN, rank_to_debug
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
 from notebook_launcher.kernel.snapshots import config_as_json
@@ -32,6 +35,8 @@ __all__ = ["MAX_IDLE", "SessionHost"]
 
 MAX_IDLE = 7 * 86_400.0
 """Seconds without a call after which a session is closed that has no `idle_timeout`: nobody may know of it any more."""
+LAST_ANSWER = 1.0
+"""Seconds that clients get to hear that the session is closed."""
 SUMMARY_EVERY = 5.0
 """Seconds between two summaries of what the session holds."""
 
@@ -52,6 +57,10 @@ class SessionHost:
         """The latest call."""
         self._caller = 0
         """Process number of the client that began it."""
+        self._debugger: HostedDebugger | None = None
+        """The latest debugger."""
+        self._has_forgotten = False
+        """True if the ranks have released the frames of the latest call."""
         self._is_closed = False
         """True once no call may begin any more."""
         self._ended = threading.Event()
@@ -59,7 +68,7 @@ class SessionHost:
         self._wishes: queue.SimpleQueue[str] = queue.SimpleQueue()
         """What signals and clients ask of the main thread."""
         self._last_used = time.monotonic()
-        self._leaving: set[threading.Thread] = set()
+        self._leaving: dict[threading.Thread, HostedRun] = {}
         """Threads that see calls to their ends."""
         self._gpus = GpuMeter(order.plan.gpus)
         self._started = time.time()
@@ -94,16 +103,22 @@ class SessionHost:
     def _is_forgotten(self) -> bool:
         limit = self._ranks.plan.config.idle_timeout or MAX_IDLE
         with self._lock:
-            return not self._is_busy() and time.monotonic() - self._last_used > limit
+            if self._is_busy() or self._is_debugging():
+                self._last_used = time.monotonic()
+            return time.monotonic() - self._last_used > limit
 
     def _end(self, *, saves: bool) -> None:
         with self._lock:
             self._is_closed = True
             call = self._call
+        if self._is_debugging() and self._debugger is not None:
+            self._debugger.interrupt(again=True)
+            self._debugger.end()
         if call is not None:
             if saves and self._is_busy():
                 call.save_and_stop()
-                call.run.wait()
+                while self._wishes.empty() and not call.run.wait(AWAKE_EVERY):  # Another signal does not wait.
+                    pass
             call.run.stop()
         deadline = time.monotonic() + EXIT_BUDGET
         for events in self._ranks.finish(lambda: deadline):
@@ -111,25 +126,32 @@ class SessionHost:
                 call.run.show_late_output(events)
         self._ranks.close()
         self._gpus.close()
-        self._ended.set()
-        for thread in tuple(self._leaving):
-            thread.join()
         run_folders.remove(self.folder)
-        self._clients.await_leave(1.0)
+        self._ended.set()
+        for thread, hosted in tuple(self._leaving.items()):
+            hosted.release()
+            thread.join()
+        self._clients.await_leave(LAST_ANSWER)
 
     def _answer(self, request: object, caller: Caller) -> object:
+        value: object = None
         match request:
             case Begin():
                 return self._begin(request, caller)
+            case Follow() | Ask(name="answer" | "interrupt_debugger" | "end_of_debugger"):
+                return self._answer_in_debugger(request)
             case Ask(name="state"):
-                return Answered(value=self._state())
+                value = self._state()
+            case Ask(name="debug", args=(rank,)):
+                self._debug(rank)
             case Ask(name="forget"):
-                return Answered(value=self._forget())
+                self._forget()
             case Ask(name="close"):
                 self._wishes.put("close")
                 self._ended.wait()
-                return Answered(value=None)
-        return Refused(error=TypeError(f"the host of a session does not answer {request!r}"))
+            case _:
+                return Refused(error=TypeError(f"the host of a session does not answer {request!r}"))
+        return Answered(value=value)
 
     def _begin(self, request: Begin, caller: Caller) -> HostReady:
         parcel = AnonymousFile.of(caller.take_descriptor())
@@ -137,13 +159,13 @@ class SessionHost:
             with self._lock:
                 self._check_free()
                 call = HostedRun(self._ranks, request.scope, parcel, request.source)
-                self._call, self._caller = call, caller.pid
+                self._call, self._caller, self._has_forgotten = call, caller.pid, False
         except BaseException:
             parcel.close()
             raise
         call.serve()
         thread = threading.Thread(target=self._see_off, args=(call,), daemon=True)
-        self._leaving.add(thread)
+        self._leaving[thread] = call
         thread.start()
         return HostReady(run_id=call.run.id, folder=str(call.folder))
 
@@ -157,6 +179,12 @@ class SessionHost:
                 "(session.latest.stop()): the ranks keep their memory."
             )
             raise CallOrderError(msg)
+        if self._is_debugging() and (debugger := self._debugger) is not None:
+            msg = (
+                f"the session is in the debugger of rank {debugger.rank}, which a client has opened. session.debug() "
+                "joins it, and q leaves it."
+            )
+            raise CallOrderError(msg)
 
     def _see_off(self, call: HostedRun) -> None:
         """Wait for the end of a call; remove its folder if nobody needs it any more."""
@@ -165,14 +193,46 @@ class SessionHost:
         call.leave(waits_for_taker=True)
         if call.is_taken and call.is_minor:
             run_folders.remove(call.folder)
-        self._leaving.discard(threading.current_thread())
+        elif not (call.folder / run_folders.SUMMARY).exists():
+            session_folders.write_summary(call.folder, call.run.snapshot())
+        self._leaving.pop(threading.current_thread(), None)
 
     def _is_busy(self) -> bool:
         return self._call is not None and not self._call.run.wait(0)
 
+    def _debug(self, rank: int | None) -> None:
+        """Open a debugger; where one is open, the client joins it."""
+        with self._lock:
+            if not self._is_debugging():
+                self._check_free()
+                data = None if self._call is None else self._call.run._data  # noqa: SLF001 - a session owns its runs
+                chosen = rank_to_debug(data, rank)
+                assert data is not None
+                if self._has_forgotten:
+                    raise CallOrderError(FORGOTTEN)
+                self._debugger = HostedDebugger(self._ranks, data, chosen)
+
+    def _answer_in_debugger(self, request: Follow | Ask) -> object:
+        debugger = self._debugger
+        if debugger is None:
+            raise CallOrderError("no debugger is open in this session: session.debug() opens one.")
+        match request:
+            case Follow():
+                return debugger.news(request)
+            case Ask(name="answer", args=(key, text)):
+                return Answered(value=debugger.answer(key, text))
+            case Ask(name="interrupt_debugger", args=(again,)):
+                debugger.interrupt(again=again)
+                return Answered(value=None)
+        return Answered(value=debugger.end())
+
+    def _is_debugging(self) -> bool:
+        return self._debugger is not None and not self._debugger.is_over
+
     def _forget(self) -> None:
         with self._lock:
             self._check_free()
+            self._has_forgotten = True
             for rank in range(self._ranks.plan.num_processes):
                 if self._ranks.tree is not None:
                     self._ranks.tree.send(rank, messages.ForgetFailure())
@@ -189,8 +249,10 @@ class SessionHost:
                 summary=plan.summary,
                 started=self._started,
                 latest="" if call is None else str(call.folder),
-                is_busy=is_busy,
-                is_at_rest=not (is_busy or has_failed or self._is_closed or self._ranks.tree is None),
+                is_busy=is_busy or self._is_debugging(),
+                is_at_rest=not (
+                    is_busy or self._is_debugging() or has_failed or self._is_closed or self._ranks.tree is None
+                ),
             )
 
     def _snapshot(self) -> RunSnapshot:
@@ -219,4 +281,3 @@ class SessionHost:
             config=config_as_json(plan.config),
             ranks=ranks,
         )
-

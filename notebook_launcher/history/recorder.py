@@ -77,6 +77,8 @@ class Recorder:
         origin: Callable[[Path], Origin] | None = None,
     ) -> None:
         self.folder: Path | None = None
+        self._reserved: Path | None = None
+        """The folder before anything is recorded in it, if it was made in advance."""
         self._home: Path | None = None
         self._reader = reader
         self._say = say
@@ -104,6 +106,12 @@ class Recorder:
         self._write_summary(snapshot)
         assert self.folder is not None
         return self.folder
+
+    def reserve_folder(self) -> Path:
+        """Make an empty folder now, and fill it when the run is found worth recording; raises `OSError`."""
+        assert self._home is not None
+        self._reserved = self._new_folder(self._reader.snapshot().id)
+        return self._reserved
 
     def note(self) -> None:
         """Note that a rank wrote or reported something."""
@@ -176,15 +184,8 @@ class Recorder:
             run_folders.prune(self._home, max_runs=run_folders.MAX_RUNS, max_bytes=max_bytes)
 
     def _make_folder(self, snapshot: RunSnapshot) -> None:
-        assert self._home is not None
         if self.folder is None:
-            folder = self._home / snapshot.id
-            try:
-                folder.mkdir(mode=0o700)
-            except FileNotFoundError:
-                self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-                folder.mkdir(mode=0o700)
-            self.folder = folder
+            self.folder = folder = self._reserved or self._new_folder(snapshot.id)
             self._metrics = MetricsFile(folder)
             self._pictures = PictureFiles(folder)
             self._logs = [LogFile(folder, rank, snapshot.num_processes) for rank in range(snapshot.num_processes)]
@@ -194,6 +195,16 @@ class Recorder:
                 self._late = self._origin(folder)
                 for name, text in self._late.files.items():
                     append(folder / name, text.encode("utf-8", "backslashreplace"))
+
+    def _new_folder(self, run_id: str) -> Path:
+        assert self._home is not None
+        folder = self._home / run_id
+        try:
+            folder.mkdir(mode=0o700)
+        except FileNotFoundError:
+            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
+        return folder
 
     def _write_late(self, *, wait: bool) -> None:
         files = None if self._late is None else self._late.later(wait=wait)

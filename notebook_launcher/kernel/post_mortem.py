@@ -23,11 +23,16 @@ from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event
+    from notebook_launcher.kernel.cell import Sink
+    from notebook_launcher.kernel.hosting import TakesQuestions
     from notebook_launcher.kernel.questions import Answer
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run_data import RunData
 
-__all__ = ["PostMortem", "rank_to_debug"]
+__all__ = ["FORGOTTEN", "PostMortem", "rank_to_debug"]
+
+FORGOTTEN = "session.forget() has released the frames of the last run: there is nothing to look into."
+"""Words for `session.debug()` after `session.forget()`."""
 
 
 def rank_to_debug(data: RunData | None, rank: int | None) -> int:
@@ -64,16 +69,27 @@ class PostMortem:
         ranks: The session's ranks, of which none runs a call.
         data: The record of the run that failed.
         rank: The rank to look into.
+        sink: Takes the output in place of the calling cell, in a host.
+        questions: Takes the prompts in place of the calling thread, in a host.
     """
 
-    def __init__(self, ranks: Ranks, data: RunData, rank: int) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        data: RunData,
+        rank: int,
+        *,
+        sink: Sink | None = None,
+        questions: TakesQuestions | None = None,
+    ) -> None:
         self._ranks = ranks
         self._data = data
         self._rank = rank
         self._over: Latch[None] = Latch()
-        self._questions = Questions(lambda: self._over.is_set)
+        self._own_questions = Questions(lambda: self._over.is_set)
+        self._questions = questions or self._own_questions
         # One rank: the prompt names it, so its lines need no label.
-        self._output = RunOutput(LaunchConfig(display="all", monitor=False, runs_folder=None), 1)
+        self._output = RunOutput(LaunchConfig(display="all", monitor=False, runs_folder=None), 1, sink=sink)
         self._thread: threading.Thread | None = None
         self._claim = threading.Lock()
         """Held by the first thread that was started, since `_begin` may be called again after an interrupt."""
@@ -90,9 +106,18 @@ class PostMortem:
             KeyboardInterrupt: The user left by an interrupt.
             CallOrderError: The rank died.
         """
-        self._questions.answer_all(self._begin, self._reply, self._interrupt)
+        self._own_questions.answer_all(self._begin, self._reply, self.interrupt)
         if self._thread is not None:
             self._thread.join()
+        self._conclude()
+
+    def serve(self, questions: TakesQuestions) -> None:
+        """Let clients of a host answer the prompt until one of them leaves the debugger; raises as `run` does."""
+        questions.connect(self._reply, lambda question: question.request is self._open_question)
+        self._listen()
+        self._conclude()
+
+    def _conclude(self) -> None:
         self._output.close()
         if self._fault is not None:
             raise self._fault
@@ -108,7 +133,8 @@ class PostMortem:
         if self._ranks.tree is not None:
             self._ranks.tree.send(self._rank, answer.reply)
 
-    def _interrupt(self, again: bool) -> None:  # noqa: FBT001 - as `Questions.answer_all` calls it
+    def interrupt(self, again: bool) -> None:  # noqa: FBT001 - as `Questions.answer_all` calls it
+        """Leave the debugger at its prompt, or end the command that runs in it; `again`: end the rank."""
         tree, question = self._ranks.tree, self._open_question
         if tree is None:
             return
@@ -137,7 +163,7 @@ class PostMortem:
             self._fault = fault
         finally:
             self._over.set(None)
-            self._questions.close()
+            self._own_questions.close()
 
     def _handle(self, event: Event) -> bool:
         """Carry out an event; return False if the debugger has ended."""

@@ -91,10 +91,12 @@ class RunThread:
     def make_folder(self) -> Path:
         """Make the run's folder now, and not only after a second; return it.
 
+        The folder of a session's call stays empty until the call is found worth recording.
+
         Raises:
             OSError: The folder cannot be made.
         """
-        return self._recorder.make_folder()
+        return self._recorder.reserve_folder() if self._ranks.many_calls else self._recorder.make_folder()
 
     def own(self) -> None:
         """Close the ranks when this object is forgotten, in case an interrupt prevents the run from beginning."""

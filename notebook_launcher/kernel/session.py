@@ -16,7 +16,7 @@ from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.debug_magic import DebugMagic
 from notebook_launcher.kernel.latch import Latch
-from notebook_launcher.kernel.post_mortem import PostMortem, rank_to_debug
+from notebook_launcher.kernel.post_mortem import FORGOTTEN, PostMortem, rank_to_debug
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run import Run
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
@@ -151,8 +151,7 @@ class Session(SessionCells):
             chosen = rank_to_debug(data, rank)
             assert data is not None
             if self._has_forgotten:
-                msg = "session.forget() has released the frames of the last run: there is nothing to look into."
-                raise CallOrderError(msg)
+                raise CallOrderError(FORGOTTEN)
             check_answers("session.debug()")
             PostMortem(self._ranks, data, chosen).run()
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.kernel.results import Results
     from notebook_launcher.detached.attached_call import AttachedCall
+    from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run import Run
     from notebook_launcher.travel.rank_function import CellOutput, Completion
 

@@ -25,7 +25,6 @@ from notebook_launcher import (
     Run,
     RunStoppedError,
     RunTimeoutError,
-    Session,
     attach,
     launch,
     notebook_launch,
@@ -150,8 +149,6 @@ def test_the_option_may_be_in_the_config(home: Path) -> None:
     plain = launch(len, 1, args=("ab",), config=config, detached=False)
     assert isinstance(plain, Run)
     assert list(plain.result()) == [2]
-    with pytest.raises(ConfigError, match="detached=True: a session cannot be detached"):
-        Session(1, config=config)
 
 
 def test_a_terminal_lets_go_of_a_detached_run(home: Path, gate: Path, tmp_path: Path) -> None:

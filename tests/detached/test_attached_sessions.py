@@ -1,0 +1,288 @@
+"""Detached sessions, attached to from this process: memory, calls, names, what is refused, what is left behind."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import psutil
+import pytest
+
+from notebook_launcher import (
+    CallOrderError,
+    ConfigError,
+    LaunchConfig,
+    RunStoppedError,
+    Session,
+    attach,
+    attach_session,
+    report,
+    runs,
+)
+from notebook_launcher.command_line.program import main
+from notebook_launcher.detached import door
+from notebook_launcher.detached.attached_session import AttachedSession
+from notebook_launcher.history import run_folders
+from tests.detached.hosts import release
+from tests.support.toy_runs import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class OwnError(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+def put(value: int) -> None:
+    import __main__
+
+    __main__.kept = value
+
+
+def get() -> int:
+    import __main__
+
+    return __main__.kept  # type: ignore[no-any-return]
+
+
+def wait_for(gate: str) -> str:
+    print("waits", flush=True)
+    report(step=1, loss=0.5)
+    while not Path(gate).exists():
+        time.sleep(0.02)
+    return "through"
+
+
+def fail() -> None:
+    raise OwnError(7)
+
+
+def die() -> None:
+    import os
+
+    if os.environ["RANK"] == "1":
+        os._exit(3)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    return tmp_path / "gate"
+
+
+def opened(num_processes: int, **options: Any) -> AttachedSession:
+    return cast("AttachedSession", Session(num_processes, detached=True, **options))
+
+
+@pytest.fixture
+def session(home: Path) -> Iterator[AttachedSession]:
+    session = opened(2, name="exp", output="rank0", monitor=False)
+    yield session
+    session.close()
+
+
+def host_of(session: AttachedSession) -> psutil.Process:
+    pid = run_folders.owner_of(session._folder)
+    assert pid is not None
+    return psutil.Process(pid)
+
+
+def test_any_client_finds_the_ranks_memory(session: AttachedSession, home: Path) -> None:
+    assert isinstance(session, AttachedSession)
+    assert session.latest is None
+    session.run(put, args=(5,))
+    assert host_of(session) not in psutil.Process().children(recursive=True)
+    for other in (attach_session("exp"), attach_session(), attach_session(session.id[:-2])):
+        assert other.id == session.id
+        assert list(other.run(get)) == [5, 5]
+        assert other.num_processes == 2
+        assert other.config.name == "exp"
+    session["x", 1] = 3
+    assert attach_session("exp")["x", 1] == 3
+    session.push({"big": list(range(1000))})
+    assert attach_session("exp").execute("sum(big)").mean() == sum(range(1000))
+    assert "big" in repr(session.who())
+    assert repr(session).startswith("<AttachedSession 'exp' of 2 CPU ranks")
+    assert repr(session).endswith(": open>")
+    # Calls that were short and said nothing leave no folder once their results are there.
+    wait_until(lambda: {run_folders.name_in(name) for name in run_folders.list_ids(home)} <= {"exp", "put"})
+
+
+def test_errors_are_those_of_the_ranks_and_cost_no_memory(session: AttachedSession) -> None:
+    session.run(put, args=(5,))
+    with pytest.raises(OwnError, match="code 7") as caught:
+        session.run(fail)
+    assert caught.value.code == 7
+    assert "raise OwnError(7)" in str(caught.value.__cause__)
+    with pytest.raises(ZeroDivisionError):
+        session.execute("1/0")
+    with pytest.raises(ConfigError, match=r"^fn=3 is a int, which cannot be called"):
+        session.run(3)  # type: ignore[arg-type]
+    assert not session._is_at_rest
+    session.forget()
+    assert list(session.run(get)) == [5, 5]
+    assert session._is_at_rest
+
+
+def test_a_rank_that_dies_is_replaced(session: AttachedSession, capfd: pytest.CaptureFixture[str]) -> None:
+    session.run(put, args=(5,))
+    with pytest.raises(Exception, match="rank 1"):
+        session.run(die)
+    assert "rank 1 had died and was restarted" in capfd.readouterr().out
+    assert session.pull("kept", ranks=0)[0] == 5
+
+
+def test_one_call_at_a_time(session: AttachedSession, gate: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    call = session.launch(wait_for, args=(str(gate),))
+    other = attach_session("exp", show=False)
+    assert other.is_busy
+    assert repr(other).endswith(": busy>")
+    busy = rf"the session is busy with wait_for \({call.id}\), which process \d+ began .* ago. Wait for it"
+    with pytest.raises(CallOrderError, match=busy):
+        other.run(get)
+    with pytest.raises(CallOrderError, match=busy):
+        other.forget()
+    assert other.latest is not None
+    assert other.latest.id == call.id
+    wait_until(lambda: call.metrics)
+    assert "wait_for" in str(other.latest.stacks())
+    assert attach(show=False).id == call.id
+    capfd.readouterr()
+    attach_session("exp")  # Shows the call that goes on.
+    wait_until(lambda: "waits" in capfd.readouterr().out)
+    release(gate)
+    assert list(other.latest.result()) == ["through"] * 2
+    assert list(call.result()) == ["through"] * 2
+    assert call.state == "done"
+    assert [run.name for run in runs()] == ["wait_for", "exp"]
+
+
+def test_a_stop_ends_the_call_and_not_the_memory(session: AttachedSession, gate: Path) -> None:
+    session.run(put, args=(5,))
+    call = session.launch(wait_for, args=(str(gate),))
+    wait_until(lambda: call.metrics)
+    assert call.stop() in ("ask", "interrupt")
+    with pytest.raises(RunStoppedError, match="the run was stopped before ranks 0, 1 returned"):
+        call.result()
+    assert list(session.run(get)) == [5, 5]
+
+
+def test_a_short_call_that_left_no_folder_still_has_its_data(session: AttachedSession, home: Path) -> None:
+    session.run(put, args=(1,))  # The ranks may take more than a second to start.
+    call = session.launch(put, args=(1,))
+    assert list(call.result()) == [None, None]
+    assert call.result().folder is None
+    wait_until(lambda: not call.folder.exists())
+    assert call.state == "done"
+    assert (call.logs(0), call.logs_since(0, 0), call.metrics, call.metrics_since(3)[1]) == ("", ("", 0), (), 0)
+    later = session.launch(put, args=(1,))
+    later.wait()
+    # Nobody takes its results within 5 s, so they stay.
+    wait_until(lambda: not (later.folder / door.SOCKET).exists())
+    assert later.state == "done"
+    assert list(later.result()) == [None, None]
+
+
+def test_a_name_is_taken_once(session: AttachedSession) -> None:
+    taken = rf"^name='exp': a detached session of this name lives since .* \({session.id}\). attach_session\('exp'\)"
+    with pytest.raises(ConfigError, match=taken):
+        Session(1, name="exp", detached=True)
+    with opened(1, output="none") as one, opened(1, output="none") as another:
+        assert one.id != another.id
+        assert one.name == another.name == "session"
+    with pytest.raises(LookupError, match=r"no detached session 'nix' is open in .*\. Open are 'exp'\."):
+        attach_session("nix")
+    with pytest.raises(LookupError, match=r"is a session, and not a run: attach_session\('exp'\) comes back to it"):
+        attach(session.id)
+
+
+def test_options_that_cannot_work_are_refused_before_anything_starts(home: Path) -> None:
+    with pytest.raises(ConfigError, match="start_method='fork' with detached=True"):
+        Session(2, config=LaunchConfig(start_method="fork", detached=True))
+    with pytest.raises(ConfigError, match="runs_folder=None with detached=True"):
+        Session(2, detached=True, runs_folder=None)
+    with pytest.raises(LookupError, match=r"no detached session is open in .*Session\(4, name='exp', detached=True\)"):
+        attach_session()
+    assert not home.exists()
+
+
+def test_the_end_of_a_block_closes_the_session_and_an_error_does_not(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OwnError), opened(1, name="exp") as session:
+        session.run(put, args=(5,))
+        session.run(fail)
+    assert 'the session goes on: attach_session("exp") comes back to it' in capfd.readouterr().out
+    host = host_of(session)
+    family = host.children(recursive=True)
+    with attach_session("exp") as other:
+        assert list(other.run(get)) == [5]
+    host.wait(20)
+    assert not any(process.is_running() for process in family)
+    assert session.id not in run_folders.list_ids(home)
+    assert repr(session).endswith(": closed>")
+    session.close()
+    with pytest.raises(CallOrderError, match=rf"session {session.id} is closed. Open a new one"):
+        session.run(get)
+
+
+def test_close_stops_the_call_that_goes_on(home: Path, gate: Path) -> None:
+    session = opened(1, name="exp", output="none")
+    call = session.launch(wait_for, args=(str(gate),))
+    wait_until(lambda: call.metrics)
+    attach_session("exp", show=False).close()
+    assert isinstance(call.exception(), RunStoppedError)
+    assert call.state == "stopped"
+
+
+def test_a_dead_host_takes_its_ranks_along(home: Path, gate: Path) -> None:
+    session = opened(2, name="exp", output="none")
+    call = session.launch(wait_for, args=(str(gate),))
+    wait_until(lambda: call.metrics)
+    host = host_of(session)
+    family = host.children(recursive=True)
+    host.kill()
+    assert f"the host of {call.id} is gone" in str(call.exception())
+    wait_until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
+    with pytest.raises(CallOrderError, match=rf"the host of session {session.id} is gone, killed or ended"):
+        session.run(get)
+    assert {run.name: run.state for run in runs()}["exp"] == "lost"
+    session.close()
+    # The name is free again.
+    with opened(1, name="exp", output="none") as again:
+        assert again.id != session.id
+
+
+def test_a_session_that_nobody_uses_is_closed(home: Path) -> None:
+    session = opened(1, name="exp", output="none", idle_timeout=0.5)
+    host_of(session).wait(30)
+    assert run_folders.list_ids(home) == []
+    with pytest.raises(CallOrderError, match="is closed"):
+        session.run(get)
+
+
+def test_runs_and_the_program_know_sessions(
+    session: AttachedSession, gate: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    session.run(put, args=(1,))
+    pid = host_of(session).pid
+    wait_until(lambda: re.search(rf"exp .*running .*session, .*B, host {pid}\b", runs().as_text()))
+    assert main(["attach", "exp"]) == 0
+    assert "no call goes on" in capfd.readouterr().out
+    call = session.launch(wait_for, args=(str(gate),))
+    shown = threading.Thread(target=main, args=(["attach", "exp"],))
+    shown.start()
+    wait_until(lambda: "waits" in capfd.readouterr().out)
+    release(gate)
+    shown.join()
+    call.result()
+    assert runs().filter(state="running").stop_all() == 1
+    assert runs().filter(state="running").stop_all() == 0
+    again = opened(1, name="exp", output="none")
+    assert main(["attach", "exp", "--stop"]) == 0
+    assert repr(again).endswith(": closed>")
