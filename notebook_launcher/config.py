@@ -131,7 +131,7 @@ class LaunchConfig:
     ranks are stopped. The run ends as usual once the debugger is left."""
     detached: bool = False
     """True: the run outlives the kernel, and `attach()` comes back to it from any kernel or terminal. It is stopped
-    after `timeout`, by default 7 days."""
+    after `timeout`, by default 7 days. A session keeps its ranks, and `attach_session()` comes back to it."""
     max_restarts: int = 0
     """Number of times that all ranks start again after one has failed."""
     resume: str | None = None
@@ -150,7 +150,8 @@ class LaunchConfig:
     threads_per_process: int | None = None
     """Intra-op threads of each rank. None: an equal share of the cores."""
     name: str | None = None
-    """Name of the run in its output, its folder, `runs()` and views. None: the function's name."""
+    """Name of the run in its output, its folder, `runs()` and views; of a detached session, the name by which
+    `attach_session()` finds it. None: the function's name."""
     tags: tuple[str, ...] = ()
     """Words by which `runs().filter(tag=...)` finds the run."""
     runs_folder: str | os.PathLike[str] | None = "auto"

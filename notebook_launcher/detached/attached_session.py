@@ -41,12 +41,6 @@ class AttachedSession(SessionCells):
     It has the methods of a `Session`. The ranks belong to a host, which carries out one call at a time, whoever of
     the attached kernels and scripts makes it. They keep their memory until somebody calls `close`.
 
-        session = Session(4, name="exp", detached=True)
-        session.run(load)
-        # The kernel restarts.
-        session = attach_session("exp")
-        session.run(train)
-
     The first interrupt of a call lets go of the cell, and the call goes on; a second within 3 seconds stops the call.
     At the end of a `with` block the session is closed, unless the block ended by an exception or an interrupt.
     """

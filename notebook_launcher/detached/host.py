@@ -108,4 +108,5 @@ class _RunHost:
             signal.signal(signal.Signals[name], thread)
         hosted.serve()
         hosted.conclude()
-        hosted.leave()
+        hosted.await_clients()
+        hosted.close()

@@ -33,9 +33,6 @@ __all__ = ["HostedRun"]
 GOODBYE = 5.0
 """Seconds after the end of the run for which clients may fetch the rest of its output. Its ending is in the folder."""
 
-BRIEF = 1.0
-"""Seconds below which a run whose ranks wrote and reported nothing is not worth keeping, as in a kernel."""
-
 METHODS = frozenset(
     {"edit", "logs", "logs_since", "metrics_since", "pause", "pictures_since", "profile", "resume", "sample", "save"}
     | {"set", "snapshot", "stacks", "stop", "_set_from_page"}
@@ -63,7 +60,6 @@ class HostedRun:
         """True once a client has opened the results."""
         self._released = threading.Event()
         """Set once no client is expected to come for the results."""
-        self._is_brief = scope.is_brief
         self.folder = Path()
         self.began = time.time()
         hosting = Hosting(
@@ -93,16 +89,19 @@ class HostedRun:
         self._keep_ending()
         self._journal.finish()
 
-    def leave(self, *, waits_for_taker: bool = False) -> None:
-        """Close the socket once the clients have left.
+    def await_clients(self, *, is_expected: bool = False) -> None:
+        """Wait until the clients have left.
 
         Args:
-            waits_for_taker: True to leave the client that began the call time to come and to open the results.
+            is_expected: True to leave the client that began the call time to come and to open the results.
         """
         end = time.monotonic() + GOODBYE
-        if waits_for_taker:
+        if is_expected:
             self._released.wait(GOODBYE)
         self._clients.await_leave(max(0.0, end - time.monotonic()))
+
+    def close(self) -> None:
+        """Remove the socket."""
         (self.folder / door.SOCKET).unlink(missing_ok=True)
         self._clients.close()
 
@@ -112,11 +111,9 @@ class HostedRun:
 
     @property
     def is_minor(self) -> bool:
-        """True if nothing of the run, which is over, is worth keeping once a client has opened the results."""
-        snapshot = self.run.snapshot()
-        has_news = any(rank.metrics or rank.last_line for rank in snapshot.ranks)
-        is_short = snapshot.state == "done" and snapshot.seconds < BRIEF and not has_news
-        return self._is_brief or is_short
+        """True if the run, which is over, was too short to be recorded and its ranks had nothing to say."""
+        outcome = self.run.outcome
+        return outcome is not None and outcome.results.folder is None
 
     def save_and_stop(self) -> None:
         """Save after the next update, and stop there; without an Accelerator, only stop."""

@@ -190,11 +190,12 @@ class SessionHost:
         """Wait for the end of a call; remove its folder if nobody needs it any more."""
         call.conclude()
         self._last_used = time.monotonic()
-        call.leave(waits_for_taker=True)
-        if call.is_taken and call.is_minor:
-            run_folders.remove(call.folder)
-        elif not (call.folder / run_folders.SUMMARY).exists():
+        call.await_clients(is_expected=True)
+        if call.is_minor and not call.is_taken:
             session_folders.write_summary(call.folder, call.run.snapshot())
+        call.close()
+        if call.is_minor and call.is_taken:
+            run_folders.remove(call.folder)
         self._leaving.pop(threading.current_thread(), None)
 
     def _is_busy(self) -> bool:

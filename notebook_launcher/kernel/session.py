@@ -44,7 +44,7 @@ class Session(SessionCells):
 
     An exception, an interrupt or a dead rank ends a run, not the session: broken ranks and groups are replaced, and a
     line in the cell reports this. The ranks keep the environment, import path and working directory that the kernel
-    had when the session started.
+    had when the session started. With `detached=True` they outlive the kernel, and the session is an `AttachedSession`.
 
     Args:
         num_processes: Number of ranks; None: see `LaunchConfig.num_processes`.

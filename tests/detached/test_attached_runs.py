@@ -252,7 +252,7 @@ def test_the_other_end_says_its_protocol_and_its_user(tmp_path: Path, monkeypatc
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"notebook-launcher host 99\n")
-        with pytest.raises(CallOrderError, match=r"host speaks protocol 99, and this version .* protocol 2"):
+        with pytest.raises(CallOrderError, match=r"host speaks protocol 99, and this version .* protocol 3"):
             door.greet(ours)
         monkeypatch.setattr("os.getuid", lambda: 1_000_000)
         with pytest.raises(PermissionError, match="belongs to user"):
