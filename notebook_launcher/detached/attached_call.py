@@ -27,7 +27,7 @@ NOTHING: dict[str, Any] = {
     "metrics_since": ([], 0),
     "pictures_since": ([], 0),
 }
-"""What is left of a call that left no folder, because its ranks wrote and reported nothing."""
+"""Data of a call that left no folder, because its ranks wrote and reported nothing."""
 
 
 class AttachedCall(AttachedRun):

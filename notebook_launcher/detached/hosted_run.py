@@ -38,7 +38,7 @@ METHODS = frozenset(
     | {"set", "snapshot", "stacks", "stop", "_set_from_page"}
 )
 ATTRIBUTES = frozenset({"changes", "config", "metrics", "notes", "phases", "pictures", "ranks", "tags"})
-"""What a client may ask of the run, by name."""
+"""Attributes of the run that a client may read, by name."""
 
 
 class HostedRun:

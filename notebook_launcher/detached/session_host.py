@@ -66,7 +66,7 @@ class SessionHost:
         self._ended = threading.Event()
         """Set once every rank is gone."""
         self._wishes: queue.SimpleQueue[str] = queue.SimpleQueue()
-        """What signals and clients ask of the main thread."""
+        """Wishes of signals and clients, for the main thread."""
         self._last_used = time.monotonic()
         self._leaving: dict[threading.Thread, HostedRun] = {}
         """Threads that see calls to their ends."""
