@@ -1,7 +1,7 @@
 """Measure what it costs to launch detached and to attach: `python benchmarks/detached.py [launches]`.
 
 In turns, all warm: a plain launch of 2 ranks that do nothing, a detached one, `attach(...)` with a first snapshot of a
-run that goes on, and the parts of a detached launch.
+run that goes on, and the parts of a detached launch. Then, in turns, a call of a session in the kernel and in a host.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from notebook_launcher import attach, launch, notebook_launch
+from notebook_launcher import Session, attach, launch, notebook_launch
 
 QUIET: dict[str, Any] = {"output": "none", "monitor": False}
 
@@ -44,10 +44,13 @@ def main() -> None:
         turns = [(plain(), detached(), attached(run.id), *started()) for _ in range(num)]
         gate.touch()
         run.wait()
+        calls = session_calls(num)
     plain_ms, detached_ms, attach_ms, begun, over = (statistics.median(times) for times in zip(*turns, strict=True))
     say(f"a plain launch of 2 ranks: {plain_ms:.0f} ms, a detached one: {detached_ms:.0f} ms")
     say(f"a detached launch takes {detached_ms / plain_ms:.2f} times as long (goal: 1.2)")
     say(f"attach and first snapshot: {attach_ms:.0f} ms (goal: 200 ms)")
+    here_ms, hosted_ms = (statistics.median(times) for times in zip(*calls, strict=True))
+    say(f"a call of a session of 2 ranks: {here_ms:.1f} ms in the kernel, {hosted_ms:.1f} ms in a host")
     say(f"of a detached launch: {begun:.0f} ms until the handle is there, {over:.0f} ms more until the results are")
 
 
@@ -84,6 +87,21 @@ def started() -> tuple[float, float]:
     handle = timed_since(began)
     run.result()
     return handle, timed_since(began) - handle
+
+
+def session_calls(num: int) -> list[tuple[float, float]]:
+    """Return the milliseconds of calls of a session in the kernel and of a detached one, in turns."""
+    with Session(2, **QUIET) as here, Session(2, detached=True, **QUIET) as hosted:
+        for session in (here, hosted):
+            session.run(nothing)
+        return [(call(here), call(hosted)) for _ in range(5 * num)]
+
+
+def call(session: Session) -> float:
+    """Return the milliseconds of a session's call."""
+    began = time.perf_counter()
+    session.run(nothing)
+    return timed_since(began)
 
 
 def say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -286,3 +287,19 @@ def test_runs_and_the_program_know_sessions(
     again = opened(1, name="exp", output="none")
     assert main(["attach", "exp", "--stop"]) == 0
     assert repr(again).endswith(": closed>")
+
+
+def test_other_calls_wait_for_the_end_of_a_debugger(session: AttachedSession) -> None:
+    with (
+        contextlib.closing(door.Connection(session._folder, door.SESSION_SOCKET)) as connection,
+        pytest.raises(TypeError, match=r"the host of a session does not answer Ask\(name='fetch'"),
+    ):
+        connection.call("fetch", (), {})
+    with pytest.raises(CallOrderError, match=r"no debugger is open in this session: session.debug\(\) opens one"):
+        session._call("end_of_debugger")
+    with pytest.raises(ZeroDivisionError):
+        session.execute("1/0", ranks=1)
+    session._call("debug", None)
+    with pytest.raises(CallOrderError, match=r"the session is in the debugger of rank 1, which a client has opened"):
+        session.run(get)
+    assert session.is_busy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import resource
 import threading
@@ -13,14 +14,25 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from notebook_launcher import RankFailedError, ReturnValueError, attach, launch, report
+from notebook_launcher import (
+    LaunchConfig,
+    RankFailedError,
+    ResourceError,
+    ReturnValueError,
+    attach,
+    launch,
+    report,
+)
 from notebook_launcher.detached import door
+from notebook_launcher.detached.host_start import hand_over
 from notebook_launcher.detached.requests import Ask, Follow
+from notebook_launcher.kernel.plan import make_plan
 from tests.detached.hosts import host_of, release
 from tests.support.toy_runs import wait_until
 
 if TYPE_CHECKING:
     from notebook_launcher.detached.attached_run import AttachedRun
+    from notebook_launcher.messages import Setup
 
 CYCLES = 20
 
@@ -57,6 +69,16 @@ class SlowToLeave:
         while not Path(self.gate).exists():
             time.sleep(0.02)
         return str, ("left",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unreadable:
+    """An order that cannot be unpickled in the host."""
+
+    surroundings: Setup
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, ("1 / 0",)
 
 
 @pytest.fixture
@@ -152,3 +174,9 @@ def test_a_client_that_takes_nothing_holds_up_nobody(home: Path, gate: Path) -> 
         results[0]
     host.wait(60)
     stuck.close()
+
+
+def test_a_host_that_does_not_start_says_why() -> None:
+    order: Any = Unreadable(make_plan(LaunchConfig(num_processes=1)).setup(many_calls=False))
+    with pytest.raises(ResourceError, match=r"(?s)the run's host did not start: Traceback.*'Unreadable' object"):
+        hand_over(order)
