@@ -27,6 +27,8 @@ __all__ = ["Hang", "HangWatch"]
 
 SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.05, 1.0
 """Seconds between two looks at the ranks; a quarter of `hang_notice`, within these bounds."""
+FIRST_LOOK = 0.1
+"""Seconds until the first look, so that a short call is over before it."""
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 IDLE_SHARE, IDLE_TICKS = 0.05, 2
 """Processor time with which a process still counts as idle: a share of the time, and what the clock cannot resolve."""
@@ -154,15 +156,16 @@ class HangWatch:
 
     Args:
         notice_after: `LaunchConfig.hang_notice`: seconds of waiting after which a wait counts; None: never.
+        began: Time at which the ranks begin, by `time.monotonic()`.
     """
 
-    def __init__(self, notice_after: float | None) -> None:
+    def __init__(self, notice_after: float | None, began: float = -math.inf) -> None:
         self.hang: Hang | None = None
         """The present wait; None if no rank waits for others."""
         self._notice_after = math.inf if notice_after is None else notice_after
         self._interval = min(max(self._notice_after / 4, SHORTEST_INTERVAL), LONGEST_INTERVAL)
         self._is_on = notice_after is not None
-        self._look_at = -math.inf
+        self._look_at = began + min(FIRST_LOOK, self._interval)
         """Time of the next look, by `time.monotonic()`."""
         self._stretches: dict[int, _Stretch] = {}
         """By rank: the period since its main thread last moved."""

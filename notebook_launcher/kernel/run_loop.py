@@ -164,7 +164,8 @@ class RunLoop:
         self._give_up_profile()
         data.live.forget_settings()  # Ranks that were started again have their first ones.
         # A single rank has no other rank to wait for.
-        self._hangs = HangWatch(data.scope.notice_after(config.hang_notice) if data.plan.num_processes > 1 else None)
+        notice_after = data.scope.notice_after(config.hang_notice) if data.plan.num_processes > 1 else None
+        self._hangs = HangWatch(notice_after, time.monotonic())
         return data.attempt
 
     def _watch_for_hangs(self, attempt: Attempt) -> None:
