@@ -21,7 +21,7 @@ from notebook_launcher.training.data import (
 from notebook_launcher.training.random import capture_rng_states, restore_rng_states
 from tests.support.toy_training import sessions_fixture
 
-LENGTH = 50
+LENGTH = 51
 
 
 ranks = sessions_fixture(1, 2, 3)
@@ -102,6 +102,7 @@ def make(kind: str, seed: int, batch_size: int = 4) -> Any:
 def go_on(kind: str, seed: int, state: dict[str, Any] | None, stop_at: int | None, **options: Any) -> dict[str, Any]:
     """Go through three epochs, or stop after a number of batches, and return the samples of each.
 
+    `batches` are those of the rank, with the samples that complete a round.
     `state` is that of the loader and of the default generators; those are drawn from in every step.
     """
     loader = make(kind, seed, **options)
@@ -109,17 +110,18 @@ def go_on(kind: str, seed: int, state: dict[str, Any] | None, stop_at: int | Non
         loader.load_state_dict(state["loader"])
         restore_rng_states(state["generators"])
     epochs: list[list[int]] = []
-    drawn, step = [], 0
+    drawn, batches, step = [], [], 0
     while loader.iteration < 3:
         epochs.append([])
         for batch in loader:
             epochs[-1] += gather_for_metrics(batch, loader).tolist()
+            batches.append(batch.tolist())
             drawn.append((torch.rand(()).item(), random.random()))
             step += 1
             if step == stop_at:
                 states = {"loader": loader.state_dict(), "generators": capture_rng_states()}
-                return {"epochs": epochs, "drawn": drawn, "state": states}
-    return {"epochs": epochs, "drawn": drawn}
+                return {"epochs": epochs, "batches": batches, "drawn": drawn, "state": states}
+    return {"epochs": epochs, "batches": batches, "drawn": drawn}
 
 
 def join(first: dict[str, Any], rest: dict[str, Any]) -> list[list[int]]:
@@ -137,6 +139,7 @@ def test_resumed_run_is_bit_for_bit_equal(ranks, num_processes, kind):
         rest = ranks.run(num_processes, lambda state: go_on(kind, 2, state, None), first[0]["state"])
         for rank in range(num_processes):
             assert join(first[rank], rest[rank]) == through[rank]["epochs"], stop_at
+            assert first[rank]["batches"] + rest[rank]["batches"] == through[rank]["batches"], stop_at
         assert first[0]["drawn"] + rest[0]["drawn"] == through[0]["drawn"]
 
 
@@ -167,6 +170,19 @@ def test_another_batch_size_goes_on_with_every_sample_once(ranks):
     through = ranks.run(1, go_on, "seedable", 1, None, None)[0]["epochs"]
     rest = ranks.run(1, lambda state: go_on("seedable", 2, state, None, batch_size=10), first["state"])[0]
     assert join(first, rest) == through
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "weighted", "numpy", "seedable", "dispatched", "split"])
+def test_rest_of_an_epoch_is_completed_from_its_start(ranks, kind):
+    def read(skip: int) -> tuple[list[list[int]], float]:
+        loader = make(kind, 1)
+        rest = skip_first_batches(loader, skip) if skip else loader
+        read = [batch.tolist() for batch in rest]
+        return read + [batch.tolist() for batch in loader], torch.rand(()).item()
+
+    whole, parts = ranks.run(2, read, 0), ranks.run(2, read, 3)
+    for rank in range(2):
+        assert parts[rank] == (whole[rank][0][3:], whole[rank][1])
 
 
 def simple(length: int = 10, **options: Any) -> Any:

@@ -117,8 +117,10 @@ class GradientState:
             window.token = token
         window.num_batches += 1
         window.backwards_in_block = 0
+        # A number of steps that is set inside a window holds from the next one on.
+        num_steps = self.num_steps if self._rules.nominal_divisor else window.divisor
         self.sync_gradients = ends_window(
-            window.num_batches, self.num_steps, loader, sync_with_dataloader=self.plugin.sync_with_dataloader
+            window.num_batches, num_steps, loader, sync_with_dataloader=self.plugin.sync_with_dataloader
         )
         self.current = self._last = window
         return abandoned

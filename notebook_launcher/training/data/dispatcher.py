@@ -7,20 +7,23 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from notebook_launcher.training.data import wire
 from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.loader import PreparedLoader
+from notebook_launcher.training.data.loader_arguments import data_arguments
 from notebook_launcher.training.data.lookahead import look_ahead
 from notebook_launcher.training.data.portions import Portions
-from notebook_launcher.training.data.position import LoaderProgress, Order, Position
+from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners
 from notebook_launcher.training.data.rows import count_rows, take_rows
-from notebook_launcher.training.data.samplers import length_of
-from notebook_launcher.training.data.transfer import Delivery
+from notebook_launcher.training.data.samplers import length_of, sampler_chain
+from notebook_launcher.training.data.transfer import Delivery, without_label
+from notebook_launcher.training.data.walking import WalkedSampler
 from notebook_launcher.training.operations.collectives import world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from notebook_launcher.training.data.rounds import LoaderStack, Round
 
@@ -190,26 +193,45 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _deal(self, start: Position, order: Order | None) -> Iterator[tuple[list[Any], Round, int]]:
         """Yield the batches of every round, their counts, and the samples of the epoch up to its end."""
-        skip = 0 if start or self._walked is not None else self.skip_batches
-        return itertools.islice(self._portions().deal(self._batches(start, order)), skip, None)
-
-    def _batches(self, start: Position, order: Order | None) -> Iterator[tuple[Any, int]]:
-        """Yield the batches that rank 0 reads, each with the samples of the epoch up to its end."""
         if not start:
             self._check()
-        if self._walked is not None:
-            for delivery in self._walk(start, order):
-                yield delivery.batch, delivery.position.samples
-            return
+        portions = self._portions()
+        if self._walked is None:
+            skip = 0 if start else self.skip_batches
+            first, batches = self._stream(start, order, keeps_first=portions.fills)
+        else:
+            skip, is_rest = 0, bool(start) or self.skip_batches > 0
+            first = self._read_first_round(order) if is_rest and portions.fills else []
+            batches = ((delivery.batch, delivery.position.samples) for delivery in self._walk(start, order))
+        yield from itertools.islice(portions.deal(batches, first), skip, None)
+
+    def _stream(
+        self, start: Position, order: Order | None, *, keeps_first: bool
+    ) -> tuple[list[Any], Iterator[tuple[Any, int]]]:
+        """Return the first round of an epoch that is read from its middle on, and the batches from there on."""
         owners = self._owners()
         self._progress.order = order or Order.capture(owners)
         with contextlib.nullcontext() if order is None else order.replayed(owners):
             fetched = iter(self.base_dataloader)
-            rest = _read_past(fetched, start.samples)
-        samples = start.samples
-        for batch in itertools.chain(rest, fetched):
-            samples += count_rows(batch)
-            yield batch, samples
+            first = list(itertools.islice(fetched, self._fetched_per_round)) if start and keeps_first else []
+            batches = itertools.chain(first, fetched)
+            rest = _read_past(batches, start.samples)
+        return first, _counted(itertools.chain(rest, batches), start.samples)
+
+    def _read_first_round(self, order: Order | None) -> list[Any]:
+        """Read the epoch's first round apart from its rest; all generators are as before."""
+        owners = [*self._owners(), *generator_owners([self])]
+        before = Order.capture(owners)
+        indices = WalkedSampler(sampler_chain(self)[0])
+        indices.begin_at(0, order)
+        fetching = {"collate_fn": self.collate_fn, "generator": self.generator}
+        with before.replayed(owners):
+            # As in `_walk`: the iterator draws a seed for workers, and a resumed loop has drawn its seed already.
+            with contextlib.nullcontext() if order is None else torch.random.fork_rng(devices=[]):
+                fetched = iter(DataLoader(self.dataset, **data_arguments(self, indices), **fetching))
+            first = list(itertools.islice(without_label(fetched), self._fetched_per_round))
+        before.restore_generators(owners)
+        return first
 
     def without_first(self, num_batches: int) -> DataLoaderDispatcher:
         """Return a loader of the same kind that begins `num_batches` later."""
@@ -230,6 +252,12 @@ class DataLoaderDispatcher(PreparedLoader):
             progress=self._progress,
             **self._arguments(),
         )
+
+
+def _counted(batches: Iterable[Any], samples: int) -> Iterator[tuple[Any, int]]:
+    for batch in batches:
+        samples += count_rows(batch)
+        yield batch, samples
 
 
 def _read_past(batches: Iterator[Any], skip: int) -> list[Any]:

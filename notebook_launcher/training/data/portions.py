@@ -11,7 +11,7 @@ from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.rows import count_rows, find_rows, join_batches, take_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = ["Portions"]
 
@@ -38,15 +38,21 @@ class Portions:
     slice_fn: Callable[..., Any] | None = None
     """Cuts a rank's part out of a batch: `slice_fn(batch, slice, process_index=..., num_processes=...)`."""
 
-    def deal(self, batches: Iterable[tuple[Any, int]]) -> Iterator[tuple[list[Any], Round, int]]:
+    def deal(
+        self, batches: Iterable[tuple[Any, int]], first: Sequence[Any] = ()
+    ) -> Iterator[tuple[list[Any], Round, int]]:
         """Deal out batches that come with the number of samples up to their end.
+
+        Args:
+            batches: Batches, each with the number of samples up to its end.
+            first: The first round of the epoch, if `batches` are the rest of one.
 
         Yields:
             Every rank's batch, what all of them count, and the number of samples up to the round's end.
         """
         per_round = 1 if self.split else self.num_processes
         group: list[Any] = []
-        start: list[Any] = []
+        start = list(first) if first and self._is_even(first) else []
         samples = 0
         for batch, samples_with_it in batches:
             if len(group) == per_round:
@@ -55,14 +61,19 @@ class Portions:
             group.append(batch)
             samples = samples_with_it
             if len(group) == per_round and self._is_even(group):
-                if not start and self.even and not self.drop_last:
+                if not start and self.fills:
                     start = group
                 yield *self._middle(group), samples
                 group = []
         if group and (last := self._last(group, start)) is not None:
             yield *last, samples
 
-    def _is_even(self, group: list[Any]) -> bool:
+    @property
+    def fills(self) -> bool:
+        """True if a short last round gets samples from the epoch's start."""
+        return self.even and not self.drop_last
+
+    def _is_even(self, group: Sequence[Any]) -> bool:
         if self.split:
             return count_rows(group[0]) % self.num_processes == 0
         return len(set(map(count_rows, group))) == 1
