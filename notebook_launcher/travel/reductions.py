@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import enum
 import functools
 import sys
 import types
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["mend_class", "reduce_compiled", "reduce_special"]
+
+APART = (enum.Enum, tuple)
+"""Classes whose subclasses keep cloudpickle's way with `__slots__`."""
 
 
 def reduce_special(obj: Any) -> tuple[Any, ...] | None:
@@ -44,7 +48,8 @@ def mend_class(cls: type, reduced: Any) -> None:
 
     A nested class would arrive without its qualified name, and plain pickle, which finds classes by that name, would
     fail in the ranks and in their data-loader workers. Descriptors of `__slots__` with private names would be left in
-    the state.
+    the state. `__slots__` would be set when the class is there, which comes too late: its objects would have a
+    `__dict__`, and the kernel, whose class has none, could not rebuild one that is returned.
     """
     attributes = reduced[2][0]
     attributes["__qualname__"] = cls.__qualname__
@@ -52,6 +57,10 @@ def mend_class(cls: type, reduced: Any) -> None:
     for name in [slots] if isinstance(slots, str) else slots:
         if name.startswith("__") and not name.endswith("__"):
             attributes.pop(f"_{cls.__name__.lstrip('_')}{name}", None)
+    # An enumeration's reduction has no namespace, and a named tuple makes its slots by itself.
+    if isinstance(slots, (str, tuple, list, dict)) and "__slots__" in attributes and not issubclass(cls, APART):
+        namespace: dict[str, Any] = reduced[1][3]
+        namespace["__slots__"] = attributes.pop("__slots__")
 
 
 def _reduce_cached_property(obj: functools.cached_property[Any]) -> tuple[Any, ...]:

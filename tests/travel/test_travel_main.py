@@ -459,6 +459,38 @@ def test_definitions_that_cloudpickle_refuses_travel() -> None:
     """)
 
 
+def test_objects_with_slots_come_back() -> None:
+    notebook("""
+        import dataclasses, typing
+        @dataclasses.dataclass(slots=True, kw_only=True)
+        class Point:
+            x: int
+            y: list = dataclasses.field(default_factory=list)
+        class Base:
+            __slots__ = ("__hidden", "x")
+            def __init__(self):
+                self.__hidden = self.x = 1
+            def hidden(self):
+                return self.__hidden
+        class Derived(Base):
+            __slots__ = {"y": "Documented."}
+        class Open(Derived):
+            pass
+        class Pair(typing.NamedTuple):
+            a: int
+        def make(given):
+            assert not hasattr(given, "__dict__")
+            derived, opened = Derived(), Open()
+            derived.y, opened.y, opened.z = 2, 3, 4
+            return given, [Point(x=1, y=[2])], derived, opened, Pair(5)
+        point = Point(x=7)
+        given, points, derived, opened, pair = rank.call(make, point)
+        assert (given, points, pair) == (point, [Point(x=1, y=[2])], Pair(5)) and type(given) is Point
+        assert (type(derived), derived.hidden(), derived.x, derived.y) == (Derived, 1, 1, 2)
+        assert (type(opened), opened.hidden(), opened.y, opened.z) == (Open, 1, 3, 4)
+    """)
+
+
 def test_compiled_function_travels_with_its_settings() -> None:
     notebook("""
         import torch
