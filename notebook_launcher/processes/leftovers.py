@@ -11,7 +11,7 @@ from notebook_launcher.machine import cgroups
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["named_semaphores", "nccl_segments", "oom_kills", "remove_shared_files", "session_members"]
+__all__ = ["cleans_up", "named_semaphores", "nccl_segments", "oom_kills", "remove_shared_files", "session_members"]
 
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - where torch puts what its workers share
 SESSION_FIELD = 3
@@ -25,6 +25,18 @@ def oom_kills() -> int:
     names = {1: "memory.oom_control", 2: "memory.events"}
     files = [group.folder / names[group.version] for group in cgroups.memory_groups()]
     return _count([*files, Path("/proc/vmstat")], "oom_kill")
+
+
+def cleans_up(pid: int) -> bool:
+    """Return True for a helper that removes what its users have left in /dev/shm once they have ended.
+
+    These are the resource tracker of `multiprocessing`, for `SharedMemory` and semaphores, and torch's manager of
+    shared memory, with the sharing strategy "file_system".
+    """
+    with contextlib.suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"multiprocessing.resource_tracker" in command or b"torch_shm_manager" in command
+    return False
 
 
 def session_members(session: int) -> set[int]:

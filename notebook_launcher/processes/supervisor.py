@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import math
 import os
+import select
 import selectors
 import signal
 import socket
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "run_supervisor"]
 
 PR_SET_CHILD_SUBREAPER = 36
+CLEANING = 1.0
+"""Seconds for helpers of ranks that have ended to clean up; they take milliseconds."""
 
 
 def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = None) -> NoReturn:
@@ -213,10 +216,22 @@ class _Supervisor:
         # Without the semaphores that this process has inherited: a fork of the kernel has mapped the kernel's.
         self._left_files |= leftovers.named_semaphores(members) - leftovers.named_semaphores([os.getpid()])
         self._left_files |= leftovers.nccl_segments(members)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+        cleaners = set(filter(leftovers.cleans_up, members))
+        for member in members - cleaners if cleaners else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+        if not cleaners:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)  # A rank that was just forked has no session of its own yet.
+
+    def _let_cleaners_end(self) -> None:
+        """Wait a moment for helpers of ranks that have ended: they clean up, and then end by themselves."""
+        until = time.monotonic() + CLEANING
+        for pid in set(_children()) - set(self._pids.values()):
+            if leftovers.cleans_up(pid):
+                _wait_for_end(pid, until - time.monotonic())
 
     def _on_gone(self, rank: int) -> None:
         pid = self._pids.pop(rank)
@@ -226,10 +241,12 @@ class _Supervisor:
         # Before the rank is reaped, so that its number cannot belong to another process yet.
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         if ended is not None and ended.si_status == 0:
+            self._let_cleaners_end()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         else:
             self._kill_session(pid)
+            self._let_cleaners_end()
         now = time.monotonic()
         _, status, usage = os.wait4(pid, 0)
         leftovers.remove_shared_files(self._killed)
@@ -258,6 +275,7 @@ class _Supervisor:
             self._kill_session(pid)
         for rank in list(self._pids):
             self._on_gone(rank)
+        self._let_cleaners_end()
         while orphans := _children():
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
@@ -272,6 +290,19 @@ def _children() -> list[int]:
         return [int(pid) for pid in children.read_text(encoding="ascii").split()]
     except OSError:
         return []
+
+
+def _wait_for_end(pid: int, seconds: float) -> None:
+    """Wait for a child's end, and reap it."""
+    with contextlib.suppress(OSError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            end = select.poll()
+            end.register(pidfd, select.POLLIN)
+            end.poll(max(0.0, seconds) * 1000)
+        finally:
+            os.close(pidfd)
+        os.waitpid(pid, os.WNOHANG)
 
 
 def _spawn(start: RankStart) -> int:

@@ -91,6 +91,36 @@ def test_semaphores_that_fresh_processes_share_by_name_go_with_their_rank(kernel
     assert not Path(f"/dev/shm/sem.{name[1:]}").exists()
 
 
+SHARING = """
+def shared_memory(ends):
+    from multiprocessing.shared_memory import SharedMemory
+    print("made", SharedMemory(create=True, size=100).name)
+    ends()
+
+def prefetched(ends):
+    from torch.utils.data import DataLoader
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    batches = iter(DataLoader(torch.ones(1000), batch_size=10, num_workers=2))
+    next(batches)
+    print("made", *[name for name in os.listdir("/dev/shm") if name.startswith("torch_")])
+    ends()
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("ends", ["int", "killed"])
+@pytest.mark.parametrize("sharing", ["shared_memory", "prefetched"])
+def test_shared_memory_goes_with_its_rank(kernel: Kernel, sharing: str, ends: str) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(SHARING + f"import torch\nnotebook_launch({sharing}, 2, args=({ends},))")
+    assert (outcome.error is None) == (ends == "int")
+    names = [word for word in outcome.stdout.split() if word.startswith(("psm_", "torch_"))]
+    assert names
+    assert not [name for name in names if Path("/dev/shm", name).exists()]
+
+
 def test_killed_fork_server_is_replaced(kernel: Kernel) -> None:
     with unchanged(kernel):
         server = next(process for process in below(kernel.pid) if "forkserver" in " ".join(process.cmdline()))
