@@ -291,6 +291,7 @@ class Preparation:
             uneven=config.uneven or ("weigh" if self.rules.weigh_uneven else "leave"),
             stack=self.gradient_state.stack,
             check_ranks=self.rules.guards,
+            keeps_shares=not self.rules.guards,
         )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler, get_worker_info
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, WeightedRandomSampler, get_worker_info
 
+from notebook_launcher import Accelerator, DataLoaderConfiguration
+from notebook_launcher.training import operations
 from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
 from tests.support.toy_training import sessions_fixture
 
@@ -273,3 +277,70 @@ def test_generators_are_synchronised_on_request(ranks):
     assert synchronised[0] == synchronised[1]
     left = ranks.run(2, draw, None)
     assert left[0] != left[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"dispatch_batches": True}], ids=["read by all", "dispatched"])
+def test_loop_that_counts_a_repeated_batch_gets_a_warning(ranks: Sessions, options: dict[str, Any]) -> None:
+    def loop(way: str, **changed: Any) -> list[str]:
+        accelerator = Accelerator(
+            cpu=True, dataloader_config=DataLoaderConfiguration(**{"even_batches": False, **options, **changed})
+        )
+        weight = accelerator.prepare(torch.nn.Parameter(torch.ones(1)))
+        data: Any = torch.arange(13.0)
+        loader = accelerator.prepare(DataLoader(data, batch_size=3))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for batch in loader:
+                if way == "gather":
+                    accelerator.gather_for_metrics(batch)
+                elif way == "backward":
+                    accelerator.backward((weight * batch).mean())
+        return [str(one.message) for one in caught if "counts" in str(one.message)]
+
+    told = ranks.run(2, loop, "sum")
+    assert [len(one) for one in told] == [0, 1]
+    assert (
+        f"counts {'1 sample' if options else '3 samples'} twice. Add up what gather_for_metrics() returns" in told[1][0]
+    )
+    for way, changed in (
+        ("gather", {}),
+        ("backward", {}),
+        ("sum", {"even_batches": True}),
+        ("sum", {"uneven": "stop"}),
+    ):
+        assert ranks.run(2, lambda way=way, changed=changed: loop(way, **changed)) == [[], []]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("options", [{}, {"dispatch_batches": True}], ids=["read by all", "dispatched"])
+def test_distributed_sampler_is_replaced_by_the_order_of_all_samples(
+    ranks: Sessions, options: dict[str, Any], shuffle: Any
+) -> None:
+    def rounds() -> list[list[list[int]]]:
+        data: Any = range(24)
+        sampler: Any = DistributedSampler(data, shuffle=shuffle, seed=5)
+        loader = DataLoader(data, batch_size=3, sampler=sampler)
+        mine, theirs = [], []
+        prepared = prepare_data_loader(loader, CPU, put_on_device=True, **options)
+        for epoch in range(2):
+            mine += [sorted(gather_for_metrics(batch, prepared).tolist()) for batch in prepared]
+            sampler.set_epoch(epoch)
+            theirs += [sorted(operations.gather(batch).tolist()) for batch in loader]
+        return [mine, theirs]
+
+    for mine, theirs in ranks.run(2, rounds):
+        assert mine == theirs
+        assert sorted(itertools.chain(*mine[:4])) == list(range(24))
+
+
+def test_distributed_sampler_for_other_ranks_is_refused(ranks: Sessions) -> None:
+    def loader() -> int:
+        data: Any = range(24)
+        sampler: Any = DistributedSampler(data, num_replicas=4, rank=0)
+        loader = DataLoader(data, batch_size=3, sampler=sampler)
+        with pytest.raises(ValueError, match="whose DistributedSampler is for 4 ranks, and the data are for 2"):
+            prepare_data_loader(loader)
+        with pytest.warns(UserWarning, match="only 1 of 4 samples is read"):
+            return len(prepare_data_loader(loader, keeps_shares=True))
+
+    assert ranks.run(2, loader) == [1, 1]

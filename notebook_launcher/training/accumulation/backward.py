@@ -75,6 +75,8 @@ class Accumulation:
         self.scaler = scaler
         self.clock = clock
         self.safepoint = safepoint
+        self.has_stepped = False
+        """True if an optimizer has stepped since the last backward outside any block."""
         self.check = check
         self._device = process.device
         self._rules = rules
@@ -119,6 +121,7 @@ class Accumulation:
         state, clock = self.state, self.clock
         window = state.current
         if window is None:
+            self._act_between_updates()
             factor, ends = self._scale_alone(weight, reduction), True
         else:
             factor, ends = self._scale_in(window, weight, reduction), state.sync_gradients
@@ -144,6 +147,13 @@ class Accumulation:
             self.safepoint.count(updated=ends and (syncs or self._num_processes == 1))
         if clock is not None:
             clock.end_backward(synced=syncs)
+
+    def _act_between_updates(self) -> None:
+        """Save, change settings or stop where neither a block nor a loader begins the next micro-batch."""
+        due = self.has_stepped and self.safepoint is not None and self.safepoint.is_due
+        self.has_stepped = False
+        if due and self.safepoint is not None and not self.state.in_dataloader:
+            self.safepoint.act()
 
     def _run(
         self, loss: torch.Tensor, factor: float | torch.Tensor, kwargs: dict[str, Any], *, is_watched: bool
@@ -234,7 +244,12 @@ class Accumulation:
     def _round_weights(self) -> tuple[int, ...] | None:
         loader = self.state.stack.active
         current = None if loader is None else loader.current_round
-        return None if current is None or len(current.weights) != self._num_data_ranks else current.weights
+        if current is None or len(current.weights) != self._num_data_ranks:
+            return None
+        weights: tuple[int, ...] = current.weights
+        if 0 in weights and loader is not None:
+            loader.repeat_is_known = True
+        return weights
 
     def _reference_of_given(self, weight: float) -> float:
         # In fp16 a loss that is weighed with thousands of tokens overflows, so weights are taken

@@ -98,6 +98,10 @@ class DataLoaderDispatcher(PreparedLoader):
         return self._num_processes
 
     @property
+    def _place(self) -> int:
+        return 0 if self.num_processes == 1 else torch.distributed.get_rank()
+
+    @property
     def split_batches(self) -> bool:
         """True if every batch is cut among the ranks."""
         return self._split_batches

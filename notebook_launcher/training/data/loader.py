@@ -24,10 +24,14 @@ from notebook_launcher.training.data.samplers import (
 from notebook_launcher.training.data.skipping import SkipBatchSampler
 from notebook_launcher.training.data.transfer import Delivery, copied_ahead, move, without_label
 from notebook_launcher.training.data.walking import WalkedSampler
+from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.recording.phases import make_clock
+from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from notebook_launcher.training.data.rounds import Round
 
 __all__ = ["PreparedLoader"]
 
@@ -122,6 +126,11 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         raise NotImplementedError
 
     @property
+    def _place(self) -> int:
+        """This rank's place among those ranks."""
+        raise NotImplementedError
+
+    @property
     def split_batches(self) -> bool:
         """True if `batch_size` is that of all ranks together."""
         raise NotImplementedError
@@ -201,7 +210,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         start, order = self._find_start()
         self._prepare_epoch(start)
         self.begin()
-        token = self.iteration_token
+        token, drawn = self.iteration_token, None
         try:
             progress.begin_at, self._loaded = None, False
             self.set_epoch(start.epoch)
@@ -221,10 +230,24 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
                 if on_next is not None:
                     on_next()
             progress.count_epoch(start.epoch)
+            self._warn_of_repetition(drawn)
         finally:
             if self.iteration_token is token:
                 self.reset()
             self.end()
+
+    def _warn_of_repetition(self, drawn: Round | None) -> None:
+        """Warn if the loop's last batch was this rank's for the second time, and the loop cannot have known that."""
+        rank = self._place
+        if drawn is None or self.repeat_is_known or drawn.weights[rank] or not drawn.rows[rank]:
+            return
+        warn_user(
+            "even_batches=False: no samples were left for this rank, so it got a batch again, weight 0, to keep in "
+            "step with others. Neither backward() nor gather_for_metrics() was called with that batch: what the "
+            f"loop added up counts {plural(drawn.rows[rank], 'sample')} twice. Add up what gather_for_metrics() "
+            "returns; or let ranks end apart, if the loop calls nothing in which ranks meet: "
+            'DataLoaderConfiguration(even_batches=False, uneven="leave").'
+        )
 
     def _with_progress(self, deliveries: Iterator[Delivery], start: Position) -> Iterator[Delivery]:
         """Report the progress of the loop, and its waits for data, to a launcher if there is one."""

@@ -20,6 +20,7 @@ class DataLoaderStateMixin:
         current_full_rows: Samples of a full batch of one rank, as the loop began; None if unknown, or outside a loop.
         current_round: The current batches of all ranks, counted; None if unknown.
         iteration_token: Something that every loop has its own of; None outside a loop.
+        repeat_is_known: True if a backward or `gather_for_metrics` has left out a batch that a rank got again.
         stack: Active loaders; the loader is among them while it is iterated.
     """
 
@@ -28,6 +29,7 @@ class DataLoaderStateMixin:
     current_full_rows: int | None = None
     current_round: Round | None = None
     iteration_token: object | None = None
+    repeat_is_known: bool = False
     stack: LoaderStack
 
     @property
@@ -46,6 +48,7 @@ class DataLoaderStateMixin:
     def begin(self) -> None:
         """Become the active loader."""
         self.reset()
+        self.repeat_is_known = False
         self.iteration_token = object()
         self.stack.begin(self)
 

@@ -6,7 +6,15 @@ import copy
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
 from notebook_launcher.training.data.iterable import IterableDatasetShard
@@ -21,7 +29,7 @@ from notebook_launcher.training.data.samplers import (
 )
 from notebook_launcher.training.data.shard import DataLoaderShard
 from notebook_launcher.training.data.sharding import BatchSamplerShard
-from notebook_launcher.training.plugins import UNEVEN
+from notebook_launcher.training.plugins import UNEVEN, warn_user
 from notebook_launcher.training.process.process_state import ProcessState
 
 if TYPE_CHECKING:
@@ -50,6 +58,7 @@ def prepare_data_loader(
     *,
     uneven: str = "weigh",
     check_ranks: bool = True,
+    keeps_shares: bool = False,
     stack: LoaderStack | None = None,
 ) -> DataLoaderShard | DataLoaderDispatcher:
     """Return a loader that yields this rank's share of the batches of `dataloader`.
@@ -76,6 +85,8 @@ def prepare_data_loader(
             `"weigh"`, `"stop"`, `"error"` or `"leave"` (see `DataLoaderConfiguration.uneven`).
         check_ranks: True if ranks that read for themselves compare before each epoch what they are about to walk
             through. If so, all of them must begin each loop.
+        keeps_shares: True if a `DistributedSampler` stays, so that its share is shared out again, as in Accelerate.
+            False: it is replaced by the sampler with the same order of all samples.
         stack: Active loaders; the loader is among them while it is iterated.
 
     Raises:
@@ -93,7 +104,8 @@ def prepare_data_loader(
     if dispatch_batches is None:
         whole = isinstance(dataloader.dataset, IterableDataset) and not is_split_by_node(dataloader.dataset)
         dispatch_batches = put_on_device and whole
-    indices = _indices(dataloader, data_seed if use_seedable_sampler else False)
+    seed = data_seed if use_seedable_sampler else False
+    indices = _indices(dataloader, seed, num_processes, keeps_shares=keeps_shares)
     arguments: dict[str, Any] = {
         "device": device if put_on_device else None,
         "use_stateful_dataloader": use_stateful_dataloader,
@@ -157,7 +169,9 @@ def _check_split(dataloader: DataLoader[Any], num_processes: int) -> None:
         )
 
 
-def _indices(dataloader: DataLoader[Any], data_seed: int | Literal[False] | None) -> Any:
+def _indices(
+    dataloader: DataLoader[Any], data_seed: int | Literal[False] | None, num_processes: int, *, keeps_shares: bool
+) -> Any:
     """Return the sampler that the loader takes its indices from; None for an iterable data set.
 
     `data_seed` is False where the order shall stay the sampler's own.
@@ -165,6 +179,8 @@ def _indices(dataloader: DataLoader[Any], data_seed: int | Literal[False] | None
     if isinstance(dataloader.dataset, IterableDataset):
         return None
     indices, sampler = sampler_chain(dataloader)[0], get_sampler(dataloader)
+    if isinstance(sampler, DistributedSampler):
+        return _without_shares(indices, sampler, num_processes, keeps_shares=keeps_shares)
     if data_seed is False or not isinstance(sampler, RandomSampler):
         return indices
     num_samples = sampler._num_samples  # noqa: SLF001 - None follows the data set's length, `num_samples` does not
@@ -173,14 +189,50 @@ def _indices(dataloader: DataLoader[Any], data_seed: int | Literal[False] | None
     )
     if isinstance(sampler, SeedableRandomSampler):
         seedable.epoch, seedable.is_chosen = sampler.epoch, sampler.is_chosen
+    return _with_sampler(indices, sampler, seedable)
+
+
+def _with_sampler(indices: Any, sampler: Any, replacement: Any) -> Any:
+    """Return a batch sampler with another sampler inside it; or that sampler itself, if there is no batch sampler."""
     if indices is sampler:
-        return seedable
+        return replacement
     if type(indices) is BatchSampler:
         # The user's loader keeps its own.
         indices = copy.copy(indices)
     owner = next(link for link in links_of(indices) if getattr(link, "sampler", None) is sampler)
-    owner.sampler = seedable
+    owner.sampler = replacement
     return indices
+
+
+def _without_shares(indices: Any, sampler: DistributedSampler[Any], num_processes: int, *, keeps_shares: bool) -> Any:
+    """Return the batch sampler of all samples for one over a `DistributedSampler`, which has a rank's share alone."""
+    replicas = sampler.num_replicas
+    if num_processes == 1 or replicas == 1:
+        return indices
+    if keeps_shares:
+        warn_user(
+            "prepare() got a loader with a DistributedSampler, and shares that out again, as Accelerate does: only "
+            f"1 of {replicas} samples is read. Leave the sampler out, and pass shuffle=True to the loader."
+        )
+        return indices
+    if replicas != num_processes:
+        raise ValueError(
+            f"prepare() got a loader whose DistributedSampler is for {replicas} ranks, and the data are for "
+            f"{num_processes}. Leave the sampler out: prepare() shares the data out."
+        )
+    return _with_sampler(indices, sampler, _unshared(sampler))
+
+
+def _unshared(sampler: DistributedSampler[Any]) -> Sampler[int]:
+    """Return the sampler of all samples in a `DistributedSampler`'s order.
+
+    The samples of a round are those that its ranks would have had together.
+    """
+    if not sampler.shuffle:
+        return SequentialSampler(sampler.dataset)  # type: ignore[arg-type]
+    replacement = SeedableRandomSampler(sampler.dataset, data_seed=sampler.seed)  # type: ignore[arg-type]
+    replacement.epoch = sampler.epoch
+    return replacement
 
 
 def _shared_generator(dataloader: DataLoader[Any], indices: Any) -> torch.Generator | None:

@@ -101,6 +101,10 @@ class DataLoaderShard(PreparedLoader):
         return 1 if self.shard is None else self.shard.num_processes
 
     @property
+    def _place(self) -> int:
+        return 0 if self.shard is None else self.shard.process_index
+
+    @property
     def split_batches(self) -> bool:
         """True if `batch_size` is that of all ranks together."""
         return self.shard is not None and self.shard.split_batches
