@@ -40,6 +40,8 @@ def check_change(name: str, wanted: object, tunables: Collection[str]) -> Wanted
         return None
     if isinstance(wanted, str) and (found := FACTOR.fullmatch(wanted)):
         number = _number(found["factor"])
+        if number == 0 and name not in tunables:
+            number = None
     else:
         number = wanted if isinstance(wanted, (int, float)) and (name in tunables or wanted > 0) else None
     if number is None or (isinstance(wanted, bool) and name not in tunables) or not math.isfinite(number):

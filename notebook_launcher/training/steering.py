@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher import context
+from notebook_launcher import context, messages
 from notebook_launcher.changes import apply_change
 
 if TYPE_CHECKING:
@@ -54,10 +54,32 @@ def _change_rate(accelerator: Any, wanted: Wanted) -> tuple[Any, Any]:
     before = float(optimizers[0].param_groups[0]["lr"])
     for optimizer in optimizers:
         own = float(optimizer.param_groups[0]["lr"])
-        if own:  # A rate of 0, such as at the start of a warm-up, has no factor.
-            own_schedulers = [one for one in schedulers if getattr(one, "optimizer", None) is optimizer]
+        own_schedulers = [one for one in schedulers if getattr(one, "optimizer", None) is optimizer]
+        if own:
             scale_rates(optimizer, own_schedulers, apply_change(own, wanted) / own)
+        elif isinstance(wanted, str) or own_schedulers:
+            _note_unchanged(wanted)
+        else:
+            _set_rates(optimizer, apply_change(own, wanted))
     return before, float(optimizers[0].param_groups[0]["lr"])
+
+
+def _note_unchanged(wanted: Wanted) -> None:
+    rank = context.current()
+    if rank is not None and rank.rank == 0:
+        text = (
+            f"lr={wanted!r} changed nothing: the rate is 0 at this update, as at the start of a warm-up, and no factor "
+            "changes that. Ask again after the next update."
+        )
+        rank.send(messages.Notice(text=text))
+
+
+def _set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def scale_rates(optimizer: torch.optim.Optimizer, schedulers: list[Any], factor: float) -> None:

@@ -10,10 +10,10 @@ import torch
 from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator, launch, open_run, report, tunable
+from notebook_launcher import Accelerator, launch, notebook_launch, open_run, report, tunable
 from notebook_launcher.changes import apply_change, check_change, read_wanted
 from notebook_launcher.errors import CallOrderError, RunStoppedError
-from notebook_launcher.training.steering import scale_rates
+from notebook_launcher.training.steering import change_settings, scale_rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -151,6 +151,8 @@ def test_run_without_an_update_cannot_change() -> None:
         ("lr", -1.0, "more than 0"),
         ("lr", float("nan"), "must be a number"),
         ("lr", "x.", "must be a number"),
+        ("lr", "x0", "more than 0, or a factor"),
+        ("max_grad_norm", "x 0.0", "more than 0, or a factor"),
         ("lr", None, "must be a number"),
         ("lr", True, "must be a number"),
         ("max_grad_norm", 0, "or None for no clipping"),
@@ -209,6 +211,54 @@ def test_tensor_rates_are_changed_in_place() -> None:
     scale_rates(optimizer, [], 0.5)
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == 0.25
+
+
+def bare_loop() -> float:
+    """Train without `accumulate` and without a loader until a tunable says so; two losses make an update."""
+    accelerator = Accelerator()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    updates = 0
+    while not tunable("enough", False):
+        for _ in range(2):
+            accelerator.backward(model(torch.ones(1, 2)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        updates += 1
+        report(updates=updates)
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def test_loop_without_blocks_and_loader_is_steered() -> None:
+    run = launch(bare_loop, 2, output="none", monitor=False)
+    until(run, lambda: run.metrics)
+    run.set(lr=0.125)
+    until(run, lambda: run.changes)
+    run.pause()
+    until(run, lambda: run.state == "paused")
+    run.resume()
+    run.set(enough=True)
+    assert list(run.result()) == [0.125, 0.125]
+
+
+def test_rate_of_zero_takes_a_number_and_no_factor(capsys: pytest.CaptureFixture[str]) -> None:
+    def rates(wanted: Any, *, scheduled: bool) -> list[float]:
+        weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+        groups: list[dict[str, Any]] = [{"params": weights[:1]}, {"params": weights[1:], "lr": torch.tensor(0.0)}]
+        accelerator = Accelerator(cpu=True)
+        optimizer = accelerator.prepare(torch.optim.SGD(groups, lr=0.0))
+        if scheduled:
+            accelerator.prepare(schedulers.LambdaLR(optimizer.optimizer, float))
+        change_settings(accelerator, {"lr": wanted})
+        return [float(group["lr"]) for group in optimizer.param_groups]
+
+    assert rates(0.25, scheduled=False) == [0.25, 0.25]
+    assert notebook_launch(lambda: rates("x2", scheduled=False), 1)[0] == [0, 0]
+    assert notebook_launch(lambda: rates(0.25, scheduled=True), 1)[0] == [0, 0]
+    shown = capsys.readouterr().out
+    assert "lr='x2' changed nothing: the rate is 0 at this update, as at the start of a warm-up" in shown
+    assert "lr=0.25 changed nothing" in shown
 
 
 def test_tunable_is_its_default_outside_a_run() -> None:
