@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.events import NodeLost
     from notebook_launcher.kernel.hosting import UnpacksException
     from notebook_launcher.kernel.rank_outcome import RankOutcome
+    from notebook_launcher.messages import Raised
 
 __all__ = ["cannot_travel", "consequences", "failures_of", "is_victim_like", "node_lost", "signal_name", "to_exception"]
 
@@ -129,7 +130,7 @@ def _comes_of_a_stop(report: ExceptionReport) -> bool:
 
 def _exit_summary(outcome: RankOutcome, exitcode: int | None) -> str:
     if outcome.raised is not None:
-        return f"sys.exit({exitcode})"
+        return f"sys.exit({_exit_argument(outcome.raised, exitcode)})"
     if outcome.exited is None or exitcode is None:
         return "did not start"
     if outcome.after_stop:
@@ -163,6 +164,12 @@ def _original(culprit: RankOutcome, unpack: UnpacksException) -> BaseException:
     return error if error is not None else cannot_travel(report.type_name, report.message, culprit.rank)
 
 
+def _exit_argument(raised: Raised, code: int | None) -> str:
+    """Return what `sys.exit` was called with: a text ends a process with code 1, too."""
+    text = raised.report.message
+    return repr(text) if text and text != str(code) else str(code)
+
+
 def cannot_travel(kind: str, message: str, rank: int) -> RankFailedError:
     """Return the error that stands in for an exception which cannot be rebuilt in the kernel."""
     return RankFailedError(f"{kind}: {message} (rank {rank}; the exception itself cannot travel)")
@@ -176,7 +183,8 @@ def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:
         where = failure.place or "an exit handler, a thread or a destructor"
         text = f"{rank} {how} after it had returned: in {where}. The values are in the exception's `results`."
     elif outcome.raised is not None:
-        text = f"{rank} called sys.exit({code}). Return a value, or raise an exception that says what is wrong."
+        argument = _exit_argument(outcome.raised, code)
+        text = f"{rank} called sys.exit({argument}). Return a value, or raise an exception that says what is wrong."
     elif outcome.exited is None or code is None:
         text = f"{rank} did not start"
     elif code >= 0:

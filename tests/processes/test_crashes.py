@@ -25,6 +25,8 @@ def die(how):
         raise ValueError("boom")
     elif how == "sys.exit":
         sys.exit(3)
+    elif how == "sys.exit of a text":
+        sys.exit("please give a file")
     elif how == "os._exit":
         os._exit(4)
     elif how == "segfault":
@@ -136,6 +138,7 @@ TABLE = {
     ("arriving", "SIGKILL"): KILLED + "SIGKILL(-9)",
     ("function", "exception"): "ValueError: boom",
     ("function", "sys.exit"): "RankFailedError: rank 1 of 2 called sys.exit(3)",
+    ("function", "sys.exit of a text"): "RankFailedError: rank 1 of 2 called sys.exit('please give a file')",
     ("function", "os._exit"): "RankFailedError: rank 1 of 2 exited with code 4 before it returned",
     ("function", "segfault"): KILLED + "SIGSEGV(-11) in C code",
     ("function", "SIGKILL"): KILLED + "SIGKILL(-9)",
