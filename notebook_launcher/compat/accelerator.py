@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - the rest of Accelerate's module
 from notebook_launcher.compat.state import AcceleratorState, GradientState
@@ -28,6 +28,10 @@ class Accelerator(_Accelerator):
     def _make_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
         handler = self.init_handler
         return AcceleratorState(precision, cpu, backend=handler.backend, timeout=handler.timeout)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:  # noqa: ARG002
+        """Return the sum over ranks on every rank, or the `"mean"`; `scale` counts on XLA alone, as in Accelerate."""
+        return super().reduce(tensor, "mean" if reduction == "mean" else "sum")
 
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
         state = GradientState(plugin)

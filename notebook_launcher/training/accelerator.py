@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import gc
 import os
@@ -99,7 +100,9 @@ class Accelerator:
     _rules: ClassVar[Rules] = EXACT
 
     # Other ways to parallelise: questions of ported code, and a no to each.
-    fp8_enabled = False
+    fp8_enabled = has_fp8_handler = has_lomo_optimizer = False
+    fp8_backend = None
+    pipeline_parallel_rank = context_parallel_rank = 0
     flag_tensor: torch.Tensor | None = None
     """This rank's flag, where `set_trigger` has raised it; see `check_trigger`."""
 
@@ -665,6 +668,16 @@ class Accelerator:
         """This rank's number among those that read different data."""
         return self._layout.data_rank
 
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """This rank's number among those that share one model out; 0 if models are not sharded."""
+        return self._layout.rank_in("dp_shard")
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """This rank's number among those that split one model's tensors; 0 without tensor parallelism."""
+        return self._layout.rank_in("tp")
+
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
         """Make a function do nothing on every rank but the first."""
         return self.state.on_main_process(function)
@@ -956,6 +969,10 @@ class Accelerator:
     def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[Any]:
         """Profile a block with `torch.profiler`, as `with accelerator.profile() as prof:`."""
         return build_profiler(profile_handler or self.profile_handler or ProfileKwargs())
+
+    def maybe_context_parallel(self, *_arguments: Any, **_named: Any) -> AbstractContextManager[None]:
+        """Do nothing, as in Accelerate where context parallelism is off; here it always is."""
+        return contextlib.nullcontext()
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
         """Return whether a part of the model lies on several devices by a `device_map`, and so cannot be trained."""

@@ -280,3 +280,15 @@ def test_model_of_transformers_brings_its_plan(ranks):
         expected = ranks.run(4, lambda tied=tied: train(None, tied=tied))[0]
         for mine in ranks.run(4, lambda tied=tied: train((1, 2, 2), tied=tied)):
             torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_rank_has_a_number_along_each_dimension_of_the_mesh(ranks):
+    def numbers(tp_size: int) -> tuple[int, ...]:
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=tp_size))
+        with accelerator.maybe_context_parallel(buffers=[], buffer_seq_dims=[]):
+            pass
+        return accelerator.data_parallel_shard_rank, accelerator.tensor_parallel_rank, accelerator.data_parallel_rank
+
+    assert ranks.run(4, numbers, 2) == [(0, 0, 0), (0, 1, 0), (1, 0, 1), (1, 1, 1)]

@@ -62,6 +62,11 @@ class Layout:
         """This rank's number among those that read different data."""
         return self.process_index // self.sizes.non_data_parallel_size
 
+    def rank_in(self, dimension: str) -> int:
+        """Return this rank's number along a dimension of the mesh; 0 if the mesh has none of that name."""
+        names = () if self.mesh is None else self.mesh.mesh_dim_names or ()
+        return self.mesh.get_local_rank(dimension) if self.mesh is not None and dimension in names else 0
+
     @property
     def data_group(self) -> Any:
         """The process group of the ranks that read different data, this one among them; None: the default group."""
