@@ -344,3 +344,21 @@ def test_distributed_sampler_for_other_ranks_is_refused(ranks: Sessions) -> None
             return len(prepare_data_loader(loader, keeps_shares=True))
 
     assert ranks.run(2, loader) == [1, 1]
+
+
+def test_repeated_batch_moves_no_row_of_a_sparse_embedding(ranks: Sessions) -> None:
+    def train() -> list[float]:
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
+        embedding = torch.nn.Embedding(10, 2, sparse=True, _weight=torch.ones(10, 2))
+        optimizer = torch.optim.SparseAdam(embedding.parameters(), lr=0.1)
+        data: Any = torch.arange(3)
+        embedding, optimizer, loader = accelerator.prepare(embedding, optimizer, DataLoader(data, batch_size=1))
+        for rows in loader:
+            accelerator.backward(embedding(rows).square().sum(1).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        weights: list[float] = accelerator.unwrap_model(embedding).weight[:4, 0].tolist()
+        return weights
+
+    alone = pytest.approx([0.9, 0.9, 0.9256, 1.0], abs=1e-4)
+    assert ranks.run(2, train) == [alone, alone]

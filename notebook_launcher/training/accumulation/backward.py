@@ -167,7 +167,11 @@ class Accumulation:
         if gradient is None and loss.is_complex():
             loss.backward(**kwargs)  # type: ignore[no-untyped-call] # It explains why not.
         gradient = self._initial.of(loss, factor) if gradient is None else gradient * factor
-        gradients.backward(loss, gradient, kwargs)
+        if isinstance(factor, torch.Tensor) or factor:
+            gradients.backward(loss, gradient, kwargs)
+            return
+        with gradients.without_sparse_rows(one for member in self.members.everybody for one in member.parameters()):
+            gradients.backward(loss, gradient, kwargs)
 
     def _mark_computed(self, _: torch.Tensor) -> None:
         # Callbacks run in the order in which they were queued, and DDP queues its wait for the ranks later.

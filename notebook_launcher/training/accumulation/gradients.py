@@ -7,12 +7,16 @@ engine follows at once. It has no public name; where torch has none, or anything
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import graph
 
-__all__ = ["InitialGradient", "backward"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["InitialGradient", "backward", "without_sparse_rows"]
 
 
 class InitialGradient:
@@ -42,3 +46,24 @@ def backward(loss: torch.Tensor, gradient: torch.Tensor, kwargs: dict[str, Any])
         return
     keep_graph = create_graph = False
     run_engine((loss,), (gradient,), keep_graph, create_graph, (), allow_unreachable=True, accumulate_grad=True)
+
+
+@contextlib.contextmanager
+def without_sparse_rows(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Leave out the rows of sparse gradients inside the block, which is for a micro-batch without weight.
+
+    All of these rows are 0, and an optimizer such as SparseAdam moves every row that a gradient names.
+    """
+    handles = [one.register_hook(_no_rows) for one in parameters if one.requires_grad and one.is_leaf]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _no_rows(gradient: torch.Tensor) -> torch.Tensor | None:
+    if not gradient.is_sparse:
+        return None
+    indices, values = gradient._indices()[:, :0], gradient._values()[:0]  # noqa: SLF001 - others need it coalesced
+    return torch.sparse_coo_tensor(indices, values, gradient.size())
