@@ -10,7 +10,7 @@ import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from notebook_launcher.errors import CallOrderError, ConfigError
+from notebook_launcher.errors import CallOrderError, CaptureError, ConfigError
 from notebook_launcher.kernel import cell, failure_display
 from notebook_launcher.kernel.call_scope import CallScope
 from notebook_launcher.kernel.cell_values import show_tabs, show_values
@@ -38,6 +38,8 @@ RankChoice: TypeAlias = "int | str | Iterable[int] | None"
 
 CELLS = "notebook_launcher.processes.rank_cells"
 NAMES = "notebook_launcher.processes.rank_names"
+PUSHED = re.compile(r"\bargs\[0\](?:\[\d+\])?\['(\w+)'\]")
+"""Path of a pushed variable in the arguments of the call that pushes it."""
 MAX_CODE = 80
 ANSWER_WITHIN = 1.0
 """Seconds that rank 0 gets to complete a name."""
@@ -271,7 +273,11 @@ class SessionCells(ABC):
             displays=None if panels is None else panels.take,
             widget_ranks=() if panels is None else panels.widget_ranks,
         )
-        return self._start(RankFunction(module, function), args, None, in_cell=True, scope=scope).wait_in_cell()
+        try:
+            run = self._start(RankFunction(module, function), args, None, in_cell=True, scope=scope)
+        except CaptureError as error:
+            raise CaptureError(PUSHED.sub(r"\1", str(error))) from None
+        return run.wait_in_cell()
 
 
 def _push_hint(error: NameError) -> str:
@@ -279,6 +285,8 @@ def _push_hint(error: NameError) -> str:
     match = re.match(r"name '(\w+)' is not defined", str(error))
     if match is None or match[1] not in vars(sys.modules["__main__"]):
         return ""
+    if match[1] in ("exit", "quit"):
+        return "An exception ends a cell on the ranks, and `session.close()` ends the ranks."
     return f"The notebook has {match[1]}, the ranks have not: `%%ranks --push {match[1]}` sets it on them first."
 
 

@@ -241,3 +241,18 @@ def test_batches_that_are_skipped_after_load_state_are_those_that_were_had(ranks
     first = ranks.run(1, resume, "notebook_launcher.compat", str(tmp_path), 0)[0][0]
     assert rest == first[4:]
     assert sorted(whole) == list(range(12))
+
+
+def test_reduce_ignores_the_scale_and_sums_without_a_reduction(ranks):
+    def reduced(library: str) -> list[float]:
+        import importlib
+
+        import torch
+
+        accelerator = importlib.import_module(library).Accelerator(cpu=True)
+        mine = torch.ones(1) * accelerator.process_index
+        ways: list[dict[str, Any]] = [{"scale": 2.0}, {"reduction": "none"}, {"reduction": "mean"}]
+        return [accelerator.reduce(mine.clone(), **options).item() for options in ways]
+
+    theirs, ours = (ranks.run(2, reduced, library) for library in LIBRARIES)
+    assert ours == theirs == [[1.0, 1.0, 0.5]] * 2

@@ -83,6 +83,18 @@ def test_push_and_pull_move_tensors(notebook: Kernel) -> None:
     assert run(notebook, "session['sent.numel() + rank'][:]").result == "[3, 2]"
 
 
+def test_pushed_variable_that_cannot_travel_is_named(notebook: Kernel) -> None:
+    run(notebook, "import threading; lock, deep = threading.Lock(), {'a': [threading.Lock()]}")
+    assert (notebook.execute("session.push(lock=lock)").error or "").startswith(
+        "CaptureError: `lock` is a _thread.lock"
+    )
+    assert "`deep['a'][0]` is a _thread.lock" in (notebook.execute("%%ranks --push deep\n1").error or "")
+
+
+def test_exit_in_a_cell_on_ranks_says_how_to_end_it(notebook: Kernel) -> None:
+    assert "`session.close()` ends the ranks" in notebook.execute("%%ranks\nexit()").traceback
+
+
 def test_value_that_cannot_travel_costs_that_value_alone(notebook: Kernel) -> None:
     outcome = run(notebook, "bad = session.execute('import threading\\nthreading.Lock() if rank else 7')\nbad[0]")
     assert outcome.result == "7"

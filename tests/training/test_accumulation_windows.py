@@ -389,6 +389,14 @@ def test_half_precision_model_returns_float32(precision):
     assert "forward" not in vars(plain)
 
 
+def test_steps_set_inside_a_window_hold_from_the_next_on():
+    training = Training(steps=2)
+    ends = [training.micro_batch(0)]
+    training.accelerator.gradient_accumulation_steps = 3
+    ends += [training.micro_batch(row) for row in range(1, 8)]
+    assert ends == [False, True, False, False, True, False, False, True]
+
+
 def test_check_accumulation_finds_the_exact_gradient():
     training = Training(steps=4)
     batches = [(training.inputs[:2], training.targets[:2]), (training.inputs[2:7], training.targets[2:7])]
