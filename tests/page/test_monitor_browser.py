@@ -120,6 +120,21 @@ def test_rank_table_shows_units_and_marks_the_slowest_rank_by_a_word(tab):
     assert tab.texts("tbody tr:nth-child(2) td") == ["1", "training", UNKNOWN, "800", UNKNOWN, "returned 0.97"]
 
 
+def test_columns_keep_their_widths_in_rendered_html(tab):
+    tab.deliver(reset(ranks=[rank(0), rank(1)]))
+    before = tab.find("th").evaluate_all("cells => cells.map((cell) => cell.offsetWidth)")
+    style = """.lab table { table-layout: fixed; margin: 0 auto 1em } .lab tbody tr { background: red }
+        .lab td, .lab th, .lab tr { text-align: right; max-width: none; padding: 0.5em }"""
+    tab.page.add_style_tag(content=style)
+    tab.page.evaluate("document.body.className = 'lab'")
+    try:
+        assert tab.find("th").evaluate_all("cells => cells.map((cell) => cell.offsetWidth)") == before
+        row = tab.find("tbody tr").first
+        assert row.evaluate("row => getComputedStyle(row).backgroundColor") == "rgba(0, 0, 0, 0)"
+    finally:
+        tab.page.evaluate("document.body.className = ''")
+
+
 def test_gpu_columns_appear_once_a_rank_reports_a_gpu(tab):
     tab.deliver(reset())
     tab.deliver({"type": "update", "ranks": [rank(1, gpu_memory=11_400_000_000, gpu_utilization=0.93)]})
