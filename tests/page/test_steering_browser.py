@@ -119,6 +119,28 @@ def test_refusal_by_the_kernel_is_shown_beside_its_field(tab: Tab) -> None:
     assert row(tab, "lr").locator(".nbl-setting-problem").is_hidden()
 
 
+def test_enter_applies_a_value_also_where_its_default_action_is_taken_away(tab: Tab) -> None:
+    tab.deliver(reset(settings=SETTINGS))
+    tab.page.evaluate(
+        """window.taken = (event) => event.preventDefault();
+        document.addEventListener("keydown", taken, { capture: true })"""
+    )
+    try:
+        field(tab, "lr").fill("7e-5")
+        field(tab, "lr").press("Enter")
+    finally:
+        tab.page.evaluate("document.removeEventListener('keydown', taken, { capture: true })")
+    assert sent(tab) == [("lr", "7e-5")]
+
+
+def test_placeholder_of_a_count_is_its_present_value(tab: Tab) -> None:
+    tab.deliver(reset(settings=SETTINGS))
+    name = "gradient_accumulation_steps"
+    assert field(tab, name).get_attribute("placeholder") == "4"
+    tab.deliver({"type": "update", "settings": [{"name": name, "text": "2", "kind": "count"}]})
+    assert field(tab, name).get_attribute("placeholder") == "2"
+
+
 def test_what_is_typed_stays_while_values_change(tab: Tab) -> None:
     tab.deliver(reset(settings=SETTINGS))
     field(tab, "lr").press_sequentially("0.0")

@@ -98,6 +98,12 @@ class SettingRow {
       autocomplete: "off",
       spellcheck: "false",
       oninput: () => this.#check(),
+      // A notebook may take the key's default action away, by which a form is submitted.
+      onkeydown: (/** @type {KeyboardEvent} */ event) => {
+        if (event.key !== "Enter" || event.isComposing) return;
+        event.preventDefault();
+        this.#submit();
+      },
     });
     this.apply = h("button", { type: "submit", class: "nbl-button", title: "On all ranks after the same update" }, "Apply");
     const onsubmit = (/** @type {Event} */ event) => {
@@ -150,6 +156,7 @@ class SettingRow {
     const own = changes.filter(({ name }) => name === setting.name);
     this.#numChanges = own.length;
     setText(this.value, setting.text);
+    if (setting.kind === "count") setAttribute(this.input, "placeholder", setting.text);
     this.input.disabled = this.apply.disabled = link !== "up" || !run.actions?.set;
     this.apply.title = run.change_hint || "On all ranks after the same update";
     const answer = answers.get(setting.name);
