@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.lab import browser, needs_browser
-from tests.support.monitor_page import Tab, curve, open_tab, reset, run
+from tests.support.monitor_page import Tab, curve, open_tab, rank, reset, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,6 +172,16 @@ def test_pause_becomes_resume(tab: Tab) -> None:
     tab.page.get_by_role("button", name="Resume").click()
     assert tab.text(".nbl-hint") == "Requested: Resume."
     assert tab.sent() == ["hello", "pause", "resume"]
+
+
+def test_ranks_of_a_paused_run_are_paused_without_pace_or_time_left(tab: Tab) -> None:
+    tab.deliver(reset(run=run(state="paused"), ranks=[rank(0, state="waiting", slowest=True), rank(1, state="waiting")]))
+    assert tab.texts("td .nbl-state") == ["paused", "paused"]
+    assert tab.find(".nbl-tag").first.is_hidden()
+    assert tab.texts(".nbl-progress-text span")[1] == ""
+    tab.deliver({"type": "update", "run": run(), "ranks": [rank(0, slowest=True), rank(1)]})
+    assert tab.texts("td .nbl-state") == ["training", "training"]
+    assert tab.texts(".nbl-progress-text span")[1] == "12.5 it/s · 6 s left"
 
 
 def test_changes_are_marked_on_each_curve_and_listed(tab: Tab) -> None:

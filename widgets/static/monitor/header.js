@@ -155,7 +155,7 @@ export class Progress {
     const left = isNumber(progress.seconds_left) ? `${units.formatSeconds(Math.ceil(progress.seconds_left))} left` : "";
     const pace = [units.formatRate(progress.rate), left].filter(Boolean).join(" · ");
     setText(this.done, text);
-    setText(this.pace, data.isLive ? pace : "");
+    setText(this.pace, data.isLive && !data.isPaused ? pace : "");
     this.bar.show(progress, text, data.state);
   }
 

@@ -221,8 +221,14 @@ export class RunData {
    */
   stateOf(rank) {
     const state = this.legend.rankState(rank.state);
+    if (this.isPaused && rank.state === "waiting") return this.state;
     const isCut = !this.run.is_over && this.link !== "up" && !state.is_over;
     return isCut ? this.state : state;
+  }
+
+  /** True while all ranks are held: none waits for another, and a pace of before says nothing. */
+  get isPaused() {
+    return this.run.state === "paused";
   }
 
   /** Seconds since the launch: the last reported number, continued by the page's clock while the run is live. */

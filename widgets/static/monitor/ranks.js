@@ -57,7 +57,7 @@ const COLUMNS = [
 /** Table of the ranks: state, step, throughput, memory, last line of output. */
 export class RankTable extends Section {
   /** @type {Topic[]} */
-  topics = ["ranks"];
+  topics = ["ranks", "run"];
   /** @type {Column[]} */
   #columns = [];
   /** @type {RunData | undefined} */
@@ -118,7 +118,7 @@ class Row {
     // "stopped" needs no reason if the user asked for it, but if another rank was the cause.
     const isOnRequest = rank.state === "stopped" && !rank.reason.startsWith("caused by ");
     this.light.show(data.stateOf(rank), isOnRequest ? "" : plainLine(rank.reason));
-    setHidden(this.slowest, !rank.slowest);
+    setHidden(this.slowest, !rank.slowest || data.isPaused);
     this.#columns.forEach(({ text, kind }, at) => {
       if (!text) return;
       const value = text(rank, data.legend.units);
