@@ -23,7 +23,7 @@ class SyncCost:
     """Cost of synchronising, on average over the ranks that measured it."""
 
     share: float | None
-    """Part of the measured time in which a rank waited for the others, 0 to 1."""
+    """Part of the time in the measured phases, not of the elapsed time, in which a rank waited for others, 0 to 1."""
     mean_seconds: float | None
     """Seconds of one synchronisation; None if none was measured."""
     saved_seconds: float | None
@@ -38,7 +38,7 @@ class SyncCost:
         if self.mean_seconds is None or self.saved_seconds is None:
             return "Not measured: the ranks have not synchronised yet."
         waits = (
-            f"{format_share(self.share)} of the time was spent waiting for other ranks "
+            f"{format_share(self.share)} of the time in these phases was spent waiting for other ranks "
             f"({format_seconds(self.mean_seconds)} per wait)."
         )
         if not self.saved_seconds:

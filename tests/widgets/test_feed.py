@@ -174,6 +174,13 @@ def test_missing_measurement_is_named() -> None:
     assert "Not measured" in alone.text
 
 
+def test_share_of_waiting_names_the_time_of_which_it_is_the_share() -> None:
+    told = RankPhases(
+        windows=2, micro_batches=2, seconds={"forward": 1.0, "sync": 1.0}, counts={"forward": 2, "sync": 2}
+    )
+    assert measure_sync([told]).text.startswith("50 % of the time in these phases was spent waiting for other ranks")
+
+
 def test_updates_add_up_to_a_reset() -> None:
     reader = Reader(ranks=(RankSnapshot(rank=0), RankSnapshot(rank=1)))
     feed = Feed(reader)
