@@ -108,7 +108,7 @@ def test_each_state_of_a_rank_has_its_own_words_and_icon(tab):
 
 def test_rank_table_shows_units_and_marks_the_slowest_rank_by_a_word(tab):
     tab.deliver(reset(ranks=[rank(0, slowest=True), rank(1, step=None, memory=None, returned="0.97")]))
-    assert tab.texts("th") == ["Rank", "State", "Step", "Samples/s", "Memory", "Last line"]
+    assert tab.texts("th") == ["Rank", "State", "Step", "Samples/s, all ranks", "Memory", "Last line"]
     assert tab.texts("tbody tr:nth-child(1) td") == [
         "0",
         "training\nslowest",

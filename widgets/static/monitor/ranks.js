@@ -23,10 +23,10 @@ const COLUMNS = [
   { title: "State", kind: "state" },
   { title: "Step", kind: "number", text: (rank, units) => units.formatCount(rank.step) },
   {
-    title: "Samples/s",
+    title: "Samples/s, all ranks",
     kind: "number",
     text: (rank, units) => units.formatQuantity(rank.samples_per_second),
-    hint: "All ranks together, over the last few seconds",
+    hint: "The rate of all ranks together, as each rank counted it over the last few seconds",
   },
   {
     title: "Memory",
