@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import TYPE_CHECKING
 
 from notebook_launcher.units import format_count, format_number, format_rate, format_seconds, format_share
@@ -93,7 +94,8 @@ def _describe(merged: MergedProgress) -> list[str]:
     if merged.rate:
         parts.append(format_rate(merged.rate))
     if merged.seconds_left is not None and merged.done != merged.total:
-        parts.append(f"{format_seconds(math.ceil(merged.seconds_left))} left")
+        scope = " in this epoch" if re.match(r"epoch \d", merged.description, re.IGNORECASE) else ""
+        parts.append(f"{format_seconds(math.ceil(merged.seconds_left))} left{scope}")
     return parts
 
 

@@ -30,7 +30,7 @@ if __name__ == "__main__":
     notebook_launch(train, 2)
     print("the end")
 """
-LINE = re.compile(r"train: epoch 1, [\d.]+ % \d+/200, [\d.]+ it/s, \d+ s left, loss 1")
+LINE = re.compile(r"train: epoch 1, [\d.]+ % \d+/200, [\d.]+ it/s, \d+ s left in this epoch, loss 1")
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "NOTEBOOK_LAUNCHER_RUNS": "off", "TERM": "xterm", "COLUMNS": "100"}
 
 

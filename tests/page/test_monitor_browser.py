@@ -72,7 +72,7 @@ def test_wait_in_a_collective_is_shown_below_the_header_until_it_ends(tab):
 
 def test_progress_shows_the_slowest_rank_and_each_rank_on_demand(tab):
     tab.deliver(reset())
-    assert tab.texts(".nbl-progress-text span") == ["epoch 1 · 25 of 100 (25 %)", "12.5 it/s · 6 s left"]
+    assert tab.texts(".nbl-progress-text span") == ["epoch 1 · 25 of 100 (25 %)", "12.5 it/s · 6 s left in this epoch"]
     bar = tab.find(".nbl-progress > [role=progressbar]")
     assert [bar.get_attribute(f"aria-value{part}") for part in ("min", "max", "now")] == ["0", "100", "25"]
     assert tab.find(".nbl-each-row").count() == 0

@@ -175,13 +175,15 @@ def test_pause_becomes_resume(tab: Tab) -> None:
 
 
 def test_ranks_of_a_paused_run_are_paused_without_pace_or_time_left(tab: Tab) -> None:
-    tab.deliver(reset(run=run(state="paused"), ranks=[rank(0, state="waiting", slowest=True), rank(1, state="waiting")]))
+    tab.deliver(
+        reset(run=run(state="paused"), ranks=[rank(0, state="waiting", slowest=True), rank(1, state="waiting")])
+    )
     assert tab.texts("td .nbl-state") == ["paused", "paused"]
     assert tab.find(".nbl-tag").first.is_hidden()
     assert tab.texts(".nbl-progress-text span")[1] == ""
     tab.deliver({"type": "update", "run": run(), "ranks": [rank(0, slowest=True), rank(1)]})
     assert tab.texts("td .nbl-state") == ["training", "training"]
-    assert tab.texts(".nbl-progress-text span")[1] == "12.5 it/s · 6 s left"
+    assert tab.texts(".nbl-progress-text span")[1] == "12.5 it/s · 6 s left in this epoch"
 
 
 def test_changes_are_marked_on_each_curve_and_listed(tab: Tab) -> None:

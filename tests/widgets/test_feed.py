@@ -461,7 +461,8 @@ def test_progress_is_that_of_the_rank_furthest_behind() -> None:
     merged = merge_progress(ranks)
     assert merged is not None
     assert (merged.rank, merged.share, merged.seconds_left) == (1, 0.2, 10.0)
-    assert progress_line("train", ranks) == "train: epoch 1, 20 % 20/100, 8 it/s, 10 s left, loss 0.31, lr 0.001"
+    line = "train: epoch 1, 20 % 20/100, 8 it/s, 10 s left in this epoch, loss 0.31, lr 0.001"
+    assert progress_line("train", ranks) == line
 
 
 @pytest.mark.parametrize(
