@@ -143,10 +143,12 @@ def _delete(options: argparse.Namespace) -> int:
         return 1
     if not options.yes:
         print(chosen.as_text(NUM_LISTED))  # noqa: T201
-        if input(f"Delete {plural(len(chosen), 'run')}, {format_bytes(chosen.size)}? [y/N] ").lower() not in (
-            "y",
-            "yes",
-        ):
+        try:
+            answer = input(f"Delete {plural(len(chosen), 'run')}, {format_bytes(chosen.size)}? [y/N] ")
+        except EOFError:
+            msg = "nothing is deleted: the input has ended before an answer. Pass --yes to delete without a question."
+            raise ConfigError(msg) from None
+        if answer.lower() not in ("y", "yes"):
             return 1
     freed = chosen.size
     print(f"deleted {plural(chosen.delete(), 'run')}, {format_bytes(freed)}")  # noqa: T201

@@ -44,6 +44,10 @@ def test_runs_command_lists_shows_compares_and_deletes(some_runs, tmp_path):
     listed = type_command("runs", cwd=tmp_path, env=env)
     assert listed.returncode == 0, listed.stderr
     assert listed.stdout.startswith(f"3 runs in {some_runs}\n")
+    unanswered = type_command("runs", "delete", "--state", "failed", cwd=tmp_path, env=env, text="")
+    assert unanswered.returncode == 2
+    assert "nothing is deleted: the input has ended before an answer. Pass --yes" in unanswered.stderr
+    assert "Traceback" not in unanswered.stderr
     asked = type_command("runs", "delete", "--state", "failed", cwd=tmp_path, env=env, text="y\n")
     assert asked.returncode == 0, asked.stderr
     assert "Delete 1 run, 3." in asked.stdout
