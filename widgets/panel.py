@@ -43,7 +43,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
     `panel.config` is the `LaunchConfig` that the form shows; it can be set, and observed with
     `panel.observe(handler, "config")`. `panel.arguments` maps the function's parameters to the values that were set;
     the mapping can be changed in place. A text that is not a valid value leaves `config` as it was and disables
-    Launch, and its field shows what to type. A click on Launch starts a detached run, so the cell is free.
+    Launch, and its field shows what to type. A click on Launch starts a run in the background, so the cell is free.
 
     Running the panel's cell again replaces the panel. The new panel shows the run of the old one, and can stop it.
 
