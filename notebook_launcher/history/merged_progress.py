@@ -7,6 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from notebook_launcher.text import one_line
 from notebook_launcher.units import format_count, format_number, format_rate, format_seconds, format_share
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MergedProgress", "merge_progress", "progress_line"]
 
+MAX_DESCRIPTION = 24
+"""Characters of a loop's description in the line, so that the numbers behind it fit into a terminal, too."""
 MAX_METRICS = 3
 """Metrics in the line: it should fit into a terminal."""
 
@@ -86,7 +89,7 @@ def progress_line(name: str, ranks: Sequence[RankSnapshot]) -> str:
 
 
 def _describe(merged: MergedProgress) -> list[str]:
-    parts = [merged.description] if merged.description else []
+    parts = [one_line(merged.description, MAX_DESCRIPTION)] if merged.description else []
     if merged.share is None:
         parts.append(format_count(merged.done))
     else:

@@ -475,6 +475,7 @@ def test_progress_is_that_of_the_rank_furthest_behind() -> None:
         (RankSnapshot(rank=0, done=10, total=100, rate=0.5), "f: 10 % 10/100, 2 s/it, 3 min 00 s left"),
         (RankSnapshot(rank=0, done=2, total=2, rate=1.0), "f: 100 % 2/2, 1 it/s"),
         (RankSnapshot(rank=0, done=0, total=0), "f: 0"),
+        (RankSnapshot(rank=0, done=3, total=4, description="long " * 9), "f: long long long long lon…, 75 % 3/4"),
         (RankSnapshot(rank=0, step=1, metrics={"a\r\nb\x1b": 1.0}), "f: step 1, a  b  1"),
     ],
 )
