@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.cluster.command_engines import SSH as SSH
     from notebook_launcher.engines.cluster.command_engines import Commands as Commands
     from notebook_launcher.engines.cluster.command_engines import Slurm as Slurm
+    from notebook_launcher.engines.cluster.ray_engine import Ray as Ray
     from notebook_launcher.errors import CallOrderError as CallOrderError
     from notebook_launcher.errors import CaptureError as CaptureError
     from notebook_launcher.errors import ConfigError as ConfigError

@@ -109,9 +109,9 @@ class LaunchConfig:
     """Comparison of collectives. True: torch compares name, shapes and types between ranks before each collective, and
     the error of a mismatch names each rank's collective and line. A small all-reduce takes 2 to 3 times as long."""
     engine: Engine | None = None
-    """Machines on which the ranks run. None: the kernel's own. `Commands([...])`, `SSH([...])` or `Slurm()`: those that
-    they reach; rank 0 is on the first, and the ranks of each are consecutive. Also as a text, `"slurm"` or
-    `"ssh gpu1 gpu2"`."""
+    """Machines on which the ranks run. None: the kernel's own. `Commands([...])`, `SSH([...])`, `Slurm()` or `Ray()`:
+    those that they reach; rank 0 is on the first, and the ranks of each are consecutive. Also as a text, `"slurm"`,
+    `"ray"` or `"ssh gpu1 gpu2"`."""
     start_method: str = "forkserver"
     """Way in which ranks start. `"forkserver"`: they are forked from a clean process, which works whatever the kernel
     did before. `"fork"`: they are forked from the kernel itself, so captured data is shared and need not pickle.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HOW", "as_settings", "check_fit", "check_spread", "chosen"]
 
-HOW = "Name the machines by an engine: engine=SSH([...]), Slurm() or Commands([...])."
+HOW = "Name the machines by an engine: engine=SSH([...]), Ray(), Slurm() or Commands([...])."
 
 
 def chosen(value: Any) -> Engine | None:
@@ -27,8 +27,8 @@ def chosen(value: Any) -> Engine | None:
         return engine_texts.read(value) if isinstance(value, str) else engine_texts.from_settings(value)
     if value is not None and (isinstance(value, type) or not _has_methods(value)):
         msg = (
-            f"engine={value!r} is no engine. Pass Commands([...]), SSH([...]) or Slurm(), 'slurm' or 'ssh HOST HOST', "
-            "or None for this machine."
+            f"engine={value!r} is no engine. Pass Commands([...]), Ray(), SSH([...]) or Slurm(), 'ray', 'slurm' or "
+            "'ssh HOST HOST', or None for this machine."
         )
         raise ConfigError(msg, field="engine")
     return value

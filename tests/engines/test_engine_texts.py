@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notebook_launcher import SSH, Commands, ConfigError, LaunchConfig
+from notebook_launcher import SSH, Commands, ConfigError, LaunchConfig, Ray
 from notebook_launcher.command_line.launch_options import add_options, given_options
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.engines.cluster.command_engines import Slurm
@@ -42,13 +42,22 @@ def test_text_names_the_allocation(allocation: None) -> None:
     assert LaunchConfig(engine="this machine").engine is None  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("text", "engine"), [("ray", Ray()), ("ray 10.0.0.1:6379", Ray("10.0.0.1:6379"))])
+def test_text_names_a_ray_cluster(text: str, engine: Ray) -> None:
+    assert LaunchConfig(engine=text).engine == engine  # type: ignore[arg-type]
+    assert engine_texts.write(engine) == text
+    assert not engine_texts.write(Ray(cpus=2))
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("ray", r"engine='ray' is no engine\. A text can be 'this machine', 'slurm', or 'ssh' with names of hosts"),
+        ("dask", r"engine='dask' is no engine\. A text can be 'this machine', 'slurm', 'ray', 'ray' with the address"),
+        ("ray a:1 b:1", "engine='ray a:1 b:1' is no engine"),
+        ("ray head", "address='head' is no address of a Ray cluster"),
         ("ssh", "engine='ssh' is no engine"),
         ("slurm gpu1", "engine='slurm gpu1' is no engine"),
-        ({"kind": "Ray"}, "is no engine: its kind can be Commands, SSH, Slurm, with their fields"),
+        ({"kind": "Dask"}, "is no engine: its kind can be Commands, Ray, SSH, Slurm, with their fields"),
         ({"kind": "SSH", "host": "x"}, "is no engine: its kind can be"),
         ({"kind": "SSH"}, r"is no engine: .*'hosts'"),
     ],
@@ -60,7 +69,13 @@ def test_text_or_setting_that_names_no_engine_is_refused(value: Any, message: st
 
 
 @pytest.mark.parametrize(
-    "engine", [HOSTS, Commands([["docker", "exec", "-i", "a"], []], python="python3"), SSH(["a"], options=["-p", "22"])]
+    "engine",
+    [
+        HOSTS,
+        Commands([["docker", "exec", "-i", "a"], []], python="python3"),
+        SSH(["a"], options=["-p", "22"]),
+        Ray("h:1", keep=None, max_nodes=2, runtime_env={"pip": ["x"]}),
+    ],
 )
 def test_settings_file_keeps_the_engine(engine: Any, tmp_path: Path) -> None:
     config = LaunchConfig(engine=engine, num_processes=300, nodes=1)
@@ -79,7 +94,7 @@ class Elsewhere:
 
 
 def test_engine_of_somebody_else_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no place in a settings file: it is not one of Commands, SSH, Slurm\."):
+    with pytest.raises(ConfigError, match=r"has no place in a settings file: .* Commands, Ray, SSH, Slurm\."):
         LaunchConfig(engine=Elsewhere()).to_yaml(tmp_path / "settings.yaml")
 
 

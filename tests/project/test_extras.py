@@ -30,7 +30,7 @@ PROGRAMS = {
     "test": (*PACKAGE, "tests/**/*.py", "docs/*.py", "docs/_ext/*.py", "notebooks/*"),
 }
 """Each target of the Makefile, with the files that it runs."""
-OPTIONAL = {"tqdm", "accelerate", "lightning_fabric", "mlflow", "numpy", "swanlab", "transformers"}
+OPTIONAL = {"tqdm", "accelerate", "lightning_fabric", "mlflow", "numpy", "ray", "swanlab", "transformers"}
 """Modules that the package or a test uses only if they are installed."""
 DRAWN_FROM = ("notebook_launcher", "tests")
 """Folders whose modules are found by name when a program imports them."""

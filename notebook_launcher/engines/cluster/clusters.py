@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from notebook_launcher.engines.cluster import folder_check, node_records
 from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
@@ -18,24 +17,47 @@ from notebook_launcher.engines.cluster.node import Node
 from notebook_launcher.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from notebook_launcher import messages
+    from notebook_launcher.engines.cluster.connections import Connection
 
 __all__ = ["ClusterKey", "Clusters", "clusters"]
 
-UP_PATIENCE = 60.0
-"""Seconds that all agents get to come up: a login, and the start of an interpreter."""
 NUM_PINGS = 5
 """Pings that measure the clock of a node before its first launch."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClusterKey:
-    """Identity of one set of nodes: the command that runs each agent, and the network of the ranks."""
+class ClusterKey(Protocol):
+    """Identity of one set of nodes, as a value; engines that are equal share their nodes."""
 
-    commands: tuple[tuple[str, ...], ...]
-    network: str | None
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        ...
+
+    @property
+    def network(self) -> str | None:
+        """The network of the ranks, as in `Commands`."""
+        ...
+
+    @property
+    def patience(self) -> float:
+        """Seconds that all agents get to come up."""
+        ...
+
+    @property
+    def keep(self) -> float | None:
+        """Seconds after which idle agents are ended; None: they stay up."""
+        ...
+
+    def connect(self, number: int) -> Connection:
+        """Start the agent of a node; raises `ConfigError` if that cannot be tried."""
+        ...
+
+    def check(self, number: int, greeting: Greeting) -> None:
+        """Raise `ConfigError` if an agent is not what was asked for."""
+        ...
 
 
 class Cluster:
@@ -44,16 +66,18 @@ class Cluster:
     def __init__(self, key: ClusterKey) -> None:
         self._key = key
         self.nodes: list[Node] = []
+        self.taken = threading.Event()
+        """Set when a launch takes the nodes, or somebody closes them; a new one each time that they become idle."""
 
     def bring_up(self) -> None:
         """Start the agents that are not up, and have all join; raises `ConfigError` if one cannot."""
-        for number, command in enumerate(self._key.commands):
+        for number in range(self._key.num_nodes):
             if number == len(self.nodes):
-                self.nodes.append(_start(number, command))
+                self.nodes.append(Node(number, self._key.connect(number)))
             elif self.nodes[number].lost:
                 self.nodes[number].close()
-                self.nodes[number] = _start(number, command)
-        until = time.monotonic() + UP_PATIENCE
+                self.nodes[number] = Node(number, self._key.connect(number))
+        until = time.monotonic() + self._key.patience
         for node in self.nodes:
             if node.greeting is None:
                 node.greeting = self._await_greeting(node, until)
@@ -65,8 +89,8 @@ class Cluster:
         if greeting is None:
             words = node.last_words()
             told = "\nIts last words:\n" + "\n".join(f"    {line}" for line in words.splitlines()) if words else ""
-            reason = node.lost or f"nothing was heard of it for {UP_PATIENCE:g} s"
-            msg = f"node {node.number} did not come up: {reason}. The command was: {node.command_line}{told}"
+            reason = node.lost or f"nothing was heard of it for {self._key.patience:g} s"
+            msg = f"node {node.number} did not come up: {reason}. {node.origin}{told}"
             raise ConfigError(msg, field="engine")
         if differs := difference(versions(), greeting.versions):
             msg = (
@@ -74,6 +98,7 @@ class Cluster:
                 "the same ones; python= names the interpreter of the nodes."
             )
             raise ConfigError(msg, field="engine")
+        self._key.check(node.number, greeting)
         return greeting
 
     def _join(self, until: float) -> None:
@@ -162,6 +187,7 @@ class Clusters:
     def _take(self, key: ClusterKey) -> tuple[Cluster, int]:
         with self._lock:
             cluster = self._idle.pop(key, None) or Cluster(key)
+            cluster.taken.set()
             closed = self._num_closed.get(key, 0)
         try:
             cluster.bring_up()
@@ -178,7 +204,45 @@ class Clusters:
             is_kept = key not in self._idle and self._num_closed.get(key, 0) == closed
             if is_kept:
                 self._idle[key] = cluster
+                cluster.taken = threading.Event()
         if not is_kept:
+            cluster.close()
+        elif key.keep is not None:
+            args = key, key.keep, cluster.taken
+            threading.Thread(target=self._expire, args=args, name="notebook-launcher idle nodes", daemon=True).start()
+
+    def _expire(self, key: ClusterKey, keep: float, taken: threading.Event) -> None:
+        """End the nodes of a set after a while, unless they are taken before."""
+        if taken.wait(keep):
+            return
+        with self._lock:
+            cluster = self._idle.get(key)
+            if cluster is None or cluster.taken is not taken:
+                return
+            del self._idle[key]
+            self._known.pop(key, None)
+        cluster.close()
+
+    def known(self, is_meant: Callable[[ClusterKey], bool]) -> dict[ClusterKey, tuple[Node, ...]]:
+        """Return the nodes of all sets that are meant, as they were last up."""
+        with self._lock:
+            return {key: nodes for key, nodes in self._known.items() if is_meant(key)}
+
+    def idle(self, is_meant: Callable[[ClusterKey], bool]) -> list[ClusterKey]:
+        """Return the sets that are meant and have idle agents, all alive."""
+        with self._lock:
+            found = {key: cluster for key, cluster in self._idle.items() if is_meant(key)}
+        return [key for key, cluster in found.items() if not any(node.lost for node in cluster.nodes)]
+
+    def release(self, is_meant: Callable[[ClusterKey], bool]) -> None:
+        """End the idle agents of all sets that are meant."""
+        with self._lock:
+            keys = [key for key in self._idle if is_meant(key)]
+            clusters = [self._idle.pop(key) for key in keys]
+            for key in keys:
+                self._known.pop(key, None)
+        for cluster in clusters:
+            cluster.taken.set()
             cluster.close()
 
     def close(self, key: ClusterKey) -> None:
@@ -188,7 +252,13 @@ class Clusters:
             self._known.pop(key, None)
             cluster = self._idle.pop(key, None)
         if cluster is not None:
+            cluster.taken.set()
             cluster.close()
+
+    def close_all(self, is_meant: Callable[[ClusterKey], bool]) -> None:
+        """End the agents of all sets of nodes that are meant, as `close` does."""
+        for key in self.known(is_meant):
+            self.close(key)
 
 
 def _working_directory() -> Path | None:
@@ -196,14 +266,6 @@ def _working_directory() -> Path | None:
         return Path.cwd()
     except FileNotFoundError:
         return None
-
-
-def _start(number: int, command: Sequence[str]) -> Node:
-    try:
-        return Node(number, command)
-    except OSError as error:
-        msg = f"node {number}: {command[0]} does not start: {error.strerror or error}."
-        raise ConfigError(msg, field="engine") from error
 
 
 def _no_network(greetings: Sequence[Greeting], wanted: str | None) -> str:

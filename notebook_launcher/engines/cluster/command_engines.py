@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from notebook_launcher.engines.cluster.clusters import ClusterKey, clusters
+from notebook_launcher.engines.cluster.clusters import clusters
+from notebook_launcher.engines.cluster.connections import CommandConnection
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.node_allocation import NodeInfo
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from notebook_launcher import messages
+    from notebook_launcher.engines.cluster.greeting import Greeting
     from notebook_launcher.engines.tree import Tree
 
 __all__ = ["SSH", "Commands", "Slurm"]
@@ -28,6 +30,37 @@ __all__ = ["SSH", "Commands", "Slurm"]
 AGENT = ("-m", "notebook_launcher.engines.cluster.agent")
 SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 """No terminal, no question that nobody could answer, and an end within 15 s if the network is cut."""
+
+
+UP_PATIENCE = 60.0
+"""Seconds that all agents get to come up: a login, and the start of an interpreter."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CommandNodes:
+    """The nodes of an engine: the command that runs each agent, and the network of the ranks."""
+
+    commands: tuple[tuple[str, ...], ...]
+    network: str | None
+    patience: ClassVar[float] = UP_PATIENCE
+    keep: ClassVar[float | None] = None
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.commands)
+
+    def connect(self, number: int) -> CommandConnection:
+        """Start the command of a node; raises `ConfigError` if it cannot start."""
+        command = self.commands[number]
+        try:
+            return CommandConnection(command)
+        except OSError as error:
+            msg = f"node {number}: {command[0]} does not start: {error.strerror or error}."
+            raise ConfigError(msg, field="engine") from error
+
+    def check(self, number: int, greeting: Greeting) -> None:
+        """Take any agent: these hold what the machine has."""
 
 
 class CommandEngine:
@@ -41,8 +74,8 @@ class CommandEngine:
         raise NotImplementedError
 
     @property
-    def _key(self) -> ClusterKey:
-        return ClusterKey(self.agent_commands(), self.network)
+    def _key(self) -> CommandNodes:
+        return CommandNodes(self.agent_commands(), self.network)
 
     def look(self) -> tuple[NodeInfo, ...]:
         """Return the nodes with their cores and GPUs; agents that are not up are started.

@@ -1,11 +1,13 @@
-"""Engines as texts that are typed, `"slurm"` or `"ssh gpu1 gpu2"`, and as plain values for a settings file."""
+"""Engines as texts that are typed, such as `"slurm"` or `"ssh gpu1 gpu2"`, and as plain values for a settings file."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slurm
+from notebook_launcher.engines.cluster.ray_engine import Ray
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.units import plural
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_found", "from_settings", "read", "to_settings", "write"]
 
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Commands, SSH, Slurm)}
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Commands, Ray, SSH, Slurm)}
 HERE = "this machine"
 
 
@@ -29,9 +31,12 @@ def read(text: str) -> Engine | None:
         return Slurm()
     if kind.lower() == "ssh" and hosts:
         return SSH(hosts)
+    if kind.lower() == "ray" and len(hosts) < 2:
+        return Ray(hosts[0]) if hosts else Ray()
     msg = (
-        f"engine={text!r} is no engine. A text can be '{HERE}', 'slurm', or 'ssh' with names of hosts, as in "
-        "'ssh gpu1 gpu2'; in code, pass Commands([...]), SSH([...]) or Slurm()."
+        f"engine={text!r} is no engine. A text can be '{HERE}', 'slurm', 'ray', 'ray' with the address of a cluster, "
+        "or 'ssh' with names of hosts, as in 'ssh gpu1 gpu2'; in code, pass Commands([...]), Ray(), SSH([...]) or "
+        "Slurm()."
     )
     raise ConfigError(msg, field="engine")
 
@@ -41,6 +46,8 @@ def write(engine: Engine | None) -> str:
     settings = to_settings(engine) if type(engine) in KINDS.values() and engine is not None else {}
     if settings == {"kind": "Slurm"}:
         return "slurm"
+    if settings.get("kind") == "Ray" and settings.keys() <= {"kind", "address"}:
+        return " ".join(["ray", *([settings["address"]] if "address" in settings else [])])
     return " ".join(["ssh", *settings["hosts"]]) if settings.keys() == {"kind", "hosts"} else ""
 
 
@@ -75,6 +82,9 @@ def from_settings(settings: Mapping[str, Any]) -> Engine:
 def describe_found(environ: Mapping[str, str]) -> str:
     """Return what to type for each kind of machine, as far as it is known without asking the machines."""
     texts = [f"Empty: {HERE}", "ssh gpu1 gpu2: hosts that ssh reaches"]
+    if importlib.util.find_spec("ray") is not None:
+        address = environ.get("RAY_ADDRESS")
+        texts.append(f"ray: the Ray cluster {f'at {address}' if address else 'of this machine'}")
     if environ.get(Slurm.VARIABLE):
         nodes, gpus = environ.get("SLURM_JOB_NUM_NODES", ""), environ.get("SLURM_GPUS_ON_NODE", "")
         has = [plural(int(nodes), "node")] if nodes.isdecimal() else []

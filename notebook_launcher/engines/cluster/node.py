@@ -1,24 +1,23 @@
-"""One node, as the kernel sees it: the command that runs its agent, and the link to it. It outlives launches."""
+"""One node, as the kernel sees it: the way to its agent, and the link over it. It outlives launches."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import queue
-import shlex
-import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.greeting import MARK, Greeting
 from notebook_launcher.engines.cluster.links import Link, LinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
+
+    from notebook_launcher.engines.cluster.connections import Connection
 
 __all__ = ["Node"]
 
@@ -27,10 +26,8 @@ PATIENCE = 10.0
 """Seconds of silence after which a node counts as lost; its agent sends a record every second."""
 CHUNK = 1 << 20
 """Bytes of a parcel that are sent at once; other records may go between two chunks."""
-LAST_WORDS = 2000
-"""Bytes at the end of a command's standard error that are shown if it fails."""
 END_PATIENCE = 10.0
-"""Seconds that a command gets to end once its agent has been told to."""
+"""Seconds that an agent gets to end once it has been told to."""
 GREETING_LINES = 1000
 """Lines that a login may print before the agent's greeting."""
 
@@ -40,12 +37,11 @@ class Node:
 
     Args:
         number: The node's number among those of the engine.
-        command: The command line that runs the agent, with the link as its standard input and output.
+        connection: The way to the agent, which this node ends.
     """
 
-    def __init__(self, number: int, command: Sequence[str]) -> None:
+    def __init__(self, number: int, connection: Connection) -> None:
         self.number = number
-        self.command = tuple(command)
         self.greeting: Greeting | None = None
         """The agent's first line; None before it, and if the agent never came up."""
         self.address = ""
@@ -66,20 +62,8 @@ class Node:
         """Seconds by which the kernel's monotonic clock is ahead of the node's."""
         self._round_trip = float("inf")
         """The shortest time that a ping took, from which `offset` was measured."""
-        self._errors = AnonymousFile("errors")
-        self._process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors.fileno(),
-            cwd="/",  # With `python -m`, files of the notebook's folder would come before the standard library.
-            start_new_session=True,  # The kernel's interrupt goes to the kernel's whole process group.
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._link = Link(os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()))
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._connection = connection
+        self._link = Link(connection.read_fd, connection.write_fd)
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Records, parcels and, as None, the end."""
         self._urgent: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -96,9 +80,9 @@ class Node:
         return f"node {self.number}{host}"
 
     @property
-    def command_line(self) -> str:
-        """The command, as one would type it."""
-        return shlex.join(self.command)
+    def origin(self) -> str:
+        """A sentence that says how the agent was started."""
+        return self._connection.origin
 
     def send(self, record: object, *, urgent: bool = False) -> None:
         """Send a record; with `urgent` before the rest of a parcel that is under way. Never waits."""
@@ -170,7 +154,7 @@ class Node:
             if line.startswith(MARK):
                 self.replies.put(Greeting.from_line(line))
                 return
-        raise LinkError("the command printed something else than an agent does")
+        raise LinkError("what came is not what an agent says")
 
     def _take(self, record: Any) -> None:
         match record:
@@ -193,42 +177,27 @@ class Node:
             self.offset = (sent + now) / 2 - there
 
     def _lose(self, error: OSError) -> None:
-        self.lost = self.lost or self._why(error)
+        self.lost = self.lost or self._connection.why() or str(error)
         self.send(None)
         self.replies.put(None)
         self.inbox.put((self, None))
 
-    def _why(self, error: OSError) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self._process.wait(1.0)
-            return f"its command ended with {status}"
-        return str(error)
-
     def last_words(self) -> str:
-        """Return the end of what the command wrote to its standard error."""
-        with contextlib.suppress(OSError):
-            fd = self._errors.fileno()
-            size = os.fstat(fd).st_size
-            return os.pread(fd, LAST_WORDS, max(0, size - LAST_WORDS)).decode(errors="replace").strip()
-        return ""
+        """Return the end of what the agent, or what was to start it, wrote where errors go."""
+        return self._connection.last_words()
 
     def close(self) -> None:
-        """End the agent, its ranks and the command, and release everything; idempotent."""
+        """End the agent, its ranks and what carried the link, and release everything; idempotent."""
         patience = 0.0 if self.lost else END_PATIENCE
         self.lost = self.lost or "it was closed"
         self.send(None)
-        try:
-            self._process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._connection.end(patience)
         for thread in self._threads:
             thread.join()
         while not self._outbox.empty():
             if isinstance(item := self._outbox.get(), _Parcel):
                 item.file.close()
         self._link.close()
-        self._errors.close()
 
 
 _URGENT = object()

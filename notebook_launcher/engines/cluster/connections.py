@@ -1,0 +1,106 @@
+"""What carries a node's link: two descriptors, and what is known of the other end. Here: a command's pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+from typing import TYPE_CHECKING, Protocol
+
+from notebook_launcher.channel import AnonymousFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["CommandConnection", "Connection", "tail_of"]
+
+LAST_WORDS = 2000
+"""Bytes at the end of a file of errors that are shown."""
+
+
+class Connection(Protocol):
+    """A way to one agent, from its start to its end."""
+
+    read_fd: int
+    """Carries what the agent says; who reads closes it. Likewise `write_fd`, in the other direction."""
+    write_fd: int
+
+    @property
+    def origin(self) -> str:
+        """A sentence that says how the agent was started."""
+        ...
+
+    def why(self) -> str:
+        """Return the reason why the agent's end of the link has ended; empty if it is not known."""
+        ...
+
+    def last_words(self) -> str:
+        """Return the end of what was written where errors go."""
+        ...
+
+    def end(self, patience: float) -> None:
+        """Wait for the end of an agent that was told to end; after `patience` seconds kill it. Release everything."""
+        ...
+
+
+class CommandConnection:
+    """A command that runs an agent, with the link as its standard input and output.
+
+    Args:
+        command: The command line. Raises OSError if it cannot start.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = tuple(command)
+        self._errors = AnonymousFile("errors")
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors.fileno(),
+                cwd="/",  # With `python -m`, files of the notebook's folder would come before the standard library.
+                start_new_session=True,  # The kernel's interrupt goes to the kernel's whole process group.
+            )
+        except OSError:
+            self._errors.close()
+            raise
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.read_fd, self.write_fd = os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno())
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+    @property
+    def origin(self) -> str:
+        """The command, as one would type it."""
+        return f"The command was: {shlex.join(self._command)}"
+
+    def why(self) -> str:
+        """Return the command's exit status, once it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"its command ended with {self._process.wait(1.0)}"
+        return ""
+
+    def last_words(self) -> str:
+        """Return the end of what the command wrote to its standard error."""
+        return tail_of(self._errors)
+
+    def end(self, patience: float) -> None:
+        """Wait for the command's end; after `patience` seconds kill it."""
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+
+def tail_of(file: AnonymousFile) -> str:
+    """Return the end of a file of errors; empty if it is closed."""
+    with contextlib.suppress(OSError):
+        fd = file.fileno()
+        size = os.fstat(fd).st_size
+        return os.pread(fd, LAST_WORDS, max(0, size - LAST_WORDS)).decode(errors="replace").strip()
+    return ""

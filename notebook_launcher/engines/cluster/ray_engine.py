@@ -1,0 +1,211 @@
+"""The engine of a Ray cluster: Ray places, starts and watches the agents, and reserves their CPUs and GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.engines.cluster.clusters import ClusterKey, clusters
+from notebook_launcher.engines.cluster.ray_connections import RayConnection, ray_drivers
+from notebook_launcher.engines.cluster.ray_nodes import Share
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.machine.node_allocation import NodeInfo, ranks_by_node
+from notebook_launcher.units import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from notebook_launcher import messages
+    from notebook_launcher.engines.cluster.greeting import Greeting
+    from notebook_launcher.engines.tree import Tree
+
+__all__ = ["Ray", "RayNodes"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ray:
+    """Ranks on the nodes of a Ray cluster that runs already: `Ray()`, `Ray("10.0.0.1:6379")`.
+
+    The kernel runs on a node of the cluster. A launch asks Ray for a CPU for each rank and, if the ranks use GPUs, for
+    a GPU for each. The agents stay up for the next launch, and hold them for so long.
+
+    Raises:
+        ConfigError: A value cannot work. A cluster that cannot be reached is an error of the launch, and of `look()`.
+    """
+
+    address: str = "auto"
+    """The cluster's address, `"HOST:PORT"`. `"auto"`: the one that this kernel is connected to, else that of the
+    variable RAY_ADDRESS, else the one that runs on this machine."""
+    max_nodes: int | None = None
+    """The most nodes to use. None: all of them."""
+    cpus: float | None = None
+    """CPUs to ask for on each node. None: one for each of its ranks, or all that it has."""
+    network: str | None = None
+    """As in `Commands`."""
+    patience: float = 60.0
+    """Seconds that Ray gets to place and start the agents; other work may hold what they need."""
+    keep: float | None = 300.0
+    """Seconds after a launch for which the agents stay up, with what they hold. None: until `close`."""
+    runtime_env: Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
+    """Ray's `runtime_env` of the agents, such as `{"pip": ["notebook-launcher"]}`."""
+
+    def __post_init__(self) -> None:
+        _check_address(self.address)
+        if self.network is not None and not (isinstance(self.network, str) and self.network):
+            msg = f"network={self.network!r} must be an interface's name, a network such as '10.0.0.0/8', or None."
+            raise ConfigError(msg, field="engine")
+        _check_number("max_nodes", self.max_nodes, 1, is_whole=True, or_none=True)
+        _check_number("cpus", self.cpus, 0, or_none=True)
+        _check_number("patience", self.patience, 1)
+        _check_number("keep", self.keep, 0, or_none=True)
+        if self.runtime_env is not None:
+            object.__setattr__(self, "runtime_env", _plain(self.runtime_env))
+
+    def look(self) -> tuple[NodeInfo, ...]:
+        """Return the nodes with their CPUs and GPUs, as Ray tells them; starts no agent, and reserves nothing.
+
+        Raises:
+            ConfigError: ray is not installed, or the cluster cannot be reached.
+        """
+        lacking = {share.node_id for share, node in self._agents() if not node.has_folder}
+        return tuple(
+            dataclasses.replace(share.info(number), has_folder=share.node_id not in lacking)
+            for number, share in enumerate(self._nodes())
+        )
+
+    def _nodes(self) -> list[Share]:
+        """Return what every node has: first those that agents hold, then free ones, then those that others use."""
+        found = ray_drivers().get(self.address).nodes()
+        held = {share.node_id for share, _ in self._agents()}
+        shares = [Share(**each) for each in found]
+        shares = [share for share in shares if share.cpus or share.gpus] or shares  # Without head nodes for no work.
+        shares.sort(key=lambda share: (share.node_id not in held, share.is_busy))
+        return shares[: self.max_nodes]
+
+    def _agents(self) -> list[tuple[Share, Any]]:
+        """Return the agents that were last up, with what they hold."""
+        known = clusters().known(self._is_ours)
+        return [pair for key, nodes in known.items() for pair in zip(key.shares, nodes, strict=True)]  # type: ignore[attr-defined]
+
+    def _is_ours(self, key: ClusterKey) -> bool:
+        return isinstance(key, RayNodes) and key.engine == self
+
+    def start(self, setup: messages.Setup) -> Tree:
+        """Start ranks on the nodes; launches call this."""
+        parts = ranks_by_node(setup.num_processes, setup.place.num_nodes)
+        there = self._nodes()
+        if len(there) < len(parts):
+            msg = f"Ray has {plural(len(there), 'node')} now, and this launch was to use {len(parts)}. Launch again."
+            raise ConfigError(msg, field="engine")
+        wanted = RayNodes(
+            self,
+            tuple(
+                share.part(len(ranks), use_gpus=setup.use_gpu, cpus=self.cpus)
+                for share, ranks in zip(there, parts, strict=False)
+            ),
+        )
+        idle = [key for key in clusters().idle(self._is_ours) if isinstance(key, RayNodes) and key.covers(wanted)]
+        if not idle:
+            # They may hold what the new ones need.
+            clusters().release(self._is_ours)
+        return clusters().start(idle[0] if idle else wanted, setup)
+
+    def close(self) -> None:
+        """End the agents: idle ones now, others at the end of their launch. The next launch starts them again."""
+        clusters().close_all(self._is_ours)
+        ray_drivers().close(self.address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RayNodes:
+    """Nodes of a cluster, with what an engine's agents hold of them."""
+
+    engine: Ray
+    shares: tuple[Share, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.shares)
+
+    @property
+    def network(self) -> str | None:
+        """The network of the ranks."""
+        return self.engine.network
+
+    @property
+    def patience(self) -> float:
+        """Seconds that Ray gets to place and start the agents."""
+        return self.engine.patience
+
+    @property
+    def keep(self) -> float | None:
+        """Seconds for which agents stay up that are idle."""
+        return self.engine.keep
+
+    def covers(self, other: RayNodes) -> bool:
+        """Return whether agents of this key can serve another one: the same first nodes, and no less of each."""
+        return len(self.shares) >= len(other.shares) and all(
+            mine.node_id == theirs.node_id and mine.cpus >= theirs.cpus and mine.gpus >= theirs.gpus
+            for mine, theirs in zip(self.shares, other.shares, strict=False)
+        )
+
+    def connect(self, number: int) -> RayConnection:
+        """Have Ray start the agent of a node; raises `ConfigError` if Ray does not answer."""
+        driver = ray_drivers().get(self.engine.address)
+        share = self.shares[number]
+        request = {"node_id": share.node_id, "cpus": share.cpus, "gpus": share.gpus}
+        return driver.connect({**request, "address": share.address, "runtime_env": self.engine.runtime_env})
+
+    def check(self, number: int, greeting: Greeting) -> None:
+        """Raise `ConfigError` if an agent does not see the GPUs that Ray has reserved for it."""
+        share = self.shares[number]
+        if len(greeting.gpus) < share.gpus:
+            msg = (
+                f"node {number} ({greeting.host}): Ray has reserved {plural(share.gpus, 'GPU')} there, and torch finds "
+                f"{len(greeting.gpus)}. Install a torch with CUDA there, or pass devices='cpu'."
+            )
+            raise ConfigError(msg, field="engine")
+
+
+def _check_address(value: object) -> None:
+    if isinstance(value, str) and value.startswith("ray://"):
+        msg = (
+            f"address={value!r}: Ray Client has no streams. Run the kernel on a node of the cluster, and pass 'auto' "
+            "or the address of its head, such as '10.0.0.1:6379'."
+        )
+        raise ConfigError(msg, field="engine")
+    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if value != "auto" and not (host and port.isdecimal()):
+        msg = f"address={value!r} is no address of a Ray cluster: pass 'auto', or one such as '10.0.0.1:6379'."
+        raise ConfigError(msg, field="engine")
+
+
+def _check_number(name: str, value: object, least: int, *, is_whole: bool = False, or_none: bool = False) -> None:
+    fits = isinstance(value, int if is_whole else (int, float)) and not isinstance(value, bool)
+    if (or_none and value is None) or (fits and least <= value < float("inf")):  # type: ignore[operator]
+        return
+    kind = "a whole number" if is_whole else "a number"
+    msg = f"{name}={value!r} must be {kind} of {least} or more{', or None' if or_none else ''}."
+    raise ConfigError(msg, field="engine")
+
+
+def _plain(runtime_env: Any) -> dict[str, Any]:
+    """Return a copy that nobody can change from outside; raises `ConfigError` for what JSON cannot hold."""
+    try:
+        return dict(json.loads(json.dumps(dict(runtime_env))))
+    except (TypeError, ValueError) as error:
+        msg = f"runtime_env={runtime_env!r} cannot be sent: {error}. Pass a dictionary of texts, numbers and lists."
+        raise ConfigError(msg, field="engine") from None

@@ -1,0 +1,33 @@
+"""What one node of a Ray cluster has, and what an agent holds of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from notebook_launcher.machine.node_allocation import NodeInfo
+
+__all__ = ["Share"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one node has, or what an agent holds of it."""
+
+    node_id: str
+    host: str
+    address: str
+    cpus: float
+    gpus: int
+    kind: str
+    """What Ray calls the node's GPUs."""
+    is_busy: bool = dataclasses.field(default=False, compare=False)
+    """True if some of it was in use when Ray was asked."""
+
+    def part(self, num_ranks: int, *, use_gpus: bool, cpus: float | None) -> Share:
+        """Return the part that so many ranks need."""
+        cpus = min(float(num_ranks), self.cpus) if cpus is None else cpus
+        return dataclasses.replace(self, cpus=cpus, gpus=min(num_ranks, self.gpus) if use_gpus else 0)
+
+    def info(self, number: int) -> NodeInfo:
+        """Return the node for a plan."""
+        return NodeInfo(number, self.host, self.address, max(1, int(self.cpus)), (self.kind,) * self.gpus)

@@ -1,0 +1,254 @@
+"""Launches over Ray, on a real cluster of two nodes that run on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from notebook_launcher import (
+    ConfigError,
+    RankFailedError,
+    Ray,
+    Session,
+    launch,
+    notebook_launch,
+    report,
+    verify_accumulation,
+)
+from notebook_launcher.errors import NodeLostError
+from tests.support import ray_nodes
+from tests.support.leaks import MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from notebook_launcher.kernel.run import Run
+
+pytest.importorskip("ray", reason="pip install 'notebook-launcher[ray]'")
+
+ADDRESS = re.compile(r"[\d.]+:\d+$")
+QUIET: dict[str, Any] = {
+    "output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None, "devices": "cpu",
+}  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore:This Ray cluster asks nobody for a token:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster; its processes are not those of a test, because Ray starts and ends workers when it likes."""
+    env = {name: value for name, value in os.environ.items() if name != MARK}
+    with tempfile.TemporaryDirectory(prefix="nlray", dir="/tmp") as folder:  # A socket's path is short.
+        command = [sys.executable, ray_nodes.__file__, folder]
+        program = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.wait()  # The cluster is a process that it left behind.
+        found = next((line.strip() for line in program.stdout if ADDRESS.match(line)), "")
+        assert found, "the cluster did not start"
+        yield found
+        program.stdin.close()
+        program.stdout.read()
+        program.stdout.close()
+        left = [process for process in psutil.process_iter(["cmdline"]) if folder in str(process.info["cmdline"])]
+        for process in psutil.wait_procs(left, timeout=10)[1]:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def engine(address: str) -> Iterator[Ray]:
+    """An engine whose agents are up."""
+    with pytest.warns(UserWarning, match="asks nobody for a token"), Ray(address, keep=None) as engine:
+        notebook_launch(sum_up, 4, engine=engine, **QUIET)
+        yield engine
+
+
+def until(condition: Callable[[], object], run: Run | None = None) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        assert run is None or not run.wait(0), run
+        time.sleep(0.01)
+
+
+def agents_of(engine: Ray) -> list[int]:
+    return [node.greeting.pid for _, node in engine._agents()]
+
+
+def sum_up() -> float:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def place() -> tuple[str | None, ...]:
+    return tuple(os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"))
+
+
+def wait_for_rank_0() -> None:
+    report(up=1)
+    if os.environ["RANK"] == "0":
+        time.sleep(600)
+    dist.all_reduce(torch.ones(1))
+
+
+def all_up(run: Run) -> bool:
+    return len(run.metrics) == 4
+
+
+def test_look_says_what_ray_has(engine: Ray, address: str) -> None:
+    nodes = Ray(address).look()
+    assert [(node.node, node.num_cores, node.gpus) for node in nodes] == [(0, 4, ("GPU",) * 2), (1, 4, ("GPU",) * 2)]
+    assert len(Ray(address, max_nodes=1).look()) == 1
+    assert not Ray(address)._agents()
+
+
+def test_ranks_of_a_node_are_consecutive_and_results_come_back(engine: Ray) -> None:
+    results = notebook_launch(place, 4, engine=engine, **QUIET)
+    assert list(results) == [("0", "0", "2", "0"), ("1", "1", "2", "0"), ("2", "0", "2", "1"), ("3", "1", "2", "1")]
+    assert len(set(agents_of(engine))) == 2
+
+
+def test_launch_that_needs_more_has_new_agents_and_idle_ones_end(address: str) -> None:
+    with Ray(address, max_nodes=1, keep=0.2) as engine:
+        with Session(1, engine=engine, **QUIET) as session:
+            session.run(sum_up)
+        until(lambda: not engine._agents())
+    with Ray(address, max_nodes=1) as engine:
+        notebook_launch(sum_up, 1, engine=engine, **QUIET)
+        first = agents_of(engine)
+        assert list(notebook_launch(sum_up, 2, engine=engine, **QUIET)) == [2.0] * 2
+        assert agents_of(engine) != first
+        until(lambda: not psutil.pid_exists(first[0]))
+
+
+def test_output_names_rank_and_error_is_the_original(engine: Ray) -> None:
+    def fail_on_node_1() -> None:
+        print("hello from", os.environ["RANK"])
+        if os.environ["RANK"] == "3":
+            raise ZeroDivisionError("only here")
+        dist.all_reduce(torch.ones(1))
+
+    run = launch(fail_on_node_1, 4, engine=engine, **QUIET)
+    error = run.exception(60)
+    assert isinstance(error, ZeroDivisionError)
+    assert error.rank == 3  # type: ignore[attr-defined]
+    assert "hello from 2" in run.logs(2)
+
+
+def test_killed_rank_is_named_and_the_next_launch_works(engine: Ray) -> None:
+    def die() -> None:
+        if os.environ["RANK"] == "2":
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(RankFailedError, match="rank 2 of 4 was killed by SIGKILL"):
+        notebook_launch(die, 4, engine=engine, **QUIET)
+    assert list(notebook_launch(sum_up, 4, engine=engine, **QUIET)) == [4.0] * 4
+
+
+def test_stop_and_stacks_work_across_nodes(engine: Ray) -> None:
+    run = launch(wait_for_rank_0, 4, engine=engine, **QUIET)
+    until(lambda: all_up(run), run)
+    until(lambda: [stack.rank for stack in run.stacks() if stack.waiting_in] == [1, 2, 3], run)
+    assert run.stop() == "interrupt"
+
+
+def test_session_keeps_its_ranks_and_moves_large_values(engine: Ray) -> None:
+    with Session(4, engine=engine, **QUIET) as session:
+        first = list(session.run(os.getpid))
+        data = torch.arange(2 << 20)
+        assert session.run(lambda: int(data.sum()))[3] == int(data.sum())
+        assert torch.equal(session.run(lambda: data + 1 if os.environ["RANK"] == "3" else None)[3], data + 1)
+        assert list(session.run(os.getpid)) == first
+
+
+def test_accumulation_is_exact(engine: Ray) -> None:
+    assert verify_accumulation((4,), (2,), engine=engine, threads_per_process=1, devices="cpu")
+
+
+@pytest.mark.parametrize("victim", ["agent", "actor"])
+def test_killed_agent_costs_its_node_and_the_next_launch_has_it_again(address: str, victim: str) -> None:
+    with Ray(address, cpus=1) as engine:
+        lose_a_node(engine, victim)
+
+
+def lose_a_node(engine: Ray, victim: str) -> None:
+    run = launch(wait_for_rank_0, 4, engine=engine, **QUIET)
+    until(lambda: all_up(run), run)
+    pids = [rank.pid for rank in run.ranks]
+    agent = psutil.Process(agents_of(engine)[1])
+    began = time.monotonic()
+    (agent if victim == "agent" else agent.parent()).kill()  # type: ignore[union-attr]
+    error = run.exception(60)
+    assert time.monotonic() - began < 20
+    assert isinstance(error, NodeLostError)
+    assert str(error).startswith("node 1 (")
+    assert "with ranks 2, 3: " + ("it ended with -9" if victim == "agent" else "ActorDiedError") in str(error)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids if pid is not None))
+    assert list(notebook_launch(sum_up, 4, engine=engine, **QUIET)) == [4.0] * 4
+
+
+PROGRAM = """
+import logging, os, psutil, signal, sys, threading, time
+from notebook_launcher import Ray, launch, notebook_launch, report
+def state():
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    loggers = [(name, logging.getLogger(name).handlers) for name in sorted(logging.root.manager.loggerDict)]
+    return handlers, loggers, logging.root.handlers, sys.stdout, sys.excepthook, threading.excepthook, dict(os.environ)
+def wait():
+    report(up=1)
+    time.sleep(600)
+options = dict(output="none", monitor=False, runs_folder=None, devices="cpu")
+notebook_launch(int, 1, **options)
+before = state()
+run = launch(wait, 2, engine=Ray({address!r}), **options)
+while len(run.metrics) < 2:
+    assert not run.wait(0.01), run
+print(before == state(), "ray" in sys.modules)
+print(*[rank.pid for rank in run.ranks], *[process.pid for process in psutil.Process().children()], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_ray_stays_out_of_the_kernel_and_nothing_outlives_it(address: str) -> None:
+    command = [sys.executable, "-c", PROGRAM.format(address=address)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stdout.startswith("True False\n"), ended.stderr
+    pids = [int(word) for word in ended.stdout.split()[2:]]
+    assert len(pids) >= 3
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_what_ray_cannot_place_is_told_with_what_was_asked_for(engine: Ray, address: str) -> None:
+    assert engine._agents()
+    asked = r"node 0 did not come up: nothing was heard of it for 2 s\. Ray was asked for 4 CPU, 0 GPU at .*patience="
+    with Ray(address, cpus=4, patience=2) as other, pytest.raises(ConfigError, match=asked):
+        notebook_launch(sum_up, 2, engine=other, **QUIET)
+
+
+def test_agent_that_does_not_see_its_gpus_is_refused(address: str) -> None:
+    refused = r"Ray has reserved 2 GPUs there, and torch finds 0\. Install a torch with CUDA"
+    with Ray(address, max_nodes=1) as engine, pytest.raises(ConfigError, match=refused):
+        notebook_launch(sum_up, engine=engine, **{**QUIET, "devices": None})
+
+
+def test_address_where_nothing_is_says_what_to_type() -> None:
+    with Ray("127.0.0.1:1") as engine, pytest.raises(ConfigError, match=r"cannot be reached: .*ray start --head"):
+        engine.look()
+
+
+def test_missing_ray_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with Ray("127.0.0.1:2") as engine, pytest.raises(ConfigError, match=r"pip install 'notebook-launcher\[ray\]'"):
+        engine.look()

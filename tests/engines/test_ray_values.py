@@ -1,0 +1,68 @@
+"""The engine `Ray` as a value: what it takes and refuses, without a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from notebook_launcher import ConfigError, Ray
+from notebook_launcher.engines.cluster.ray_engine import RayNodes
+from notebook_launcher.engines.cluster.ray_nodes import Share
+
+NODE = Share(node_id="a", host="gpu1", address="10.0.0.1", cpus=16.0, gpus=8, kind="H100")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"address": "ray://head:10001"}, "address='ray://head:10001': Ray Client has no streams"),
+        ({"address": "head"}, "address='head' is no address of a Ray cluster: pass 'auto', or one such as"),
+        ({"address": 6379}, "address=6379 is no address"),
+        ({"max_nodes": 0}, "max_nodes=0 must be a whole number of 1 or more, or None"),
+        ({"max_nodes": 1.5}, "max_nodes=1.5 must be a whole number"),
+        ({"cpus": -1}, "cpus=-1 must be a number of 0 or more, or None"),
+        ({"patience": None}, r"patience=None must be a number of 1 or more\."),
+        ({"keep": True}, "keep=True must be a number of 0 or more, or None"),
+        ({"network": ""}, "network='' must be an interface's name"),
+        ({"runtime_env": {"pip": object()}}, "runtime_env=.* cannot be sent: .*Pass a dictionary"),
+        ({"runtime_env": "pip"}, "runtime_env='pip' cannot be sent: .*Pass a dictionary"),
+    ],
+)
+def test_value_that_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        Ray(**options)
+    assert caught.value.field == "engine"
+
+
+def test_engine_is_a_frozen_value_with_a_text() -> None:
+    engine = Ray("10.0.0.1:6379", runtime_env={"pip": ["x"]})
+    assert engine == Ray("10.0.0.1:6379", runtime_env={"pip": ["x"]})
+    assert hash(engine) == hash(Ray("10.0.0.1:6379"))
+    assert repr(engine).startswith("Ray(address='10.0.0.1:6379', max_nodes=None")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        engine.cpus = 2  # type: ignore[misc]
+
+
+def test_agent_asks_for_what_its_ranks_need() -> None:
+    part = NODE.part(2, use_gpus=True, cpus=None)
+    assert (part.cpus, part.gpus) == (2.0, 2)
+    assert (NODE.part(20, use_gpus=True, cpus=None).cpus, NODE.part(20, use_gpus=True, cpus=None).gpus) == (16.0, 8)
+    assert (NODE.part(2, use_gpus=False, cpus=0.5).cpus, NODE.part(2, use_gpus=False, cpus=0.5).gpus) == (0.5, 0)
+    assert NODE.info(3).gpus == ("H100",) * 8
+
+
+def test_agents_serve_a_launch_that_needs_no_more() -> None:
+    held = RayNodes(Ray(), (NODE, dataclasses.replace(NODE, node_id="b")))
+    assert held.covers(RayNodes(Ray(), (NODE.part(2, use_gpus=True, cpus=None),)))
+    assert not held.covers(RayNodes(Ray(), (dataclasses.replace(NODE, node_id="b"),)))
+    assert not RayNodes(Ray(), (NODE.part(2, use_gpus=True, cpus=None),)).covers(held)
+
+
+def test_package_and_engine_are_there_without_ray() -> None:
+    code = "import sys; sys.modules['ray'] = None; import notebook_launcher; print(notebook_launcher.Ray())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("Ray(address='auto'")
