@@ -56,6 +56,8 @@ class RayDriver:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         """Held while a request waits for its answer."""
+        self._counting = threading.Lock()
+        """Held while connections are counted: each ends in a thread of its own."""
         self.num_open = 0
         """Number of agents that are connected."""
         self.closes_when_idle = False
@@ -101,8 +103,13 @@ class RayDriver:
 
     def open(self, number: int, request: dict[str, Any], fds: list[int]) -> None:
         """Send the other ends of a connection's pipes to the process."""
-        self.num_open += 1
-        self._send({**request, "connect": number}, fds)
+        with self._counting:
+            self.num_open += 1
+        try:
+            self._send({**request, "connect": number}, fds)
+        except ConfigError:
+            self.note_end()
+            raise
 
     def end(self, number: int) -> None:
         """End an agent at once."""
@@ -111,11 +118,12 @@ class RayDriver:
 
     def note_end(self) -> None:
         """Take note that a connection has ended."""
-        self.num_open -= 1
-        if self.closes_when_idle and self.num_open <= 0 and not self._is_closed:
-            self.close()
-        else:
-            self._reap()
+        with self._counting:
+            self.num_open -= 1
+            if self.closes_when_idle and self.num_open <= 0 and not self._is_closed:
+                self.close()
+            else:
+                self._reap()
 
     def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         try:
@@ -140,6 +148,13 @@ class RayDriver:
         self._is_closed = True
         self._control.close()
         self._reap()
+
+    def close_when_idle(self) -> None:
+        """End the process once it serves no agent."""
+        with self._counting:
+            self.closes_when_idle = True
+            if self.num_open <= 0 and not self._is_closed:
+                self.close()
 
     def kill(self) -> None:
         """End the process now; agents that are connected end with it."""
@@ -204,6 +219,10 @@ class RayConnection:
                 fcntl.fcntl(fd, F_SETPIPE_SZ, PIPE_SIZE)
         try:
             driver.open(number, request, theirs)
+        except ConfigError:
+            for fd in (self.read_fd, self.write_fd, self._end_fd):
+                os.close(fd)
+            raise
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -265,9 +284,7 @@ class RayDrivers:
             driver = self._drivers.get(address)
             if driver is None or driver.has_ended:
                 return
-            driver.closes_when_idle = True
-            if driver.num_open <= 0:
-                driver.close()
+            driver.close_when_idle()
 
 
 def ray_drivers() -> RayDrivers:
