@@ -239,7 +239,9 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
     def _warn_of_repetition(self, drawn: Round | None) -> None:
         """Warn if the loop's last batch was this rank's for the second time, and the loop cannot have known that."""
         rank = self._place
-        if drawn is None or self.repeat_is_known or drawn.weights[rank] or not drawn.rows[rank]:
+        if drawn is None or self.repeat_is_known or rank >= len(drawn.weights):
+            return  # A rank that reads shards of its own may know its own rounds alone.
+        if drawn.weights[rank] or not drawn.rows[rank]:
             return
         warn_user(
             "even_batches=False: no samples were left for this rank, so it got a batch again, weight 0, to keep in "
