@@ -184,6 +184,7 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter in .scheduler.step:UserWarning")  # torch 2.6, of SequentialLR
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedule_keeps_its_shape(name: str) -> None:
     def rates(changed_after: int | None) -> list[float]:
