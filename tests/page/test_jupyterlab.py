@@ -257,6 +257,9 @@ def test_curves_of_a_finished_run_can_be_explored_while_the_kernel_lives(lab):
     assert wait_for_more_ink(page, 0)
     explored.get_by_label("Search the log").fill("epoch 1")
     explored.locator(".nbl-count").get_by_text("2 of 4 lines").wait_for()
+    # JupyterLab styles tables in an output's HTML: columns of equal width 0 lay on top of each other.
+    heads = explored.locator(".nbl-table th:visible")
+    assert min(heads.evaluate_all("cells => cells.map((cell) => cell.getBoundingClientRect().width)")) > 20
     drawing = lab.output(page, 1).locator("[data-nbl-cover] img")
     assert not drawing.is_visible()
     lab.cell(page, 0).locator(".cm-content").first.click()  # The monitor keeps JupyterLab's shortcuts out.
