@@ -278,7 +278,7 @@ class Attempt:
             if now >= self.ladder.deadline:
                 self.ladder.climb(now)
                 self._send_signal()
-        elif self._fail_at is not None and now >= self._fail_at:
+        elif self._fail_at is not None and now >= self._fail_at and not self._may_debug:
             if all(_is_victim(outcome) for outcome in self.state.failures):
                 before_stop()
             self._climb_onto(Ladder.start(time.monotonic(), FAILURE_BUDGETS))

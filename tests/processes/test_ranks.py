@@ -76,7 +76,7 @@ BATTERED = {
     ),
     "huge": ("raise ValueError('x' * 30_000_000)", "characters left out"),
     "surrogate": ("raise ValueError('\\\\udcff')", "ValueError"),
-    "stderr": ("sys.stderr.close()\n        sys.exit('gone')", "1"),
+    "stderr": ("sys.stderr.close()\n        sys.exit('gone')", "sys.exit(\\'gone\\')"),
 }
 
 

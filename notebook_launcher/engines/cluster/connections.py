@@ -1,4 +1,4 @@
-"""What carries a node's link: two descriptors, and what is known of the other end. Here: a command's pipes."""
+"""The carrier of a node's link: two descriptors, and what is known of the other end. Here: a command's pipes."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class RayConnection:
 
     @property
     def origin(self) -> str:
-        """What Ray was asked for."""
+        """Resources that Ray was asked for, in words."""
         asked = f"{self._request['cpus']:g} CPU, {self._request['gpus']:g} GPU"
         return (
             f"Ray was asked for {asked} at {self._request['address']}, which other work may hold: `ray status` shows "

@@ -1,4 +1,4 @@
-"""What one node of a Ray cluster has, and what an agent holds of it."""
+"""Resources of one node of a Ray cluster, and those that an agent holds of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Share"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one node has, or what an agent holds of it."""
+    """Resources of one node, or those that an agent holds of it."""
 
     node_id: str
     host: str
@@ -19,7 +19,7 @@ class Share:
     cpus: float
     gpus: int
     kind: str
-    """What Ray calls the node's GPUs."""
+    """Ray's name of the node's GPUs."""
     is_busy: bool = dataclasses.field(default=False, compare=False)
     """True if some of it was in use when Ray was asked."""
 
