@@ -40,11 +40,10 @@ def check_change(name: str, wanted: object, tunables: Collection[str]) -> Wanted
         return None
     if isinstance(wanted, str) and (found := FACTOR.fullmatch(wanted)):
         number = _number(found["factor"])
-        if number == 0 and name not in tunables:
-            number = None
     else:
-        number = wanted if isinstance(wanted, (int, float)) and (name in tunables or wanted > 0) else None
-    if number is None or (isinstance(wanted, bool) and name not in tunables) or not math.isfinite(number):
+        number = wanted if isinstance(wanted, (int, float)) else None
+    fits = name in tunables or (number is not None and number > 0 and not isinstance(wanted, bool))
+    if number is None or not fits or not math.isfinite(number):
         least = "a number" if name in tunables else "a number, more than 0"
         none = ", or None for no clipping" if name == "max_grad_norm" else ""
         raise ValueError(f'{name}={wanted!r} must be {least}, or a factor such as "x0.5"{none}.')
