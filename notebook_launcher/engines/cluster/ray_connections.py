@@ -60,8 +60,8 @@ class RayDriver:
         """Held while connections are counted: each ends in a thread of its own."""
         self.num_open = 0
         """Number of agents that are connected."""
-        self.closes_when_idle = False
-        """True once its engine was closed; another engine of the same cluster may still use it."""
+        self._closes_when_idle = False
+        """True once its engine was closed, until another engine of the same cluster uses it."""
         self._is_closed = False
         self._errors = AnonymousFile("errors")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -120,7 +120,7 @@ class RayDriver:
         """Take note that a connection has ended."""
         with self._counting:
             self.num_open -= 1
-            if self.closes_when_idle and self.num_open <= 0 and not self._is_closed:
+            if self._closes_when_idle and self.num_open <= 0 and not self._is_closed:
                 self.close()
             else:
                 self._reap()
@@ -149,10 +149,16 @@ class RayDriver:
         self._control.close()
         self._reap()
 
+    def keep(self) -> bool:
+        """Stay open for another engine of the same cluster; return False if the process has ended, or is about to."""
+        with self._counting:
+            self._closes_when_idle = False
+            return not self.has_ended
+
     def close_when_idle(self) -> None:
         """End the process once it serves no agent."""
         with self._counting:
-            self.closes_when_idle = True
+            self._closes_when_idle = True
             if self.num_open <= 0 and not self._is_closed:
                 self.close()
 
@@ -271,11 +277,10 @@ class RayDrivers:
         """Return the driver of a cluster, which is up; raises `ConfigError`."""
         with self._lock:
             driver = self._drivers.get(address)
-            if driver is None or driver.has_ended:
+            if driver is None or not driver.keep():
                 if driver is not None:
                     driver.kill()
                 driver = self._drivers[address] = RayDriver(address)
-            driver.closes_when_idle = False
             return driver
 
     def close(self, address: str) -> None:
