@@ -11,7 +11,15 @@ from notebook_launcher.machine import cgroups
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["cleans_up", "named_semaphores", "nccl_segments", "oom_kills", "remove_shared_files", "session_members"]
+__all__ = [
+    "cleans_up",
+    "ends_by_itself",
+    "named_semaphores",
+    "nccl_segments",
+    "oom_kills",
+    "remove_shared_files",
+    "session_members",
+]
 
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - where torch puts what its workers share
 SESSION_FIELD = 3
@@ -28,15 +36,25 @@ def oom_kills() -> int:
 
 
 def cleans_up(pid: int) -> bool:
-    """Return True for a helper that removes what its users have left in /dev/shm once they have ended.
+    """Return True for the resource tracker of `multiprocessing`.
 
-    These are the resource tracker of `multiprocessing`, for `SharedMemory` and semaphores, and torch's manager of
-    shared memory, with the sharing strategy "file_system".
+    Once its users have ended, it removes at once the `SharedMemory` and the semaphores that they have left, and ends.
     """
+    return b"multiprocessing.resource_tracker" in _command(pid)
+
+
+def ends_by_itself(pid: int) -> bool:
+    """Return True for torch's manager of shared memory, with the sharing strategy "file_system".
+
+    It removes its users' files and ends 2 seconds after they have ended: too long to wait for.
+    """
+    return b"torch_shm_manager" in _command(pid)
+
+
+def _command(pid: int) -> bytes:
     with contextlib.suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"multiprocessing.resource_tracker" in command or b"torch_shm_manager" in command
-    return False
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def session_members(session: int) -> set[int]:

@@ -229,9 +229,12 @@ class _Supervisor:
     def _let_cleaners_end(self) -> None:
         """Wait a moment for helpers of ranks that have ended: they clean up, and then end by themselves."""
         until = time.monotonic() + CLEANING
-        for pid in set(_children()) - set(self._pids.values()):
-            if leftovers.cleans_up(pid):
-                _wait_for_end(pid, until - time.monotonic())
+        for pid in self._cleaners():
+            _wait_for_end(pid, until - time.monotonic())
+
+    def _cleaners(self) -> list[int]:
+        """Return those helpers of ranks that have ended; they are this process's children now."""
+        return [pid for pid in set(_children()) - set(self._pids.values()) if leftovers.cleans_up(pid)]
 
     def _on_gone(self, rank: int) -> None:
         pid = self._pids.pop(rank)
@@ -240,8 +243,7 @@ class _Supervisor:
             os.close(pidfd)
         # Before the rank is reaped, so that its number cannot belong to another process yet.
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        if ended is not None and ended.si_status == 0:
-            self._let_cleaners_end()
+        if ended is not None and ended.si_status == 0 and not self._cleaners():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         else:
@@ -276,7 +278,7 @@ class _Supervisor:
         for rank in list(self._pids):
             self._on_gone(rank)
         self._let_cleaners_end()
-        while orphans := _children():
+        while orphans := [pid for pid in _children() if not leftovers.ends_by_itself(pid)]:
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -115,6 +115,8 @@ def killed():
 def test_shared_memory_goes_with_its_rank(kernel: Kernel, sharing: str, ends: str) -> None:
     with unchanged(kernel):
         outcome = kernel.execute(SHARING + f"import torch\nnotebook_launch({sharing}, 2, args=({ends},))")
+        # torch's manager cleans up and ends 2 seconds after its users.
+        wait_until(lambda: not any(one.info["name"] == "torch_shm_manager" for one in psutil.process_iter(["name"])))
     assert (outcome.error is None) == (ends == "int")
     names = [word for word in outcome.stdout.split() if word.startswith(("psm_", "torch_"))]
     assert names
