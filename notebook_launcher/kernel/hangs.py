@@ -63,12 +63,16 @@ class _Stretch:
         self.num_forgiven -= 1
         return self.num_forgiven >= 0
 
-    def note(self, stack: RankStack) -> None:
-        """Record a sample, and put the next one off for twice as long."""
+    def is_due(self, now: float) -> bool:
+        """Return True if the rank is to be asked for its stack."""
+        return now - self.since >= self.sample_after
+
+    def note(self, stack: RankStack, now: float) -> None:
+        """Record a sample, and put the next one off for twice as long, if it was due."""
         self.num_alike = self.num_alike + 1 if stack.main == self.main else 1
         self.main = stack.main
         self.num_forgiven = FORGIVEN
-        if self.last.is_asleep or not _is_in_call(stack) or self.num_alike >= SPIN_SAMPLES:
+        if self.is_due(now) and (self.last.is_asleep or not _is_in_call(stack) or self.num_alike >= SPIN_SAMPLES):
             self.sample_after *= 2
 
     def is_idle(self, now: float) -> bool:
@@ -209,8 +213,10 @@ class HangWatch:
         self._look_at = now + self._interval
         self._follow(now, pulses())
         line = self._release(now)
-        due = [rank for rank, stretch in self._stretches.items() if now - stretch.since >= stretch.sample_after]
+        due = [rank for rank, stretch in self._stretches.items() if stretch.is_due(now)]
         if due:
+            # Those that are known to wait are not among the ranks whose period starts again.
+            due += [rank for rank in (self.hang.since if self.hang else ()) if rank not in due]
             self.hang = self._examine(now, due, absent, dump) or self.hang
         return line or self._announce(now)
 
@@ -262,7 +268,7 @@ class HangWatch:
         waiting: dict[int, float] = {}
         for rank, stack in stacks.items():
             stretch = self._stretches[rank]
-            stretch.note(stack)
+            stretch.note(stack, now)
             if stretch.is_wait(stack, now):
                 waiting[rank] = stretch.since
         if not waiting:

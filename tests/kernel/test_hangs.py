@@ -86,18 +86,25 @@ def test_wait_shows_in_state_and_ranks_until_the_late_rank_comes(tmp_path: Path)
         assert run.snapshot().state == "done"
 
 
-def cross_over() -> None:
+def cross_over(gate: Path | None) -> None:
     import torch
     import torch.distributed as dist
 
     if dist.get_rank() == 0:
         dist.barrier()
     else:
+        if gate is not None:
+            wait_for(gate)
         dist.all_gather_object([None, None], torch.ones(1))
 
 
-def test_ranks_in_different_collectives_are_all_named() -> None:
-    with launched(cross_over) as run:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_ranks_in_different_collectives_are_all_named(tmp_path: Path, *, is_late: bool) -> None:
+    gate = tmp_path / "gate" if is_late else None
+    with launched(cross_over, gate) as run:
+        if gate is not None:
+            waiting(run, "time.sleep")
+            gate.touch()
         assert re.fullmatch(
             rf"rank 0 has waited [\d.]+ m?s in barrier \({LINE}\); "
             rf"rank 1 has waited [\d.]+ m?s in all_gather_object \({LINE}\)",
