@@ -114,10 +114,10 @@ class RunList(Sequence[RecordedRun]):
         """
         from notebook_launcher.detached.attached_run import AttachedRun
         from notebook_launcher.detached.attached_session import AttachedSession
-        from notebook_launcher.detached.door import is_hosted, is_session
+        from notebook_launcher.detached.door import goes_on, is_session
 
         folders = [run.folder for run in self._items if not run.snapshot().is_over]
-        live = [AttachedRun(folder) for folder in folders if is_hosted(folder)]
+        live = [AttachedRun(folder) for folder in folders if goes_on(folder)]
         for run in live:
             run.stop(wait=False)
         for run in live:

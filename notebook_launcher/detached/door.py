@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["ENDING", "SESSION_SOCKET", "SOCKET", "Connection", "greet", "is_hosted", "is_session", "listen", "peer_of"]
+__all__ = [
+    "ENDING",
+    "SESSION_SOCKET",
+    "SOCKET",
+    "Connection",
+    "goes_on",
+    "greet",
+    "is_hosted",
+    "is_session",
+    "listen",
+    "peer_of",
+]
 
 SOCKET = "host.sock"
 SESSION_SOCKET = "session.sock"
@@ -82,6 +93,11 @@ def is_hosted(folder: Path) -> bool:
     """Return True if the run in a folder was launched with `detached=True`."""
     # A host that was killed leaves its socket.
     return any((folder / name).exists() for name in (SOCKET, ENDING))
+
+
+def goes_on(folder: Path) -> bool:
+    """Return True if a hosted run has not ended; its host keeps the folder for a while after the end."""
+    return (folder / SOCKET).exists() and not (folder / ENDING).exists()
 
 
 def is_session(folder: Path) -> bool:

@@ -282,8 +282,10 @@ def test_runs_and_the_program_know_sessions(
     release(gate)
     shown.join()
     call.result()
-    assert runs().filter(state="running").stop_all() == 1
-    assert runs().filter(state="running").stop_all() == 0
+    # For some seconds the host keeps the folder even of a short call, whose results nobody has opened.
+    session.launch(put, args=(2,)).wait()
+    assert runs().stop_all() == 1
+    assert runs().stop_all() == 0
     again = opened(1, name="exp", output="none")
     assert main(["attach", "exp", "--stop"]) == 0
     assert repr(again).endswith(": closed>")
