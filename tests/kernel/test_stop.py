@@ -82,7 +82,8 @@ def exiting():
 
 def threading_on():
     import threading
-    threading.Thread(target=lambda: (print("up", flush=True), time.sleep(60))).start()
+    ended = threading.main_thread().join  # Returns once the process waits for its other threads.
+    threading.Thread(target=lambda: (ended(), print("up", flush=True), time.sleep(60))).start()
 
 def in_c_code():
     import torch

@@ -33,6 +33,27 @@ def start_server(body, *words):
         server.stdout.readline()
     kept.append(server)
 
+LISTENER = """
+import socket, sys
+sockets = [socket.create_server(("127.0.0.1", 0))]
+print(flush=True)
+for line in sys.stdin:
+    if line.strip() == "replace":
+        sockets.pop().close()
+    sockets.append(socket.create_server(("127.0.0.1", 0)))
+    print(flush=True)
+"""
+
+@pytest.fixture(scope="module")
+def listener():
+    words = [sys.executable, "-c", LISTENER]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        def ask(what):
+            print(what, file=process.stdin, flush=True)
+            process.stdout.readline()
+        yield ask
+
 READ, WRITE = os.pipe()
 STRANGER = f"""
 import mmap, os, tempfile
@@ -70,6 +91,7 @@ LEAKS = {
     "thread": "threading.Thread(target=threading.Event().wait, daemon=True).start()",
     "descriptor": "kept.append(os.open('/dev/null', os.O_RDONLY))",
     "listener": "kept.append(socket.create_server(('127.0.0.1', 0)))",
+    "further_listener": "listener('add')",
     "file": "kept.append(tempfile.NamedTemporaryFile(prefix='notebook-launcher-'))",
     "shared_memory": "kept.append(tempfile.NamedTemporaryFile(dir='/dev/shm', prefix='psm_'))",
     "variable": "os.environ['LEFT_BEHIND'] = '1'",
@@ -85,6 +107,7 @@ WORDS = {
     "thread": "thread <Thread",
     "descriptor": "-> /dev/null",
     "listener": "listening socket",
+    "further_listener": "listening socket",
     "file": "/notebook-launcher-",
     "shared_memory": "file /dev/shm/",
     "variable": "LEFT_BEHIND was None and is '1'",
@@ -95,6 +118,7 @@ WORDS = {
 }
 HARMLESS = {
     "nothing": "pass",
+    "replaced_listener": "listener('replace')",
     "patched": "monkeypatch.setenv('LEFT_BEHIND', '1')",
     "server": f"start_server('pass', '{FORK_SERVER}')",
     "deputy": f"start_server('os.setsid(); os.fork() or signal.pause()', '{FORK_SERVER}')",
@@ -108,7 +132,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Run one program of leaky tests; return what each was told, "" if it passed."""
     folder = tmp_path_factory.mktemp("leaky")
     tests = {**LEAKS, **HARMLESS}
-    source = HEADER + "".join(f"\ndef test_{name}(monkeypatch):\n    {body}\n" for name, body in tests.items())
+    source = HEADER + "".join(
+        f"\ndef test_{name}(monkeypatch, listener):\n    {body}\n" for name, body in tests.items()
+    )
     (folder / "test_leaky.py").write_text(source, encoding="utf-8")
     report = folder / "report.xml"
     options = [

@@ -6,6 +6,7 @@ seconds to end by themselves.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import ipaddress
@@ -45,6 +46,8 @@ SHARED_MEMORY = ("torch_", "psm_", "sem.", "nccl-")
 VOLATILE_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
 ADDRESSES: dict[tuple[str, str], str | None] = {}
 """Each socket that was seen, by its network and its name, with the address at which it listens."""
+MOST_LISTENERS: dict[int, int] = {}
+"""By process: the largest number of listening sockets that it had before a test."""
 # tqdm keeps its monitor for the life of the process.
 LASTING_THREADS = {"TMonitor"}
 
@@ -91,7 +94,7 @@ def leftovers(before: Surroundings, after: Surroundings) -> list[str]:
     ]
     found += [f"thread {text}" for key, text in after.threads.items() if key not in before.threads]
     found += [f"descriptor {text}" for text in _new_descriptors(before, after)]
-    found += [f"listening socket {text}" for key, text in after.listeners.items() if key not in before.listeners]
+    found += [f"listening socket {text}" for text in _new_listeners(before, after)]
     files = {path: text for path, text in after.files.items() if path not in before.files}
     found += [f"file {text}" for path, text in files.items() if not _others_use(path)]
     for key in sorted({*before.settings, *after.settings}):
@@ -257,6 +260,22 @@ def _new_descriptors(before: Surroundings, after: Surroundings) -> list[str]:
             held = next((key for key in new if pattern.match(key[1])), None)
             new.pop(held, None)
     return list(new.values())
+
+
+def _new_listeners(before: Surroundings, after: Surroundings) -> list[str]:
+    """Return the listening sockets that are new, but for those in the place of a process' earlier ones.
+
+    A rank of a session that lives for a whole file has a new process group after a failure which broke the old one.
+    """
+    for pid, count in collections.Counter(pid for pid, _ in before.listeners).items():
+        MOST_LISTENERS[pid] = max(count, MOST_LISTENERS.get(pid, 0))
+    counts = collections.Counter(pid for pid, _ in after.listeners)
+    outliving = {process.pid for process in before.processes} - {os.getpid()}
+    return [
+        text
+        for key, text in after.listeners.items()
+        if key not in before.listeners and not (key[0] in outliving and counts[key[0]] <= MOST_LISTENERS.get(key[0], 0))
+    ]
 
 
 def _listeners(processes: list[psutil.Process]) -> dict[Any, str]:
