@@ -355,7 +355,7 @@ def check_shard(shard: int, num_processes: int | None, *, by_default: bool = Fal
         if by_default:
             asked, way_out = f"num_processes=None, which is {num_processes} here", f", or pass num_processes={shard}"
         msg = (
-            f"shard={shard} with {asked}: {num_processes} / {shard} is no whole number of replicas. It can be "
+            f"shard={shard} with {asked}: {num_processes} / {shard} is not a whole number of replicas. It can be "
             f"{fitting}{way_out}."
         )
         raise ConfigError(msg, field="shard")

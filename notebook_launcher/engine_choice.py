@@ -27,7 +27,7 @@ def chosen(value: Any) -> Engine | None:
         return engine_texts.read(value) if isinstance(value, str) else engine_texts.from_settings(value)
     if value is not None and (isinstance(value, type) or not _has_methods(value)):
         msg = (
-            f"engine={value!r} is no engine. Pass Commands([...]), Ray(), SSH([...]) or Slurm(), 'ray', 'slurm' or "
+            f"engine={value!r} is not an engine. Pass Commands([...]), Ray(), SSH([...]) or Slurm(), 'ray', 'slurm' or "
             "'ssh HOST HOST', or None for this machine."
         )
         raise ConfigError(msg, field="engine")
@@ -85,5 +85,8 @@ def _check_product(num_processes: int, nodes: int | None, each: int) -> None:
         msg = f"{asked}: {plural(nodes, 'node')} with {each} each make {nodes * each}. Omit one of the numbers."
         raise ConfigError(msg, field="processes_per_node")
     if num_processes % each:
-        msg = f"{asked}: {num_processes} / {each} is no whole number of nodes."
+        msg = (
+            f"{asked}: {num_processes} / {each} is not a whole number of nodes. "
+            f"Pass num_processes={-(-num_processes // each) * each}, a multiple of {each}."
+        )
         raise ConfigError(msg, field="processes_per_node")

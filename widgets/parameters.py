@@ -158,7 +158,7 @@ def is_literal(value: Any) -> bool:
     try:
         text = repr(value)
         return len(text) <= LONGEST and bool(ast.literal_eval(text) == value)
-    except Exception:  # noqa: BLE001 - whatever a foreign repr or comparison does, it is no literal
+    except Exception:  # noqa: BLE001 - whatever a foreign repr or comparison does, it is not a literal
         return False
 
 

@@ -70,6 +70,6 @@ def _variables_of(function: Any) -> list[Any]:
     """Return the values of the notebook's variables that a function names."""
     try:
         names = inspect.getclosurevars(inspect.unwrap(function))
-    except (TypeError, ValueError):  # it is no Python function, or a variable around it has no value yet
+    except (TypeError, ValueError):  # it is not a Python function, or a variable around it has no value yet
         return []
     return [*names.nonlocals.values(), *names.globals.values()]

@@ -155,7 +155,7 @@ def failures_html(failures: Sequence[FailureRecord]) -> str:
 def plain_settings(snapshot: RunSnapshot) -> dict[str, str]:
     """Return the settings of a run as text, by name: the function's arguments, and the options.
 
-    Of environment variables only that they were set is told: their values may be secrets, and notebooks are shared.
+    Environment variables are shown by name only: their values may be secrets, and notebooks are shared.
     """
     arguments = {f"arguments.{one_line(name, 80)}": one_line(words) for name, words in snapshot.arguments.items()}
     settings = {name: _plain(value) for name, value in snapshot.config.items() if name != "env"}

@@ -57,5 +57,5 @@ def _machine() -> dict[str, str]:
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     with contextlib.suppress(OSError):
-        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - the text is no path
+        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - the text is not a path
     return {"boot": boot, "pid_namespace": namespace}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["add_hint", "attach", "brief", "end_line", "raise_in_cell", "show_as"]
 
 WORTH_TELLING = 1_000_000
-"""Bytes of tensors in kept frames from which on a failure tells their size."""
+"""Bytes of tensors in kept frames from which on the message of a failure has their size."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

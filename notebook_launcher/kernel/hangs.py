@@ -31,13 +31,13 @@ FIRST_LOOK = 0.1
 """Seconds until the first look, so that a short call is over before it."""
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 IDLE_SHARE, IDLE_TICKS = 0.05, 2
-"""Processor time with which a process still counts as idle: a share of the time, and what the clock cannot resolve."""
+"""Processor time that an idle process may use: this share of the time, and 2 ticks, the clock's resolution."""
 SPIN_SAMPLES = 3
 """Equal stacks in a row after which a thread that uses the processor counts as waiting: NCCL waits in a loop."""
 MAX_SOURCE = 80
 """Characters of a line of code that are quoted."""
 FORGIVEN = 2
-"""Looks at which a rank may appear to have moved because the launcher itself asked it for its stack."""
+"""Looks in which a move is ignored, because the launcher's own request for a stack wakes the thread."""
 
 
 @dataclasses.dataclass(slots=True)

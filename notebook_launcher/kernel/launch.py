@@ -43,7 +43,7 @@ def notebook_launch(
         kwargs: Keyword arguments of `fn`.
         config: Options.
         detached: True: the run outlives the kernel, and `attach(id)` comes back to it from any kernel or terminal.
-            The first interrupt lets go of the cell and the run goes on; a second within 3 seconds stops the run. It is
+            The first interrupt releases the cell and the run continues; a second within 3 seconds stops the run. It is
             stopped after `timeout`, by default 7 days. None: as `config` says.
         options: Fields of `LaunchConfig` by name; they override `config`.
 

@@ -218,7 +218,7 @@ class LiveRecords:
 
 
 def describe_change(record: messages.Changed) -> str:
-    """Return `lr 0.1 → 0.05, after update 12`, or `paused after update 12`; empty for what is told elsewhere."""
+    """Return `lr 0.1 → 0.05, after update 12`, or `paused after update 12`; empty if it is shown elsewhere."""
     if record.action in ("pause", "resume"):
         return f"{record.action}d after update {record.update}"
     words = [describe_values(name, before, after) for name, (before, after) in record.values.items()]

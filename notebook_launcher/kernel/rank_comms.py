@@ -46,7 +46,7 @@ class RankComms:
         self._wake: Callable[[], object] | None = None
         """Wakes the thread of the run that goes on; None between runs."""
         self.serve: Callable[[], Callable[[], object] | None] = lambda: None
-        """Returns what has the ranks handle what waits, between runs; None if only runs do."""
+        """Returns a function that makes ranks handle waiting messages between runs; None: these wait for a run."""
         self.cell_message: Any = None
         """The message that started the cell in which widgets were made last; None: there were none."""
 

@@ -26,7 +26,7 @@ def shown_rank(display: int | str | None, running: Sequence[int], config: Launch
         config: The session's options.
 
     Raises:
-        ConfigError: The choice is no rank that runs the cell.
+        ConfigError: The choice is not a rank that runs the cell.
     """
     if display is None:
         return {"all": "all", "none": None}.get(config.display, running[0])

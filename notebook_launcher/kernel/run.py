@@ -235,9 +235,7 @@ class Run:
         Raises:
             CallOrderError: The run is over, so there are no stacks.
         """
-        if self._data.outcome is not None:
-            msg = f"the run is over ({self.state}): its ranks are gone, and so are their stacks"
-            raise CallOrderError(msg)
+        self._check_goes_on("its ranks are gone, and so are their stacks")
         command = StacksCommand(Latch())
         return self._ask(command, command.answer)
 
@@ -261,9 +259,7 @@ class Run:
                 f"{MAX_RATE:g} per second."
             )
             raise ValueError(msg)
-        if self._data.outcome is not None:
-            msg = f"the run is over ({self.state}): its ranks are gone, and so are their stacks"
-            raise CallOrderError(msg)
+        self._check_goes_on("its ranks are gone, and so are their stacks")
         starts, end = self._take_sample(None), time.monotonic() + seconds
         while time.monotonic() < end and not self._data.over.wait(1 / rate):
             self._take_sample(None)
@@ -294,9 +290,7 @@ class Run:
         if not chosen or any(rank not in range(num) for rank in chosen):
             msg = f"profile(ranks={ranks!r}): ranks must list ranks of this run, from 0 to {num - 1}."
             raise ValueError(msg)
-        if self._data.outcome is not None:
-            msg = f"the run is over ({self.state}): there is nothing left to profile"
-            raise CallOrderError(msg)
+        self._check_goes_on("there is nothing left to profile")
         command = ProfileCommand(updates, chosen, Latch())
         answer = self._ask(command, command.answer)
         if isinstance(answer, str):
@@ -334,10 +328,16 @@ class Run:
             TimeoutError: The run is not over after `timeout` seconds; the run goes on.
             BaseException: The exception with which the run failed, as `notebook_launch` raises it.
         """
-        if not self.wait(timeout):
-            msg = f"the run is not over after {timeout:g} s; it goes on"
-            raise TimeoutError(msg)
+        self._wait_for_end(timeout)
         return self._outcome()
+
+    def _wait_for_end(self, timeout: float | None) -> None:
+        if not self.wait(timeout):
+            raise TimeoutError(f"the run is not over after {timeout:g} s; it goes on")
+
+    def _check_goes_on(self, consequence: str) -> None:
+        if self._data.outcome is not None:
+            raise CallOrderError(f"the run is over ({self.state}): {consequence}")
 
     def _outcome(self) -> Results:
         outcome = self._data.outcome
@@ -348,9 +348,7 @@ class Run:
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end of the run and return the exception with which it failed; None after a success."""
-        if not self.wait(timeout):
-            msg = f"the run is not over after {timeout:g} s; it goes on"
-            raise TimeoutError(msg)
+        self._wait_for_end(timeout)
         outcome = self._data.outcome
         return None if outcome is None else outcome.error
 
@@ -389,9 +387,7 @@ class Run:
         Raises:
             CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
         """
-        if self._data.outcome is not None:
-            msg = f"the run is over ({self.state}): there is nothing left to save"
-            raise CallOrderError(msg)
+        self._check_goes_on("there is nothing left to save")
         command = SaveCommand(Latch())
         if not self._ask(command, command.answer):
             msg = (
@@ -451,9 +447,7 @@ class Run:
         return self._data.live.changes
 
     def _change(self, action: ChangeAction, values: dict[str, Wanted], source: ChangeSource = "code") -> None:
-        if self._data.outcome is not None:
-            msg = f"the run is over ({self.state}): there is nothing left to change"
-            raise CallOrderError(msg)
+        self._check_goes_on("there is nothing left to change")
         command = ChangeCommand(action, values, Latch(), source)
         if not self._ask(command, command.answer):
             msg = (

@@ -72,16 +72,16 @@ HANDLERS = (
     ProfileKwargs,
 )
 ELSEWHERE = {
-    "deepspeed_plugins": "several settings of DeepSpeed (pass one as deepspeed_plugin=)",
-    "torch_tp_plugin": "tensor parallelism",
-    "megatron_lm_plugin": "Megatron-LM",
-    "dynamo_plugin": "a dynamo plugin (pass dynamo_backend=, or compile the model yourself)",
+    "deepspeed_plugins": "one DeepSpeedPlugin serves all models: pass it as deepspeed_plugin=.",
+    "torch_tp_plugin": "pass parallelism_config=ParallelismConfig(tp_size=2), for 2 ranks that share a layer.",
+    "megatron_lm_plugin": "Megatron-LM is not supported. To shard, pass parallelism_config=ParallelismConfig(...).",
+    "dynamo_plugin": "pass dynamo_backend='inductor', or compile the model with torch.compile(model).",
 }
-"""Accelerate's arguments that have no counterpart, and what they are for."""
+"""Accelerate's arguments that have no counterpart, and what to write instead."""
 
 
 class Accelerator:
-    """Data-parallel training with exact gradient accumulation, by Hugging Face Accelerate's names.
+    """Distributed training with exact gradient accumulation, by Hugging Face Accelerate's names.
 
         accelerator = Accelerator(gradient_accumulation_steps=4)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -1066,4 +1066,4 @@ def _refuse(unsupported: dict[str, Any]) -> None:
             hint = f" Did you mean {close[0]}=?" if close else ""
             raise TypeError(f"Accelerator() has no argument {name}=.{hint}")
         if value is not None:
-            raise ValueError(f"Accelerator({name}=...): {ELSEWHERE[name]} is not supported; data parallelism is.")
+            raise ValueError(f"Accelerator({name}=...): {ELSEWHERE[name]}")

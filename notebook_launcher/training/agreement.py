@@ -121,7 +121,7 @@ class UpdateFence:
         return 1 if self._record is None else 2
 
     def pass_update(self) -> None:
-        """Wait for the reduction of the update before, and mark the end of this one's; after each backward of one."""
+        """Wait until the previous update's reduction is done, and mark this one's; after each synchronised backward."""
         if self._record is None:
             return
         previous, self._previous = self._previous, self._record()

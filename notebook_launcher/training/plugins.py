@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 import os
 import sys
 import warnings
@@ -277,12 +278,13 @@ class ProfileKwargs(KwargsHandler):
 
 
 def whole_number(name: str, value: Any, *, minimum: int = 1) -> int:
-    """Return `value` as an int; raise ValueError if it is not a whole number or too small."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name}={value!r} is a {type(value).__name__}; it must be a whole number.")  # noqa: TRY004
-    if value < minimum:
+    """Return `value` as an int; raise ValueError if it is not a whole number, of Python or NumPy, or too small."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ValueError(f"{name}={value!r} is a {type(value).__name__}; it must be a whole number.")
+    number = operator.index(value)
+    if number < minimum:
         raise ValueError(f"{name}={value!r} is too small; it must be {minimum} or more.")
-    return value
+    return number
 
 
 def pick_handlers(handlers: Iterable[Any] | None, known: tuple[type, ...]) -> dict[type, Any]:

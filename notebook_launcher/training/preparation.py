@@ -86,7 +86,11 @@ class Preparation:
         """Carry out `Accelerator.prepare`: `preparer` prepares each object, schedulers after their optimizers."""
         placements: list[bool | None] = [None] * len(args) if device_placement is None else list(device_placement)
         if len(placements) != len(args):
-            raise ValueError(f"device_placement has {len(placements)} entries for {len(args)} objects.")
+            msg = (
+                f"device_placement has {len(placements)} entries for {len(args)} objects. Pass True or False for each "
+                "object, or omit device_placement."
+            )
+            raise ValueError(msg)
         self._check_batch_sizes(args)
         first = [self._prepare_one(one, preparer, placed) for one, placed in zip(args, placements, strict=True)]
         result = tuple(preparer.prepare_scheduler(one) if _is_scheduler(one) else one for one in first)

@@ -88,7 +88,11 @@ def resolve_accumulation(
 ) -> GradientAccumulationPlugin:
     """Return the plugin with the resolved number of steps."""
     if plugin is not None and not isinstance(plugin, GradientAccumulationPlugin):
-        raise TypeError(f"gradient_accumulation_plugin={plugin!r} is not a GradientAccumulationPlugin.")
+        msg = (
+            f"gradient_accumulation_plugin={plugin!r} is not a GradientAccumulationPlugin. Pass "
+            "GradientAccumulationPlugin(num_steps=4), or gradient_accumulation_steps=4."
+        )
+        raise TypeError(msg)
     if steps is not None:
         steps = whole_number("gradient_accumulation_steps", steps)
     if plugin is not None and steps is not None and steps != 1:

@@ -32,7 +32,7 @@ MAX_NEW_CHANGES = 128
 
 
 class Safepoint:
-    """Counts an Accelerator's synchronised backwards, one for each update, and knows what is due after which."""
+    """Counts the updates of an Accelerator, and carries out requests after the update that all ranks agree on."""
 
     def __init__(self, accelerator: Any, rank: RankContext, fence: UpdateFence) -> None:
         self._accelerator = weakref.ref(accelerator)

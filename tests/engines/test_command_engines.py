@@ -397,8 +397,8 @@ def test_engines_are_values() -> None:
         (lambda: Commands([[]], python=3), "python=3 is a int; it must be a text"),  # type: ignore[arg-type]
         (lambda: SSH([]), r"hosts=\[\]: pass a list of words"),
         (lambda: SSH(["-oProxyCommand=x"]), "is an option of ssh; pass options="),
-        (lambda: LaunchConfig(engine="dask"), "engine='dask' is no engine"),  # type: ignore[arg-type]
-        (lambda: LaunchConfig(engine=Commands), "is no engine"),  # type: ignore[arg-type]
+        (lambda: LaunchConfig(engine="dask"), "engine='dask' is not an engine"),  # type: ignore[arg-type]
+        (lambda: LaunchConfig(engine=Commands), "is not an engine"),  # type: ignore[arg-type]
         (lambda: LaunchConfig(engine=Commands([[]]), start_method="fork"), "cannot be forks of this kernel"),
         (lambda: LaunchConfig(engine=Commands([[]]), devices=[0]), "the numbers are those of this machine"),  # type: ignore[arg-type]
     ],

@@ -52,14 +52,17 @@ def test_text_names_a_ray_cluster(text: str, engine: Ray) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("dask", r"engine='dask' is no engine\. A text can be 'this machine', 'slurm', 'ray', 'ray' with the address"),
-        ("ray a:1 b:1", "engine='ray a:1 b:1' is no engine"),
-        ("ray head", "address='head' is no address of a Ray cluster"),
-        ("ssh", "engine='ssh' is no engine"),
-        ("slurm gpu1", "engine='slurm gpu1' is no engine"),
-        ({"kind": "Dask"}, "is no engine: its kind can be Commands, Ray, SSH, Slurm, with their fields"),
-        ({"kind": "SSH", "host": "x"}, "is no engine: its kind can be"),
-        ({"kind": "SSH"}, r"is no engine: .*'hosts'"),
+        (
+            "dask",
+            r"engine='dask' is not an engine\. A text can be 'this machine', 'slurm', 'ray', 'ray' with a cluster's",
+        ),
+        ("ray a:1 b:1", "engine='ray a:1 b:1' is not an engine"),
+        ("ray head", "address='head' is not an address of a Ray cluster"),
+        ("ssh", "engine='ssh' is not an engine"),
+        ("slurm gpu1", "engine='slurm gpu1' is not an engine"),
+        ({"kind": "Dask"}, "is not an engine: its kind can be Commands, Ray, SSH, Slurm, with their fields"),
+        ({"kind": "SSH", "host": "x"}, "is not an engine: its kind can be"),
+        ({"kind": "SSH"}, r"is not an engine: .*'hosts'"),
     ],
 )
 def test_text_or_setting_that_names_no_engine_is_refused(value: Any, message: str) -> None:
@@ -125,6 +128,6 @@ def test_panel_lists_what_can_be_typed_and_takes_it(allocation: None, monkeypatc
     assert not state.problems
     assert 'engine="ssh gpu1 me@gpu2"' in state.code()
     field.control.value = "ssh"
-    assert "engine='ssh' is no engine" in state.problems["engine"]
+    assert "engine='ssh' is not an engine" in state.problems["engine"]
     field.show(Commands([[]]))
     assert field.text.startswith("Commands(")

@@ -20,8 +20,8 @@ NODE = Share(node_id="a", host="gpu1", address="10.0.0.1", cpus=16.0, gpus=8, ki
     ("options", "message"),
     [
         ({"address": "ray://head:10001"}, "address='ray://head:10001': Ray Client has no streams"),
-        ({"address": "head"}, "address='head' is no address of a Ray cluster: pass 'auto', or one such as"),
-        ({"address": 6379}, "address=6379 is no address"),
+        ({"address": "head"}, "address='head' is not an address of a Ray cluster: pass 'auto', or one such as"),
+        ({"address": 6379}, "address=6379 is not an address"),
         ({"max_nodes": 0}, "max_nodes=0 must be a whole number of 1 or more, or None"),
         ({"max_nodes": 1.5}, "max_nodes=1.5 must be a whole number"),
         ({"cpus": -1}, "cpus=-1 must be a number of 0 or more, or None"),

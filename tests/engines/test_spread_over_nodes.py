@@ -68,7 +68,7 @@ def test_more_nodes_than_there_are_are_refused(asked: dict[str, int], number: in
         (
             {"num_processes": 4, "processes_per_node": 3, "engine": TWO},
             "processes_per_node",
-            "4 / 3 is no whole number of nodes",
+            "4 / 3 is not a whole number of nodes. Pass num_processes=6, a multiple of 3.",
         ),
     ],
 )

@@ -129,7 +129,7 @@ def test_sizes_that_do_not_fit_the_ranks_are_refused_with_the_sum(config, plugin
 
 def test_shard_of_a_launch_is_checked_before_anything_starts() -> None:
     assert LaunchConfig(num_processes=4, shard=2).shard == 2
-    with pytest.raises(ConfigError, match=r"shard=3 with num_processes=4: 4 / 3 is no whole number of replicas"):
+    with pytest.raises(ConfigError, match=r"shard=3 with num_processes=4: 4 / 3 is not a whole number of replicas"):
         LaunchConfig(num_processes=4, shard=3)
     with pytest.raises(ConfigError, match="shard=0 is too small"):
         LaunchConfig(shard=0)

@@ -37,7 +37,7 @@ def test_models_cannot_be_shared_out_over_more_ranks_than_the_machine_gives(make
     with pytest.raises(ConfigError) as caught:
         make(machine(2), shard=4)
     assert str(caught.value) == (
-        "shard=4 with num_processes=None, which is 2 here: 2 / 4 is no whole number of replicas. It can be 1, 2, or "
+        "shard=4 with num_processes=None, which is 2 here: 2 / 4 is not a whole number of replicas. It can be 1, 2, or "
         "pass num_processes=4."
     )
     assert make(machine(2), shard=2).num_processes == 2

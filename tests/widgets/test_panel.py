@@ -159,7 +159,7 @@ def test_segment_sets_its_option(name, word, value):
         ("max_restarts", "None", "Enter a whole number, 0 or more."),
         ("num_processes", "1000", "Enter 64 or less: this machine has 2 CPU cores."),
         ("shard", "0", "Enter a whole number, 1 or more."),
-        ("shard", "3", "2 / 3 is no whole number of replicas. It can be 1, 2"),
+        ("shard", "3", "2 / 3 is not a whole number of replicas. It can be 1, 2"),
         ("seed", "-1", "Enter a whole number, 0 to 4,294,967,295."),
         ("seed", "4294967296", "Enter a whole number, 0 to 4,294,967,295."),
         ("timeout", "inf", "Enter a number above 0."),

@@ -34,7 +34,7 @@ def read(text: str) -> Engine | None:
     if kind.lower() == "ray" and len(hosts) < 2:
         return Ray(hosts[0]) if hosts else Ray()
     msg = (
-        f"engine={text!r} is no engine. A text can be '{HERE}', 'slurm', 'ray', 'ray' with the address of a cluster, "
+        f"engine={text!r} is not an engine. A text can be '{HERE}', 'slurm', 'ray', 'ray' with a cluster's address, "
         "or 'ssh' with names of hosts, as in 'ssh gpu1 gpu2'; in code, pass Commands([...]), Ray(), SSH([...]) or "
         "Slurm()."
     )
@@ -71,12 +71,12 @@ def from_settings(settings: Mapping[str, Any]) -> Engine:
     kind, options = settings.get("kind"), {name: value for name, value in settings.items() if name != "kind"}
     known = [field.name for field in dataclasses.fields(KINDS[kind]) if field.init] if kind in KINDS else []
     if kind not in KINDS or not options.keys() <= set(known):
-        msg = f"engine={dict(settings)!r} is no engine: its kind can be {', '.join(KINDS)}, with their fields."
+        msg = f"engine={dict(settings)!r} is not an engine: its kind can be {', '.join(KINDS)}, with their fields."
         raise ConfigError(msg, field="engine")
     try:
         return KINDS[kind](**options)  # type: ignore[no-any-return]
     except TypeError as error:
-        raise ConfigError(f"engine={dict(settings)!r} is no engine: {error}.", field="engine") from None
+        raise ConfigError(f"engine={dict(settings)!r} is not an engine: {error}.", field="engine") from None
 
 
 def describe_found(environ: Mapping[str, str]) -> str:

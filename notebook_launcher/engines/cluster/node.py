@@ -154,7 +154,7 @@ class Node:
             if line.startswith(MARK):
                 self.replies.put(Greeting.from_line(line))
                 return
-        raise LinkError("what came is not what an agent says")
+        raise LinkError("the first lines of its output hold no greeting of an agent")
 
     def _take(self, record: Any) -> None:
         match record:
@@ -171,7 +171,7 @@ class Node:
                 self.replies.put(record)
 
     def _note_clock(self, sent: float, there: float, now: float) -> None:
-        """Measure the clock's offset anew, if this round trip was short; a long one says little."""
+        """Measure the clock's offset again if the round trip was short; long ones are inaccurate."""
         if now - sent <= 1.5 * self._round_trip:
             self._round_trip = min(self._round_trip, now - sent)
             self.offset = (sent + now) / 2 - there
@@ -183,7 +183,7 @@ class Node:
         self.inbox.put((self, None))
 
     def last_words(self) -> str:
-        """Return the end of what the agent, or what was to start it, wrote where errors go."""
+        """Return the end of the standard error of the agent, or of the command that starts it."""
         return self._connection.last_words()
 
     def close(self) -> None:

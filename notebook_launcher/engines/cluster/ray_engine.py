@@ -189,7 +189,7 @@ def _check_address(value: object) -> None:
         raise ConfigError(msg, field="engine")
     host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     if value != "auto" and not (host and port.isdecimal()):
-        msg = f"address={value!r} is no address of a Ray cluster: pass 'auto', or one such as '10.0.0.1:6379'."
+        msg = f"address={value!r} is not an address of a Ray cluster: pass 'auto', or one such as '10.0.0.1:6379'."
         raise ConfigError(msg, field="engine")
 
 

@@ -81,7 +81,7 @@ class Notes:
     compared: int = 0
     """The value of `num_synced` at which the ranks last compared their weights."""
     inputs: int | None = None
-    """Fingerprint of the inputs of the last forward that was to be compared; None: none was, or they are no tensors."""
+    """Fingerprint of the inputs of the last forward that was to be compared; None: none was, or no tensors."""
     compares: bool = False
     """True if the ranks compare their weights now and then."""
     own_state: str = ""

@@ -64,7 +64,7 @@ class GradientState:
 
     @property
     def remainder(self) -> int:
-        """Samples of the last round that are no repetition; -1 if unknown, or if the data divide evenly."""
+        """Samples of the last round that are not repetitions; -1 if unknown, or if the data divide evenly."""
         loader = self.stack.active
         return -1 if loader is None else int(loader.remainder)
 

@@ -1,7 +1,7 @@
 """Check that a loss is the mean over its micro-batch, in the units in which micro-batches are weighed.
 
 Accumulation adds up gradients of means. A loss that is divided by something else, such as the number of tokens of the
-whole window, is no mean over its micro-batch: where a window is cut short, its gradient is too large.
+whole window, is not a mean over its micro-batch: where a window is cut short, its gradient is too large.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LossOfTwo:
 
     @property
     def adds_up(self) -> bool:
-        """True if the joined loss is the sum of the two, so that the loss is no mean over its micro-batch."""
+        """True if the joined loss is the sum of the two, so that the loss is not a mean over its micro-batch."""
         return _relative(self.joined, self.total) < self.difference / 10
 
     def __str__(self) -> str:

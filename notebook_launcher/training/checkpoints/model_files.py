@@ -73,7 +73,7 @@ def save_model(
         safe_serialization: safetensors; False: `pytorch_model.bin`, by `torch.save`.
 
     Raises:
-        ValueError: `max_shard_size` is no size.
+        ValueError: `max_shard_size` is not a size.
         NotADirectoryError: `save_directory` is a file.
         CheckpointError: The model has something that cannot be written.
         OSError: The disk does not take it; what was there before is untouched.
@@ -224,7 +224,7 @@ def save(
         safe_serialization: safetensors, with tied tensors under their first name; False: `torch.save`.
 
     Raises:
-        CheckpointError: `safe_serialization`, and `obj` is no dict of tensors; or `obj` holds parts of sharded tensors.
+        CheckpointError: `safe_serialization`, and `obj` is not a dict of tensors; or `obj` holds sharded tensors.
         OSError: The disk does not take it.
     """
     if has_spread(obj):

@@ -36,7 +36,7 @@ NOTHING: Any = ([], None, 0), True
 class DataLoaderDispatcher(PreparedLoader):
     """A `DataLoader` that rank 0 iterates, dealing out its batches to all ranks.
 
-    Only rank 0 touches the data set. Structure and types of batches are kept; what is no tensor travels by
+    Only rank 0 touches the data set. Structure and types of batches are kept; what is not a tensor travels by
     pickle. An exception in the data set is raised on every rank.
 
     Args:

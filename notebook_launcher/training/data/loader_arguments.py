@@ -35,7 +35,7 @@ def data_arguments(dataloader: Any, indices: Any) -> dict[str, Any]:
 
     Args:
         dataloader: Loader from which the way of batching is taken.
-        indices: Source of indices: a batch sampler, or a sampler where items are no batches; None for an
+        indices: Source of indices: a batch sampler, or a sampler where items are not batches; None for an
             iterable data set.
     """
     if indices is None:

@@ -15,7 +15,7 @@ class DataLoaderStateMixin:
 
     Attributes:
         end_of_dataloader: True while the current batch is the last; False outside a loop.
-        remainder: Number of samples of the last round that are no repetition; -1 if that is unknown before it
+        remainder: Number of samples of the last round that are not repetitions; -1 if that is unknown before it
             comes, or with `drop_last`.
         current_full_rows: Samples of a full batch of one rank, as the loop began; None if unknown, or outside a loop.
         current_round: The current batches of all ranks, counted; None if unknown.

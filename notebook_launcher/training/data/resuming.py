@@ -40,7 +40,7 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
         num_batches: Number of this rank's batches to leave out.
 
     Raises:
-        ValueError: `num_batches` is no whole number, or negative.
+        ValueError: `num_batches` is not a whole number, or negative.
     """
     num_batches = whole_number("num_batches", num_batches, minimum=0)
     if isinstance(dataloader, (DataLoaderShard, DataLoaderDispatcher)):

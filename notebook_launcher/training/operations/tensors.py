@@ -109,7 +109,7 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
         dim: Along which dimension; tensors without dimensions become the items of one tensor.
 
     Raises:
-        TypeError: Several batches hold something that is no tensor.
+        TypeError: Several batches hold something that is not a tensor.
     """
     first = data[0]
     if isinstance(first, torch.Tensor):

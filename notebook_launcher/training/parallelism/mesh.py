@@ -96,7 +96,7 @@ def make_layout(
 
     Raises:
         ValueError: The sizes do not multiply to the number of ranks; the message does the sum.
-        TypeError: An argument is no such record.
+        TypeError: An argument is not such a record.
     """
     _check_types(config, plugin)
     load_on_first(False)  # what an earlier Accelerator asked for
@@ -125,9 +125,12 @@ def make_layout(
 
 def _check_types(config: Any, plugin: Any) -> None:
     if config is not None and not isinstance(config, ParallelismConfig):
-        raise TypeError(f"parallelism_config={config!r} is not a ParallelismConfig.")
+        raise TypeError(
+            f"parallelism_config={config!r} is not a ParallelismConfig. Pass ParallelismConfig(dp_shard_size=2)."
+        )
     if plugin is not None and not isinstance(plugin, FullyShardedDataParallelPlugin):
-        raise TypeError(f"fsdp_plugin={plugin!r} is not a FullyShardedDataParallelPlugin.")
+        msg = f"fsdp_plugin={plugin!r} is not a FullyShardedDataParallelPlugin. Pass FullyShardedDataParallelPlugin()."
+        raise TypeError(msg)
 
 
 def _settle(

@@ -72,7 +72,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     A class of the same name is replaced; there is a warning if that is one of this package's.
 
     Raises:
-        ValueError: It is no subclass of `GeneralTracker`, or lacks `name` or `requires_logging_directory`.
+        ValueError: It is not a subclass of `GeneralTracker`, or lacks `name` or `requires_logging_directory`.
     """
     if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
         raise ValueError(f"{tracker_class!r} cannot be registered: it is not a subclass of GeneralTracker.")  # noqa: TRY004 - as in Accelerate
@@ -241,7 +241,7 @@ class Trackers:
             log_kwargs: More arguments of `log`, by the tracker's name.
 
         Raises:
-            TypeError: The step is no integer.
+            TypeError: The step is not an integer.
             KeyboardInterrupt: The run was asked to stop; a step boundary is where it does.
         """
         step = None if step is None else _whole(step)
@@ -280,7 +280,7 @@ class Trackers:
         """Log a table to the trackers that take tables, and on the main process to the live run.
 
         Raises:
-            TypeError: The step is no integer.
+            TypeError: The step is not an integer.
             ValueError: There is no table, or a row does not fit the columns.
         """
         table = Table.of(columns, data, dataframe)  # Checked on every rank, and before the first tracker.
