@@ -68,6 +68,8 @@ class ConfigError(LaunchError, ValueError):
 
     field: str | None = None
     """Name of the `LaunchConfig` field that cannot work; None if the error is about something else."""
+    nodes: tuple[int, ...] = ()
+    """Numbers of the engine's nodes that do not come up; empty if the error is about something else."""
 
     def __init__(self, *args: object, field: str | None = None) -> None:
         super().__init__(*args)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from notebook_launcher import messages
     from notebook_launcher.engines.tree import Tree
     from notebook_launcher.machine.node_allocation import NodeInfo
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "ReducibleEngine"]
 
 
 class Engine(Protocol):
@@ -21,4 +23,17 @@ class Engine(Protocol):
 
     def start(self, setup: messages.Setup) -> Tree:
         """Start ranks; `setup.environ` holds what is added to each machine's own environment."""
+        ...
+
+
+@runtime_checkable
+class ReducibleEngine(Engine, Protocol):
+    """Engine of which a run can use a part, when machines are gone for good."""
+
+    def without(self, nodes: Collection[int]) -> ReducibleEngine | None:
+        """Return the engine of the other nodes, which have the numbers from 0 on; None if there is no other one."""
+        ...
+
+    def close(self) -> None:
+        """End what is kept up between launches."""
         ...

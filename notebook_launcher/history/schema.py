@@ -183,8 +183,9 @@ class RunChange:
     """Step of rank 0's last metrics at that time; None before the first metrics."""
     time: float
     """Seconds since the launch."""
-    source: Literal["code", "monitor"] = "code"
-    """Origin of the change: `run.set(...)`, or a field of the monitor."""
+    source: Literal["code", "monitor", "launcher"] = "code"
+    """Origin of the change: `run.set(...)`, a field of the monitor, or the launcher, which goes on with fewer ranks
+    (`name="num_processes"`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,8 +93,9 @@ class Console:
         self._is_labelled = num_processes > 1
         self._sources: dict[tuple[int, Stream], _Source] = {}
         """By rank and stream: the text that is not split into lines yet."""
-        self._nodes = tuple(nodes)
-        label_size = len(label([0], self._nodes)) if self._is_labelled else 0
+        self.nodes = tuple(nodes)
+        """By rank: the name of its machine."""
+        label_size = len(label([0], self.nodes)) if self._is_labelled else 0
         self._backlog = Backlog(label_size=label_size)
         """Lines that wait for the next tick."""
         self._room = None if kept_in is None else Room(label_size=label_size, where=kept_in)
@@ -232,7 +233,7 @@ class Console:
 
     def _texts(self) -> list[Text]:
         blocks = self._backlog.drain(self._tokens) if self._room is None else self._in_room(self._room)
-        pieces = [*fold(blocks, labelled=self._is_labelled, nodes=self._nodes)]
+        pieces = [*fold(blocks, labelled=self._is_labelled, nodes=self.nodes)]
         if self._room is not None:
             self._room.refund(blocks, [text for _, text in pieces])
         texts = [
@@ -258,7 +259,7 @@ class Console:
         if self._room is None:
             return []
         heading, blocks = self._room.live()
-        lines = "".join(text for _, text in fold(blocks, labelled=self._is_labelled, nodes=self._nodes)).splitlines()[
+        lines = "".join(text for _, text in fold(blocks, labelled=self._is_labelled, nodes=self.nodes)).splitlines()[
             -LIVE_LINES:
         ]
         return [heading, *(_shortened(line) for line in lines)] if heading else []
@@ -272,7 +273,7 @@ class Console:
             if parts:  # Nested bars share the row of their rank.
                 rows.setdefault(_shortened("  ·  ".join(parts)), []).append(rank)
         lines = self._newest() + ([self._progress[:STATUS_WIDTH]] if self._progress else [])
-        lines += [(label(ranks, self._nodes) if self._is_labelled else "") + row for row, ranks in rows.items()]
+        lines += [(label(ranks, self.nodes) if self._is_labelled else "") + row for row, ranks in rows.items()]
         if len(lines) > STATUS_ROWS:
             lines[STATUS_ROWS - 1 :] = [f"... and {len(lines) - STATUS_ROWS + 1} more"]
         return "\n".join(lines)

@@ -125,6 +125,23 @@ class LiveRecords:
             {name: after for name, (_, after) in record.values.items() if name in self.tunables and after is not None}
         )
 
+    def note_fewer_ranks(self, before: int, after: int, *, seconds: float) -> None:
+        """Forget ranks that do not come back, and note it as a change; `seconds` is the age of the run."""
+        for by_rank in (self.progress, self.phases, self.last_values, self._items, self._samples):
+            for rank in range(after, before):
+                by_rank.pop(rank, None)
+        update = self.phases[0].windows if 0 in self.phases else 0
+        change = RunChange(
+            name="num_processes",
+            before=before,
+            after=after,
+            update=update,
+            step=self.last_steps.get(0),
+            time=seconds,
+            source="launcher",
+        )
+        self.changes += (change,)
+
     def forget_settings(self) -> None:
         """Forget what ranks of an earlier attempt offered."""
         self.settings, self.tunables = {}, {}

@@ -77,6 +77,10 @@ class RunOutput:
             return wanted
         return {"all": tuple(range(self._num_processes)), "rank0": (0,), "none": ()}[self._display]
 
+    def place_ranks(self, nodes: Sequence[str]) -> None:
+        """Label the lines of ranks with the names of these machines from now on."""
+        self._console.nodes = tuple(nodes)
+
     def text_of(self, rank: int) -> str:
         """Return the whole output of a rank."""
         return self._console.logs[rank].text()

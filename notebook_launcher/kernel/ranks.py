@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.config import LaunchConfig
+from notebook_launcher.engines.engine import ReducibleEngine
 from notebook_launcher.engines.events import Event, SupervisorLost
 from notebook_launcher.engines.this_machine import start_here
 from notebook_launcher.kernel.plan import make_plan
@@ -34,6 +35,8 @@ class Ranks:
     def __init__(self, plan: Plan, *, many_calls: bool) -> None:
         self.plan = plan
         """The options, resolved against the machine."""
+        self.engine = plan.config.engine
+        """The machines of the ranks; fewer than the options name once some are gone for good."""
         self.many_calls = many_calls
         """True for a session: the ranks wait for further calls."""
         self.tree: Tree | None = None
@@ -64,8 +67,8 @@ class Ranks:
     def start(self, call: FunctionCall | None = None) -> None:
         """Start the processes unless they are up; raises `ResourceError` if the machine cannot hold them."""
         if self.tree is None:
-            setup, engine = self.plan.setup(many_calls=self.many_calls), self.plan.config.engine
-            self.tree = start_here(setup, call) if engine is None else engine.start(setup)
+            setup = self.plan.setup(many_calls=self.many_calls)
+            self.tree = start_here(setup, call) if self.engine is None else self.engine.start(setup)
 
     def next_call(
         self,
@@ -138,6 +141,8 @@ class Ranks:
             except BaseException:
                 self.tree = tree
                 raise
+        if isinstance(self.engine, ReducibleEngine) and self.engine != self.plan.config.engine:
+            self.engine.close()  # Nobody else knows this engine, which a restart has made of the nodes that were left.
 
 
 def describe_restart(ranks: Sequence[int], *, stopped_in_nccl: bool) -> str:

@@ -27,6 +27,7 @@ from notebook_launcher.kernel.profiles import PendingProfile
 from notebook_launcher.kernel.progress_line import ProgressLine
 from notebook_launcher.kernel.questions import Answer, Question
 from notebook_launcher.kernel.ranks import describe_restart
+from notebook_launcher.kernel.restarts import restart
 from notebook_launcher.kernel.stacks import Stacks
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class RunLoop:
                 f"{data.name}: attempt {data.restarts} {brief(outcome.error, outcome.results.seconds)}; "
                 f"starting again ({data.restarts} of {limit} restarts)"
             )
-            self._start_again()
+            restart(data, self._ranks, self._start_again)
 
     def _run_attempt(self) -> Attempt:
         attempt = self._new_attempt()

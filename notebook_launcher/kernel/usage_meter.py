@@ -71,6 +71,10 @@ class UsageMeter:
             self._interval *= 2
         self._due = now + self._interval
 
+    def forget(self, first: int) -> None:
+        """Drop the samples of ranks from this one on, which do not come back."""
+        self.usage = {rank: usage for rank, usage in self.usage.items() if rank < first}
+
     def _load(self, rank: int, pid: int, now: float, ticks: int) -> float | None:
         last_pid, since, ticks_then = self._last.get(rank, (None, 0.0, 0))
         self._last[rank] = (pid, now, ticks)

@@ -17,7 +17,7 @@ from notebook_launcher.engines.cluster.node import Node
 from notebook_launcher.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from notebook_launcher import messages
     from notebook_launcher.engines.cluster.connections import Connection
@@ -78,20 +78,28 @@ class Cluster:
                 self.nodes[number].close()
                 self.nodes[number] = Node(number, self._key.connect(number))
         until = time.monotonic() + self._key.patience
-        for node in self.nodes:
-            if node.greeting is None:
-                node.greeting = self._await_greeting(node, until)
+        self._await_greetings(until)
         self._join(until)
         self._compare_folders(until)
 
-    def _await_greeting(self, node: Node, until: float) -> Greeting:
+    def _await_greetings(self, until: float) -> None:
+        """Wait for all nodes, so that an error names each one that does not come up."""
+        down: dict[int, str] = {}
+        for node in self.nodes:
+            if node.greeting is None and (greeting := self._await_greeting(node, until)) is None:
+                words = node.last_words()
+                told = "\nIts last words:\n" + "\n".join(f"    {line}" for line in words.splitlines()) if words else ""
+                reason = node.lost or f"nothing was heard of it for {self._key.patience:g} s"
+                down[node.number] = f"node {node.number} did not come up: {reason}. {node.origin}{told}"
+            elif node.greeting is None:
+                node.greeting = greeting
+        if down:
+            raise _down("\n".join(down.values()), down)
+
+    def _await_greeting(self, node: Node, until: float) -> Greeting | None:
         greeting: Greeting | None = node.reply(lambda record: isinstance(record, Greeting), until)
         if greeting is None:
-            words = node.last_words()
-            told = "\nIts last words:\n" + "\n".join(f"    {line}" for line in words.splitlines()) if words else ""
-            reason = node.lost or f"nothing was heard of it for {self._key.patience:g} s"
-            msg = f"node {node.number} did not come up: {reason}. {node.origin}{told}"
-            raise ConfigError(msg, field="engine")
+            return None
         if differs := difference(versions(), greeting.versions):
             msg = (
                 f"node {node.number} ({greeting.host}) has other versions than this kernel: {differs}. Both sides need "
@@ -118,7 +126,7 @@ class Cluster:
                 continue
             if node.reply(lambda record: isinstance(record, node_records.Joined), until) is None:
                 msg = f"{node} has greeted and then did not join: {node.lost or 'no answer'}. {node.last_words()}"
-                raise ConfigError(msg, field="engine")
+                raise _down(msg, [node.number])
             node.address = network.address
             for _ in range(NUM_PINGS):
                 node.send(node_records.Ping(time.monotonic()))
@@ -259,6 +267,12 @@ class Clusters:
         """End the agents of all sets of nodes that are meant, as `close` does."""
         for key in self.known(is_meant):
             self.close(key)
+
+
+def _down(message: str, nodes: Iterable[int]) -> ConfigError:
+    error = ConfigError(message, field="engine")
+    error.nodes = tuple(nodes)
+    return error
 
 
 def _working_directory() -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import shlex
@@ -17,6 +18,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.node_allocation import NodeInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from types import TracebackType
 
     from typing_extensions import Self
@@ -68,6 +70,8 @@ class CommandEngine:
 
     python: str
     network: str | None
+    NODES: ClassVar[str] = "hosts"
+    """Name of the field that has an entry for each node."""
 
     def agent_commands(self) -> tuple[tuple[str, ...], ...]:
         """Return the command line of each node's agent."""
@@ -95,6 +99,14 @@ class CommandEngine:
             for node in clusters().look(self._key)
             if node.greeting is not None
         )
+
+    def without(self, nodes: Collection[int]) -> Self | None:
+        """Return the engine of the other nodes; None if there is no other one."""
+        present = getattr(self, self.NODES)
+        left = tuple(one for number, one in enumerate(present) if number not in nodes)
+        rest = copy.copy(self)
+        object.__setattr__(rest, self.NODES, left)  # Not by `replace`: Slurm finds its hosts by itself.
+        return rest if left else None
 
     def start(self, setup: messages.Setup) -> Tree:
         """Start ranks on the nodes; launches call this."""
@@ -125,6 +137,8 @@ class Commands(CommandEngine):
     Raises:
         ConfigError: A value cannot work. Nodes that cannot be reached are an error of the launch, and of `look()`.
     """
+
+    NODES: ClassVar[str] = "commands"
 
     commands: Sequence[Sequence[str]]
     """A command for each node: words, or one text that is split as a shell would. An empty one: this machine."""

@@ -14,7 +14,7 @@ from notebook_launcher.machine.node_allocation import NodeInfo, ranks_by_node
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from types import TracebackType
 
     from typing_extensions import Self
@@ -94,13 +94,20 @@ class Ray:
     def _is_ours(self, key: ClusterKey) -> bool:
         return isinstance(key, RayNodes) and key.engine == self
 
+    def without(self, nodes: Collection[int]) -> Ray:
+        """Return this engine: Ray itself knows which nodes are up."""
+        del nodes
+        return self
+
     def start(self, setup: messages.Setup) -> Tree:
         """Start ranks on the nodes; launches call this."""
         parts = ranks_by_node(setup.num_processes, setup.place.num_nodes)
         there = self._nodes()
         if len(there) < len(parts):
             msg = f"Ray has {plural(len(there), 'node')} now, and this launch was to use {len(parts)}. Launch again."
-            raise ConfigError(msg, field="engine")
+            error = ConfigError(msg, field="engine")
+            error.nodes = tuple(range(len(there), len(parts)))
+            raise error
         wanted = RayNodes(
             self,
             tuple(

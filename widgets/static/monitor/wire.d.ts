@@ -158,7 +158,7 @@ export interface ChangeRecord {
   update: number;
   step: number | null;
   seconds: Value;
-  source: "code" | "monitor";
+  source: "code" | "monitor" | "launcher";
 }
 
 /** The answer to a request to change a setting; an empty problem: it was passed on. */

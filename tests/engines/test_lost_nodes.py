@@ -1,0 +1,192 @@
+"""Runs that lose a node for good: they go on with the ranks of the nodes that are left, or say why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from notebook_launcher import Accelerator, ConfigError, launch, open_run, report
+from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slurm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.kernel.run import Run
+
+AGENT = "notebook_launcher.engines.cluster.agent"
+pytestmark = pytest.mark.timeout(500)
+QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "max_restarts": 1}
+NUM_SAMPLES = 24
+SAVED_AFTER = 2
+"""Updates after which the first attempt saves; it makes one more, whose samples must come again."""
+
+
+class Progress:
+    """The epoch, which belongs to the checkpoint."""
+
+    epoch = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch = state["epoch"]
+
+
+def train(folder: str) -> tuple[str, str | None, list[tuple[int, float]]]:
+    """Two epochs; the first attempt saves in the first one, makes another update, and waits until a node is lost."""
+    accelerator = Accelerator(cpu=True, project_dir=folder)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    data: Any = torch.arange(float(NUM_SAMPLES)).view(-1, 1)
+    loader: Any = DataLoader(data, batch_size=1, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    progress = Progress()
+    accelerator.register_for_checkpointing(progress)
+    loaded = accelerator.load_state()
+    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    seen: list[tuple[int, float]] = []
+    while progress.epoch < 2:
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            seen.append((progress.epoch, batch.item()))
+            if is_first and len(seen) == SAVED_AFTER:
+                accelerator.save_state(Path(folder) / "first")
+                (Path(folder) / f"seen-{accelerator.process_index}").write_text(json.dumps(seen))
+            report(step=len(seen), loss=1.0)
+            while is_first and len(seen) > SAVED_AFTER:
+                time.sleep(0.05)
+        progress.epoch += 1
+    return os.environ["WORLD_SIZE"], None if loaded is None else loaded.name, seen
+
+
+def wait_for_a_loss() -> str:
+    report(up=1)
+    while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(0.05)
+    return os.environ["WORLD_SIZE"]
+
+
+def until(condition: Callable[[], object], run: Run) -> None:
+    """Wait for a condition; a first training of ranks on a busy machine takes a minute to import what it needs."""
+    end = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < end, run
+        assert not run.wait(0), run
+        time.sleep(0.02)
+
+
+def mortal(gone: Path) -> list[str]:
+    """Return the command of a node that cannot be reached any more once a file is there."""
+    return ["bash", "-c", f'if [ -e {gone} ]; then echo no route to host >&2; exit 255; fi; exec "$@"', "node"]
+
+
+def lose_node_of(run: Run, rank: int, gone: Path) -> None:
+    """Kill the agent of a rank's node, and let it never come back."""
+    gone.touch()
+    pid = run.ranks[rank].pid
+    assert pid is not None
+    agent = next(parent for parent in psutil.Process(pid).parents() if AGENT in parent.cmdline())
+    agent.kill()
+
+
+def agents() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children(recursive=True) if AGENT in process.cmdline()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lost", "left"), [(0, 1), (1, 2)])
+def test_resumed_run_goes_on_with_the_ranks_of_the_other_node(
+    home: Path, tmp_path: Path, lost: int, left: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    nodes: list[list[str]] = [[], []]
+    nodes[lost] = mortal(gone)
+    with Commands(nodes) as engine:
+        options: dict[str, Any] = {**QUIET, "output": "all", "resume": "checkpoint", "engine": engine, "seed": 5}
+        run = launch(train, 3, args=(str(tmp_path),), **options)
+        until(lambda: len([point for point in run.metrics if point.step == SAVED_AFTER + 1]) == 3, run)
+        lose_node_of(run, 2 * lost, gone)
+        results = run.result()
+    assert not agents()
+    assert [value[:2] for value in results] == [(str(left), "first")] * left
+    before = [tuple(one) for path in tmp_path.glob("seen-*") for one in json.loads(path.read_text())]
+    assert len(before) == 3 * SAVED_AFTER
+    seen = [*before, *(one for value in results for one in value[2])]
+    assert sorted(seen) == [(epoch, float(number)) for epoch in range(2) for number in range(NUM_SAMPLES)]
+    line = f"train: node {lost} did not come up: its command ended with 255. Going on with {left} of 3 ranks on 1 node"
+    assert line + ", from the checkpoint first" in capfd.readouterr().out
+    record = open_run(run.id).snapshot()
+    assert (record.num_processes, len(record.ranks), record.restarts) == (left, left, 1)
+    (change,) = record.changes
+    assert (change.name, change.before, change.after, change.source) == ("num_processes", 3, left, "launcher")
+    assert record.config["num_processes"] == 3
+
+
+@pytest.mark.slow
+def test_a_run_that_does_not_resume_says_how_to_go_on_without_the_node(home: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with Commands([[], mortal(gone)]) as engine:
+        run = launch(wait_for_a_loss, 2, engine=engine, **QUIET)
+        until(lambda: len(run.metrics) == 2, run)
+        lose_node_of(run, 1, gone)
+        with pytest.raises(
+            ConfigError, match=r'(?s)node 1 did not come up: .*\nWith resume="checkpoint" a run goes on'
+        ):
+            run.result()
+
+
+@pytest.mark.slow
+def test_an_idle_node_takes_the_ranks_of_a_lost_one(home: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with Commands([[], mortal(gone), ["env"]]) as engine:
+        run = launch(wait_for_a_loss, 2, engine=engine, nodes=2, resume="checkpoint", **QUIET)
+        until(lambda: len(run.metrics) == 2, run)
+        lose_node_of(run, 1, gone)
+        assert list(run.result()) == ["2", "2"]
+    assert run.changes == ()
+
+
+@pytest.mark.slow
+def test_a_run_whose_last_node_is_lost_says_so(home: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with Commands([mortal(gone)]) as engine:
+        run = launch(wait_for_a_loss, 1, engine=engine, resume="checkpoint", **QUIET)
+        until(lambda: run.metrics, run)
+        lose_node_of(run, 0, gone)
+        with pytest.raises(ConfigError, match=r"(?s)node 0 did not come up: .*\nNo other node is left to go on with\."):
+            run.result()
+
+
+@pytest.mark.slow
+def test_options_that_need_the_lost_ranks_end_the_run_with_both_reasons(home: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with Commands([[], mortal(gone)]) as engine:
+        run = launch(wait_for_a_loss, 2, engine=engine, shard=2, resume="checkpoint", **QUIET)
+        until(lambda: len(run.metrics) == 2, run)
+        lose_node_of(run, 1, gone)
+        reasons = r"(?s)node 1 did not come up: .*\nThe run cannot go on with the nodes that are left: shard=2"
+        with pytest.raises(ConfigError, match=reasons):
+            run.result()
+
+
+def test_every_engine_of_commands_can_leave_nodes_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/bash\necho n1; echo n2; echo n3\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
+    assert Slurm().without([1]).hosts == ("n1", "n3")  # type: ignore[union-attr]
+    assert SSH(["a", "b"], options=["-4"]).without([0]) == SSH(["b"], options=["-4"])
+    assert Commands([[], ["env"]]).without([1]) == Commands([[]])
+    assert Commands([[]]).without([0]) is None
