@@ -7,7 +7,7 @@ import enum
 import functools
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS
+from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS, PREEMPTIONS, RESUMES
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.kernel.argument_text import describe_value
 from notebook_launcher.training_settings import PRECISIONS
@@ -58,6 +58,14 @@ SEGMENT_FIELDS = {
 CHOICE_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
     "backend": ("Backend", {**{word: word for word in BACKENDS}, "none: the function starts its own group": None}),
     "comm_hook": ("Gradient compression", {word: word for word in COMM_HOOKS}),
+    "resume": (
+        "Restarts go on from",
+        {"the beginning": None, "the newest checkpoint": RESUMES[0]},
+    ),
+    "preemption_signal": (
+        "Save and stop at the signal",
+        {"automatic": None, **{word: word for word in PREEMPTIONS}},
+    ),
 }
 
 

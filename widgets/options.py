@@ -19,7 +19,9 @@ ADVANCED = (
     "timeout",
     "idle_timeout",
     "max_restarts",
+    "resume",
     "check_collectives",
     "detached",
+    "preemption_signal",
 )
 """Options in the section that is folded at first; they are seldom changed."""

@@ -20,6 +20,7 @@ from notebook_launcher.widgets.attributes import Attributes
 from notebook_launcher.widgets.fields import ChoiceField, TextField
 from notebook_launcher.widgets.form import argument_field, argument_value, option_fields
 from notebook_launcher.widgets.gpus import DevicesField
+from notebook_launcher.widgets.lifetime_hints import lifetime_hints
 from notebook_launcher.widgets.options import ADVANCED
 from notebook_launcher.widgets.parameters import MISSING
 from notebook_launcher.widgets.recalled import Recalled
@@ -214,6 +215,7 @@ class PanelView:
         if config.engine is not None:
             hints["num_processes"] = "Empty: one for each GPU of the machines, or one for each machine without GPUs"
             hints["devices"] = "The GPUs of the machines; CPU: none of them"
+        hints |= lifetime_hints(config)
         for name, field in self.fields.items():
             self._draw_note(field, name, hints.get(name, ""))
         for name, field in self.argument_fields.items():

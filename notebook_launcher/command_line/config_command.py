@@ -13,6 +13,8 @@ from notebook_launcher.config import (
     BACKENDS,
     COMM_HOOKS,
     OUTPUTS,
+    PREEMPTIONS,
+    RESUMES,
     START_METHODS,
     LaunchConfig,
     load_accelerate_file,
@@ -32,6 +34,8 @@ CHOICES = {
     "start_method": START_METHODS,
     "output": OUTPUTS,
     "comm_hook": ("no", *(hook for hook in COMM_HOOKS if hook != "no")),
+    "resume": ("none", *RESUMES),
+    "preemption_signal": ("none", *PREEMPTIONS),
 }
 """Options with a menu; the others are typed."""
 QUESTIONS = {
@@ -51,6 +55,8 @@ QUESTIONS = {
     "idle_timeout": "Seconds without output or report after which a run is stopped",
     "max_restarts": "Restarts after a failure",
     "check_collectives": "Compare collectives between ranks: true or false",
+    "resume": "Point from which a restarted run goes on",
+    "preemption_signal": "Signal at which a run that outlives its kernel saves and stops",
     "detached": "Runs outlive their kernel or terminal: true or false",
 }
 UNSET = {

@@ -105,7 +105,26 @@ def test_run_that_is_not_over_is_not_deleted(home):
 
 
 def test_config_asks_in_plain_lines_where_there_is_no_terminal(tmp_path):
-    answers = ["two", "2", "4", "bf16", "yes", "ssh gpu1", "cpu", "gloo", "spawn", "", "", "7", "0.5", "", "", "", "1"]
+    answers = [
+        "two",
+        "2",
+        "4",
+        "bf16",
+        "yes",
+        "ssh gpu1",
+        "cpu",
+        "gloo",
+        "spawn",
+        "",
+        "",
+        "7",
+        "0.5",
+        "",
+        "",
+        "",
+        "1",
+        "checkpoint",
+    ]
     done = type_command("config", "--config_file", "s.yaml", cwd=tmp_path, text="\n".join(answers) + 20 * "\n")
     assert done.returncode == 0, done.stderr
     assert "Enter a whole number, 1 or more." in done.stdout
@@ -120,6 +139,7 @@ def test_config_asks_in_plain_lines_where_there_is_no_terminal(tmp_path):
         seed=7,
         max_grad_norm=0.5,
         max_restarts=1,
+        resume="checkpoint",
     )
 
 

@@ -117,6 +117,9 @@ def pasted(panel: ConfigPanel, names: dict[str, Any]) -> tuple[Any, dict[str, An
         ("num_processes", "", None),
         ("backend", 1, "gloo"),
         ("comm_hook", 2, "bf16"),
+        ("idle_timeout", "60", 60.0),
+        ("resume", 1, "checkpoint"),
+        ("preemption_signal", 2, "SIGUSR1"),
         ("gradient_accumulation_steps", "1", 1),
         ("gradient_accumulation_steps", "", None),
         ("gradient_accumulation_steps", "1e3", 1000),
@@ -129,6 +132,23 @@ def test_field_sets_its_option(name, typed, value):
     assert panel.config == LaunchConfig(**{name: value})
     assert panel.problems == {}
     assert not panel.launch_button.disabled
+
+
+def test_notes_say_which_option_a_restart_or_a_signal_needs():
+    panel = ConfigPanel(train)
+    assert "Unless the function itself loads" in note_of(panel, "resume")
+    assert "None, unless restarts go on from a checkpoint" in note_of(panel, "preemption_signal")
+    type_in(panel, "resume", 1)
+    type_in(panel, "preemption_signal", 1)
+    assert "No restarts are allowed yet" in note_of(panel, "resume")
+    assert "Only for a run that outlives the kernel" in note_of(panel, "preemption_signal")
+    type_in(panel, "max_restarts", "3")
+    type_in(panel, "detached", True)
+    assert panel.config == LaunchConfig(resume="checkpoint", preemption_signal="SIGTERM", max_restarts=3, detached=True)
+    assert "without a folder loads it" in note_of(panel, "resume")
+    assert "Sent by a cluster before" in note_of(panel, "preemption_signal")
+    type_in(panel, "preemption_signal", 0)
+    assert "SIGTERM. Sent by a cluster" in note_of(panel, "preemption_signal")
 
 
 @pytest.mark.parametrize(
