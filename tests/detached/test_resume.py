@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from notebook_launcher import Accelerator, RunStoppedError, launch, notebook_launch, report
+from notebook_launcher import Accelerator, CallOrderError, RunStoppedError, Session, launch, notebook_launch, report
 from notebook_launcher.training.checkpoints.layout import newest_of
 from tests.detached.hosts import host_of, release
+from tests.support.toy_runs import wait_until
 
 KILLED_AFTER = 9
 """Updates of the first attempt: the newest checkpoint is two updates older, in the middle of the second epoch."""
@@ -88,3 +89,20 @@ def test_a_preempted_host_saves_and_stops(home: Path, tmp_path: Path) -> None:
     assert run.state == "stopped"
     assert newest_of([str(saved), str(folder / "removed")]) == saved
     assert newest_of([]) is None
+
+
+def test_a_preempted_session_saves_what_its_call_trains_and_ends(home: Path, tmp_path: Path) -> None:
+    folder, gate = tmp_path / "c", tmp_path / "gate"
+    session = Session(1, detached=True, resume="checkpoint", output="none", monitor=False)
+    call: Any = session.launch(train, args=(str(folder), None, str(gate)))
+    wait_until(lambda: call.metrics and call.metrics[-1].step == 3)
+    host = host_of(call)
+    os.kill(host.pid, signal.SIGTERM)
+    release(gate)
+    with pytest.raises(RunStoppedError):
+        call.result()
+    (saved,) = (folder / "checkpoints").iterdir()
+    assert newest_of([str(saved)]) == saved
+    host.wait(60)
+    with pytest.raises(CallOrderError, match="closed"):
+        session.run(os.getpid)
