@@ -152,6 +152,15 @@ class Lab:
                 process.kill()
         self._log.close()
 
+    def kill(self) -> None:
+        """Kill the server and its kernels, as the end of their machine's session does; the pages stay open."""
+        family = [psutil.Process(self._server.pid), *psutil.Process(self._server.pid).children(recursive=True)]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._server.wait()
+        psutil.wait_procs(family)
+
     def open(self, name: str, *, width: int = 1200, height: int = 900, dark: bool = False) -> Page:
         """Open a notebook in a page of its own and wait until its kernel is idle."""
         if self._context is None:
