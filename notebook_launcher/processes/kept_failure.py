@@ -33,11 +33,14 @@ class KeptFailure:
         self._error = error
 
     def measure(self) -> KeptFrames | None:
-        """Return the size of what the frames hold; None if no exception is kept."""
-        if self._error is None:
+        """Return the size of what the frames hold; None if no exception is kept, or none of its frames is the user's.
+
+        Code that cannot be compiled has no frame.
+        """
+        step = None if self._error is None else self._error.__traceback__
+        if step is None or step.tb_frame.f_code.co_filename.startswith(f"{OURS}/"):
             return None
         frames = []
-        step = self._error.__traceback__
         while step is not None:
             frames.append(step.tb_frame)
             step = step.tb_next

@@ -74,15 +74,16 @@ class _Cells:
     def run(self, request: CellRequest, namespace: dict[str, Any]) -> Any:
         """Run the code and return the value of its last expression; None if it ends with a statement."""
         first = [f"{request.first_line}\n"] if request.first_line else []
-        self._sources.add(request.filename, request.place, [*first, *_lines(request.code)])
+        lines = [*first, *_lines(request.code)]
+        self._sources.add(request.filename, request.place, lines)
         try:
             tree = ast.parse("\n" * len(first) + _transformed(request.code), request.filename)
             last = ast.Expression(tree.body.pop().value) if _ends_with_expression(tree) else None  # type: ignore[attr-defined]
             codes = [self._compiled(part, request) for part in (tree, last) if part is not None]
         except SyntaxError as error:
             if error.filename == request.filename:
-                error.filename = request.place
-            raise
+                _move(error, request.place, lines)
+            raise error.with_traceback(None)  # noqa: B904 - the same exception, without the frames of the compiler
         value = None
         for code in codes:
             value = self._evaluate(code, namespace)
@@ -119,6 +120,14 @@ def _from_file(tb: TracebackType | None, filename: str) -> TracebackType | None:
     while found is not None and found.tb_frame.f_code.co_filename != filename:
         found = found.tb_next
     return found or tb
+
+
+def _move(error: SyntaxError, place: str, lines: list[str]) -> None:
+    """Write into a syntax error the place of its cell, and the line, which the compiler of a tree does not know."""
+    at = error.lineno or 0
+    error.filename, error.text = place, error.text or "".join(lines[at - 1 : at])
+    # An exception travels by its arguments.
+    error.args = (error.msg, (place, error.lineno, error.offset, error.text, error.end_lineno, error.end_offset))
 
 
 def _lines(code: str) -> list[str]:

@@ -108,9 +108,20 @@ def test_traceback_shows_the_lines_of_the_notebooks_cell(notebook: Kernel) -> No
     assert outcome.error == "ZeroDivisionError: division by zero"
     assert "Cell In[" in outcome.traceback
     assert ", line 4, in <module>\n    1 / value" in outcome.traceback
-    outcome = notebook.execute("%%ranks\nz = (\n")
-    assert (outcome.error or "").startswith("SyntaxError: '(' was never closed")
-    assert "line 2" in outcome.traceback
+
+
+@pytest.mark.parametrize(
+    "code", ["z = (", "x = 1\n  y = 2", "return 1"], ids=["SyntaxError", "IndentationError", "refused by the compiler"]
+)
+def test_code_that_does_not_compile_is_shown_once_at_its_line(notebook: Kernel, code: str) -> None:
+    outcome = notebook.execute(f"%%ranks 0\n{code}")
+    head, empty, place, source, *marks, last = outcome.traceback.splitlines()
+    assert (head, empty) == ("rank 0 of 2 failed first.", "")  # No debugger: nothing has run.
+    assert re.fullmatch(rf'  File "Cell In\[\d+\]", line {1 + len(code.splitlines())}', place)
+    assert source.strip() == code.splitlines()[-1].strip()
+    assert set("".join(marks)) <= set(" ^")
+    assert last == outcome.error
+    assert place.strip().removeprefix("File ").replace('"', "") in last
 
 
 def test_functions_of_cells_have_source_and_compile(notebook: Kernel) -> None:
