@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import html
 import re
+from typing import TYPE_CHECKING
 
-__all__ = ["clean", "escape", "one_line", "read_bool"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["clean", "did_you_mean", "escape", "one_line", "read_bool"]
 
 MAX_TEXT = 50_000
 """Characters of one text that a page takes in; a traceback has about 2,000."""
@@ -38,6 +43,17 @@ def one_line(text: object, limit: int = 200) -> str:
     """Return the text in one line of at most `limit` characters."""
     line = " ".join(clean(text, 4 * limit).split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def did_you_mean(typed: str, known: Iterable[str]) -> str:
+    """Return `Did you mean show?` for the known words that are close to the typed one; empty if none is.
+
+    Words that contain the typed one come first.
+    """
+    words = list(known)
+    close = [word for word in words if typed and typed in word]
+    close = (close or difflib.get_close_matches(typed, words))[:3]
+    return f"Did you mean {' or '.join(close)}?" if close else ""
 
 
 def escape(text: object) -> str:

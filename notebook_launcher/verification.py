@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.session import Session
 
 if TYPE_CHECKING:
@@ -83,15 +84,31 @@ def verify_accumulation(
 
     Returns:
         A table, which is true if every weight is 2.04000, with accumulation and without.
+
+    Raises:
+        ConfigError: No combination of these numbers divides the 8 samples.
     """
     options = {"output": "none", **options}
+    fitting = {
+        processes: [steps for steps in gradient_accumulation_steps if _divides(processes * steps)]
+        for processes in num_processes
+    }
+    if not any(fitting.values()):
+        msg = (
+            f"num_processes={list(num_processes)}, gradient_accumulation_steps={list(gradient_accumulation_steps)}: "
+            f"no combination divides the {NUM_SAMPLES} samples. Numbers that do are 1, 2, 4 and 8."
+        )
+        raise ConfigError(msg)
     rows: list[VerificationRow] = []
-    for processes in num_processes:
-        fitting = [steps for steps in gradient_accumulation_steps if NUM_SAMPLES % (processes * steps) == 0]
-        if fitting:
+    for processes, every in fitting.items():
+        if every:
             with Session(processes, **options) as session:
-                rows += [_verify(session, processes, steps) for steps in fitting]
+                rows += [_verify(session, processes, steps) for steps in every]
     return VerificationReport(tuple(rows))
+
+
+def _divides(number: int) -> bool:
+    return number > 0 and NUM_SAMPLES % number == 0
 
 
 def _verify(session: Session, processes: int, steps: int) -> VerificationRow:

@@ -1,17 +1,13 @@
-"""`runs()` lists the runs that have left a folder, and `open_run(...)` opens one of them."""
+"""`runs()` lists the runs that have left a folder."""
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import itertools
-import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from notebook_launcher.archive.recorded import RecordedRun
+from notebook_launcher.archive.stored import find_home, stored_runs
 from notebook_launcher.archive.table_view import show_table
 from notebook_launcher.drawing import tables
 from notebook_launcher.drawing.legend import RUN_STATES
@@ -21,11 +17,12 @@ from notebook_launcher.text import escape, one_line
 from notebook_launcher.units import format_bytes, format_metrics, format_seconds, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    import os
+    from pathlib import Path
 
     from notebook_launcher.history.schema import RunSnapshot
 
-__all__ = ["RunList", "open_run", "runs"]
+__all__ = ["RunList", "runs"]
 
 MAX_ROWS = 16
 """Number of runs that the table shows, the newest ones."""
@@ -180,72 +177,8 @@ def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
     Raises:
         LookupError: `folder` is `"auto"`, and recording of runs is off.
     """
-    home = _find_home(folder)
-    items = []
-    # A name holds the second of the launch; runs of one second are sorted by their summaries.
-    for _, names in itertools.groupby(run_folders.list_ids(home), key=lambda name: name[: len("20261121-142501")]):
-        same = list(_still_there(home, names))
-        items += same if len(same) < 2 else sorted(same, key=_launched, reverse=True)
-    return RunList(home, items)
-
-
-def _still_there(home: Path, names: Iterable[str]) -> Iterator[RecordedRun]:
-    for name in names:
-        # Another kernel may be making room.
-        with contextlib.suppress(LookupError):
-            yield RecordedRun(home / name)
-
-
-def _launched(run: RecordedRun) -> float:
-    """Return the time of a run's launch, of which alone the summary is read."""
-    started = (run_folders.read_json(run.folder / run_folders.SUMMARY) or {}).get("started")
-    return started if isinstance(started, float) else run.snapshot().started
-
-
-def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto") -> RecordedRun:
-    """Return a run that has left a folder.
-
-    Args:
-        run: The run's id, the beginning of its id, or the path of its folder.
-        folder: The folder that holds the runs' folders. `"auto"`: see `LaunchConfig.runs_folder`.
-
-    Raises:
-        LookupError: There is no such run, the beginning fits several runs, or `folder` is `"auto"` and recording of
-            runs is off.
-        TypeError: `run` is neither text nor a path.
-    """
-    if not isinstance(run, str | os.PathLike):
-        msg = f"open_run({run!r}): pass a run's id, as runs() shows it, or the path of its folder"
-        raise TypeError(msg)
-    if isinstance(run, os.PathLike) or os.sep in run:
-        return RecordedRun(Path(run).expanduser().absolute())
-    home = _find_home(folder)
-    ids = run_folders.list_ids(home)
-    found = [name for name in ids if name == run] or [name for name in ids if run and name.startswith(run)]
-    if len(found) == 1:
-        return RecordedRun(home / found[0])
-    raise LookupError(_why_not_one(run, home, ids, found))
-
-
-def _find_home(folder: str | os.PathLike[str]) -> Path:
-    home = run_folders.find_home(folder)
-    if home is None:
-        msg = f"runs are not recorded: {run_folders.VARIABLE} is 'off'. Pass the folder that holds the runs."
-        raise LookupError(msg)
-    return home
-
-
-def _why_not_one(run: str, home: Path, ids: list[str], found: list[str]) -> str:
-    if found:
-        return f"{len(found)} runs in {home} begin with {run!r}: {_listed(found)}. Type more of the id."
-    if not ids:
-        return f"there is no run {run!r}: no run has left a folder in {home}. runs(folder) lists another folder."
-    close = difflib.get_close_matches(run, ids, n=3, cutoff=0.3) or ids[:3]
-    return f"there is no run {run!r} in {home}. The closest are {_listed(close)}; runs() lists all {len(ids)}."
-
-
-def _listed(ids: list[str]) -> str:
-    return ", ".join(ids[:3]) + (", ..." if len(ids) > 3 else "")
+    home = find_home(folder)
+    return RunList(home, stored_runs(home))
 
 
 def _holdings(run: RecordedRun) -> str:

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from notebook_launcher.command_line.command import Command
+from notebook_launcher.command_line.parser import number
 
 if TYPE_CHECKING:
     import argparse
@@ -20,10 +21,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "run",
         nargs="?",
         metavar="ID",
-        help="its id, the beginning of its id, or a session's name; the latest if omitted",
+        help="its id, the beginning of its id, or a session's name; `last`, or nothing: the latest",
     )
     parser.add_argument("--folder", default="auto", metavar="FOLDER", help="the folder that holds the runs' folders")
-    parser.add_argument("--since", type=float, metavar="SECONDS", help="output of the last SECONDS; all if omitted")
+    parser.add_argument("--since", reads=number, metavar="SECONDS", help="output of the last SECONDS; all if omitted")
     parser.add_argument("--stop", action="store_true", help="stop the run, or close the session")
 
 
@@ -32,7 +33,10 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.run is not None and (session := find_session(options.run, folder=options.folder)) is not None:
         return _attend(session, stops=options.stop)
-    run = attach(options.run, folder=options.folder, since=options.since)
+    try:
+        run = attach(options.run, folder=options.folder, since=options.since)
+    except LookupError as missing:
+        raise LookupError(f"{missing}{_sessions(options.folder)}") from None
     try:
         if options.stop:
             run.stop()
@@ -45,6 +49,15 @@ def _run(options: argparse.Namespace) -> int:
     if error is not None:
         print(f"{run.id}: {run.state}: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
     return 0 if error is None or (options.stop and run.state == "stopped") else 1
+
+
+def _sessions(folder: str) -> str:
+    """Return a sentence with the names of the sessions that are open; empty if none is."""
+    from notebook_launcher.archive.stored import find_home
+    from notebook_launcher.detached.session_folders import live_sessions
+
+    names = [repr(name) for _, name in live_sessions(find_home(folder))]
+    return f" Open sessions: {', '.join(names)}." if names else ""
 
 
 def _attend(session: AttachedSession, *, stops: bool) -> int:

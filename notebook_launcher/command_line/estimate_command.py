@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.command_line.command import Command
 from notebook_launcher.command_line.memory_estimate import OPTIMIZERS, PRECISIONS, SHARDINGS
+from notebook_launcher.command_line.parser import choice, whole_number
 from notebook_launcher.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,22 +17,22 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND"]
 
+OPTIMIZER = f"{', '.join(OPTIMIZERS)}; adamw if omitted"
+
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", help="package.module:Class, a folder with config.json, or a model type"
     )
     parser.add_argument("--args", default="{}", metavar="JSON", help="arguments of the class: --args '{\"width\": 64}'")
-    parser.add_argument("--num_processes", "--num-processes", "-n", type=int, default=8, metavar="N", help="ranks; 8")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="adamw if omitted")
+    names = ("--num_processes", "--num-processes", "-n")
+    parser.add_argument(*names, reads=whole_number(1), default=8, metavar="N", help="ranks; 8")
+    parser.add_argument("--optimizer", reads=choice([*OPTIMIZERS]), default="adamw", metavar="NAME", help=OPTIMIZER)
 
 
 def _run(options: argparse.Namespace) -> int:
     from notebook_launcher.command_line.memory_estimate import make_model, size_of_model
 
-    if options.num_processes < 1:
-        msg = f"--num_processes {options.num_processes}: enter 1 or more."
-        raise ConfigError(msg)
     size = size_of_model(*make_model(options.model, _arguments(options.args)))
     print("\n".join(_lines(size, options.num_processes, options.optimizer)))  # noqa: T201
     return 0

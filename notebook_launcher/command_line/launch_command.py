@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import accelerate_yaml
 from notebook_launcher.command_line.command import Command
-from notebook_launcher.command_line.launch_options import add_options, check_words, given_options, without_effect
+from notebook_launcher.command_line.launch_options import (
+    add_options,
+    as_typed,
+    check_words,
+    given_options,
+    without_effect,
+)
 from notebook_launcher.command_line.sharding_options import sharding_env
 from notebook_launcher.config import LaunchConfig, changed_options, load_accelerate_file
 from notebook_launcher.errors import ConfigError, LaunchError, RankFailedError, RunTimeoutError
@@ -30,7 +36,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
     parser.usage = "notebook-launcher launch [OPTIONS] SCRIPT [ARGUMENTS]"
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or a folder or zip file with a __main__.py")
-    parser.add_argument("words", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
+    rest = parser.add_argument("words", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
+    rest.required = False  # argparse would call them missing, too, where the script is.
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -57,7 +64,10 @@ def _config(options: argparse.Namespace) -> LaunchConfig:
         if file.ignored:
             _say(f"ignored in {file.path}: {', '.join(file.ignored)}")
     env = {**sharding_env(vars(options), config.env), **given.get("env", {})}
-    config = LaunchConfig.build(config, {**given, "env": {**config.env, **env}} if env else given)
+    try:
+        config = LaunchConfig.build(config, {**given, "env": {**config.env, **env}} if env else given)
+    except ConfigError as error:
+        raise as_typed(error, given, vars(options).get("typed", {})) from None
     if options.multi_gpu:
         _check_gpus()
     return config

@@ -15,18 +15,20 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.command_line.field_help import field_help
+from notebook_launcher.command_line.parser import Once, Parser
 from notebook_launcher.command_line.sharding_options import DYNAMO, SWITCHES
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = [
     "OTHER_NAMES",
     "REFUSED",
     "WITHOUT_EFFECT",
     "add_options",
+    "as_typed",
     "check_words",
     "devices_of",
     "given_options",
@@ -117,17 +119,27 @@ def add_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 def check_words(words: Sequence[str]) -> None:
     """Raise `ConfigError` for the first option before the script that is unknown or cannot work."""
-    options = add_options(argparse.ArgumentParser(add_help=False))
+    options = add_options(Parser(add_help=False))
     known = {spelling: option for option in options for spelling in option.option_strings}
+    switches: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
         if not word.startswith("-") or word in ("-", "--"):
             return
-        typed, has_value, _ = word.partition("=")
-        if typed not in known and typed not in ("-h", "--help"):
+        typed, has_value, value = word.partition("=")
+        option = known.get(typed)
+        if option is None:
+            if typed in ("-h", "--help"):
+                return
             _refuse(typed, known)
-        elif not has_value and typed in known and known[typed].nargs != 0:
-            next(rest, None)
+        elif option.nargs == 0:
+            earlier = switches.setdefault(option.dest, typed)
+            if known[earlier].const != option.const:
+                raise ConfigError(f"{earlier} and {typed} exclude each other. Leave one of them out.")
+        else:
+            text = value if has_value else next(rest, None)
+            if text is not None and isinstance(option, Once):
+                option.read(typed, text)
 
 
 def _refuse(typed: str, known: Iterable[str]) -> None:
@@ -205,6 +217,8 @@ def _add_field(group: Any, field: dataclasses.Field[Any], text: str) -> list[arg
     how["metavar"] = "N" if _is_number(field) else "X"
     if field.name in SEVERAL:
         how |= {"metavar": SEVERAL[field.name], "action": "append"}
+    elif reads := _reader(field):
+        how["reads"] = reads
     short = ["-n"] if field.name == "num_processes" else []
     names = (field.name, *OTHER_NAMES.get(field.name, ()))
     return [_add(group, *names, short=short, help=text.replace("None:", unset), **how)]
@@ -217,7 +231,7 @@ def _is_number(field: dataclasses.Field[Any]) -> bool:
 def _add(group: Any, *names: str, short: Sequence[str] = (), **how: Any) -> argparse.Action:
     spellings = [f"--{name}" for name in names]
     spellings += [name.replace("_", "-") for name in spellings if "_" in name]
-    action: argparse.Action = group.add_argument(*short, *spellings, **how)
+    action: argparse.Action = group.add_argument(*short, *spellings, **{"action": Once, **how})
     return action
 
 
@@ -229,10 +243,38 @@ def _value(field: dataclasses.Field[Any], text: Any) -> Any:
         return devices_of(text)
     if field.name == "monitor":
         return {"true": True, "false": False}.get(text.lower(), text)
-    optional = "None" in str(field.type) and field.default is not None
-    if optional and text.lower() == "none":
+    return None if _takes_none(field) and text.lower() == "none" else text
+
+
+def _takes_none(field: dataclasses.Field[Any]) -> bool:
+    return "None" in str(field.type) and field.name != "name"
+
+
+def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any] | None:
+    """Return the function that reads a field's text where `LaunchConfig` takes another type; None for text."""
+    if field.name == "devices":
+        return _checked_devices
+    if not _is_number(field):
         return None
-    return _number(text) if _is_number(field) else text
+    by_name = ("auto", "gpu", "cpu") if field.name in ("num_processes", "processes_per_node") else ()
+
+    def read(text: str) -> Any:
+        if text in by_name:
+            return text
+        if _takes_none(field) and text.lower() == "none":
+            return None
+        value, is_whole = _number(text), "float" not in str(field.type)
+        if isinstance(value, str) or (is_whole and not isinstance(value, int)):
+            raise ValueError(f"type a {'whole ' if is_whole else ''}number")
+        return value
+
+    return read
+
+
+def _checked_devices(text: str) -> str:
+    if text != "cpu" and isinstance(devices_of(text), str):
+        raise ValueError("type indices of GPUs such as 0,1, or all, or cpu")
+    return text
 
 
 def _number(text: str) -> int | float | str:
@@ -241,6 +283,24 @@ def _number(text: str) -> int | float | str:
     with contextlib.suppress(ValueError):
         return float(text)
     return text
+
+
+def as_typed(error: ConfigError, given: Mapping[str, Any], typed: Mapping[str, tuple[str, str]]) -> ConfigError:
+    """Return an error of `LaunchConfig` that names the option as it was typed, in the place of the field.
+
+    Args:
+        error: The error.
+        given: Fields as `LaunchConfig` got them.
+        typed: By field: the option and its text.
+    """
+    name = error.field or ""
+    names = [name, "processes_per_node"] if name == "num_processes" else [name]
+    found = next((typed[name] for name in names if name in typed), None)
+    words = str(error)
+    start = f"{name}={given.get(name)!r}"
+    if found is None or not words.startswith(start):
+        return error
+    return ConfigError(" ".join(found) + words.removeprefix(start).replace("None", "none"), field=name)
 
 
 def devices_of(text: str) -> Any:

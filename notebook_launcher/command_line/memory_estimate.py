@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,12 +97,15 @@ def _of_class(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.
     module_name, _, name = target.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # A console script does not have the working directory on its path.
+    found: Any = None
     try:
-        found: Any = importlib.import_module(module_name)
+        found = importlib.import_module(module_name)
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        msg = f"{target}: {error}. Write it as package.module:Class, with a module that can be imported from here."
+        close = "" if found is None else did_you_mean(name.rpartition(".")[2], dir(found))
+        hint = close or "Write it as package.module:Class, with a module that can be imported from here."
+        msg = f"{target}: {error}. {hint}"
         raise ConfigError(msg) from error
     model = found(**arguments)
     if not isinstance(model, torch.nn.Module):
@@ -130,9 +134,12 @@ def _of_configuration(target: str, arguments: Mapping[str, Any]) -> tuple[str, t
     elif target in transformers.CONFIG_MAPPING:
         config = transformers.AutoConfig.for_model(target, **arguments)
     else:
+        hint = did_you_mean(target, transformers.CONFIG_MAPPING) or (
+            "Nothing is downloaded: fetch the model's config.json first."
+        )
         msg = (
             f"{target} is neither a class (package.module:Class), nor a folder with a config.json, nor a model type of "
-            "Transformers. Nothing is downloaded: fetch the model's config.json first."
+            f"Transformers. {hint}"
         )
         raise ConfigError(msg)
     make: Any = transformers.AutoModel.from_config

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,6 +17,7 @@ from notebook_launcher.command_line import (
     runs_command,
     verify_command,
 )
+from notebook_launcher.command_line.parser import Parser
 from notebook_launcher.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return _run(words)
     except (LaunchError, LookupError) as error:
-        name = " ".join([PROGRAM, *words[:1]])
+        name = " ".join([PROGRAM, *(command.name for command in COMMANDS if words[:1] == [command.name])])
         print(f"{name}: {error}", file=sys.stderr)  # noqa: T201 - a program's error
         return BAD_USE
     except KeyboardInterrupt:
@@ -71,37 +70,15 @@ def _run(words: list[str]) -> int:
     return command.run(options)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=PROGRAM,
         description="Distributed PyTorch on one machine: from a notebook cell, and from a terminal.",
         epilog=f"`{PROGRAM} COMMAND --help` explains a command. `python -m notebook_launcher` is the same program.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {notebook_launcher.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
-        one = commands.add_parser(
-            command.name,
-            help=command.summary,
-            description=command.description,
-            formatter_class=_Formatter,
-            allow_abbrev=False,
-        )
-        command.add_arguments(one)
+        command.add_arguments(commands.add_parser(command.name, help=command.summary, description=command.description))
     return parser
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Lists one spelling of each name: `--num_processes`, without `--num-processes`."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=118)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        names = [name for name in action.option_strings if not re.match(r"--.*-(?=.)", name)]
-        if not names or len(names) == len(action.option_strings):
-            return super()._format_action_invocation(action)
-        value = "" if action.nargs == 0 else f" {self._format_args(action, str(action.metavar or action.dest))}"
-        return ", ".join(names) + value

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 from notebook_launcher.command_line.command import Command
+from notebook_launcher.command_line.parser import Parser, choice, number, whole_number
 from notebook_launcher.errors import ConfigError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from notebook_launcher.archive.listing import RunList
-    from notebook_launcher.archive.recorded import RecordedRun
 
 __all__ = ["COMMAND"]
 
@@ -21,30 +21,38 @@ TAIL_LINES = 20
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    here = argparse.ArgumentParser(add_help=False)
+    here = Parser(add_help=False)
     here.add_argument("--folder", default="auto", metavar="FOLDER", help="the folder that holds the runs' folders")
-    some = argparse.ArgumentParser(add_help=False)
+    some = Parser(add_help=False)
     some.add_argument("--name", metavar="WORDS", help="runs whose name or function contains these words")
     some.add_argument("--tag", metavar="TAG", help="runs with this tag")
-    some.add_argument("--state", metavar="STATE", help="runs in this state: done, failed, stopped, lost, running")
-    some.add_argument("--days", type=float, metavar="N", help="runs of the last N days; with delete, older runs")
+    some.add_argument("--state", reads=_state, metavar="STATE", help="runs in this state, such as done or failed")
+    some.add_argument("--days", reads=number, metavar="N", help="runs of the last N days; with delete, older runs")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     parser.set_defaults(action="list", folder="auto", name=None, tag=None, state=None, days=None, limit=NUM_LISTED)
     one = actions.add_parser("list", help="a table of the runs, the newest first", parents=[here, some])
-    one.add_argument("--limit", type=int, default=NUM_LISTED, metavar="N", help=f"rows; {NUM_LISTED} if omitted")
+    rows = f"rows; {NUM_LISTED} if omitted"
+    one.add_argument("--limit", reads=whole_number(1), default=NUM_LISTED, metavar="N", help=rows)
     one = actions.add_parser("show", help="one run: ranks, metrics, failures, output", parents=[here])
     one.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
     one.add_argument("--logs", nargs="?", const="all", metavar="RANK", help="the output of a rank, or of all ranks")
     one = actions.add_parser("compare", help="settings, speed, memory and last metrics of several runs", parents=[here])
-    one.add_argument("runs", nargs="+", metavar="ID", help="ids, or the beginnings of ids")
+    one.add_argument("runs", nargs="+", metavar="ID", help="ids, beginnings of ids, or `last`")
     one = actions.add_parser("edit", help="change the name, tags or notes of a run", parents=[here])
     one.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
     one.add_argument("--name", metavar="NAME")
     one.add_argument("--tags", nargs="*", metavar="TAG", help="all tags of the run; none: remove them")
     one.add_argument("--notes", metavar="TEXT")
     one = actions.add_parser("delete", help="remove the folders of runs that are over", parents=[here, some])
-    one.add_argument("runs", nargs="*", metavar="ID", help="ids; without ids, --name, --tag, --state or --days choose")
+    which = "ids, beginnings of ids, or `last`; without them, --name, --tag, --state or --days choose"
+    one.add_argument("runs", nargs="*", metavar="ID", help=which)
     one.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _state(text: str) -> str:
+    from notebook_launcher.drawing.legend import RUN_STATES
+
+    return choice([*RUN_STATES])(text)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -71,11 +79,12 @@ def _chosen(options: argparse.Namespace) -> RunList:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from notebook_launcher.archive.opening import open_run
     from notebook_launcher.drawing.page import static_text
     from notebook_launcher.drawing.sections import plain_settings
     from notebook_launcher.history.curves import Curves
 
-    run = _open(options.run, options.folder)
+    run = open_run(options.run, options.folder)
     snapshot, curves = run.snapshot(), Curves()
     curves.fold(run.metrics)
     lines = [static_text(snapshot, curves), "", f"folder: {run.folder}"]
@@ -87,18 +96,6 @@ def _show(options: argparse.Namespace) -> int:
         lines += ["", f"rank {rank}:", *run.logs(rank).splitlines()]
     print("\n".join(lines))  # noqa: T201 - this is what the command is for
     return 0
-
-
-def _open(name: str, folder: str) -> RecordedRun:
-    from notebook_launcher.archive.listing import open_run, runs
-
-    if name != "last":
-        return open_run(name, folder)
-    every = runs(folder)
-    if not every:
-        msg = f"{every!r}. A launch of more than a second leaves one."
-        raise LookupError(msg)
-    return every[0]
 
 
 def _ranks(chosen: str | None, num_processes: int) -> range:
@@ -113,14 +110,21 @@ def _ranks(chosen: str | None, num_processes: int) -> range:
 
 
 def _compare(options: argparse.Namespace) -> int:
+    from notebook_launcher.archive.opening import open_run
     from notebook_launcher.widgets.comparison import compare
 
-    print(compare(*(_open(name, options.folder) for name in options.runs)))  # noqa: T201
+    if len(options.runs) < 2:
+        (one,) = options.runs
+        msg = f"compare {one}: it takes two runs or more. `notebook-launcher runs show {one}` shows one run."
+        raise ConfigError(msg)
+    print(compare(*(open_run(name, options.folder) for name in options.runs)))  # noqa: T201
     return 0
 
 
 def _edit(options: argparse.Namespace) -> int:
-    run = _open(options.run, options.folder)
+    from notebook_launcher.archive.opening import open_run
+
+    run = open_run(options.run, options.folder)
     run.edit(name=options.name, tags=options.tags, notes=options.notes)
     print(f"{run.id}: {run.name}; tags: {', '.join(run.tags) or 'none'}; notes: {run.notes or 'none'}")  # noqa: T201
     return 0
@@ -128,11 +132,12 @@ def _edit(options: argparse.Namespace) -> int:
 
 def _delete(options: argparse.Namespace) -> int:
     from notebook_launcher.archive.listing import RunList, runs
+    from notebook_launcher.archive.opening import open_run
     from notebook_launcher.units import format_bytes, plural
 
     every = runs(options.folder)
     if options.runs:
-        chosen = RunList(every.home, [_open(name, options.folder) for name in options.runs])
+        chosen = RunList(every.home, [open_run(name, options.folder) for name in options.runs])
     elif options.name is options.tag is options.state is options.days is None:
         raise ConfigError("name the runs to delete, or choose them with --name, --tag, --state or --days.")
     else:

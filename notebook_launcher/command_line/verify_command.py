@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.command_line.command import Command
+from notebook_launcher.command_line.parser import whole_number
 
 if TYPE_CHECKING:
     import argparse
@@ -13,8 +14,9 @@ __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], metavar="N", help="numbers of ranks")
-    parser.add_argument("--steps", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N", help="accumulation steps")
+    several: dict[str, Any] = {"reads": whole_number(1), "nargs": "+", "metavar": "N"}
+    parser.add_argument("--processes", default=[1, 2, 4], help="numbers of ranks", **several)
+    parser.add_argument("--steps", default=[1, 2, 4, 8], help="accumulation steps", **several)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -22,7 +24,7 @@ def _run(options: argparse.Namespace) -> int:
 
     report = verify_accumulation(options.processes, options.steps)
     print(report)  # noqa: T201 - this is what the command is for
-    return 0 if report.rows and report.ok else 1
+    return 0 if report.ok else 1
 
 
 COMMAND = Command(

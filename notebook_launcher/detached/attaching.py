@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notebook_launcher.archive.listing import open_run, runs
+from notebook_launcher.archive.listing import runs
+from notebook_launcher.archive.opening import LAST, open_run
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.detached.door import is_hosted, is_session
@@ -30,7 +31,8 @@ def attach(
     Any number of kernels and terminals may be attached to a run, also after its end, for its results.
 
     Args:
-        run: The run's id, the beginning of its id, or the path of its folder. None: the latest detached run.
+        run: The run's id, the beginning of its id, or the path of its folder. None and `"last"` mean the latest
+            detached run.
         folder: The folder that holds the runs' folders. `"auto"`: see `LaunchConfig.runs_folder`.
         since: Seconds before now, from which on its output is shown. None: from the beginning.
         show: False: show nothing.
@@ -40,7 +42,7 @@ def attach(
         CallOrderError: The run's host is of a version of this package with another protocol.
     """
     check_not_in_rank("attach")
-    attached = AttachedRun(_latest(folder) if run is None else _one(run, folder))
+    attached = AttachedRun(_latest(folder) if run in (None, LAST) else _one(run, folder))
     if show:
         attached.follow_in_cell(since)
     return attached

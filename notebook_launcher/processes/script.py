@@ -6,6 +6,7 @@ import builtins
 import importlib.util
 import io
 import os
+import pkgutil
 import sys
 import zipfile
 from importlib.machinery import PathFinder, SourceFileLoader
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.text import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -38,15 +40,22 @@ class Script:
         """Raise `ConfigError` if there is no such program. A module's packages are not imported."""
         path = Path(self.target)
         if self.is_module:
+            if self.target.endswith(".py") and path.is_file():
+                msg = f"-m {self.target}: this is a file. Leave -m out, or name the module: -m {path.stem}"
+                raise ConfigError(msg)
             if not _exists(self.target.partition(".")[0]):
-                msg = f"there is no module {self.target!r} in {Path.cwd()} or among the installed packages."
+                close = did_you_mean(self.target, (module.name for module in pkgutil.iter_modules([os.getcwd()])))
+                hint = close or "Name it as after `python -m`: package.module."
+                msg = f"there is no module {self.target!r} in {Path.cwd()} or among the installed packages. {hint}"
                 raise ConfigError(msg)
         elif not path.exists():
-            hint = " To run a module by its name, write -m before it." if _exists(path.name) else ""
-            msg = f"there is no file {path}.{hint}"
+            hint = "To run a module by its name, write -m before it." if _exists(path.name) else _near(path)
+            msg = f"there is no file {path}. {hint}"
             raise ConfigError(msg)
         elif path.is_dir() and not (path / "__main__.py").exists():
-            msg = f"{path} is a folder without a __main__.py, so Python cannot run it. Name a file in it."
+            programs = _programs(path)
+            hint = f"Name a file in it, such as {path / programs[0]}." if programs else "No Python file is in it."
+            msg = f"{path} is a folder without a __main__.py, so Python cannot run it. {hint}"
             raise ConfigError(msg)
 
     def __call__(self, *words: str) -> None:
@@ -73,6 +82,19 @@ class Script:
         path = spec.origin or name
         sys.argv[:] = [self.target if name == "__main__" else path, *words]
         _execute(code, path, spec, spec.loader)
+
+
+def _near(path: Path) -> str:
+    """Return the Python files that the path of a missing file may stand for."""
+    if not path.parent.is_dir():
+        return f"There is no folder {path.parent} either."
+    programs = _programs(path.parent)
+    listed = f"Python files there: {', '.join(programs[:5])}{', ...' if len(programs) > 5 else ''}."
+    return did_you_mean(path.name, programs) or (listed if programs else "No Python file is in this folder.")
+
+
+def _programs(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.py"))
 
 
 def _exists(name: str) -> bool:

@@ -102,8 +102,10 @@ def test_open_run_accepts_the_beginning_of_an_id(tmp_path):
             "20261121-10",
             r"2 runs in .* begin with '20261121-10': 20261121-100002-train-000002, .*\. Type more of the id",
         ),
-        ("20261121-100009-train-000002", r"no run .* in .*closest are 20261121-100002-train-000002, .* lists all 3"),
-        ("train", r"there is no run 'train' in .* The closest are "),
+        ("20261121-100009-train-000002", r"no run .* in .*Did you mean 20261121-100002-train-000002 or .* 3\.$"),
+        ("train", r"there is no run 'train' in .* Did you mean 20261121-110000-train-000000 or "),
+        ("tarin", r"there is no run 'tarin' in .* Did you mean 20261121-110000-train-000000\? runs\(\), in a terminal"),
+        ("zzz", r"there is no run 'zzz' in .* The latest is 20261121-110000-train-000000\. "),
         ("", r"there is no run ''"),
     ],
 )

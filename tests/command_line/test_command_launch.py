@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notebook_launcher import LaunchConfig, runs
-from notebook_launcher.command_line.launch_options import OTHER_NAMES, REFUSED, WITHOUT_EFFECT
+from notebook_launcher.command_line.launch_options import OTHER_NAMES, REFUSED, WITHOUT_EFFECT, given_options
 from notebook_launcher.command_line.program import COMMANDS, main, make_parser
 from notebook_launcher.command_line.sharding_options import sharding_env
 from notebook_launcher.history.run_folders import VARIABLE
@@ -211,14 +211,24 @@ def test_options_about_sharding_are_the_variables_of_accelerate(words, env):
         (["--nproc", "2", "x.py"], "unknown option --nproc. Did you mean --nproc_per_node?"),
         (["--mixed_precison", "no", "x.py"], "unknown option --mixed_precison. Did you mean --mixed_precision?"),
         (["--zzz", "x.py"], "unknown option --zzz. `notebook-launcher launch --help` lists the options."),
-        (["-n", "two", "."], "num_processes='two' is a str; it must be a whole number."),
-        (["--timeout", "-1", "."], "timeout=-1 must be more than 0 seconds"),
-        (["--devices", "a,b", "."], "devices='a,b' is unknown"),
+        (["-n", "two", "."], "-n two: type a whole number."),
+        (["-n", "x.py"], "-n x.py: type a whole number."),
+        (["--nproc-per-node=0", "."], "--nproc-per-node 0 is too small; it must be 1 or more."),
+        (["--seed", "1.5", "."], "--seed 1.5: type a whole number."),
+        (["--timeout", "soon", "."], "--timeout soon: type a number."),
+        (["--timeout", "-1", "."], "--timeout -1 must be more than 0 seconds and finite; none means no limit."),
+        (["--mixed_precision", "bf17", "."], "--mixed_precision bf17 is unknown. Did you mean 'bf16'?"),
+        (["--devices", "a,b", "."], "--devices a,b: type indices of GPUs such as 0,1, or all, or cpu."),
+        (["-n", "2", "--num_processes", "1", "."], "-n 2 and --num_processes 1 are the same option. Leave one of them"),
+        (["--detached", "--no-detached", "."], "--detached and --no-detached exclude each other."),
+        (["-n", "2"], "SCRIPT is missing: type `notebook-launcher launch [OPTIONS] SCRIPT [ARGUMENTS]`."),
+        (["-n"], "-n/--num_processes/--num-processes: expected one argument. `notebook-launcher launch --help`"),
         (["--cpu", "--gpu_ids", "0", "."], "--cpu and --devices 0 exclude each other"),
         (["--nnodes", "2", "x.py"], "--num_machines 2: a launch from here takes one machine"),
         (["--env", "NAME", "x.py"], "--env NAME: write --env NAME=VALUE."),
         (["--config_file", "no.yaml", "x.py"], "no.yaml cannot be read"),
-        (["no.py"], "/no.py."),
+        (["no.py"], "/no.py. No Python file is in this folder."),
+        (["no/no.py"], "There is no folder"),
         (["json"], "To run a module by its name, write -m before it."),
         (["."], "is a folder without a __main__.py, so Python cannot run it."),
         (["-m", "no_such_module"], "there is no module 'no_such_module' in"),
@@ -233,6 +243,33 @@ def test_words_that_cannot_work_are_refused_before_anything_starts(words, messag
     shown = capsys.readouterr().err
     assert shown.startswith("notebook-launcher launch: ")
     assert message in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tain.py"], "/tain.py. Did you mean train.py?"),
+        (["zzz"], "/zzz. Python files there: evaluate.py, train.py."),
+        (["."], "so Python cannot run it. Name a file in it, such as"),
+        (["-m", "train.py"], "-m train.py: this is a file. Leave -m out, or name the module: -m train"),
+        (["-m", "trian"], "or among the installed packages. Did you mean train?"),
+    ],
+)
+def test_missing_script_is_told_with_those_that_are_near(words, message, tmp_path, monkeypatch, capsys):
+    for name in ("train.py", "evaluate.py"):
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert main(["launch", "--no_config_file", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_numbers_of_options_reach_the_launch_as_they_were_typed():
+    parser = make_parser()
+    options = parser.parse_args(
+        ["launch", "-n", "2", "-n", "2", "--timeout", "none", "--nodes", "1", "x.py", "-n", "3"]
+    )
+    assert given_options(options) == {"num_processes": 2, "timeout": None, "nodes": 1}
+    assert options.words == ["-n", "3"]
 
 
 def test_settings_file_that_cannot_be_launched_names_the_way_around(tmp_path, monkeypatch, capsys):

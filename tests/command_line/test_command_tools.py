@@ -84,15 +84,52 @@ def test_words_of_runs_that_cannot_work_are_refused(some_runs, tmp_path, capsys)
     for words, message in [
         (["show", "2026"], "3 runs in"),
         (["show", "20261121-000001", "--logs", "7"], "--logs 7: this run has 2 ranks, 0 to 1."),
-        (["show", "last", "--folder", str(tmp_path / "none")], "A launch of more than a second leaves one."),
+        (["show", "last", "--folder", str(tmp_path / "none")], "A launch of more than a second leaves one, and"),
         (["delete"], "name the runs to delete, or choose them with --name, --tag, --state or --days."),
-        (["list", "--state", "bogus"], "state='bogus' is unknown. It can be 'starting', 'running'"),
+        (["list", "--state", "runing"], "--state runing: Did you mean running? It can be starting, running,"),
+        (["list", "--days", "x"], "--days x: type a number above 0."),
+        (["list", "--limit", "-3"], "--limit -3: type a whole number, 1 or more."),
+        (["list", "--limit", "1", "--limit", "2"], "--limit 1 and --limit 2 are the same option."),
+        (["list", "more"], "'more' is one word too many: type `notebook-launcher runs list [OPTIONS]`."),
+        (["list", "--stat", "done"], "unknown option --stat. Did you mean --state?"),
+        (["--state", "done"], "unknown option --state. It belongs behind a command: `notebook-launcher runs list --st"),
+        (["shwo"], "there is no command 'shwo'. Did you mean show?"),
+        (["show", "zzz"], "The latest is 20261121-000003-train-000003. runs(), in a terminal `notebook-launcher runs`"),
+        (["show", "trian"], "Did you mean 20261121-000003-train-000003?"),
+        (["delete", "000002"], "Did you mean 20261121-000002-train-000002?"),
+        (["show"], "ID is missing: type `notebook-launcher runs show [OPTIONS] ID`."),
+        (["compare", "last"], "compare last: it takes two runs or more. `notebook-launcher runs show last` shows one"),
     ]:
         assert main(["runs", *words]) == 2
         assert message in capsys.readouterr().err
     assert main(["runs", "delete", "--state", "lost", "--yes"]) == 1
     assert main(["runs", "delete", "--days", "1", "--yes"]) == 0
     assert [run.name for run in runs()] == ["evaluate"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], ": COMMAND is missing (one of launch, config, env, runs, "),
+        (["lanch", "x.py"], ": there is no command 'lanch'. Did you mean launch?"),
+        (["zzz"], ": there is no command 'zzz'. It can be launch, config, env,"),
+        (["train.py"], ": there is no command 'train.py'. To run a script: notebook-launcher launch train.py."),
+        (["--foo"], ": unknown option --foo. `notebook-launcher --help` lists the options."),
+        (["--cpu", "x.py"], ": unknown option --cpu. It belongs behind a command: `notebook-launcher launch --cpu`."),
+        (["verify", "2"], " verify: '2' is one word too many: type `notebook-launcher verify [OPTIONS]`."),
+        (["verify", "--steps", "1", "two"], " verify: --steps two: type a whole number, 1 or more."),
+        (["verify", "--steps", "3"], "gradient_accumulation_steps=[3]: no combination divides the 8 samples."),
+        (["attach", "zzz"], " attach: there is no run 'zzz' in"),
+        (["attach", "last"], " attach: there is no detached run in"),
+        (["attach", "--since", "-1"], " attach: --since -1: type a number above 0."),
+    ],
+)
+def test_words_that_mean_nothing_are_answered_with_what_to_type(some_runs, words, message, capsys):
+    assert main(words) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("notebook-launcher")
+    assert message in shown
+    assert shown.count("\n") == 1
 
 
 def test_run_that_is_not_over_is_not_deleted(home):
@@ -217,12 +254,15 @@ def test_estimate_reads_configurations_without_a_download(tmp_path, capsys):
     ("words", "message"),
     [
         (["json:Missing"], "has no attribute 'Missing'. Write it as package.module:Class"),
+        (["torch.nn:Linaer"], "module 'torch.nn' has no attribute 'Linaer'. Did you mean Linear"),
         (["no_module:Model"], "No module named 'no_module'"),
         (["json:JSONDecoder"], "made a JSONDecoder, which is not a torch.nn.Module."),
         (["torch.nn:Linear"], "torch.nn:Linear cannot be made on the meta device: TypeError"),
         (["torch.nn:Linear", "--args", "[]"], "write an object of names and values"),
         (["torch.nn:Linear", "--args", "{width: 1}"], "Write JSON, with names in double quotes."),
-        (["torch.nn:Linear", "-n", "0"], "--num_processes 0: enter 1 or more."),
+        (["torch.nn:Linear", "-n", "0"], "-n 0: type a whole number, 1 or more."),
+        (["torch.nn:Linear", "--optimizer", "adm"], "--optimizer adm: Did you mean adam or adamw? It can be adamw,"),
+        ([], "MODEL is missing: type `notebook-launcher estimate-memory [OPTIONS] MODEL`."),
         (["no/such/model"], "Nothing is downloaded"),
     ],
 )

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from typing import Any
 
-from notebook_launcher import VerificationReport
+import pytest
+
+from notebook_launcher import ConfigError, VerificationReport, verify_accumulation
 from notebook_launcher.verification import VerificationRow
 from tests.support.kernels import ROOT
 from tests.support.warm_kernels import evaluate, unchanged, warm_kernel
@@ -14,7 +16,7 @@ from tests.support.warm_kernels import evaluate, unchanged, warm_kernel
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "notebook_launcher", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=55)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_command_prints_the_table():
@@ -25,7 +27,11 @@ def test_command_prints_the_table():
 
 
 def test_command_fails_without_a_combination():
-    assert run("verify", "--processes", "3").returncode == 1
+    outcome = run("verify", "--processes", "3")
+    assert outcome.returncode == 2
+    assert "num_processes=[3]" in outcome.stderr
+    with pytest.raises(ConfigError, match=r"num_processes=\[3, 0\], .* no combination divides the 8 samples\. Numbers"):
+        verify_accumulation([3, 0])
 
 
 def test_command_wants_a_verb():

@@ -1,0 +1,49 @@
+"""The runs in a folder, the newest first, and the folder itself."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import TYPE_CHECKING
+
+from notebook_launcher.archive.recorded import RecordedRun
+from notebook_launcher.history import run_folders
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+__all__ = ["find_home", "stored_runs"]
+
+
+def find_home(folder: str | os.PathLike[str]) -> Path:
+    """Return the folder that holds the runs; raise `LookupError` if `folder` is `"auto"` and recording is off."""
+    home = run_folders.find_home(folder)
+    if home is None:
+        msg = f"runs are not recorded: {run_folders.VARIABLE} is 'off'. Pass the folder that holds the runs."
+        raise LookupError(msg)
+    return home
+
+
+def stored_runs(home: Path) -> list[RecordedRun]:
+    """Return the runs in a folder, the newest first."""
+    items = []
+    # A name holds the second of the launch; runs of one second are sorted by their summaries.
+    for _, names in itertools.groupby(run_folders.list_ids(home), key=lambda name: name[: len("20261121-142501")]):
+        same = list(_still_there(home, names))
+        items += same if len(same) < 2 else sorted(same, key=_launched, reverse=True)
+    return items
+
+
+def _still_there(home: Path, names: Iterable[str]) -> Iterator[RecordedRun]:
+    for name in names:
+        # Another kernel may be making room.
+        with contextlib.suppress(LookupError):
+            yield RecordedRun(home / name)
+
+
+def _launched(run: RecordedRun) -> float:
+    """Return the time of a run's launch, of which alone the summary is read."""
+    started = (run_folders.read_json(run.folder / run_folders.SUMMARY) or {}).get("started")
+    return started if isinstance(started, float) else run.snapshot().started

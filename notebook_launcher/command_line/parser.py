@@ -1,0 +1,172 @@
+"""The parser of the command line: argparse, whose errors name the word as it was typed and what to type next."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.text import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Formatter", "Once", "Parser", "choice", "number", "whole_number"]
+
+MISSING = "the following arguments are required: "
+"""The beginning of argparse's own words for missing arguments."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are `ConfigError`; an option with two values is refused.
+
+    Args:
+        options: Options of argparse's parser.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, "formatter_class": Formatter, **options})
+        for name in (None, "store"):
+            self.register("action", name, Once)
+        self._commands: Any = None
+
+    @property
+    def option_names(self) -> list[str]:
+        """All spellings of the options."""
+        return [name for action in self._actions for name in action.option_strings]
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """Add the commands behind this one's name."""
+        self._commands = super().add_subparsers(**options)
+        return self._commands
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Read the words; raise `ConfigError` for the first one that means nothing here."""
+        if self._commands is not None and args:
+            self._check_first(args[0])
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            raise ConfigError(self._unknown(rest[0]))
+        return found, rest
+
+    def error(self, message: str) -> Any:
+        """Raise `ConfigError` for words that argparse refuses."""
+        if message.startswith(MISSING):
+            choices = f" (one of {', '.join(self._commands.choices)})" if self._commands is not None else ""
+            message = f"{message.removeprefix(MISSING)} is missing{choices}: type `{self._pattern()}`"
+        words = message.removeprefix("argument ")
+        raise ConfigError(f"{words}. `{self.prog} --help` explains it.")
+
+    def _check_first(self, word: str) -> None:
+        """Raise `ConfigError` unless a line begins with a command, or an option of this parser."""
+        known = self._commands.choices
+        if word.startswith("-"):
+            if word.partition("=")[0] not in self.option_names:
+                raise ConfigError(self._unknown(word))
+        elif word not in known:
+            listed = ", ".join(known)
+            hint = did_you_mean(word, known) or f"It can be {listed}."
+            if "launch" in known and word.endswith(".py"):
+                hint = f"To run a script: {self.prog} launch {word}."
+            raise ConfigError(f"there is no command {word!r}. {hint}")
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"{word!r} is one word too many: type `{self._pattern()}`. `{self.prog} --help` explains it."
+        option, choices = word.partition("=")[0], {} if self._commands is None else self._commands.choices
+        owner = next((name for name, parser in choices.items() if option in parser.option_names), None)
+        hint = did_you_mean(option, self.option_names) or f"`{self.prog} --help` lists the options."
+        if owner is not None:
+            hint = f"It belongs behind a command: `{self.prog} {owner} {option}`."
+        return f"unknown option {word}. {hint}"
+
+    def _pattern(self) -> str:
+        """Return the words that the command takes, without its options."""
+        if self.usage is not None:
+            return self.usage
+        words = [
+            f"{name} [{name} ...]" if action.nargs == "+" else f"[{name} ...]" if action.nargs == "*" else name
+            for action in self._actions
+            if not action.option_strings and (name := str(action.metavar or action.dest))
+        ]
+        has_options = any(set(action.option_strings) - {"-h", "--help"} for action in self._actions)
+        return " ".join([self.prog, *(["[OPTIONS]"] if has_options else []), *words])
+
+
+class Once(argparse.Action):
+    """Stores an option's value with its text, and refuses a second value.
+
+    Args:
+        reads: Returns the value that a text means, or raises `ValueError` with the words that say what to type.
+        options: Options of argparse's action.
+    """
+
+    def __init__(self, *, reads: Callable[[str], Any] = str, **options: Any) -> None:
+        super().__init__(**options)
+        self._reads = reads
+
+    def __call__(self, _parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        """Store the value, and under `typed` the option and its text as the user wrote them."""
+        if option is None:
+            setattr(namespace, self.dest, values)
+            return
+        typed = vars(namespace).setdefault("typed", {})
+        text = " ".join(values) if isinstance(values, list) else str(values)
+        earlier = typed.setdefault(self.dest, (option, text))
+        if earlier[1] != text:
+            raise ConfigError(f"{' '.join(earlier)} and {option} {text} are the same option. Leave one of them out.")
+        read = [self.read(option, value) for value in values] if isinstance(values, list) else self.read(option, values)
+        setattr(namespace, self.dest, read)
+
+    def read(self, option: str, text: str) -> Any:
+        """Return the value of a text; raise `ConfigError` if it has none."""
+        try:
+            return self._reads(text)
+        except ValueError as error:
+            raise ConfigError(f"{option} {text}: {error}.") from None
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Return a function that reads a whole number of at least `least`."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"-?\d+", text) or int(text) < least:
+            raise ValueError(f"type a whole number, {least} or more")
+        return int(text)
+
+    return read
+
+
+def number(text: str) -> float:
+    """Return the number above 0 that a text means."""
+    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text) or not float(text):
+        raise ValueError("type a number above 0")
+    return float(text)
+
+
+def choice(known: Sequence[str]) -> Callable[[str], str]:
+    """Return a function that reads one of these words."""
+
+    def read(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"{did_you_mean(text, known)} It can be {', '.join(known)}".strip())
+        return text
+
+    return read
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Lists one spelling of each name: `--num_processes`, without `--num-processes`."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        width = min(118, shutil.get_terminal_size((120, 24)).columns - 2)
+        super().__init__(prog, **{"max_help_position": 30, "width": width, **options})
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = [name for name in action.option_strings if not re.match(r"--.*-(?=.)", name)]
+        if not names or len(names) == len(action.option_strings):
+            return super()._format_action_invocation(action)
+        value = "" if action.nargs == 0 else f" {self._format_args(action, str(action.metavar or action.dest))}"
+        return ", ".join(names) + value
