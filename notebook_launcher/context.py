@@ -146,7 +146,7 @@ class RankContext:
 
 
 class _Current:
-    # The only state of a module in this package: user code calls `report` from anywhere.
+    # State of a module, because user code calls `report` from anywhere.
     context: RankContext | None = None
     adopted: Mapping[str, Any] = {}
 
