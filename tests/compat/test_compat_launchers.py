@@ -87,7 +87,7 @@ def test_killed_process_is_named_with_its_pid_and_signal():
         ({"num_processes": 2, "mixed_precision": "fp4"}, "mixed_precision='fp4' is unknown"),
     ],
 )
-def test_bad_arguments(options, message):
+def test_arguments_that_cannot_work_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         notebook_launcher(print, **options)
 
@@ -139,7 +139,7 @@ def test_newest_accelerator_is_shared(num_processes):
         assert "mixed_precision='no': an Accelerator of this process has 'bf16'" in refused
 
 
-def test_every_name_is_there():
+def test_every_documented_name_is_offered():
     from notebook_launcher import compat, training
 
     for name in {*compat.__all__, *training.__all__}:

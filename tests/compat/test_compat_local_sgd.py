@@ -94,7 +94,7 @@ def test_after_an_error_nobody_waits_to_average(ranks):
     (0, False, "local_sgd_steps=0 is too small"),
     (2, True, "fully_shard was applied to this FSDPSequential"),
 ])  # fmt: skip
-def test_what_cannot_be_averaged_is_refused(ranks, num_steps, sharded, message):
+def test_local_sgd_refuses_zero_steps_and_sharded_models(ranks, num_steps, sharded, message):
     def refuse() -> None:
         from torch.distributed.fsdp import fully_shard
 

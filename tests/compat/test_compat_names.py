@@ -152,7 +152,7 @@ def test_overflow_that_a_loop_notes_holds_the_scheduler_back_until_it_takes_the_
     )
 
 
-def test_what_can_only_be_inherited_is(tmp_path):
+def test_queue_that_cannot_be_pickled_reaches_the_ranks(tmp_path):
     queue = multiprocessing.get_context("fork").Queue()
     queue.put(1)
     compat.notebook_launcher(count_down, (queue, tmp_path), num_processes=2, max_restarts=1)

@@ -119,7 +119,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_same_numbers(ranks, num_ranks, scenario):
+def test_training_gives_accelerates_numbers(ranks, num_ranks, scenario):
     theirs, ours = (ranks.run(num_ranks, train, library, dict(SCENARIOS[scenario])) for library in LIBRARIES)
     for rank, (wanted, got) in enumerate(zip(theirs, ours, strict=True)):
         for key, value in wanted.items():

@@ -67,7 +67,7 @@ def test_text_is_shortened_to_its_room() -> None:
     assert text_width("e\u0301", 10) == text_width("e", 10)
 
 
-def test_plural() -> None:
+def test_words_follow_the_number() -> None:
     assert (plural(1, "rank"), plural(1234, "rank")) == ("1 rank", "1,234 ranks")
 
 
@@ -91,7 +91,7 @@ def test_linear_ticks(low: float, high: float, ticks: list[float]) -> None:
     ("low", "high", "ticks"),
     [(1, 1000, [1, 10, 100, 1000]), (1, 1e12, [1, 1e3, 1e6, 1e9, 1e12]), (0.9, 12, [1, 2, 5, 10])],
 )
-def test_log_ticks(low: float, high: float, ticks: list[float]) -> None:
+def test_logarithmic_axis_has_ticks_at_round_numbers(low: float, high: float, ticks: list[float]) -> None:
     assert log_ticks(low, high, 5) == pytest.approx(ticks)
 
 

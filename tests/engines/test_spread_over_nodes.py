@@ -28,7 +28,7 @@ QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_proces
         ({"num_processes": 2}, (2, 2)),
     ],
 )
-def test_ranks_that_nodes_get(asked: dict[str, int], expected: tuple[int, int]) -> None:
+def test_ranks_are_spread_evenly_over_nodes(asked: dict[str, int], expected: tuple[int, int]) -> None:
     taken = allocate_nodes(NODES, **{"num_processes": None, "devices": None, "backend": "auto", **asked})  # type: ignore[arg-type]
     assert (taken.num_processes, taken.num_nodes) == expected
     assert len(taken.node_names) == taken.num_processes

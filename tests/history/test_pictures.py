@@ -65,7 +65,7 @@ def test_figure_is_its_png() -> None:
 @pytest.mark.parametrize(
     "value", [1.0, "text", torch.zeros(3), np.zeros((2, 2)), np.zeros((2, 2, 5)), np.zeros((0, 2, 3))]
 )
-def test_what_is_no_picture(value: Any) -> None:
+def test_report_refuses_arrays_that_are_not_pictures(value: Any) -> None:
     assert encode_picture(value) is None
 
 

@@ -68,7 +68,7 @@ def test_output_option_selects_the_ranks_that_are_shown(kernel: Kernel, output: 
     assert ("CPU ranks" in outcome.stdout) == (output != "none")
 
 
-def test_what_c_code_and_children_print_arrives_too(kernel: Kernel) -> None:
+def test_output_of_c_code_and_children_arrives(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def talk():\n"
         "    ctypes.CDLL(None).puts(b'from C'); ctypes.CDLL(None).fflush(None)\n"

@@ -141,7 +141,7 @@ def test_placeholder_of_a_count_is_its_present_value(tab: Tab) -> None:
     assert field(tab, name).get_attribute("placeholder") == "2"
 
 
-def test_what_is_typed_stays_while_values_change(tab: Tab) -> None:
+def test_typed_text_stays_while_values_change(tab: Tab) -> None:
     tab.deliver(reset(settings=SETTINGS))
     field(tab, "lr").press_sequentially("0.0")
     tab.deliver({"type": "update", "settings": [{**SETTINGS[0], "text": "0.09"}, *SETTINGS[1:]]})

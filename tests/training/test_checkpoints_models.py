@@ -130,7 +130,7 @@ def test_accelerate_loads_saved_model(tmp_path, build, safe, size):
 
 @FORMATS
 @pytest.mark.parametrize("size", ["10GB", 100])
-def test_what_accelerate_saved_is_loaded(tmp_path, safe, size):
+def test_model_saved_by_accelerate_is_loaded(tmp_path, safe, size):
     accelerate.Accelerator(cpu=True).save_model(tied(1), tmp_path, max_shard_size=size, safe_serialization=safe)
     model = tied(2)
     checkpoints.load_model(model, tmp_path)
@@ -138,7 +138,7 @@ def test_what_accelerate_saved_is_loaded(tmp_path, safe, size):
 
 
 @pytest.mark.parametrize("size", ["10GB", "2KB"])
-def test_transformers_reads_it_and_is_read(tmp_path, size):
+def test_models_are_exchanged_with_transformers(tmp_path, size):
     config = transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     model = transformers.GPT2LMHeadModel(config)
     config.save_pretrained(tmp_path / "ours")
@@ -309,7 +309,7 @@ def test_weights_without_data_are_not_saved(tmp_path):
 
 
 @pytest.mark.parametrize("tensor", [torch.zeros(2, dtype=torch.complex128), torch.eye(3).to_sparse()])
-def test_what_safetensors_does_not_know_needs_pickling(tmp_path, tensor):
+def test_types_unknown_to_safetensors_need_pickling(tmp_path, tensor):
     class Odd(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

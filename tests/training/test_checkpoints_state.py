@@ -641,7 +641,7 @@ def test_accelerate_loads_what_we_saved(tmp_path, safe):
 
 @pytest.mark.parametrize("safe", [True, False])
 @pytest.mark.filterwarnings("default")
-def test_what_accelerate_saved_is_loaded_with_a_warning(tmp_path, safe):
+def test_state_saved_by_accelerate_is_loaded_with_a_warning(tmp_path, safe):
     accelerator, *objects, meter = theirs(1)
     step(accelerator, *objects)
     accelerator.save_state(str(tmp_path / "a"), safe_serialization=safe)

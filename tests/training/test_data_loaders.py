@@ -194,7 +194,7 @@ def test_len_counts_batches_of_this_rank(kind):
     assert len(make(kind, drop_last=True)) == 2
 
 
-def test_share_of_one_of_several():
+def test_each_process_reads_its_share():
     loader = prepare_data_loader(plain(range(22), batch_size=4), num_processes=2, process_index=1)
     assert (len(loader), loader.total_batch_size, loader.full_rows) == (3, 8, 4)
     rounds = [(batch.tolist(), loader.current_round) for batch in loader]

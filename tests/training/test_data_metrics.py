@@ -76,7 +76,7 @@ def test_objects_beside_tensors(ranks):
     assert flat(part["names"] for part in found) == [str(number) for number in range(7)]
 
 
-def test_what_belongs_to_the_batch_is_gathered_whole(ranks):
+def test_values_of_the_batch_are_gathered_whole(ranks):
     # Accelerate cuts such tensors to the number of samples that remain.
     losses = on_all(ranks, 2, 7, lambda batch: batch.float().mean())
     assert [part.tolist() for part in losses] == [[1.0, 4.0], [pytest.approx(7 / 3)]]
@@ -95,7 +95,7 @@ def test_tensor_that_looks_like_samples_on_one_rank_only(ranks):
     assert [part.tolist() for part in pairs] == [[0, 1, 2, 2]]
 
 
-def test_tensors_without_rows(ranks):
+def test_tensors_without_rows_are_gathered_as_they_are(ranks):
     found = on_all(ranks, 2, 4, lambda batch: batch.new_zeros(0, 2), even_batches=False)
     assert [tuple(part.shape) for part in found] == [(0, 2)]
 

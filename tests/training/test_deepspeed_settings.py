@@ -292,7 +292,7 @@ def test_loader_of_another_batch_size_is_refused():
         zero.check_batch_sizes([8])
 
 
-def test_what_is_written_into_the_settings_before_the_accelerator_counts():
+def test_settings_changed_before_the_accelerator_count():
     plugin = DeepSpeedPlugin(zero_stage=2)
     plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 16
     assert settle(plugin, num_ranks=2).micro_batch_size == 16

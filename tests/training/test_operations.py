@@ -118,7 +118,7 @@ def test_a_number_is_refused_with_the_tensor_to_write():
         operations.recursively_apply(lambda tensor: tensor, 3, error_on_other_type=True)
 
 
-def test_other_leaves_stay_or_are_an_error():
+def test_leaves_that_are_not_tensors_stay_or_are_refused():
     def double(tensor):
         return tensor * 2
 
@@ -170,7 +170,7 @@ def test_find_batch_size(data, size):
     assert operations.find_batch_size(data) == size
 
 
-def test_find_device():
+def test_device_of_the_first_tensor_is_found():
     assert operations.find_device([1, {"x": torch.ones(1, device="meta")}]) == torch.device("meta")
     assert operations.find_device([1]) is None
 
@@ -226,7 +226,7 @@ def test_pad_input_tensors_repeats_the_last_sample(size, num_processes, padded):
     ]
 
 
-def test_alone_everything_is_the_identity():
+def test_operations_of_a_single_process_return_their_input():
     data = {"x": torch.tensor(1.0)}
     assert operations.gather(data) is data
     assert operations.broadcast(data) is data

@@ -44,7 +44,7 @@ trio = session_fixture(3)
 # Alone
 
 
-def test_alone_it_is_the_first_and_the_last(capsys):
+def test_single_process_is_main_and_last(capsys):
     state = ProcessState(cpu=True)
     assert (state.num_processes, state.process_index, state.local_process_index) == (1, 0, 0)
     assert state.distributed_type is DistributedType.NO
@@ -58,7 +58,7 @@ def test_alone_it_is_the_first_and_the_last(capsys):
     assert capsys.readouterr().out == "hello!"
 
 
-def test_alone_nothing_waits():
+def test_single_process_waits_for_nobody():
     state = ProcessState(cpu=True)
     state.wait_for_everyone()
     state.destroy_process_group()
@@ -66,14 +66,14 @@ def test_alone_nothing_waits():
         assert not dist.is_initialized()
 
 
-def test_alone_every_function_runs():
+def test_single_process_runs_functions_of_any_rank():
     state = ProcessState(cpu=True)
     on_third = state.on_process(process_index=2)
     decorators = [state.on_main_process, state.on_local_main_process, state.on_last_process, on_third]
     assert [decorate(lambda: 1)() for decorate in decorators] == [1] * 4
 
 
-def test_alone_a_collection_is_not_split():
+def test_single_process_gets_the_whole_collection():
     inputs = object()
     with ProcessState(cpu=True).split_between_processes(inputs) as mine:
         assert mine is inputs
@@ -213,7 +213,7 @@ def test_mapping_of_unequal_values_is_refused():
         (torch.tensor(1), "a tensor without dimensions"),
     ],
 )
-def test_what_has_no_items_is_refused(inputs, what):
+def test_value_without_items_is_refused(inputs, what):
     with pytest.raises(TypeError, match=f"split_between_processes got {what}.* no items to share out"):
         split(inputs, 0, 2)
 
@@ -270,7 +270,7 @@ def test_rank_without_a_group_joins_the_others():
     assert list(notebook_launch(join, 2, backend=None, output="none")) == [(2, 2.0, False)] * 2
 
 
-def test_one_rank_is_alone():
+def test_launch_of_one_rank_has_one_process():
     def look():
         state = ProcessState()
         return str(state.distributed_type), state.use_distributed, state.backend

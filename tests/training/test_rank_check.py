@@ -297,7 +297,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("train", HARMLESS, ids=lambda function: function.__name__)
-def test_what_ranks_may_keep_for_themselves_raises_nothing(ranks: Sessions, train: Any, tmp_path: Path) -> None:
+def test_differences_that_ranks_may_have_raise_nothing(ranks: Sessions, train: Any, tmp_path: Path) -> None:
     assert ranks.run(2, train, tmp_path / "checkpoint") == [HARMLESS[train]] * 2
 
 

@@ -108,7 +108,7 @@ def test_automatic_names_are_used(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_0"]
 
 
-def test_what_cannot_save_says_so():
+def test_save_without_an_accelerator_is_refused():
     def loop() -> None:
         for _ in track(range(10**9)):
             time.sleep(0.001)

@@ -309,7 +309,7 @@ class Placeless(GeneralTracker):
         (Placeless, r"Placeless cannot be registered: its class must define name, .* and requires_logging_directory"),
     ],
 )
-def test_what_cannot_be_registered(tracker_class: Any, message: str) -> None:
+def test_class_without_the_attributes_of_a_tracker_is_refused(tracker_class: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         register_tracker_class(tracker_class)
 
@@ -370,7 +370,7 @@ def test_starting_again_finishes_what_runs(state: ProcessState) -> None:
     assert trackers.get_tracker("memory") is memory
 
 
-def test_one_that_fails_to_finish_does_not_keep_others_from_it(state: ProcessState) -> None:
+def test_tracker_that_fails_to_finish_does_not_stop_the_others(state: ProcessState) -> None:
     class Stubborn(Memory):
         name = "stubborn"
 
@@ -482,7 +482,7 @@ def log_twice(folder: str) -> Any:
     accelerator.end_training()
 
 
-def test_whoever_logs_a_loss_sees_the_learning_rate_and_the_norm_of_the_gradient(session: Session, tmp_path: Path):
+def test_log_adds_learning_rate_and_gradient_norm(session: Session, tmp_path: Path):
     run = session.launch(log_twice, args=(str(tmp_path),))
     run.result()
     first, second = (point.values for point in run.metrics if point.rank == 0)

@@ -25,7 +25,7 @@ def name() -> Iterator[str]:
     logging.getLogger("notebook_launcher.tests.logger").setLevel(logging.NOTSET)
 
 
-def test_it_works_before_anything_else(name, caplog):
+def test_logger_works_before_an_accelerator(name, caplog):
     get_logger(name).warning("loss %.1f", 0.5, extra={"step": 3})
     (record,) = caplog.records
     assert (record.getMessage(), record.name, record.__dict__["step"]) == ("[RANK 0] loss 0.5", name, 3)

@@ -57,7 +57,7 @@ def test_gpu_s_lack_of_memory_is_recognised(error):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shape"), ValueError("out of memory"), KeyboardInterrupt()], ids=repr)
-def test_another_error_is_none(error):
+def test_other_errors_do_not_count_as_out_of_memory(error):
     assert not should_reduce_batch_size(error)
 
 

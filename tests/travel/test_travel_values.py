@@ -88,7 +88,7 @@ def test_tensors_arrive_as_they_left(name: str) -> None:
     ids=["coo", "csr", "quantized", "nested"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_other_layouts_arrive(make: Callable[[], torch.Tensor]) -> None:
+def test_sparse_quantized_and_nested_tensors_arrive(make: Callable[[], torch.Tensor]) -> None:
     left = make()
     arrived = there_and_back(left)
     assert arrived.layout == left.layout
