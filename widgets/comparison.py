@@ -203,7 +203,7 @@ class Comparison:
             Column("run", [one_line(run.name, 40) for run in runs]),
             Column("state", [run.state for run in runs], kind="state"),
             Column("ranks", [str(run.num_processes) for run in runs], kind="number"),
-            *_measure("samples/s", self._runs, speeds, _format_speed),
+            *_measure("samples/s, all ranks", self._runs, speeds, _format_speed),
             *_measure("time", self._runs, self.seconds, format_seconds),
             *_measure("peak memory", self._runs, memories, format_bytes),
             Column("id", [run.id for run in runs]),

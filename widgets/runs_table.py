@@ -109,6 +109,7 @@ def _row(run: RecordedRun) -> dict[str, Any]:
     return {
         "id": run.id,
         "name": run.name,
+        "kind": "" if snapshot.kind == "run" else snapshot.kind,
         "tags": list(run.tags),
         "notes": run.notes,
         "when": time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.started)),

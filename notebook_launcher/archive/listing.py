@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-    from notebook_launcher.history.schema import RunSnapshot
+    from notebook_launcher.history.schema import RunKind, RunSnapshot
 
 __all__ = ["RunList", "runs"]
 
+KINDS: tuple[RunKind, ...] = ("run", "call", "cell", "session")
+DISPENSABLE = ("when", "disk", "ranks", "notes", "holds", "tags", "last metrics", "time")
+"""Columns that a narrow terminal does without, the first of them first; the id has the time of the launch, too."""
 MAX_ROWS = 16
 """Number of runs that the table shows, the newest ones."""
 
@@ -46,7 +49,7 @@ class RunList(Sequence[RecordedRun]):
         return RunList(self._home, self._items[index]) if isinstance(index, slice) else self._items[index]
 
     def __repr__(self) -> str:
-        return self.as_text()
+        return self.as_text(width=tables.terminal_width())
 
     @property
     def home(self) -> Path:
@@ -64,6 +67,7 @@ class RunList(Sequence[RecordedRun]):
         name: str | None = None,
         state: str | None = None,
         tag: str | None = None,
+        kind: RunKind | None = None,
         within: float | None = None,
         before: float | None = None,
     ) -> RunList:
@@ -73,15 +77,20 @@ class RunList(Sequence[RecordedRun]):
             name: Part of the name of the run or of its function; upper and lower case are the same.
             state: State, such as `"done"` or `"failed"`.
             tag: One of the run's tags.
+            kind: `"run"`: launches alone; `"call"` and `"cell"`: calls and cells on the ranks of sessions;
+                `"session"`: detached sessions.
             within: Seconds before now, after which the run was launched.
             before: Seconds before now, before which the run was launched.
 
         Raises:
-            ConfigError: No run is ever in this state.
+            ConfigError: No run is ever in this state, or of this kind.
         """
         if state is not None and state not in RUN_STATES:
             msg = f"state={state!r} is unknown. It can be {', '.join(map(repr, RUN_STATES))}."
             raise ConfigError(msg, field="state")
+        if kind not in (None, *KINDS):
+            msg = f"kind={kind!r} is unknown. It can be {', '.join(map(repr, KINDS))}."
+            raise ConfigError(msg, field="kind")
         now = time.time()
 
         def fits(run: RecordedRun) -> bool:
@@ -91,6 +100,7 @@ class RunList(Sequence[RecordedRun]):
                 (name is None or name.casefold() in run.name.casefold())
                 and (tag is None or tag in run.tags)
                 and (state is None or snapshot.state == state)
+                and (kind is None or snapshot.kind == kind)
                 and (within is None or age <= within)
                 and (before is None or age > before)
             )
@@ -124,9 +134,9 @@ class RunList(Sequence[RecordedRun]):
             session.close()
         return len(live) + len(sessions)
 
-    def as_text(self, limit: int = MAX_ROWS) -> str:
-        """Return the table as text, with at most `limit` rows."""
-        lines = tables.table_text(self._columns(limit)) if len(self) else []
+    def as_text(self, limit: int = MAX_ROWS, *, width: int | None = None) -> str:
+        """Return the table as text, with at most `limit` rows, in lines of at most `width` characters; None: any."""
+        lines = tables.table_text(self._columns(limit), width, dispensable=DISPENSABLE) if len(self) else []
         return "\n".join([self._headline(), *lines, *self._rest(limit)])
 
     def _ipython_display_(self, **_: Any) -> None:
@@ -145,19 +155,21 @@ class RunList(Sequence[RecordedRun]):
 
     def _columns(self, limit: int = MAX_ROWS) -> list[tables.Column]:
         shown = [run.snapshot() for run in self._items[:limit]]
+        kinds = [run.kind for run in shown]
         sizes = [format_bytes(run.size) for run in self._items[:limit]]
         return [
             tables.Column("id", [run.id for run in shown]),
-            tables.Column("name", [one_line(run.name, 40) for run in self._items[:limit]]),
-            tables.Column("tags", [one_line(", ".join(run.tags), 40) for run in self._items[:limit]]),
+            tables.Column("kind", kinds if set(kinds) - {"run"} else []),
+            tables.Column("name", [one_line(run.name, 40) for run in self._items[:limit]], can_shrink=True),
+            tables.Column("tags", [one_line(", ".join(run.tags), 40) for run in self._items[:limit]], can_shrink=True),
             tables.Column("when", [time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)) for run in shown]),
             tables.Column("state", [run.state for run in shown], kind="state"),
             tables.Column("time", [format_seconds(run.seconds) for run in shown], kind="number"),
             tables.Column("ranks", [str(run.num_processes) for run in shown], kind="number"),
-            tables.Column("holds", [_holdings(run) for run in self._items[:limit]]),
+            tables.Column("holds", [_holdings(run) for run in self._items[:limit]], can_shrink=True),
             tables.Column("disk", sizes, kind="number"),
-            tables.Column("last metrics", [_last_metrics(run) for run in shown]),
-            tables.Column("notes", [one_line(run.notes, 60) for run in self._items[:limit]]),
+            tables.Column("last metrics", [_last_metrics(run) for run in shown], can_shrink=True),
+            tables.Column("notes", [one_line(run.notes, 60) for run in self._items[:limit]], can_shrink=True),
         ]
 
     def _headline(self) -> str:
@@ -190,8 +202,7 @@ def _holdings(run: RecordedRun) -> str:
         return ""
     memory = sum(rank.memory or 0 for rank in snapshot.ranks)
     gpus = sum(rank.gpu_memory or 0 for rank in snapshot.ranks)
-    parts = ["session"] if is_session(run.folder) else []
-    parts += [format_bytes(memory)] if memory else []
+    parts = [format_bytes(memory)] if memory else []
     parts += [f"{format_bytes(gpus)} of GPUs"] if gpus else []
     has_host = is_hosted(run.folder) or is_session(run.folder)
     parts += [f"host {owner}"] if has_host and (owner := run_folders.owner_of(run.folder)) else []

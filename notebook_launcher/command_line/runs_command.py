@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND"]
 
 NUM_LISTED = 16
+CHOICES = ("name", "tag", "state", "kind")
+"""Options that choose runs as `RunList.filter` does."""
 TAIL_LINES = 20
 
 
@@ -27,9 +29,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     some.add_argument("--name", metavar="WORDS", help="runs whose name or function contains these words")
     some.add_argument("--tag", metavar="TAG", help="runs with this tag")
     some.add_argument("--state", reads=_state, metavar="STATE", help="runs in this state, such as done or failed")
+    some.add_argument("--kind", reads=_kind, metavar="KIND", help="run: launches alone; or call, cell, session")
     some.add_argument("--days", reads=number, metavar="N", help="runs of the last N days; with delete, older runs")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    parser.set_defaults(action="list", folder="auto", name=None, tag=None, state=None, days=None, limit=NUM_LISTED)
+    parser.set_defaults(action="list", folder="auto", days=None, limit=NUM_LISTED, **dict.fromkeys(CHOICES))
     one = actions.add_parser("list", help="a table of the runs, the newest first", parents=[here, some])
     rows = f"rows; {NUM_LISTED} if omitted"
     one.add_argument("--limit", reads=whole_number(1), default=NUM_LISTED, metavar="N", help=rows)
@@ -44,7 +47,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--tags", nargs="*", metavar="TAG", help="all tags of the run; none: remove them")
     one.add_argument("--notes", metavar="TEXT")
     one = actions.add_parser("delete", help="remove the folders of runs that are over", parents=[here, some])
-    which = "ids, beginnings of ids, or `last`; without them, --name, --tag, --state or --days choose"
+    which = "ids, beginnings of ids, or `last`; without them, --name, --tag, --state, --kind or --days choose"
     one.add_argument("runs", nargs="*", metavar="ID", help=which)
     one.add_argument("--yes", action="store_true", help="do not ask")
 
@@ -53,6 +56,12 @@ def _state(text: str) -> str:
     from notebook_launcher.drawing.legend import RUN_STATES
 
     return choice([*RUN_STATES])(text)
+
+
+def _kind(text: str) -> str:
+    from notebook_launcher.archive.listing import KINDS
+
+    return choice(KINDS)(text)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -67,7 +76,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    print(_chosen(options).as_text(options.limit))  # noqa: T201 - this is what the command is for
+    from notebook_launcher.drawing.tables import terminal_width
+
+    print(_chosen(options).as_text(options.limit, width=terminal_width()))  # noqa: T201 - this is what the command is for
     return 0
 
 
@@ -75,7 +86,8 @@ def _chosen(options: argparse.Namespace) -> RunList:
     from notebook_launcher.archive.listing import runs
 
     seconds = None if options.days is None else 86_400 * options.days
-    return runs(options.folder).filter(name=options.name, tag=options.tag, state=options.state, within=seconds)
+    chosen = {name: getattr(options, name) for name in CHOICES}
+    return runs(options.folder).filter(**chosen, within=seconds)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -133,21 +145,23 @@ def _edit(options: argparse.Namespace) -> int:
 def _delete(options: argparse.Namespace) -> int:
     from notebook_launcher.archive.listing import RunList, runs
     from notebook_launcher.archive.opening import open_run
+    from notebook_launcher.drawing.tables import terminal_width
     from notebook_launcher.units import format_bytes, plural
 
     every = runs(options.folder)
     if options.runs:
         chosen = RunList(every.home, [open_run(name, options.folder) for name in options.runs])
-    elif options.name is options.tag is options.state is options.days is None:
-        raise ConfigError("name the runs to delete, or choose them with --name, --tag, --state or --days.")
+    elif options.name is options.tag is options.state is options.kind is options.days is None:
+        raise ConfigError("name the runs to delete, or choose them with --name, --tag, --state, --kind or --days.")
     else:
         older = None if options.days is None else 86_400 * options.days
-        chosen = every.filter(name=options.name, tag=options.tag, state=options.state, before=older)
+        fits = {name: getattr(options, name) for name in CHOICES}
+        chosen = every.filter(**fits, before=older)
     if not chosen:
         print("no such run")  # noqa: T201
         return 1
     if not options.yes:
-        print(chosen.as_text(NUM_LISTED))  # noqa: T201
+        print(chosen.as_text(NUM_LISTED, width=terminal_width()))  # noqa: T201
         try:
             answer = input(f"Delete {plural(len(chosen), 'run')}, {format_bytes(chosen.size)}? [y/N] ")
         except EOFError:
@@ -168,6 +182,7 @@ Runs leave a folder with their settings, metrics and output: those of notebooks 
 
   notebook-launcher runs                                  the newest runs
   notebook-launcher runs list --state failed --days 7
+  notebook-launcher runs list --kind run                  launches alone, without calls and cells of sessions
   notebook-launcher runs show last --logs 0
   notebook-launcher runs compare 20261121-14 20261121-15
   notebook-launcher runs delete --state failed --days 30  failed runs that are older than 30 days""",

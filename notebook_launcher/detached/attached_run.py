@@ -206,9 +206,11 @@ class AttachedRun:
 
     def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
         """Stop the run, as `Run.stop`."""
-        with contextlib.suppress(CallOrderError):
-            self._command("stop", wait=False, at_once=at_once, after_step=after_step)
-        if not wait:
+        is_over = self.snapshot().is_over
+        if not is_over:
+            with contextlib.suppress(CallOrderError):
+                self._command("stop", wait=False, at_once=at_once, after_step=after_step)
+        if not (wait or is_over):
             return None
         self.wait()
         return None if self._ending is None else self._ending.results.stopped_by

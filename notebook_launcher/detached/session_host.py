@@ -273,6 +273,7 @@ class SessionHost:
         return RunSnapshot(
             id="",
             name=session_folders.name_of(plan.config),
+            kind="session",
             state="running",
             started=self._started,
             seconds=time.time() - self._started,

@@ -49,7 +49,7 @@ def rank_columns(ranks: Sequence[RankSnapshot]) -> list[Column]:
         Column("result", [_result(rank) for rank in ranks]),
         Column("progress", [_progress(rank) for rank in ranks], kind="number"),
         Column("step", [format_count(rank.step) for rank in ranks], kind="number"),
-        Column("samples/s", [format_number(rank.samples_per_second, 3) for rank in ranks], kind="number"),
+        Column("samples/s, all ranks", [format_number(rank.samples_per_second, 3) for rank in ranks], kind="number"),
         Column("time", [format_seconds(rank.seconds) for rank in ranks], kind="number"),
         Column("peak memory", [format_bytes(rank.peak_memory) for rank in ranks], kind="number"),
         Column("memory now", [format_bytes(rank.memory) for rank in ranks], kind="number"),

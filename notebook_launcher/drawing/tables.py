@@ -6,6 +6,8 @@ Tables carry no class, id or `<style>`, so nothing of the page around them chang
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import sys
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.drawing.legend import RANK_STATES, RUN_STATES
@@ -14,12 +16,25 @@ from notebook_launcher.text import escape
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["FEW_ROWS", "MAX_ROWS", "Column", "folded", "joined", "note_html", "state_html", "table_html", "table_text"]
+__all__ = [
+    "FEW_ROWS",
+    "MAX_ROWS",
+    "Column",
+    "folded",
+    "joined",
+    "note_html",
+    "state_html",
+    "table_html",
+    "table_text",
+    "terminal_width",
+]
 
 FEW_ROWS = 16
 """Rows in view; further rows are folded."""
 MAX_ROWS = 200
 MAX_TEXT_ROWS = 32
+LEAST = 12
+"""Characters that a column keeps in a narrow terminal."""
 
 LINE = "1px solid rgba(128,128,128,.3)"
 CELL = "padding:3px 16px 3px 0;vertical-align:baseline;border:0;white-space:nowrap"
@@ -38,6 +53,8 @@ class Column:
     name: str
     cells: Sequence[str]
     kind: Literal["text", "number", "state", "curve"] = "text"
+    can_shrink: bool = False
+    """True for free text, of which a narrow terminal shows the beginning."""
 
 
 def table_html(columns: Sequence[Column], *, caption: str = "", more: str = "more rows") -> str:
@@ -103,23 +120,59 @@ def folded(summary: str, body: str, *, opened: bool = False) -> str:
     )
 
 
-def table_text(columns: Sequence[Column]) -> list[str]:
-    """Return a table as lines of text, without empty columns."""
+def terminal_width() -> int | None:
+    """Return the width of the terminal that shows standard output; None if a file, a pipe or a notebook takes it."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table_text(columns: Sequence[Column], width: int | None = None, *, dispensable: Sequence[str] = ()) -> list[str]:
+    """Return a table as lines of text, without empty columns.
+
+    Args:
+        columns: Columns of one length.
+        width: Characters of a line; None: any number. The widest columns that can shrink are shortened first, then
+            columns are left out, and at last lines are cut.
+        dispensable: Names of columns that may be left out, the first of them first.
+    """
     columns = [column for column in columns if any(column.cells)]
     if not columns:
         return []
     num_rows = len(columns[0].cells)
-    widths = [max(len(column.name), *map(len, column.cells[:MAX_TEXT_ROWS])) for column in columns]
+    widths = [max(map(len, (column.name, *column.cells[:MAX_TEXT_ROWS]))) for column in columns]
+    if width is not None:
+        columns, widths = _fit(columns, widths, width, dispensable)
 
     def row(cells: Sequence[str]) -> str:
-        return "  ".join(
-            cell.rjust(width) if column.kind == "number" else cell.ljust(width)
-            for cell, width, column in zip(cells, widths, columns, strict=True)
+        line = "  ".join(
+            _cut(cell, room).rjust(room) if column.kind == "number" else _cut(cell, room).ljust(room)
+            for cell, room, column in zip(cells, widths, columns, strict=True)
         )
+        return line if width is None else _cut(line.rstrip(), width)
 
     rows = [row([column.name for column in columns])]
     rows += [row([column.cells[at] for column in columns]) for at in range(min(num_rows, MAX_TEXT_ROWS))]
     return rows + ([f"... {num_rows - MAX_TEXT_ROWS} more"] if num_rows > MAX_TEXT_ROWS else [])
+
+
+def _fit(
+    columns: Sequence[Column], widths: Sequence[int], width: int, dispensable: Sequence[str]
+) -> tuple[list[Column], list[int]]:
+    """Return the columns for which there is room, with their widths."""
+    kept, rest = dict(enumerate(widths)), [name for name in dispensable if name in {one.name for one in columns}]
+    while sum(kept.values()) + 2 * (len(kept) - 1) > width:
+        flexible = [at for at, room in kept.items() if columns[at].can_shrink and room > LEAST]
+        if flexible:
+            kept[max(flexible, key=kept.__getitem__)] -= 1
+        elif rest:
+            left_out = rest.pop(0)
+            kept = {at: room for at, room in kept.items() if columns[at].name != left_out}
+        else:
+            break
+    return [columns[at] for at in kept], list(kept.values())
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 1)].rstrip() + "…"
 
 
 def note_html(note: str) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "RankState",
     "RankUsage",
     "RunChange",
+    "RunKind",
     "RunPicture",
     "RunReader",
     "RunSetting",
@@ -31,6 +32,8 @@ __all__ = [
 MAX_SPANS = 1024
 """Newest spans that are kept of each rank: at least the last 3 s."""
 
+RunKind = Literal["run", "call", "cell", "session"]
+"""A launch of its own; a call of a function or a cell on the ranks of a session; a detached session itself."""
 RunState = Literal["starting", "running", "waiting", "paused", "stopping", "done", "failed", "stopped", "lost"]
 """`"waiting"`: ranks wait in a collective which others have not entered, for longer than `hang_notice`.
 `"paused"`: `run.pause()` holds all ranks after the same update.
@@ -245,6 +248,8 @@ class RunSnapshot:
     ranks: tuple[RankSnapshot, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
     """Failures of the ranks, that of the culprit first."""
+    kind: RunKind = "run"
+    """Origin of the run: a launch, or a session."""
     phases: Mapping[int, RankPhases] = dataclasses.field(default_factory=dict)
     """Phases by rank, for the ranks whose Accelerator has reported any."""
     usage: Mapping[int, RankUsage] = dataclasses.field(default_factory=dict)

@@ -364,8 +364,8 @@ class Run:
                 not wait for the step.
 
         Returns:
-            The last rung that was needed: "ask", "interrupt", "terminate" or "kill". None if the run was over
-            before, or if `wait` is False.
+            The last rung that was needed, also after the end of a run that was stopped: "ask", "interrupt",
+            "terminate" or "kill". None if the run ended by itself, or goes on because `wait` is False.
         """
         if self._data.outcome is not None:
             return self._data.outcome.results.stopped_by

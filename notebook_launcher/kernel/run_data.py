@@ -18,6 +18,7 @@ from notebook_launcher.kernel.output import RunOutput
 from notebook_launcher.kernel.usage_meter import UsageMeter
 
 if TYPE_CHECKING:
+    from notebook_launcher.history.schema import RunKind
     from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.call_scope import CallScope
     from notebook_launcher.kernel.hangs import Hang
@@ -48,6 +49,8 @@ class RunData:
     """The options, resolved against the machine."""
     scope: CallScope
     """The ranks that the call is for, and how much the run says of itself."""
+    kind: RunKind
+    """Origin of the run: a launch, or a session."""
     launched: float
     """Time of the launch by `time.monotonic()`, from which durations are measured."""
     started: float
@@ -85,7 +88,14 @@ class RunData:
 
     @classmethod
     def of_call(
-        cls, call: FunctionCall, plan: Plan, scope: CallScope, *, in_cell: bool, hosting: Hosting | None = None
+        cls,
+        call: FunctionCall,
+        plan: Plan,
+        scope: CallScope,
+        *,
+        in_session: bool,
+        in_cell: bool,
+        hosting: Hosting | None = None,
     ) -> RunData:
         """Return the record of a run that begins now, in the thread whose cell gets the output."""
         name = scope.name or plan.config.name or name_of(call.fn)
@@ -102,6 +112,7 @@ class RunData:
             arguments=arguments,
             plan=plan,
             scope=scope,
+            kind="run" if not in_session else "cell" if scope.is_brief else "call",
             launched=launched,
             started=started,
             output=RunOutput(

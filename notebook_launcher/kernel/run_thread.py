@@ -58,7 +58,9 @@ class RunThread:
         in_cell: bool,
         hosting: Hosting | None = None,
     ) -> None:
-        self.data = data = RunData.of_call(call, ranks.plan, scope, in_cell=in_cell, hosting=hosting)
+        self.data = data = RunData.of_call(
+            call, ranks.plan, scope, in_session=ranks.many_calls, in_cell=in_cell, hosting=hosting
+        )
         """The run's record."""
         over = data.over
         self.questions = Questions(lambda: over.is_set)

@@ -75,6 +75,7 @@ def take_snapshot(data: RunData) -> RunSnapshot:
     return RunSnapshot(
         id=data.id,
         name=data.edits["name"] or data.name,
+        kind=data.kind,
         state=state_of(data),
         started=data.started,
         seconds=data.seconds,

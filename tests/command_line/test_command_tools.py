@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher import SSH, CallOrderError, LaunchConfig, runs
+from notebook_launcher import SSH, CallOrderError, LaunchConfig, Session, notebook_launch, report, runs
 from notebook_launcher.command_line import memory_estimate
 from notebook_launcher.command_line.program import main
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import owners
+from notebook_launcher.history.run_folders import VARIABLE as RUNS
 from tests.support.programs import end, read_until, type_command, type_in_terminal
 from tests.support.toy_runs import make_run
 
@@ -55,6 +56,43 @@ def test_runs_command_lists_shows_compares_and_deletes(some_runs, tmp_path):
     assert len(runs(some_runs)) == 2
 
 
+@pytest.mark.parametrize("width", [200, 80, 40])
+def test_table_of_runs_fits_the_terminal(some_runs, tmp_path, width):
+    make_run(some_runs, 4, name="a name of many words " * 3, ranks=[{"rank": 0, "metrics": {"validation loss": 0.5}}])
+    pid, terminal = type_in_terminal("runs", cwd=tmp_path, env={RUNS: str(some_runs), "COLUMNS": str(width)})
+    shown = read_until(terminal, b"20261121-000001").decode() + read_until(terminal, b"\n").decode()
+    assert end(pid, terminal) == 0
+    head, *rows = shown.splitlines()[1:]
+    assert len(rows) == 4
+    assert max(map(len, [head, *rows])) <= width
+    assert all(row.startswith("20261121-") for row in rows)
+    assert ("disk" in head) == (width == 200)
+    assert ("state" in head) == (width > 40)
+    piped = type_command("runs", cwd=tmp_path, env={RUNS: str(some_runs), "COLUMNS": str(width)}).stdout
+    assert "validation loss 0.5" in piped
+    assert "a name of many words a name of many wor" in piped
+
+
+def test_calls_and_cells_of_sessions_are_told_apart_and_left_out(home, capsys):
+    def see(rank_number: int = 0) -> None:
+        report(step=rank_number, loss=1.0)
+
+    with Session(1, devices="cpu", output="none") as session:
+        session.run(see)
+        session.execute("import time\nfrom notebook_launcher import report\nreport(step=1, loss=2)\ntime.sleep(1.1)")
+    notebook_launch(see, 1, devices="cpu", output="none")
+    assert [run.snapshot().kind for run in runs(home)] == ["run", "cell", "call"]
+    assert [run.snapshot().kind for run in runs(home).filter(kind="run")] == ["run"]
+    assert runs(home).as_text().splitlines()[1].split()[:3] == ["id", "kind", "name"]
+    assert "kind" not in runs(home).filter(kind="run").as_text()
+    assert main(["runs", "list", "--kind", "run"]) == 0
+    assert capsys.readouterr().out.startswith("1 run in")
+    assert main(["runs", "list", "--kind", "cells"]) == 2
+    assert "--kind cells: Did you mean cell or call? It can be run, call, cell, session." in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="kind='cells' is unknown"):
+        runs(home).filter(kind="cells")  # type: ignore[arg-type]
+
+
 def test_runs_are_filtered_by_name_state_and_age(some_runs, capsys):
     def listed(*words: str) -> list[str]:
         assert main(["runs", "list", *words]) == 0
@@ -85,7 +123,7 @@ def test_words_of_runs_that_cannot_work_are_refused(some_runs, tmp_path, capsys)
         (["show", "2026"], "3 runs in"),
         (["show", "20261121-000001", "--logs", "7"], "--logs 7: this run has 2 ranks, 0 to 1."),
         (["show", "last", "--folder", str(tmp_path / "none")], "A launch of more than a second leaves one, and"),
-        (["delete"], "name the runs to delete, or choose them with --name, --tag, --state or --days."),
+        (["delete"], "name the runs to delete, or choose them with --name, --tag, --state, --kind or --days."),
         (["list", "--state", "runing"], "--state runing: Did you mean running? It can be starting, running,"),
         (["list", "--days", "x"], "--days x: type a number above 0."),
         (["list", "--limit", "-3"], "--limit -3: type a whole number, 1 or more."),

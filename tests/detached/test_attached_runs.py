@@ -126,7 +126,7 @@ def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.Captu
     assert late.logs(0) == "waits\n"
     with pytest.raises(CallOrderError, match=r"the run is over \(done\): its ranks are gone"):
         late.stacks()
-    assert late.stop() is None
+    assert late.stop() is late.stop(wait=False) is None
 
 
 def test_the_true_error_arrives(home: Path) -> None:
@@ -194,6 +194,15 @@ def test_the_program_attaches(home: Path, gate: Path, capfd: pytest.CaptureFixtu
     failed.wait()
     assert main(["attach"]) == 1
     assert f"{failed.id}: failed: OwnError: code 7" in capfd.readouterr().err
+
+
+def test_stop_after_a_stop_says_what_a_live_run_says(home: Path, gate: Path) -> None:
+    run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
+    stage = run.stop()
+    assert stage in ("interrupt", "terminate", "kill")
+    assert run.stop(wait=False) == attach(run.id, folder=home, show=False).stop(wait=False) == stage
+    live = launch(wait_for, 1, args=(str(gate),), output="none")
+    assert live.stop() == live.stop(wait=False) is not None
 
 
 def test_a_lost_host_is_no_answer_to_a_stop(home: Path, gate: Path) -> None:

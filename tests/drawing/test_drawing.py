@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from notebook_launcher.drawing.legend import PHASES
 from notebook_launcher.drawing.metric_plots import curves_svg
 from notebook_launcher.drawing.page import picture_html, static_html, static_svg, static_text
-from notebook_launcher.drawing.sections import MAX_LOG
+from notebook_launcher.drawing.sections import MAX_LOG, rank_columns
 from notebook_launcher.drawing.tables import Column, table_html, table_text
 from notebook_launcher.drawing.timeline import timeline_svg
 from notebook_launcher.history.curves import Curves
@@ -442,6 +442,27 @@ def test_tables_leave_out_what_is_empty() -> None:
     assert "✓ done" in text
     assert table_text(columns) == ["rank  state", "   0  done ", "   1  lost "]
     assert table_text([]) == []
+
+
+def test_text_table_fits_its_width_by_shortening_free_text_first() -> None:
+    columns = [
+        Column("id", ["20261121-000001", "20261121-000002"]),
+        Column("name", ["a long name of a run", "b"], can_shrink=True),
+        Column("disk", ["1 kB", "12 MB"], kind="number"),
+        Column("notes", ["many words about what this run was for", ""], can_shrink=True),
+    ]
+    whole = max(map(len, table_text(columns)))
+    assert table_text(columns, whole) == [line.rstrip() for line in table_text(columns)]
+    assert table_text(columns, 66)[1] == "20261121-000001  a long name of a run   1 kB  many words about wh…"
+    for width in range(10, whole):
+        assert max(map(len, table_text(columns, width, dispensable=("disk", "notes")))) <= width
+    assert table_text(columns, 45, dispensable=("disk", "notes"))[0].split() == ["id", "name", "notes"]
+    assert table_text(columns, 32, dispensable=("disk", "notes"))[0].split() == ["id", "name"]
+
+
+def test_table_of_ranks_says_whose_samples_it_counts() -> None:
+    (column,) = [one for one in rank_columns([RankSnapshot(rank=0, samples_per_second=12.5)]) if "samples" in one.name]
+    assert column.name == "samples/s, all ranks"
 
 
 def test_changed_settings_are_marked_on_the_curves() -> None:

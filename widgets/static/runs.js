@@ -2,7 +2,7 @@
 
 /**
  * @typedef {{
- *   id: string, name: string, tags: string[], notes: string, when: string, started: number, state: string,
+ *   id: string, name: string, kind: string, tags: string[], notes: string, when: string, started: number, state: string,
  *   time: string, seconds: number, ranks: number, disk: string, bytes: number, metrics: string,
  * }} RunRow
  */
@@ -53,7 +53,7 @@ function button(text, onclick) {
 
 /** @param {RunRow} row */
 const wordsOf = (row) =>
-  [row.id, row.name, row.tags.join(" "), row.state, row.metrics, row.notes].join(" ").toLowerCase();
+  [row.id, row.name, row.kind, row.tags.join(" "), row.state, row.metrics, row.notes].join(" ").toLowerCase();
 
 class RunsView {
   /** @type {Set<string>} */
@@ -164,7 +164,8 @@ class RunsView {
     });
     const cells = COLUMNS.map(([, shown, key]) => {
       const value = row[shown];
-      const text = Array.isArray(value) ? value.join(", ") : String(value);
+      const kind = shown === "name" && row.kind ? ` (${row.kind})` : "";
+      const text = Array.isArray(value) ? value.join(", ") : `${value}${kind}`;
       return make("td", { title: shown === "name" ? row.id : text, class: NUMBERS.has(key) ? "nbr-number" : "" }, text);
     });
     return make("tr", {}, make("td", {}, box), ...cells);
