@@ -152,6 +152,8 @@ def _error(
             msg = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
         return RunTimeoutError(_with_stacks(msg, stacks, plan))
     real = [failure for failure in failures if not attempt.state.outcomes[failure.rank].after_stop]
+    if not asked_to_stop:
+        real = real or list(failures)  # Nobody asked for an end, so a rank without a value is a failure.
     if real:
         first = attempt.state.outcomes[real[0].rank]
         error = culprit.to_exception(first, real[0], plan.num_processes, unpack)

@@ -230,7 +230,8 @@ class RunLoop:
         asked_to_stop = self._data.commands.asked_to_stop
         when = "as the run was stopped" if asked_to_stop else f"{EXIT_BUDGET:g} s after it returned"
         for rank in attempt.tree.pids:
-            attempt.state.outcomes[rank].after_stop = True
+            outcome = attempt.state.outcomes[rank]
+            outcome.after_stop = outcome.after_stop or not outcome.failed  # What it raised came before.
             if not failed:
                 text = f"rank {rank} was killed: {when} it was still running exit handlers or threads"
                 output.notice(text, "stderr")

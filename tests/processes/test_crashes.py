@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from notebook_launcher import notebook_launch
 from tests.support.warm_kernels import takes_less_than, unchanged
 
 if TYPE_CHECKING:
@@ -212,6 +213,24 @@ def test_exception_in_an_exit_handler_is_shown_and_not_a_failure(kernel: Kernel,
         outcome = kernel.execute(f"table('exiting', {how!r})")
     assert outcome.error is None
     assert ("ValueError: boom" if how == "exception" else "SystemExit: 3") in outcome.stderr
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_exception_counts_though_its_rank_is_killed_while_it_exits(culprit: int) -> None:
+    def raise_and_linger() -> None:
+        import atexit
+        import time
+
+        import torch.distributed as dist
+
+        atexit.register(time.sleep, 60)
+        if dist.get_rank() == culprit:
+            raise ZeroDivisionError("the true cause")
+        dist.barrier()
+
+    with pytest.raises(ZeroDivisionError, match="the true cause") as caught:
+        notebook_launch(raise_and_linger, 2, output="none")
+    assert caught.value.rank == culprit  # type: ignore[attr-defined]
 
 
 def test_rank_stuck_at_exit_is_killed_and_the_results_are_kept(kernel: Kernel) -> None:
