@@ -89,7 +89,7 @@ class _RunHost:
     def __init__(self, order: Order, parcel_fd: int) -> None:
         scope = CallScope(name=order.name, arguments=order.arguments)
         parcel = AnonymousFile.of(parcel_fd)
-        self._hosted = HostedRun(Ranks(order.plan, many_calls=False), scope, parcel, order.source)
+        self._hosted = HostedRun(Ranks(order.plan, many_calls=False), scope, parcel, order.source, order.environment)
         self.folder = self._hosted.folder
 
     def abandon(self) -> None:

@@ -17,7 +17,7 @@ from notebook_launcher.errors import ConfigError, ResourceError
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel.argument_text import describe_arguments
 from notebook_launcher.kernel.checks import check_call, name_of
-from notebook_launcher.kernel.origin import source_of
+from notebook_launcher.kernel.origin import describe_environment, source_of
 from notebook_launcher.kernel.plan import make_plan
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def start_detached(
         name=config.name or name_of(fn),
         arguments=describe_arguments(fn, args, kwargs),
         source=source_of(fn),
+        environment=describe_environment(),
         surroundings=plan.setup(many_calls=False),
     )
     with contextlib.closing(travel.pack_call(fn, args, kwargs)) as parcel:

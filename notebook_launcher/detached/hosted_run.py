@@ -21,7 +21,7 @@ from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.detached.clients import Caller
@@ -49,9 +49,17 @@ class HostedRun:
         scope: The call, as the kernel described it.
         parcel: The packed call, which is closed at the end of the run.
         source: Source of the function, as the kernel read it.
+        environment: Versions, commit and variables of the kernel; None: those of this host.
     """
 
-    def __init__(self, ranks: Ranks, scope: CallScope, parcel: AnonymousFile, source: str) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        scope: CallScope,
+        parcel: AnonymousFile,
+        source: str,
+        environment: Mapping[str, Any] | None = None,
+    ) -> None:
         self._journal = Journal()
         self._questions = HostQuestions(self._journal.asked)
         self._journal.pending = self._questions.pending
@@ -68,6 +76,7 @@ class HostedRun:
             keep_value=self._kept.keep_value,
             keep_exception=self._kept.keep_exception,
             source=source,
+            environment=environment,
             questions=self._questions,
         )
         if scope.displays is not None:

@@ -40,6 +40,8 @@ class Order:
     arguments: dict[str, str]
     """The function's arguments in a few words each."""
     source: str
+    environment: dict[str, Any]
+    """Versions, commit and variables of the kernel."""
     surroundings: messages.Setup
     """Environment, import path and working directory of the kernel."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from notebook_launcher.messages import ExceptionReport
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from notebook_launcher.kernel.cell import Sink
@@ -44,5 +45,7 @@ class Hosting:
     """Moves an exception's parcel to the run's folder, and returns a stand-in."""
     source: str
     """Source of the function, as the kernel that launched it read it."""
+    environment: Mapping[str, Any] | None
+    """Versions, commit and variables of that kernel (`describe_environment`); None: those of the host."""
     questions: TakesQuestions
     """Keeps what ranks ask the user until a client answers."""

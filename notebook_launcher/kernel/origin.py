@@ -12,12 +12,15 @@ import platform
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.exporting.needs import Needs
 from notebook_launcher.history.run_folders import CHANGES, ENVIRONMENT, SOURCE
 from notebook_launcher.kernel.git_changes import GitChanges
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["Origin", "describe_environment", "git_commit", "source_of"]
 
@@ -40,10 +43,13 @@ class Origin:
     Args:
         function: The function of the run.
         source: Its source; None: it is looked up.
+        environment: What `describe_environment` returned in the kernel that launched it; None: this process is it.
     """
 
-    def __init__(self, function: Any, *, source: str | None = None) -> None:
-        self._environment = describe_environment()
+    def __init__(
+        self, function: Any, *, source: str | None = None, environment: Mapping[str, Any] | None = None
+    ) -> None:
+        self._environment = describe_environment() if environment is None else dict(environment)
         if source is None:
             source = source_of(function)
         self.files = {ENVIRONMENT: self._encoded(), **({SOURCE: source} if source else {})}
@@ -114,8 +120,23 @@ def _with_helpers(function: Any) -> str:
 def _packages() -> dict[str, str]:
     """Return the versions of the packages that this kernel has imported, and of those in `ALWAYS`."""
     names = {name for name in list(sys.modules) if "." not in name and not name.startswith("_")}
+    return dict(_versions(frozenset((names - set(sys.stdlib_module_names)) | set(ALWAYS)), _installed_at()))
+
+
+def _installed_at() -> tuple[int, ...]:
+    """Return the time of the last change of each folder of modules, which an installation moves."""
+    times = []
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            times.append(os.stat(folder).st_mtime_ns)
+    return tuple(times)
+
+
+@functools.lru_cache(maxsize=1)
+def _versions(names: frozenset[str], _installed_at: tuple[int, ...]) -> dict[str, str]:
+    # Kept until a module is imported or a package installed: a look takes 7 ms, and each detached launch takes one.
     found = {}
-    for name in sorted((names - set(sys.stdlib_module_names)) | set(ALWAYS)):
+    for name in sorted(names):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
             found[name] = importlib.metadata.version(name)
     return found

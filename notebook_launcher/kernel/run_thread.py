@@ -198,7 +198,9 @@ class RunThread:
 def _kept_files(data: RunData, function: object, folder: Path, hosting: Hosting | None) -> Origin:
     """Return the files that say where a run comes from, and write its edits to its new folder."""
     data.edits.keep_in(folder)
-    return Origin(function, source=None if hosting is None else hosting.source)
+    if hosting is None:
+        return Origin(function)
+    return Origin(function, source=hosting.source, environment=hosting.environment)
 
 
 def _announce(data: RunData, call: travel.FunctionCall, call_parcel: AnonymousFile | None) -> None:

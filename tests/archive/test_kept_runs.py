@@ -132,6 +132,15 @@ def test_changes_since_the_commit_are_kept_as_a_patch(tmp_path, monkeypatch):
     assert changes.look(wait=True) == (True, None)
 
 
+def test_versions_follow_what_is_installed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "made_up", origin)
+    assert "made_up" not in origin.describe_environment()["packages"]
+    (tmp_path / "made_up-1.5.dist-info").mkdir()
+    (tmp_path / "made_up-1.5.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: made_up\nVersion: 1.5\n")
+    assert origin.describe_environment()["packages"]["made_up"] == "1.5"
+
+
 def files_of(function):
     told = origin.Origin(function)
     return {**told.files, **(told.later(wait=True) or {})}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 import os
 import re
 import signal
@@ -138,6 +139,13 @@ def test_the_true_error_arrives(home: Path) -> None:
     assert "raise OwnError(7)" in str(caught.value.__cause__)
     assert run.state == "failed"
     assert run.snapshot().error.endswith("OwnError: code 7")
+
+
+def test_the_folder_names_the_versions_of_what_the_launching_process_has_imported(home: Path) -> None:
+    run = launch(fail, 1, detached=True, output="none", monitor=False)
+    assert isinstance(run.exception(), OwnError)
+    versions = json.loads((run.folder / "environment.json").read_text())["packages"]
+    assert versions["pytest"] == pytest.__version__  # The host is forked from a process that has not imported it.
 
 
 def test_the_option_may_be_in_the_config(home: Path) -> None:
