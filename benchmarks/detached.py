@@ -1,11 +1,15 @@
-"""Measure what it costs to launch detached and to attach: `python benchmarks/detached.py [launches]`.
+"""Measure what it costs to launch detached and to attach: `python benchmarks/detached.py [launches] [reports]`.
 
 In turns, all warm: a plain launch of 2 ranks that do nothing, a detached one, `attach(...)` with a first snapshot of a
 run that goes on, and the parts of a detached launch. Then, in turns, a call of a session in the kernel and in a host.
+
+With a number of reports: only memory and descriptors of host and client while one rank reports so often, as fast as it
+can, which stands for a day of reports. A host keeps the newest million.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
@@ -14,13 +18,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from notebook_launcher import Session, attach, launch, notebook_launch
+import psutil
+
+from notebook_launcher import Session, attach, launch, notebook_launch, report
 
 QUIET: dict[str, Any] = {"output": "none", "monitor": False}
 
 
 def nothing() -> None:
     """Return."""
+
+
+def report_often(num: int) -> None:
+    """Report, and write a line now and then."""
+    for step in range(num):
+        report(step=step, loss=1.0, accuracy=0.5)
+        if step % 100 == 0:
+            print(f"step {step}: as many words as a line of a training has")
 
 
 def wait_for(gate: str) -> None:
@@ -34,6 +48,9 @@ def main() -> None:
     num = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     with tempfile.TemporaryDirectory() as folder:
         os.environ["NOTEBOOK_LAUNCHER_RUNS"] = folder
+        if len(sys.argv) > 2:
+            measure_long_run(int(sys.argv[2]))
+            return
         for _ in range(3):
             plain(), detached()
         time.sleep(20)  # The fork server's chores.
@@ -52,6 +69,27 @@ def main() -> None:
     here_ms, hosted_ms = (statistics.median(times) for times in zip(*calls, strict=True))
     say(f"a call of a session of 2 ranks: {here_ms:.1f} ms in the kernel, {hosted_ms:.1f} ms in a host")
     say(f"of a detached launch: {begun:.0f} ms until the handle is there, {over:.0f} ms more until the results are")
+
+
+def measure_long_run(num: int) -> None:
+    """Print what host and client hold after each tenth of the reports; the client reads each of them once."""
+    run = launch(report_often, 1, args=(num,), detached=True, output="all", monitor=False)
+    host = psutil.Process(json.loads((run.folder / "summary.json").read_text())["kernel"]["pid"])
+    position, due = 0, 0
+    while not run.wait(0):
+        _, position = run.metrics_since(position)
+        if position < due:
+            time.sleep(0.1)
+            continue
+        held = [(one.memory_info().rss / 1e6, one.num_fds(), one.num_threads()) for one in (host, psutil.Process())]
+        (host_mb, host_fds, host_threads), (mb, fds, threads) = held
+        say(
+            f"{position:>9,} reports: host {host_mb:.0f} MB, {host_fds} descriptors, {host_threads} threads; "
+            f"client {mb:.0f} MB, {fds} descriptors, {threads} threads",
+            to=sys.stderr,
+        )
+        due = position + num // 10
+    run.result()
 
 
 def timed_since(began: float) -> float:
@@ -104,9 +142,9 @@ def call(session: Session) -> float:
     return timed_since(began)
 
 
-def say(text: str) -> None:
+def say(text: str, to: Any = None) -> None:
     """Print a line of the result."""
-    print(text)
+    print(text, file=to)
 
 
 if __name__ == "__main__":
