@@ -14,13 +14,22 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.exporting.needs import Needs, literal_of
-from notebook_launcher.exporting.script_text import MARK, job_text, script_text, torchrun_words
+from notebook_launcher.exporting.script_text import (
+    MARK,
+    job_text,
+    launch_words,
+    run_options,
+    script_text,
+    torchrun_words,
+)
 from notebook_launcher.kernel.checks import check_call
 from notebook_launcher.kernel.plan import make_plan
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
+
+    from notebook_launcher.kernel.plan import Plan
 
 __all__ = ["Exported", "export"]
 
@@ -71,7 +80,9 @@ def export(
         config: Options of the launch. Without `seed`, a seed is drawn and written into the script.
         slurm: True, or options of sbatch by name (`{"time": "2:00:00", "partition": "gpu"}`), to write a job file.
         overwrite: Replace files that `export` has not written, too.
-        options: Fields of `LaunchConfig` by name; they override `config`.
+        options: Fields of `LaunchConfig` by name; they override `config`. The script holds those about the training,
+            the seed, devices and variables; the command of `notebook-launcher launch` holds those about the run, such
+            as `timeout` and `name`.
 
     Returns:
         The files, and the commands that run them.
@@ -105,15 +116,14 @@ def export(
     if slurm:
         sbatch = slurm if isinstance(slurm, Mapping) else {}
         files["job"].write_text(job_text(plan, script, sbatch), encoding="utf-8")
-    launched = ["notebook-launcher", "launch", "-n", str(plan.num_processes), *([] if plan.use_gpu else ["--cpu"])]
-    commands = [shlex.join(words), shlex.join([*launched, script.name])]
+    commands = [shlex.join(words), shlex.join(launch_words(plan, script))]
     commands += [f"sbatch {files['job'].name}"] if slurm else []
     return Exported(
         script=script,
         values=files["values"] if needs.values else None,
         job=files["job"] if slurm else None,
         commands=tuple(commands),
-        notes=_notes(needs, script),
+        notes=(*_notes(needs, script), *_left_out(plan)),
     )
 
 
@@ -170,6 +180,15 @@ def _check_free(files: Sequence[Path], *, overwrite: bool) -> None:
         if MARK not in file.read_text(encoding="utf-8", errors="replace"):
             msg = f"{file} exists, and export() has not written it. Choose another name, or pass overwrite=True."
             raise ConfigError(msg)
+
+
+def _left_out(plan: Plan) -> list[str]:
+    """Return a note about options that a command does not carry out."""
+    options = run_options(plan)
+    notes = ["debug=True is left out: a script has no cell in which a debugger opens"] if "debug" in options else []
+    if only_here := sorted(options.keys() - {"debug", "max_restarts"}):
+        notes.append(f"torchrun has no {', '.join(only_here)}: `notebook-launcher launch` has")
+    return notes
 
 
 def _notes(needs: Needs, script: Path) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
+from notebook_launcher.config import changed_options
+from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, TrainingSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from notebook_launcher.exporting.needs import Needs
     from notebook_launcher.kernel.plan import Plan
 
-__all__ = ["MARK", "job_text", "script_text", "torchrun_words"]
+__all__ = ["MARK", "job_text", "launch_words", "run_options", "script_text", "torchrun_words"]
 
 MARK = "# Written by notebook_launcher.export."
 LOAD = """\
@@ -60,6 +61,11 @@ ADOPT = """\
 
     adopt({settings})
 """
+IN_SCRIPT = {
+    *("num_processes", "nodes", "processes_per_node", "devices", "backend", "seed", "threads_per_process", "env"),
+    *(field.name for field in dataclasses.fields(TrainingSettings)),
+}
+"""Options that the script carries out itself, or that are among the words of every command."""
 BY_VARIABLE = ("mixed_precision", "gradient_accumulation_steps")
 """Settings for training that Accelerate's variables carry; only this package's Accelerator adopts the others."""
 
@@ -136,6 +142,22 @@ def torchrun_words(plan: Plan, script: Path) -> list[str]:
     """Return the command that runs the script under torchrun."""
     restarts = [f"--max-restarts={plan.config.max_restarts}"] if plan.config.max_restarts else []
     return ["torchrun", "--standalone", f"--nproc-per-node={plan.num_processes}", *restarts, script.name]
+
+
+def launch_words(plan: Plan, script: Path) -> list[str]:
+    """Return the command that runs the script under `notebook-launcher launch`, with the options that are the run's."""
+    words = ["notebook-launcher", "launch", "-n", str(plan.num_processes), *([] if plan.use_gpu else ["--cpu"])]
+    for name, value in run_options(plan).items():
+        if name == "tags":
+            words += [word for tag in value for word in ("--tag", tag)]
+        elif name != "debug":  # There, as for Accelerate, --debug compares shapes.
+            words += [f"--{name}"] if value is True else [f"--{name}", "none" if value is None else str(value)]
+    return [*words, script.name]
+
+
+def run_options(plan: Plan) -> dict[str, Any]:
+    """Return the given options that belong to the run, so that the script cannot hold them."""
+    return {name: value for name, value in changed_options(plan.config).items() if name not in IN_SCRIPT}
 
 
 def job_text(plan: Plan, script: Path, options: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from notebook_launcher import runs
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.exporting.needs import Needs, literal_of
 from notebook_launcher.exporting.sources import attribute_chains, names_at_definition, names_in
@@ -250,6 +252,70 @@ def test_refusals_name_what_cannot_be_written_and_leave_no_file(tmp_path):
     assert rest[1] == "    torchrun --standalone --nproc-per-node=3 --max-restarts=2 mine.py"
     assert rest[3] == "unheard_of is not defined in this notebook"
     assert rest[-1] == "()"
+
+
+OVERRIDDEN = """
+import sys
+from notebook_launcher import LaunchConfig, export
+
+def train(path):
+    import os, torch
+    from notebook_launcher import Accelerator
+    accelerator = Accelerator()
+    facts = [accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.num_processes]
+    facts += [os.environ["WORD"], torch.initial_seed() - int(os.environ["RANK"]), torch.get_num_threads()]
+    model, optimizer = accelerator.prepare(model := torch.nn.Linear(2, 1), torch.optim.SGD(model.parameters(), lr=1.0))
+    for _ in range(2):
+        with accelerator.accumulate(model):
+            accelerator.backward(1000 * model(torch.ones(1, 2)).sum())
+            before = [weight.detach().clone() for weight in model.parameters()]
+            optimizer.step()
+            moved = sum(((new - old) ** 2).sum().item() for new, old in zip(model.parameters(), before))
+            facts.append(round(moved**0.5, 2))
+            optimizer.zero_grad()
+    if accelerator.is_main_process:
+        with open(path, "w") as file:
+            file.write(repr(facts))
+
+if __name__ == "__main__":
+    print(export(
+        train, "script.py", 2, args=("facts",), config=LaunchConfig(mixed_precision="fp16", seed=5),
+        mixed_precision="bf16", gradient_accumulation_steps=2, max_grad_norm=0.5, devices="cpu", threads_per_process=1,
+        env={"WORD": "here"}, name="a run", tags=["x y"], timeout=200, max_restarts=1, output="rank0", debug=True,
+    ))
+"""
+
+
+def test_options_given_to_export_hold_when_the_script_runs(tmp_path, home):
+    (tmp_path / "notebook.py").write_text(OVERRIDDEN)
+    env = {**surroundings(tmp_path), "NOTEBOOK_LAUNCHER_RUNS": str(home)}
+    words = [sys.executable, "notebook.py"]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    _, torchrun, launched, *notes = done.stdout.splitlines()
+    assert notes == [
+        "debug=True is left out: a script has no cell in which a debugger opens",
+        "torchrun has no name, output, tags, timeout: `notebook-launcher launch` has",
+    ]
+    expected = repr(["bf16", 2, 2, "here", 5, 1, 0.0, 0.5])
+    for line in (torchrun, launched):
+        program, *rest = shlex.split(line)
+        module = ["torch.distributed.run"] if program == "torchrun" else ["notebook_launcher"]
+        done = subprocess.run(
+            [sys.executable, "-m", *module, *rest], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "facts").read_text() == expected
+        (tmp_path / "facts").unlink()
+    (run,) = runs(home)
+    config = run.config
+    assert (run.name, run.tags, config.timeout, config.max_restarts, config.output) == (
+        "a run",
+        ("x y",),
+        200,
+        1,
+        "rank0",
+    )
 
 
 def test_script_of_one_rank_runs_by_python_alone(tmp_path):
