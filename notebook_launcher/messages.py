@@ -591,3 +591,10 @@ class Failure:
     """The frames that the rank keeps for `Session.debug` until its next call; None if it keeps none."""
     collective: str = ""
     """The collective in which the rank was when it did not match those of other ranks (`check_collectives=True`)."""
+    node: str = ""
+    """The name of the rank's machine; empty if all ranks are on one."""
+
+    @property
+    def who(self) -> str:
+        """The rank, with its machine if there are several: `rank 3`, `rank 3 (gpu2)`."""
+        return f"rank {self.rank} ({self.node})" if self.node else f"rank {self.rank}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, NodeLost, Output, RankLost, SupervisorLost
 from notebook_launcher.kernel.call_state import CallState
-from notebook_launcher.kernel.culprit import is_victim_like
+from notebook_launcher.kernel.culprit import is_secondary
 from notebook_launcher.kernel.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
 from notebook_launcher.kernel.rank_outcome import RankOutcome
 from notebook_launcher.kernel.rank_requests import RankRequests
@@ -184,7 +184,7 @@ class Attempt:
             self._leave_in(RETURN_GRACE)
         if not outcome.failed or stopping is not None:
             return
-        grace = VICTIM_GRACE if outcome.raised is not None and is_victim_like(outcome.raised.report) else SURE_GRACE
+        grace = VICTIM_GRACE if outcome.raised is not None and is_secondary(outcome.raised.report) else SURE_GRACE
         fail_at = time.monotonic() + grace
         self._fail_at = fail_at if self._fail_at is None else min(self._fail_at, fail_at)
 
@@ -301,4 +301,4 @@ class Attempt:
 
 
 def _is_victim(outcome: RankOutcome) -> bool:
-    return outcome.raised is not None and is_victim_like(outcome.raised.report)
+    return outcome.raised is not None and is_secondary(outcome.raised.report)

@@ -45,7 +45,7 @@ def conclude(data: RunData, hosting: Hosting | None = None) -> RunOutcome:
     unpack_exception = _unpack_exception if hosting is None else hosting.keep_exception
     values, unsent = _rebuild([outcome for outcome in outcomes if data.scope.includes(outcome.rank)], unpack_value)
     failed = [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)]
-    failures = culprit.failures_of(failed, data.output.last_lines)
+    failures = culprit.failures_of(failed, data.output.last_lines, data.plan.node_names)
     last_values = data.live.last_values
     results = Results(
         values,
@@ -143,7 +143,7 @@ def _error(
     if attempt.state.tree_lost and not attempt.timed_out:
         return _loss(attempt, asked_to_stop=asked_to_stop)
     if attempt.state.not_started is not None:
-        return _not_started_error(attempt.state.not_started, plan.num_processes)
+        return _not_started_error(attempt.state.not_started, plan)
     if attempt.timed_out:
         if attempt.went_idle:
             quiet = "no rank had written, reported or asked anything, or made an update, for"
@@ -179,8 +179,9 @@ def _with_stacks(message: str, stacks: Stacks | None, plan: Plan) -> str:
     return "\n".join(filter(None, (message, hint, stacks.in_past_tense if stacks else "")))
 
 
-def _not_started_error(failed: Any, num_processes: int) -> ResourceError:
-    msg = f"rank {failed.rank} of {num_processes} could not be started: {failed.message}."
+def _not_started_error(failed: Any, plan: Plan) -> ResourceError:
+    node = f" ({plan.node_names[failed.rank]})" if plan.node_names else ""
+    msg = f"rank {failed.rank} of {plan.num_processes}{node} could not be started: {failed.message}."
     if failed.errno in (errno.EAGAIN, errno.ENOMEM):
         msg += (
             " The limit on processes may be reached (`ulimit -u`, or the container's pids limit); use fewer ranks, or "

@@ -9,6 +9,7 @@ original type, anything else as `RankFailedError`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import signal
 from textwrap import indent
@@ -22,14 +23,23 @@ from notebook_launcher.messages import ExceptionReport, Failure
 from notebook_launcher.units import format_bytes, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from notebook_launcher.engines.events import NodeLost
     from notebook_launcher.kernel.hosting import UnpacksException
     from notebook_launcher.kernel.rank_outcome import RankOutcome
     from notebook_launcher.messages import Raised
 
-__all__ = ["cannot_travel", "consequences", "failures_of", "is_victim_like", "node_lost", "signal_name", "to_exception"]
+__all__ = [
+    "cannot_travel",
+    "consequences",
+    "failures_of",
+    "is_secondary",
+    "is_victim_like",
+    "node_lost",
+    "signal_name",
+    "to_exception",
+]
 
 CONSEQUENCES = re.compile(
     r"failed to pass monitoredbarrier"
@@ -39,6 +49,8 @@ CONSEQUENCES = re.compile(
     re.IGNORECASE,
 )
 TORCHS_COLLECTIVES = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
+TOLD_BY_ANOTHER = re.compile(r"rank \d+ could not ")
+"""Begins a `CheckpointError` on ranks that were told of the error of another one; that one raises it itself."""
 COLLECTIVE_ERRORS = re.compile(r"DistBackendError|DistNetworkError|DistStoreError|DistError|RuntimeError")
 
 
@@ -50,6 +62,12 @@ def is_victim_like(report: ExceptionReport) -> bool:
         return False
     # The gradients of a DDP model are reduced inside autograd.
     return any(TORCHS_COLLECTIVES.search(frame.filename) for frame in report.frames)
+
+
+def is_secondary(report: ExceptionReport) -> bool:
+    """Return True if another rank has the first failure: this one lost it as a peer, or was told of its failure."""
+    is_told = report.type_name.endswith(".CheckpointError") and TOLD_BY_ANOTHER.match(report.message)
+    return bool(is_told) or is_victim_like(report)
 
 
 KINDS: dict[str, Literal["arrival", "return"]] = {"arrive": "arrival", "return": "return"}
@@ -65,9 +83,19 @@ DUMP_LINES = 100 * 102
 """The most lines that faulthandler writes: 100 threads of 100 frames, each with a header and an empty line."""
 
 
-def failures_of(failed: list[RankOutcome], last_lines: Callable[[int, int], tuple[str, ...]]) -> tuple[Failure, ...]:
-    """Return a record of each rank that failed, the culprit first; `last_lines` takes a rank and a number of lines."""
+def failures_of(
+    failed: list[RankOutcome], last_lines: Callable[[int, int], tuple[str, ...]], nodes: Sequence[str] = ()
+) -> tuple[Failure, ...]:
+    """Return a record of each rank that failed, the culprit first.
+
+    Args:
+        failed: The ranks' outcomes.
+        last_lines: Takes a rank and a number of lines.
+        nodes: By rank: the name of its machine; empty if there is one.
+    """
     failures = [_failure(outcome, last_lines) for outcome in failed]
+    if nodes:
+        failures = [dataclasses.replace(failure, node=nodes[failure.rank]) for failure in failures]
     return tuple(sorted(failures, key=lambda failure: (failure.victim, failure.time)))
 
 
@@ -88,7 +116,7 @@ def _failure(outcome: RankOutcome, last_lines: Callable[[int, int], tuple[str, .
             summary=STOPPED if outcome.after_stop and _comes_of_a_stop(report) else one_line(report),
             traceback=format_report(report),
             pid=outcome.pid,
-            victim=outcome.after_stop or is_victim_like(report),
+            victim=outcome.after_stop or is_secondary(report),
             last_lines=last_lines(outcome.rank, LAST_LINES),
             kept=outcome.raised.kept,
             collective=collective_in(report),
@@ -125,7 +153,7 @@ def _last_words(rank: int, last_lines: Callable[[int, int], tuple[str, ...]]) ->
 
 def _comes_of_a_stop(report: ExceptionReport) -> bool:
     """Return True if a rank was stopped, or waited for a peer that was stopped."""
-    return report.type_name in INTERRUPTS or is_victim_like(report)
+    return report.type_name in INTERRUPTS or is_secondary(report)
 
 
 def _exit_summary(outcome: RankOutcome, exitcode: int | None) -> str:
@@ -176,7 +204,7 @@ def cannot_travel(kind: str, message: str, rank: int) -> RankFailedError:
 
 
 def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:
-    rank = f"rank {outcome.rank} of {num_ranks}"
+    rank = f"rank {outcome.rank} of {num_ranks}" + (f" ({failure.node})" if failure.node else "")
     code = failure.exitcode
     if outcome.returned is not None and code is not None:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"

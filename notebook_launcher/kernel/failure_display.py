@@ -122,7 +122,8 @@ def _adds_something(error: BaseException, story: str) -> bool:
 
 def _story(failures: tuple[Failure, ...], results: Results) -> str:
     first, others = failures[0], failures[1:]
-    lines = [f"rank {first.rank} of {len(results)} failed first{_sequel(first, others)}."]
+    node = f" ({first.node})" if first.node else ""
+    lines = [f"rank {first.rank} of {len(results)}{node} failed first{_sequel(first, others)}."]
     if first.kind == "arrival":
         lines.append("The function was not called: it, or what it uses, could not be rebuilt in the rank.")
     if first.victim and (gone := _returned_before(first.rank, results)):
@@ -198,4 +199,4 @@ def brief(error: BaseException | None, seconds: float, *, is_raised: bool = Fals
     text = f"failed after {format_seconds(seconds)}"
     if not failures:
         return text
-    return f"{text} on rank {failures[0].rank}" + ("" if is_raised else f": {failures[0].summary}")
+    return f"{text} on {failures[0].who}" + ("" if is_raised else f": {failures[0].summary}")

@@ -27,9 +27,10 @@ from notebook_launcher import (
     report,
     verify_accumulation,
 )
-from notebook_launcher.engines.cluster import agent
+from notebook_launcher.engines.cluster import agent, node_records
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slurm
+from notebook_launcher.engines.cluster.links import Link
 from notebook_launcher.errors import NodeLostError
 
 if TYPE_CHECKING:
@@ -422,3 +423,17 @@ def test_agent_ends_when_nothing_is_heard() -> None:
     assert silent.stdout is not None
     silent.stdin.close()
     silent.stdout.close()
+
+
+def test_agent_ends_when_nobody_takes_what_it_says() -> None:
+    program = "from notebook_launcher.engines.cluster import agent; agent.PATIENCE = 0.5; agent.main()"
+    clogged = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert clogged.stdin is not None
+    assert clogged.stdout is not None
+    # The answers are more than a pipe holds, as all that an agent has to say is once the network is cut.
+    link = Link(clogged.stdout.fileno(), clogged.stdin.fileno())
+    for number in range(5000):
+        link.send(node_records.LookForFile(f"/nowhere/{number}"))
+    assert clogged.wait(60) == 0
+    clogged.stdin.close()
+    clogged.stdout.close()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -19,6 +18,7 @@ from notebook_launcher.engines.cluster import node
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.command_engines import Commands
 from notebook_launcher.errors import NodeLostError
+from tests.support.namespaces import Cable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,33 +26,19 @@ if TYPE_CHECKING:
 QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+@pytest.fixture(scope="module")
+def cable() -> Iterator[Cable]:
+    try:
+        made = Cable()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"network namespaces cannot be made here: {getattr(error, 'stderr', error)!r}")
+    yield made
+    made.remove()
 
 
 @pytest.fixture(scope="module")
-def namespaces() -> Iterator[tuple[str, str]]:
-    """Two namespaces whose eth0 are the ends of one cable; addresses of TEST-NET-3, which nobody has."""
-    mark = uuid.uuid4().hex[:6]
-    names = f"nla{mark}", f"nlb{mark}"
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("-n", names[0], "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", names[1])
-        for number, name in enumerate(names, 1):
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "addr", "add", f"203.0.113.{number}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-    except (OSError, subprocess.CalledProcessError) as error:
-        _remove(names)
-        pytest.skip(f"network namespaces cannot be made here: {getattr(error, 'stderr', error)!r}")
-    yield names
-    _remove(names)
-
-
-def _remove(names: tuple[str, str]) -> None:
-    for name in names:
-        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+def namespaces(cable: Cable) -> tuple[str, str]:
+    return cable.names
 
 
 @pytest.fixture(scope="module")
@@ -106,19 +92,14 @@ def reduce_on() -> None:
         dist.all_reduce(torch.ones(1))
 
 
-def test_stop_ends_ranks_whose_cable_is_cut_and_the_healed_cable_serves_again(
-    engine: Commands, namespaces: tuple[str, str]
-) -> None:
+def test_stop_ends_ranks_whose_cable_is_cut_and_the_healed_cable_serves_again(engine: Commands, cable: Cable) -> None:
     run = launch(reduce_on, 2, engine=engine, **QUIET)
     while len(run.metrics) < 2:
         assert not run.wait(0.01)
-    ip("-n", namespaces[0], "link", "set", "eth0", "down")
-    try:
+    with cable.cut():
         began = time.monotonic()
         assert run.stop() in ("interrupt", "terminate", "kill")
         assert time.monotonic() - began < 10
-    finally:
-        ip("-n", namespaces[0], "link", "set", "eth0", "up")
     assert len(notebook_launch(listening, 2, engine=engine, **QUIET)) == 2
 
 

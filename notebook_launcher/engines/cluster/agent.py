@@ -89,6 +89,7 @@ class Agent:
                 else:
                     self._put(record)
         except OSError:
+            self._link.give_up()  # The main thread may wait for room in it.
             self._put(None)
 
     def _beat(self) -> None:
@@ -276,7 +277,7 @@ def main() -> None:
     sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
     os.write(write_fd, Greeting.of_this_machine().to_line())
     with contextlib.suppress(LinkError):
-        Agent(Link(read_fd, write_fd)).serve()
+        Agent(Link(read_fd, write_fd, PATIENCE)).serve()
     os._exit(0)
 
 

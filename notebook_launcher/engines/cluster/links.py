@@ -12,12 +12,15 @@ import pickle
 import select
 import struct
 import threading
+import time
 from typing import Any
 
 __all__ = ["Link", "LinkError"]
 
 HEAD = struct.Struct("<Q")
 READ_SIZE = 1 << 20
+LOOK_EVERY = 0.25
+"""Seconds between two looks of a thread that waits for room in the link: has it ended meanwhile?"""
 
 
 class LinkError(OSError):
@@ -30,23 +33,45 @@ class Link:
     Args:
         read_fd: Descriptor to read from.
         write_fd: Descriptor to write to.
+        patience: Seconds for which `send` waits for room; None: as long as it takes.
     """
 
-    def __init__(self, read_fd: int, write_fd: int) -> None:
+    def __init__(self, read_fd: int, write_fd: int, patience: float | None = None) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
+        self._patience = float("inf") if patience is None else patience
+        self._is_given_up = False
+        """True if nothing is sent any more."""
+        if patience is not None:
+            # Where a network is cut, nobody makes room, and a thread that is inside of `write` cannot be called back.
+            os.set_blocking(write_fd, False)
         self._sending = threading.Lock()
         self._closing = threading.Lock()
         self._unread = bytearray()
         """Bytes that have arrived and were not returned yet."""
 
     def send(self, record: object) -> None:
-        """Send one record; raises OSError if the other end is gone."""
+        """Send one record; raises OSError if the other end is gone, or makes no room."""
         payload = pickle.dumps(record, protocol=5)
         with self._sending:
             for part in (HEAD.pack(len(payload)), payload):
                 view = memoryview(part)
                 while view:
-                    view = view[os.write(self._write_fd, view) :]
+                    view = view[self._write(view) :]
+
+    def give_up(self) -> None:
+        """Let `send` fail from now on; with `patience` also where it waits for room in another thread."""
+        self._is_given_up = True
+
+    def _write(self, view: memoryview) -> int:
+        """Write a part, and return its size."""
+        until = time.monotonic() + self._patience
+        while not self._is_given_up:
+            with contextlib.suppress(BlockingIOError):
+                return os.write(self._write_fd, view)
+            if time.monotonic() > until:
+                self.give_up()  # The other end has a part of a record, so no other can follow.
+            _wait_for(self._write_fd, select.POLLOUT, LOOK_EVERY)
+        raise LinkError("the other end has taken nothing for too long")
 
     def receive(self, patience: float | None = None) -> Any:
         """Return the next record; raises `LinkError` at the end, and after `patience` seconds without a byte."""
@@ -69,8 +94,8 @@ class Link:
     def _fill(self, patience: float | None) -> None:
         try:
             # Silence is what no byte says while this thread watches: a thread that was held up finds the bytes.
-            readable, _, _ = select.select([self._read_fd], [], [], patience)
-            data = os.read(self._read_fd, READ_SIZE) if readable else None
+            is_readable = _wait_for(self._read_fd, select.POLLIN, patience)
+            data = os.read(self._read_fd, READ_SIZE) if is_readable else None
         except (OSError, ValueError) as error:
             raise LinkError(str(error)) from error
         if data is None:
@@ -94,3 +119,11 @@ class Link:
             fd, self._read_fd = self._read_fd, -1
             if fd >= 0:
                 os.close(fd)
+
+
+def _wait_for(fd: int, event: int, seconds: float | None) -> bool:
+    """Wait until a descriptor is ready; return False if it is not in time."""
+    # Not `select.select`, which refuses descriptors above 1023: a kernel with many nodes has more.
+    poll = select.poll()
+    poll.register(fd, event)
+    return bool(poll.poll(None if seconds is None else 1e3 * seconds))

@@ -1,0 +1,246 @@
+"""What befalls nodes: a slow cable, a cable that is cut, a full disk, addresses that resolve wrongly, ports taken."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from notebook_launcher import (
+    Accelerator,
+    Commands,
+    ProjectConfiguration,
+    RankFailedError,
+    launch,
+    notebook_launch,
+    report,
+)
+from notebook_launcher.engines.cluster import node
+from notebook_launcher.engines.cluster.clusters import clusters
+from notebook_launcher.errors import NodeLostError
+from tests.support.namespaces import ADDRESSES, Cable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from notebook_launcher import Run
+
+QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
+AGENT_WITH_PATIENCE = """#!/bin/bash
+exec {python} -c 'from notebook_launcher.engines.cluster import agent; agent.PATIENCE = 5.0; agent.main()'
+"""
+
+
+@pytest.fixture(scope="module")
+def cable() -> Iterator[Cable]:
+    try:
+        made = Cable()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"network namespaces cannot be made here: {getattr(error, 'stderr', error)!r}")
+    yield made
+    made.remove()
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that lies on a full disk of the second machine."""
+    return tmp_path_factory.mktemp("full")
+
+
+@pytest.fixture(scope="module")
+def engine(cable: Cable, full: Path) -> Iterator[Commands]:
+    """Two machines whose names resolve wrongly; the second one, to which the link goes over the cable, has no disk."""
+    first, second = cable.commands()[0], cable.far_command(0, 1)
+    disk = f'mount -t tmpfs -o size=64k none "{full}" && cat /dev/zero > "{full}/rest"'
+    named = [machine("gpu1", "127.0.1.1"), machine("gpu2", "198.51.100.7", f"{disk} 2>/dev/null; export TMPDIR={full}")]
+    with Commands([[*first, *named[0]], [*second, *named[1]]]) as engine:
+        engine.look()
+        yield engine
+
+
+def machine(name: str, address: str, prepare: str = "true") -> list[str]:
+    """Return a command for a machine of a name, with a file of hosts that has an address for it."""
+    lines = f"127.0.0.1 localhost\\n{address} {name}\\n"
+    shell = f'f=$(mktemp); printf "{lines}" > $f; hostname {name} && mount --bind $f /etc/hosts && rm $f; {prepare}; '
+    return ["unshare", "--mount", "--uts", "bash", "-c", shell + 'exec "$@"', "bash"]
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> str:
+    """An interpreter whose agents wait for 5 s, not for 30, until they give the kernel up."""
+    path = tmp_path / "python"
+    path.write_text(AGENT_WITH_PATIENCE.format(python=sys.executable))
+    path.chmod(0o755)
+    return str(path)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def train(data: torch.Tensor | None = None) -> float:
+    """Meet in collectives for ever."""
+    del data
+    while True:
+        dist.all_reduce(torch.ones(100))
+        report(pid=os.getpid())
+        time.sleep(0.01)
+
+
+def has_trained(run: Run, num_points: int) -> Callable[[], bool]:
+    return lambda: len(run.metrics) >= num_points or run.wait(0)
+
+
+def processes_of(engine: Commands, run: Run) -> list[int]:
+    """Return the agents and the ranks."""
+    greetings = [one.greeting for one in clusters().look(engine._key)]
+    agents = [greeting.pid for greeting in greetings if greeting is not None]
+    return agents + sorted({int(point.values["pid"]) for point in run.metrics})
+
+
+# First in this file: the cut would cost the nodes of `engine`, too.
+@pytest.mark.parametrize("is_first_far", [False, True], ids=["one node", "all nodes"])
+def test_silent_node_is_lost_and_its_ranks_end_by_themselves(
+    cable: Cable, impatient: str, monkeypatch: pytest.MonkeyPatch, *, is_first_far: bool
+) -> None:
+    assert node.PATIENCE == 10
+    monkeypatch.setattr(node, "PATIENCE", 4.0)
+    first = cable.far_command(1, 0) if is_first_far else cable.commands()[0]
+    with Commands([first, cable.far_command(0, 1)], python=impatient) as engine:
+        run = launch(train, 2, engine=engine, **QUIET)
+        until(has_trained(run, 4))
+        processes = processes_of(engine, run)
+        assert len(processes) == 4
+        with cable.cut():
+            error = run.exception(60)
+            assert isinstance(error, NodeLostError)
+            expected = rf"node (\d) \(.*, ({'|'.join(map(re.escape, ADDRESSES))})\) is gone, with rank (\d): "
+            found = re.match(expected + r"nothing was heard for 4 s", str(error))
+            assert found, str(error)
+            assert found[1] == found[3] == str(error.rank)
+            assert is_first_far or error.rank == 1
+            # While nobody can tell them.
+            until(lambda: not any(psutil.pid_exists(pid) for pid in processes[not is_first_far :]))
+
+
+def test_culprit_behind_a_slow_cable_is_found_beneath_its_output(engine: Commands, cable: Cable) -> None:
+    data = torch.zeros(1 << 17)
+
+    def fail_after_much_output() -> None:
+        report(size=data.numel())
+        dist.all_reduce(torch.ones(1))
+        if os.environ["RANK"] == "3":
+            print("x" * 300_000)
+            raise ValueError("beneath much output")
+        dist.all_reduce(torch.ones(1))
+
+    with cable.slowed("4mbit"):
+        run = launch(fail_after_much_output, 4, engine=engine, **QUIET)
+        error: Any = run.exception(60)
+    assert isinstance(error, ValueError)
+    assert error.rank == 3
+    assert error.failures[0].node == "gpu2"
+    assert "x" * 300_000 in run.logs(3)
+
+
+def test_stop_reaches_ranks_behind_a_slow_cable(engine: Commands, cable: Cable) -> None:
+    with cable.slowed("1mbit"):
+        run = launch(train, 4, engine=engine, **QUIET)
+        until(has_trained(run, 8))
+        assert run.stop() in ("ask", "interrupt")
+
+
+def test_run_goes_on_when_a_cut_cable_is_healed(engine: Commands, cable: Cable) -> None:
+    run = launch(train, 2, engine=engine, **QUIET)
+    until(has_trained(run, 4))
+    with cable.cut():
+        assert not run.wait(2.5)
+    num_points = len(run.metrics)
+    until(has_trained(run, num_points + 10))
+    assert run.state == "running"
+    run.stop()
+
+
+def test_killed_process_is_told_with_its_node(engine: Commands) -> None:
+    def die() -> None:
+        if os.environ["RANK"] == "3":
+            os.kill(os.getpid(), 9)
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(RankFailedError, match=r"^rank 3 of 4 \(gpu2\) was killed by SIGKILL\(-9\)") as caught:
+        notebook_launch(die, 4, engine=engine, **QUIET)
+    assert "rank 3 of 4 (gpu2) failed first" in "\n".join(caught.value._render_traceback_())
+
+
+def work_beside_a_full_disk() -> int:
+    print("x" * 2_000_000)
+    total = torch.ones(1 << 20)
+    dist.all_reduce(total)
+    return int(total.sum())
+
+
+def test_full_disk_of_a_node_does_not_matter_to_what_needs_none(engine: Commands) -> None:
+    run = launch(work_beside_a_full_disk, 4, engine=engine, **QUIET)
+    assert list(run.result()) == [4 << 20] * 4
+    assert [run.logs(rank).count("x" * 2_000_000) for rank in range(4)] == [1] * 4
+
+
+def save(folder: str) -> None:
+    accelerator = Accelerator(project_config=ProjectConfiguration(project_dir=folder, save_on_each_node=True))
+    accelerator.prepare(torch.nn.Linear(1, 1))
+    accelerator.save_state(Path(folder) / "saved")
+
+
+def test_full_disk_fails_a_checkpoint_and_names_the_node(engine: Commands, full: Path) -> None:
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        notebook_launch(save, 4, args=(str(full),), engine=engine, **QUIET)
+    assert caught.value.errno == errno.ENOSPC
+    first = caught.value.failures[0]  # type: ignore[attr-defined]
+    assert (first.rank, first.node) == (2, "gpu2")
+
+
+def find_name() -> tuple[str, str, float]:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return socket.gethostname(), socket.gethostbyname(socket.gethostname()), total.item()
+
+
+def test_names_that_resolve_to_other_addresses_are_not_asked(engine: Commands) -> None:
+    assert [(one.host, one.address) for one in engine.look()] == list(zip(("gpu1", "gpu2"), ADDRESSES, strict=True))
+    found = notebook_launch(find_name, 2, engine=engine, **QUIET)
+    assert list(found) == [("gpu1", "127.0.1.1", 2.0), ("gpu2", "198.51.100.7", 2.0)]
+
+
+TAKE = """
+import socket, sys
+taker = socket.socket()
+taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+try:
+    taker.bind((sys.argv[1], int(sys.argv[2])))
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_port_of_the_next_store_cannot_be_taken(engine: Commands, cable: Cable) -> None:
+    port = clusters().look(engine._key)[0].port
+    command = [*cable.commands()[0], sys.executable, "-c", TAKE, ADDRESSES[0], str(port)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "Address already in use\n"
+    run = launch(train, 2, engine=engine, **QUIET)
+    until(has_trained(run, 2))
+    run.stop()
