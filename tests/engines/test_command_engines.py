@@ -161,7 +161,7 @@ def test_killed_rank_is_named_with_its_signal(engine: Commands) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(torch.ones(1))
 
-    with pytest.raises(RankFailedError, match=r"^rank 2 of 4 was killed by SIGKILL\(-9\)"):
+    with pytest.raises(RankFailedError, match=r"^rank 2 of 4 \(node 1\) was killed by SIGKILL\(-9\)"):
         notebook_launch(die, 4, engine=engine, **QUIET)
 
 
@@ -216,7 +216,7 @@ def test_session_keeps_its_ranks_and_replaces_a_dead_one(engine: Commands) -> No
     with Session(4, engine=engine, **QUIET) as session:
         first = list(session.run(os.getpid))
         assert list(session.run(os.getpid)) == first
-        with pytest.raises(RankFailedError, match="rank 3 of 4 exited with code 3"):
+        with pytest.raises(RankFailedError, match=r"rank 3 of 4 \(node 1\) exited with code 3"):
             session.run(die_at, args=(3,))
         assert list(session.run(sum_up)) == [4.0] * 4
         assert [now == then for now, then in zip(session.run(os.getpid), first, strict=True)] == [True] * 3 + [False]
