@@ -16,6 +16,7 @@ GB), and a full memory is an error here, where a mapping would end the process w
 from __future__ import annotations
 
 import errno
+import io
 import mmap
 import os
 import struct
@@ -41,6 +42,8 @@ WRITE_LIMIT = 64 << 20
 # Asking the system how much memory is left costs about 0.3 ms, which small parcels need not pay.
 UNCHECKED_SIZE = 64 << 20
 COPIED_SIZE = 1 << 20
+# A mapping of memory takes three times as long as all else that a small value without buffers needs.
+PLAIN_SIZE = 1 << 15
 
 
 class ParcelWriter:
@@ -125,7 +128,7 @@ class ParcelWriter:
 class Parcel:
     """A parcel that arrived: a private mapping of its file, or a copy of it."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: mmap.mmap | bytes) -> None:
         magic, _, num_buffers, table, table_length = HEADER.unpack_from(memory)
         if magic != MAGIC:
             message = "the descriptor does not hold a parcel"
@@ -136,17 +139,26 @@ class Parcel:
             for offset, length in ENTRY.iter_unpack(view[table : table + ENTRY.size * num_buffers])
         ]
         self.notes = bytes(view[table + ENTRY.size * num_buffers : table + table_length])
-        memory.seek(ALIGNMENT)
-        self.file = memory
+        self.file = io.BytesIO(memory) if isinstance(memory, bytes) else memory
         """Positioned at the pickle; its memory lives as long as any of the buffers."""
+        self.file.seek(ALIGNMENT)
 
 
 def open_parcel(fd: int) -> Parcel:
     """Map a parcel and close its descriptor; the content is writable, and private to this process."""
     try:
-        return Parcel(_map(fd))
+        return Parcel(_read_plain(fd) or _map(fd))
     finally:
         os.close(fd)
+
+
+def _read_plain(fd: int) -> bytes | None:
+    """Return the whole of a small parcel without buffers, as most calls and values are; None for another one."""
+    start = os.pread(fd, PLAIN_SIZE, 0)
+    if not HEADER.size <= len(start) < PLAIN_SIZE:
+        return None
+    _, _, num_buffers, *_ = HEADER.unpack_from(start)
+    return None if num_buffers else start
 
 
 def read_notes(fd: int) -> bytes:

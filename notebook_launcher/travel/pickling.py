@@ -137,7 +137,7 @@ class CallPickler(TravelPickler):
     def reduce_definition(self, obj: Any) -> Any:
         """Return a reduction by value for the notebook's definitions, which are noted, and by name for other ones."""
         reduced = super().reduce_definition(obj)
-        if reduced is not NotImplemented:
+        if reduced is not NotImplemented and not (isinstance(obj, type) and len(reduced) <= BY_NAME):
             self.luggage.add(obj)
         return reduced
 

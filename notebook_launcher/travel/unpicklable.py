@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import dis
 import functools
 import re
 import time
@@ -17,6 +16,10 @@ import types
 from collections import deque
 from functools import _lru_cache_wrapper
 from typing import TYPE_CHECKING, Any
+
+# The globals that cloudpickle takes along. It keeps them for each code object, so that those of a function that was
+# just pickled take no time.
+from cloudpickle.cloudpickle import _extract_code_globals as globals_of_code
 
 from notebook_launcher.travel.kinds import SHELL, describe, kind_of_type
 from notebook_launcher.travel.pickling import MakePickler, pickling_error, size_of
@@ -31,7 +34,6 @@ TIME_LIMIT = 3.0
 DEPTH_LIMIT = 40
 # Below this size the size is not what keeps something from travelling.
 WORTH_MENTIONING = 100_000_000
-GLOBAL_OPS = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"}
 UNPICKLED_MEMBERS = {"__dict__", "__weakref__", "_abc_impl"}
 MODULE_TABLE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
@@ -184,7 +186,7 @@ def parts_of_function(part: Part, function: types.FunctionType) -> Iterator[Part
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not assigned yet
             yield captured(name, cell.cell_contents)
-    for name in _global_names(code):
+    for name in globals_of_code(code):
         if name in function.__globals__:
             yield captured(name, function.__globals__[name])
     defaults = function.__defaults__ or ()
@@ -229,15 +231,6 @@ def _parts_of_object(part: Part, value: Any) -> Iterator[Part]:
     if not isinstance(value, (dict, list)):
         yield from (part.inside(f"[{i}]", item) for i, item in enumerate(items or ()))
         yield from (part.inside(f"[{_short(key)}]", item) for key, item in pairs or ())
-
-
-def _global_names(code: types.CodeType) -> list[str]:
-    """Return the globals that a code object and those within it name, in order."""
-    names = {i.argval: None for i in dis.get_instructions(code) if i.opname in GLOBAL_OPS}
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            names.update(dict.fromkeys(_global_names(const)))
-    return list(names)
 
 
 def _short(key: object) -> str:
