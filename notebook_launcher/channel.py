@@ -30,6 +30,9 @@ PACKET_LIMIT = 65_536
 MAX_FDS = 8
 ANCILLARY_SIZE = socket.CMSG_LEN(MAX_FDS * array.array("i").itemsize)
 INLINE, SPILLED = b"\0", b"\1"
+# Plain numbers: to join two members of an enumeration takes longer than to receive a small packet.
+RECEIVE = int(socket.MSG_CMSG_CLOEXEC)
+RECEIVE_AT_ONCE = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 # A live reader receives within a millisecond; a reader that hangs must not block the sender forever.
 TAKEN_BUDGET = 1.0
 TAKEN_INTERVAL = 0.0005
@@ -126,7 +129,7 @@ class Channel:
         BlockingIOError if no record has arrived.
         """
         # Not socket.recv_fds, which ignores its flags (Python 3.11).
-        flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+        flags = RECEIVE if wait else RECEIVE_AT_ONCE
         try:
             packet, ancillary, _, _ = self._sock.recvmsg(PACKET_LIMIT + 1, ANCILLARY_SIZE, flags)
         except ConnectionError:

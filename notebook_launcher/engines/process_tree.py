@@ -193,6 +193,8 @@ class ProcessTree:
         """Return the rank's output that has not been read yet."""
         happened: list[Event] = []
         pipes = self._pipes[rank]
+        if not pipes.has_output():
+            return happened
         for fd, stream in list(pipes.streams.items()):
             while chunk := self._on_output(rank, stream, fd):
                 happened += chunk
@@ -213,8 +215,7 @@ class ProcessTree:
         if data:
             return [Output(rank, stream, data)]
         self._selector.unregister(fd)
-        self._pipes[rank].streams.pop(fd)
-        os.close(fd)
+        self._pipes[rank].end_stream(fd)
         return []
 
     def _on_record(self, rank: int) -> list[Event]:

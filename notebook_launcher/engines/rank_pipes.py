@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 from typing import TYPE_CHECKING
 
 from notebook_launcher.channel import channel_pair
@@ -33,6 +34,8 @@ class RankPipes:
         """The kernel's end, and the rank's until it is handed over."""
         self.streams: dict[int, Stream] = {}
         """By descriptor: the pipes from which the kernel reads the rank's output."""
+        self._output = select.poll()
+        """Says whether one of these pipes has something to read."""
         self.their_streams: list[int] = []
         """Descriptors to which the rank writes, until they are handed over."""
         try:
@@ -46,6 +49,7 @@ class RankPipes:
         for stream in streams:
             ours, theirs = os.pipe()
             self.streams[ours] = stream
+            self._output.register(ours, select.POLLIN)
             self.their_streams.append(theirs)
             os.set_blocking(ours, False)
             with contextlib.suppress(OSError):
@@ -58,6 +62,16 @@ class RankPipes:
     def fds_for_rank(self) -> list[int]:
         """Return the descriptors that the rank gets: its channel, its standard output, its standard error."""
         return [self.their_channel.fileno(), *self.their_streams]
+
+    def has_output(self) -> bool:
+        """Return True if there is output to read, or a pipe has ended: one system call, and no failed reads."""
+        return bool(self._output.poll(0))
+
+    def end_stream(self, fd: int) -> None:
+        """Close a pipe that has ended."""
+        self._output.unregister(fd)
+        self.streams.pop(fd)
+        os.close(fd)
 
     def close_theirs(self) -> None:
         """Close the descriptors that the rank has got; idempotent."""
