@@ -144,13 +144,10 @@ class CellSink:
         """The live area's present text."""
         self._has_unsent = False
         """True if something was sent since the last `flush`."""
-        for name, redirected in self._streams.items():
-            # So that the cell's earlier output comes first. In the thread that publishes, because a flush from here
-            # waits for that thread, which costs a cell on ranks a millisecond.
-            if redirected is None:
-                self._loop.add_callback(getattr(sys, name).flush)
-            else:
-                redirected.flush()
+        self._earlier = [getattr(sys, name).flush for name, redirected in self._streams.items() if redirected is None]
+        """Flush the cell's earlier output, in the thread that publishes, before the first message: here they wait."""
+        for redirected in filter(None, self._streams.values()):
+            redirected.flush()
 
     @property
     def is_cell(self) -> bool:
@@ -251,8 +248,13 @@ class CellSink:
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
         """Call a function that publishes, in ipykernel's own thread."""
-        self._loop.add_callback(function, *args)
+        self._loop.add_callback(self._call_after_earlier, function, *args)
         self._has_unsent = True  # After the call, so that a flush of another thread in between hides nothing.
+
+    def _call_after_earlier(self, function: Callable[..., object], *args: Any) -> None:
+        while self._earlier:
+            self._earlier.pop(0)()
+        function(*args)
 
     def flush(self) -> None:
         """Wait until all is sent, by other sinks too."""
