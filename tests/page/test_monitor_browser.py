@@ -106,6 +106,14 @@ def test_each_state_of_a_rank_has_its_own_words_and_icon(tab):
     assert len(set(shapes)) == len(words)
 
 
+def test_ranks_that_do_not_come_back_leave_the_table_and_keep_their_logs(tab):
+    tab.deliver(reset(run=run(num_processes=3), ranks=[rank(at) for at in range(3)], logs=[log(2, "last words")]))
+    assert len(tab.texts("tbody tr td:nth-child(2)")) == 3
+    tab.deliver({"type": "update", "run": run(num_processes=1), "ranks": [rank(0, step=26)]})
+    assert tab.texts("tbody tr td:nth-child(3)") == ["26"]
+    assert "last words" in tab.text(".nbl-log")
+
+
 def test_rank_table_shows_units_and_marks_the_slowest_rank_by_a_word(tab):
     tab.deliver(reset(ranks=[rank(0, slowest=True), rank(1, step=None, memory=None, returned="0.97")]))
     assert tab.texts("th") == ["Rank", "State", "Step", "Samples/s, all ranks", "Memory", "Last line"]

@@ -155,7 +155,11 @@ export class RunData {
     const known = { run: run ? [run] : [], ranks, curves, pictures, lanes, usage, logs };
     const topics = { ...known, errors, notices, settings, changes, answers, findings };
     for (const topic of TOPICS) if (topics[topic].length) this.changed.add(topic);
-    if (run) [this.run, this.#runReceivedAt] = [run, performance.now()];
+    if (run) {
+      const before = this.run.num_processes ?? 0;
+      this.#forgetRanks(before, run.num_processes ?? before);
+      [this.run, this.#runReceivedAt] = [run, performance.now()];
+    }
     for (const rank of ranks) this.ranks.set(rank.rank, rank);
     for (const curve of curves) {
       getOrCreate(this.metrics, curve.name, () => new Metric(curve.name, limits.points)).extend(curve);
@@ -190,6 +194,19 @@ export class RunData {
     // An object each, so that two notices of the same text are told apart.
     const texts = notices.map((text) => ({ text: plainText(text) }));
     appendBounded(this.notices, texts, limits.notices);
+  }
+
+  /**
+   * Forget ranks that do not come back: a run that loses machines goes on with fewer. Their logs stay.
+   * @param {number} before
+   * @param {number} after
+   */
+  #forgetRanks(before, after) {
+    for (let rank = after; rank < before; rank++) {
+      this.ranks.delete(rank);
+      this.lanes.delete(rank);
+      this.changed.add("ranks").add("lanes");
+    }
   }
 
   /** @param {"up" | "silent" | "lost"} link */
