@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import html
 import re
+import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["clean", "did_you_mean", "escape", "one_line", "read_bool"]
+__all__ = ["clean", "did_you_mean", "escape", "first_columns", "one_line", "read_bool"]
 
 MAX_TEXT = 50_000
 """Characters of one text that a page takes in; a traceback has about 2,000."""
@@ -54,6 +55,15 @@ def did_you_mean(typed: str, known: Iterable[str]) -> str:
     close = [word for word in words if typed and typed in word]
     close = (close or difflib.get_close_matches(typed, words))[:3]
     return f"Did you mean {' or '.join(close)}?" if close else ""
+
+
+def first_columns(text: str, width: int) -> str:
+    """Return the beginning of a text that takes at most `width` columns of a terminal; some characters take two."""
+    for at, character in enumerate(text):
+        width -= 0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if width < 0:
+            return text[:at]
+    return text
 
 
 def escape(text: object) -> str:

@@ -20,6 +20,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from notebook_launcher.kernel.latch import Latch
+from notebook_launcher.text import first_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -334,7 +335,7 @@ class StreamSink:
             return
         self._status = text
         width = shutil.get_terminal_size().columns - 1
-        _write(sys.stdout, "\r\x1b[K" + text[:width])
+        _write(sys.stdout, "\r\x1b[K" + first_columns(text, width))
 
 
 def ask(prompt: str, *, password: bool = False) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run_outcome import RunOutcome
 
-__all__ = ["RunThread"]
+__all__ = ["RunThread", "conducted_runs"]
 
 
 class RunThread:
@@ -114,7 +114,7 @@ class RunThread:
         if self._thread is not None:
             return
         try:
-            threading.Thread(target=self._run, name=f"notebook-launcher {self.data.name}", daemon=True).start()
+            _Conductor(self).start()
         except RuntimeError as error:
             msg = (
                 f"the run's thread could not be started: {error}. The limit on processes, which counts threads, may be "
@@ -140,7 +140,8 @@ class RunThread:
         attempt = self.data.attempt
         return attempt is not None and attempt.call_id == question.call_id and question.rank in self.data.asking
 
-    def _run(self) -> None:
+    def carry_out(self) -> None:
+        """Carry out the run; in its thread."""
         if not self._claim.acquire(blocking=False):
             return  # `begin` was called again before the first thread reached this line.
         self._thread = threading.current_thread()
@@ -193,6 +194,27 @@ class RunThread:
             data.over.set()
             self.questions.close()
             del self._recorder  # Closes the files of the logs now, and not when the run is forgotten.
+
+
+class _Conductor(threading.Thread):
+    """The thread of a run; it refers to the run only while the run goes on."""
+
+    def __init__(self, conducted: RunThread) -> None:
+        super().__init__(name=f"notebook-launcher {conducted.data.name}", daemon=True)
+        self.conducted: RunThread | None = conducted
+
+    def run(self) -> None:
+        assert self.conducted is not None
+        try:
+            self.conducted.carry_out()
+        finally:
+            self.conducted = None
+
+
+def conducted_runs() -> list[RunThread]:
+    """Return the runs that go on in this process, in no order. The interpreter's list of threads has them."""
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, _Conductor)]
+    return [conducted for thread in threads if (conducted := thread.conducted) is not None]
 
 
 def _kept_files(data: RunData, function: object, folder: Path, hosting: Hosting | None) -> Origin:

@@ -6,17 +6,17 @@ import itertools
 import re
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher import launch
+from notebook_launcher import launch, live_runs
 from tests.support.interrupts import interrupt_at
 from tests.support.warm_kernels import takes_less_than, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from notebook_launcher.kernel.run import Run
     from tests.support.kernels import Kernel, Outcome
@@ -308,3 +308,22 @@ def test_cancelling_an_await_stops_the_run(kernel: Kernel) -> None:
         outcome = kernel.wait(cell)
         assert outcome.error is not None
         assert kernel.execute("run.wait(5); print(run.state)").stdout.endswith("stopped\n")
+
+
+def wait_for(path: str) -> str:
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return path
+
+
+def test_runs_whose_handles_were_lost_are_found_until_they_end(tmp_path: Path) -> None:
+    gates = [tmp_path / "first", tmp_path / "second"]
+    for gate in gates:
+        launch(wait_for, 1, args=(str(gate),), devices="cpu", output="none", name=gate.name)
+    second, first = live_runs()
+    assert [first.name, second.name] == ["first", "second"]
+    assert first.stop() is not None
+    assert [run.id for run in live_runs()] == [second.id]
+    gates[1].touch()
+    assert list(second.result()) == [str(gates[1])]
+    assert live_runs() == []

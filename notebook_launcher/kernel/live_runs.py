@@ -1,0 +1,20 @@
+"""`live_runs()`: handles on the runs that go on in this kernel, for a handle that was lost."""
+
+from __future__ import annotations
+
+from notebook_launcher.kernel.checks import check_not_in_rank
+from notebook_launcher.kernel.run import Run
+from notebook_launcher.kernel.run_thread import conducted_runs
+
+__all__ = ["live_runs"]
+
+
+def live_runs() -> list[Run]:
+    """Return a handle on each run that goes on in this kernel, the newest first: `live_runs()[0].stop()`.
+
+    For a run whose handle no variable holds any more. Calls and cells of sessions that go on are among them. Detached
+    runs have kernels of their own: `attach()` returns their handles.
+    """
+    check_not_in_rank("live_runs")
+    threads = [thread for thread in conducted_runs() if not thread.data.over.is_set and not thread.data.scope.is_aside]
+    return [Run(thread) for thread in sorted(threads, key=lambda thread: thread.data.launched, reverse=True)]
