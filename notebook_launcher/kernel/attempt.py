@@ -108,7 +108,7 @@ class Attempt:
     @property
     def settled(self) -> bool:
         """True once every rank has settled, or the tree is lost."""
-        return (not self.state.unsettled and not self._is_to_debug) or self.state.tree_lost
+        return (self.state.all_settled and not self._is_to_debug) or self.state.tree_lost
 
     @property
     def is_ending(self) -> bool:
@@ -169,7 +169,11 @@ class Attempt:
 
     def _note_activity(self, event: Event) -> None:
         if isinstance(event, FromRank | Output):
-            self._active_at = time.monotonic()
+            self.note_activity()
+
+    def note_activity(self) -> None:
+        """Note that a rank has said something."""
+        self._active_at = time.monotonic()
 
     def _note_outcome(self, outcome: RankOutcome) -> None:
         asked_at = self.requests.stop_asked_at

@@ -98,6 +98,12 @@ class CallState:
         """The ranks that have not settled."""
         return tuple(rank for rank in range(self.num_processes) if not self._has_settled(rank))
 
+    @property
+    def all_settled(self) -> bool:
+        """True if all ranks have settled."""
+        # While the function runs, this is asked after each batch of events, of as many as a thousand ranks.
+        return len(self.outcomes) == self.num_processes and not self.unsettled
+
     def _has_settled(self, rank: int) -> bool:
         # A rank that was sent SIGKILL settles only when it has exited, even if it still sent its outcome.
         if rank not in self.outcomes or rank == self.debugged:

@@ -46,12 +46,12 @@ def conclude(data: RunData, hosting: Hosting | None = None) -> RunOutcome:
     values, unsent = _rebuild([outcome for outcome in outcomes if data.scope.includes(outcome.rank)], unpack_value)
     failed = [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)]
     failures = culprit.failures_of(failed, data.output.last_lines, data.plan.node_names)
-    last_values = data.live.last_values
+    last_values, victims = data.live.last_values, culprit.consequences(failures)
     results = Results(
         values,
         num_processes=data.plan.num_processes,
         ranks=[
-            _summary(outcome, failures, launched, last_values.get(outcome.rank, {}))
+            _summary(outcome, victims, launched, last_values.get(outcome.rank, {}))
             for outcome in outcomes
             if outcome.failed or data.scope.includes(outcome.rank)
         ],
@@ -117,11 +117,11 @@ def _died_at_exit(outcome: RankOutcome) -> bool:
 
 
 def _summary(
-    outcome: RankOutcome, failures: tuple[Failure, ...], launched: float, metrics: Mapping[str, float]
+    outcome: RankOutcome, victims: Mapping[int, int], launched: float, metrics: Mapping[str, float]
 ) -> RankSummary:
     record = outcome.returned or outcome.raised
     peak = record.peak_rss if record is not None else outcome.exited.peak_rss if outcome.exited is not None else None
-    is_consequence = outcome.rank in culprit.consequences(failures)
+    is_consequence = outcome.rank in victims
     state: Any = (
         "returned" if outcome.returned is not None else "stopped" if outcome.after_stop or is_consequence else "failed"
     )

@@ -103,9 +103,10 @@ class Hang:
         """Return `rank 0 has waited 12 s in all_reduce (Cell In[3], line 4); rank 1 is at line 7: time.sleep(60)`."""
         waits = self._waits(now, lambda ranks: plural_verb("has waited", len(ranks)))
         others: dict[str, list[int]] = {}
+        files = self._files()
         for stack in self.stacks:
             if stack.rank not in self.since:
-                others.setdefault(self._describe(stack), []).append(stack.rank)
+                others.setdefault(_describe(stack, files), []).append(stack.rank)
         for rank, end in self.absent.items():
             others.setdefault(end, []).append(rank)
         return "; ".join(
@@ -116,14 +117,12 @@ class Hang:
         """Return the line that ends the notice: `rank 0 waited 47 s in all_reduce (...); the run goes on`."""
         return "; ".join([*self._waits(now, lambda _: "waited"), "the run goes on"])
 
-    def where(self, rank: int) -> str:
-        """Return the place of a rank in a few words; empty if it runs nothing."""
-        for stack in self.stacks:
-            if stack.rank == rank and rank in self.since:
-                return f"in {_call(stack)}"
-            if stack.rank == rank:
-                return self._describe(stack, elsewhere=True).removeprefix("is ")
-        return ""
+    def places(self) -> dict[int, str]:
+        """Return the place of each rank that runs the function, in a few words."""
+        return {
+            stack.rank: f"in {_call(stack)}" if stack.rank in self.since else _describe(stack).removeprefix("is ")
+            for stack in self.stacks
+        }
 
     @property
     def key(self) -> str:
@@ -144,15 +143,10 @@ class Hang:
             for call, ranks in self._calls().items()
         ]
 
-    def _describe(self, stack: RankStack, *, elsewhere: bool = False) -> str:
-        here = stack.here
-        if stack.main is None or here is None:
-            return "did not answer" if stack.main is None else "is outside of the function"
-        files = {other.here.file for other in self.stacks if other.rank in self.since and other.here is not None}
-        place = f"line {here.line}" if files == {here.file} and not elsewhere else here.place
-        doing = "is compiling (torch.compile) at" if stack.main.is_compiling else "is at"
-        source = here.source if len(here.source) <= MAX_SOURCE else f"{here.source[: MAX_SOURCE - 3]}..."
-        return f"{doing} {place}" + (f": {source}" if source else "")
+    def _files(self) -> frozenset[str]:
+        """Return the files in which ranks wait."""
+        waiting = (stack.here for stack in self.stacks if stack.rank in self.since)
+        return frozenset(here.file for here in waiting if here is not None)
 
 
 class HangWatch:
@@ -294,3 +288,14 @@ def _is_in_call(stack: RankStack) -> bool:
 
 def _call(stack: RankStack) -> str:
     return f"{stack.waiting_in} ({stack.here.place})" if stack.here is not None else str(stack.waiting_in)
+
+
+def _describe(stack: RankStack, files: frozenset[str] = frozenset()) -> str:
+    """Return what a rank does; a place in the only one of `files` is its line alone."""
+    here = stack.here
+    if stack.main is None or here is None:
+        return "did not answer" if stack.main is None else "is outside of the function"
+    place = f"line {here.line}" if files == {here.file} else here.place
+    doing = "is compiling (torch.compile) at" if stack.main.is_compiling else "is at"
+    source = here.source if len(here.source) <= MAX_SOURCE else f"{here.source[: MAX_SOURCE - 3]}..."
+    return f"{doing} {place}" + (f": {source}" if source else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,11 @@ MAX_METRICS = 1_000_000
 """Points of `report(...)` that are kept; beyond this number the oldest are dropped."""
 MAX_PICTURE_BYTES = 64_000_000
 """Bytes of pictures that are kept; beyond this number the oldest are dropped."""
+ALL_SPANS = 131_072
+"""Spans of phases that are kept of all ranks together: 15 MB. Each rank has an equal part, MAX_SPANS at most."""
+MIN_SPANS = 64
+MAX_WAITING = 16
+"""Records of phases that wait. To add several costs about as much as to add one: the spans that are kept are copied."""
 RATE_SECONDS = 5.0
 """Seconds over which a rate is measured."""
 
@@ -59,11 +65,9 @@ class _Pace:
 class LiveRecords:
     """The values that the ranks of one run have reported. The run's thread writes them, any thread may read them."""
 
-    def __init__(self, launched: float) -> None:
+    def __init__(self, launched: float, num_ranks: int = 1) -> None:
         self.progress: dict[int, messages.Progress] = {}
         """By rank: the latest progress of a loop."""
-        self.phases: dict[int, RankPhases] = {}
-        """By rank: time spent on each phase of training, since the launch."""
         self.last_values: dict[int, dict[str, float]] = {}
         """By rank: the latest value of each metric."""
         self.last_steps: dict[int, int] = {}
@@ -79,7 +83,16 @@ class LiveRecords:
         self._pictures: tuple[list[RunPicture], int] = ([], 0)
         """The pictures that are kept, and the number of dropped ones."""
         self._picture_bytes = 0
+        self._phases: dict[int, RankPhases] = {}
+        """As `phases`, without the records that wait."""
+        self._waiting: defaultdict[int, list[messages.Phases]] = defaultdict(list)
+        """By rank: records that were not added to `_phases` yet. They are added when somebody looks, or many wait."""
+        self._adding = threading.Lock()
+        """Held while records begin to wait, or are added."""
+        self._num_samples: defaultdict[int, float] = defaultdict(float)
+        """By rank: the samples of all records."""
         self._launched = launched
+        self._max_spans = min(MAX_SPANS, max(MIN_SPANS, ALL_SPANS // num_ranks))
         self._num_reported: Counter[int] = Counter()
         """By rank: the number of `report(...)` calls, which stands in for a missing step."""
         self._items: defaultdict[int, _Pace] = defaultdict(_Pace)
@@ -100,10 +113,25 @@ class LiveRecords:
                 self.progress[rank] = record
                 self._items[rank].note(record.time, record.done)
             case messages.Phases():
-                self.phases[rank] = self._sum(self.phases.get(rank, RankPhases()), record)
-                self._samples[rank].note(record.time, self.phases[rank].samples)
+                self._num_samples[rank] += record.samples
+                self._samples[rank].note(record.time, self._num_samples[rank])
+                with self._adding:
+                    self._waiting[rank].append(record)
+                    if len(self._waiting[rank]) >= MAX_WAITING:
+                        self._add_waiting(rank)
                 if record.settings:
                     self.settings = record.settings
+
+    @property
+    def phases(self) -> dict[int, RankPhases]:
+        """By rank: time spent on each phase of training, since the launch."""
+        with self._adding:
+            for rank in list(self._waiting):
+                self._add_waiting(rank)
+            return dict(self._phases)
+
+    def _add_waiting(self, rank: int) -> None:
+        self._phases[rank] = self._sum(self._phases.get(rank, RankPhases()), self._waiting.pop(rank))
 
     def note_change(self, record: messages.Changed) -> None:
         """Add the settings that were changed."""
@@ -216,21 +244,30 @@ class LiveRecords:
             self._picture_bytes -= sum(len(picture.data) for picture in pictures[:num])
             self._pictures = (pictures[num:], num_dropped + num)
 
-    def _sum(self, sums: RankPhases, record: messages.Phases) -> RankPhases:
-        new = (
-            PhaseSpan(phase=phase, start=start - self._launched, seconds=seconds)
-            for phase, start, seconds in record.spans
+    def _sum(self, sums: RankPhases, records: list[messages.Phases]) -> RankPhases:
+        seconds, counts = dict(sums.seconds), dict(sums.counts)
+        fullest, num_fullest = sums.fullest, sums.num_fullest
+        for record in records:
+            for phase, more in record.seconds.items():
+                seconds[phase] = seconds.get(phase, 0.0) + more
+            for phase, number in record.counts.items():
+                counts[phase] = counts.get(phase, 0) + number
+            if record.fullest >= fullest:
+                num_fullest = record.num_fullest + (num_fullest if record.fullest == fullest else 0)
+                fullest = record.fullest
+        newest = [span for record in records for span in record.spans][-self._max_spans :]
+        new = tuple(
+            [PhaseSpan(phase=phase, start=start - self._launched, seconds=length) for phase, start, length in newest]
         )
-        fullest = max(sums.fullest, record.fullest)
         return RankPhases(
-            windows=sums.windows + record.windows,
-            micro_batches=sums.micro_batches + record.micro_batches,
-            samples=sums.samples + record.samples,
+            windows=sums.windows + sum(record.windows for record in records),
+            micro_batches=sums.micro_batches + sum(record.micro_batches for record in records),
+            samples=sums.samples + sum(record.samples for record in records),
             fullest=fullest,
-            num_fullest=sum(part.num_fullest for part in (sums, record) if part.fullest == fullest),
-            seconds={phase: sums.seconds.get(phase, 0.0) + more for phase, more in record.seconds.items()},
-            counts={phase: sums.counts.get(phase, 0) + more for phase, more in record.counts.items()},
-            spans=(*sums.spans, *new)[-MAX_SPANS:],
+            num_fullest=num_fullest,
+            seconds=seconds,
+            counts=counts,
+            spans=sums.spans[max(0, len(sums.spans) + len(new) - self._max_spans) :] + new,
         )
 
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.history.merged_progress import progress_line
-from notebook_launcher.kernel.snapshots import take_rank_snapshot
+from notebook_launcher.kernel.snapshots import take_rank_snapshots
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.run_data import RunData
@@ -35,5 +35,4 @@ class ProgressLine:
         if (now := time.monotonic()) < self._due:
             return
         self._due = now + INTERVAL
-        ranks = [take_rank_snapshot(data, rank) for rank in range(data.plan.num_processes)]
-        data.output.progress(progress_line(data.name, ranks))
+        data.output.progress(progress_line(data.name, take_rank_snapshots(data)))

@@ -184,8 +184,7 @@ class Run:
     @property
     def ranks(self) -> tuple[RankSnapshot, ...]:
         """Present state of each rank."""
-        num = self._data.plan.num_processes
-        return tuple(snapshots.take_rank_snapshot(self._data, rank) for rank in range(num))
+        return snapshots.take_rank_snapshots(self._data)
 
     def snapshot(self) -> RunSnapshot:
         """Return everything that is known of the run at this moment, as plain data."""
@@ -212,7 +211,7 @@ class Run:
     @property
     def phases(self) -> dict[int, RankPhases]:
         """Time that each rank spent on each phase of training, as reported by its Accelerator."""
-        return dict(self._data.live.phases)
+        return self._data.live.phases
 
     def logs(self, rank: int) -> str:
         """Return everything that a rank has written to standard output and standard error so far."""

@@ -123,7 +123,7 @@ class RunData:
                 sink=sink,
                 nodes=plan.node_names,
             ),
-            live=LiveRecords(launched),
+            live=LiveRecords(launched, plan.num_processes),
             gpus=GpuMeter(plan.gpus),
             usage=UsageMeter(launched, plan.num_processes),
         )

@@ -84,6 +84,8 @@ class RunLoop:
         self._recorder = recorder
         self._can_ask = can_ask
         self._progress = ProgressLine(data)
+        self._has_live = False
+        """True if ranks have reported since the line of progress was updated."""
         self._profile: PendingProfile | None = None
         """The profile that was asked for and is not complete."""
         self._hangs = HangWatch(None)
@@ -126,6 +128,9 @@ class RunLoop:
             self._carry_out_commands(attempt)
             for event in attempt.tree.events(self._patience(attempt)):
                 self._handle(event, attempt)
+            if self._has_live:
+                self._has_live = False
+                self._progress.update()
             self._carry_out_commands(attempt)
             if (failure := attempt.failure_to_debug()) is not None:
                 self._debug(failure, attempt)
@@ -273,6 +278,15 @@ class RunLoop:
             case Output():
                 data.output.feed(event)
                 self._recorder.note()
+            # First of all records: a thousand ranks send tens of thousands of these in a second.
+            case FromRank(
+                rank, messages.Metrics() | messages.Picture() | messages.Progress() | messages.Phases() as record, _
+            ):
+                data.live.fold(rank, record)
+                self._has_live = True
+                self._recorder.note()
+                attempt.note_activity()
+                return
             case FromRank(rank, messages.Display() | messages.ClearOutput() as record, _):
                 self._ranks.comms.publish(None)
                 data.output.show(rank, record)
@@ -280,12 +294,6 @@ class RunLoop:
                 self._ranks.comms.take(rank, record, data.output.sink)
             case FromRank(rank, messages.InputRequest() as record, _):
                 self._ask(rank, record, attempt)
-            case FromRank(
-                rank, messages.Metrics() | messages.Picture() | messages.Progress() | messages.Phases() as record, _
-            ):
-                data.live.fold(rank, record)
-                self._progress.update()
-                self._recorder.note()
             case FromRank(_, messages.Offered() | messages.Changed() | messages.Profiled() as record, _):
                 self._note_change(record, attempt)
             case FromRank(_, messages.Notice() | messages.CheckpointSaved() as record, _):

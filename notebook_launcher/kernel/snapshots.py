@@ -15,13 +15,13 @@ from notebook_launcher.kernel.formatting import SECRET, one_line_of
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.history.schema import MetricPoint, RankState, RunPicture, RunState
+    from notebook_launcher.history.schema import MetricPoint, RankPhases, RankState, RunPicture, RunState
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run_data import RunData
     from notebook_launcher.kernel.run_outcome import RunOutcome
     from notebook_launcher.messages import Failure
 
-__all__ = ["LiveRunReader", "config_as_json", "state_of", "take_rank_snapshot", "take_snapshot"]
+__all__ = ["LiveRunReader", "config_as_json", "state_of", "take_rank_snapshots", "take_snapshot"]
 
 ACTIVITIES: dict[int, RankState] = {
     context.COMPUTING: "running",
@@ -72,6 +72,8 @@ def take_snapshot(data: RunData) -> RunSnapshot:
     outcome, plan = data.outcome, data.plan
     results = outcome.results if outcome is not None else None
     hang = data.hang
+    failures = _failures(results)
+    phases = data.live.phases
     return RunSnapshot(
         id=data.id,
         name=data.edits["name"] or data.name,
@@ -88,24 +90,38 @@ def take_snapshot(data: RunData) -> RunSnapshot:
         stopped_by=results.stopped_by if results is not None else None,
         timed_out=results.timed_out if results is not None else False,
         error=_error(outcome),
-        ranks=tuple(take_rank_snapshot(data, rank) for rank in range(plan.num_processes)),
-        failures=tuple(_failure(failure) for failure in _failures(results)),
+        ranks=take_rank_snapshots(data, phases),
+        failures=tuple(_failure(failure) for failure in failures),
         waiting=hang.text(time.monotonic()) if hang is not None else data.stopped_in,
-        phases=dict(data.live.phases),
+        phases=phases,
         usage=dict(data.usage.usage),
         changes=data.live.changes,
         settings=data.live.settings_now(),
     )
 
 
-def take_rank_snapshot(data: RunData, rank: int) -> RankSnapshot:
-    """Return the present state of one rank as plain data; from any thread."""
+def take_rank_snapshots(data: RunData, phases: Mapping[int, RankPhases] | None = None) -> tuple[RankSnapshot, ...]:
+    """Return the present state of all ranks as plain data; from any thread. `phases` are those of now, if known."""
+    phases = data.live.phases if phases is None else phases
+    attempt, outcome, hang = data.attempt, data.outcome, data.hang
+    # Once for all ranks, of which there may be a thousand. The ranks of a session outlive the run.
+    pids = attempt.tree.pids if attempt is not None and outcome is None else {}
+    reasons = {} if outcome is None else _reasons(outcome.results)
+    places = {} if hang is None else hang.places()
+    return tuple(
+        _take_rank_snapshot(
+            data, rank, pids.get(rank), phases.get(rank), reason=reasons.get(rank, ""), where=places.get(rank, "")
+        )
+        for rank in range(data.plan.num_processes)
+    )
+
+
+def _take_rank_snapshot(
+    data: RunData, rank: int, pid: int | None, phases: RankPhases | None, *, reason: str, where: str
+) -> RankSnapshot:
     live, attempt, outcome = data.live, data.attempt, data.outcome
-    progress, phases = live.progress.get(rank), live.phases.get(rank)
+    progress = live.progress.get(rank)
     step = live.last_steps.get(rank)
-    is_over = outcome is not None
-    # The ranks of a session outlive the run.
-    pid = attempt.tree.pids.get(rank) if attempt is not None and not is_over else None
     results = outcome.results if outcome is not None else None
     summary = results.summary_of(rank) if results is not None else None
     lines = data.output.last_lines(rank, 1)
@@ -117,7 +133,7 @@ def take_rank_snapshot(data: RunData, rank: int) -> RankSnapshot:
         pid=pid,
         node=data.plan.node_names[rank] if data.plan.node_names else "",
         state=summary.state if summary is not None and summary.state != "unknown" else _rank_state(data, rank),
-        reason=_reason(results, rank),
+        reason=reason,
         done=progress.done if progress else None,
         total=progress.total if progress else None,
         description=progress.description if progress else "",
@@ -130,7 +146,7 @@ def take_rank_snapshot(data: RunData, rank: int) -> RankSnapshot:
         gpu_utilization=gpu.utilization,
         last_line=lines[0] if lines else "",
         waited=time.monotonic() - since if since is not None else None,
-        where=hang.where(rank) if hang is not None else "",
+        where=where,
         metrics=dict(live.last_values.get(rank, {})),
         seconds=summary.seconds if summary else None,
         returned=results.short(rank) if results is not None else "",
@@ -160,13 +176,10 @@ def _error(outcome: RunOutcome | None) -> str:
     return one_line_of(outcome.error)
 
 
-def _reason(results: Results | None, rank: int) -> str:
-    """Return the reason why a rank returned nothing: its own failure, or the culprit."""
-    if results is None:
-        return ""
-    if (blamed := consequences(results.failures).get(rank)) is not None:
-        return f"caused by rank {blamed}"
-    return next((failure.summary for failure in _failures(results) if failure.rank == rank), "")
+def _reasons(results: Results) -> dict[int, str]:
+    """Return why ranks returned nothing: a rank's own failure, or the culprit."""
+    own = {failure.rank: failure.summary for failure in reversed(_failures(results))}
+    return own | {rank: f"caused by rank {blamed}" for rank, blamed in consequences(results.failures).items()}
 
 
 def _failures(results: Results | None) -> list[Failure]:

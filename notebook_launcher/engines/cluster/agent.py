@@ -30,7 +30,8 @@ from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.greeting import Greeting
 from notebook_launcher.engines.cluster.links import Link, LinkError
 from notebook_launcher.engines.cluster.module_archive import path_of_archive
-from notebook_launcher.engines.events import FromRank, SupervisorLost, Woken
+from notebook_launcher.engines.cluster.packed_events import HeldEvents
+from notebook_launcher.engines.events import FromRank, SupervisorLost
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import fork_server, start_by_spawn
 from notebook_launcher.errors import ResourceError
@@ -66,6 +67,8 @@ class Agent:
         """The parcel of the last call."""
         self._modules: AnonymousFile | None = None
         """The archive of modules that ranks of the next or present tree import from."""
+        self._held = HeldEvents()
+        """Events of the present tree that were not relayed yet."""
         self._told_at = 0.0
         """Time of the last report of the ranks' state."""
 
@@ -110,7 +113,7 @@ class Agent:
             if record is None:
                 return False
             self._obey(record)
-        self._relay(self._tree.events(TELL_EVERY))
+        self._relay(self._tree.events(min(TELL_EVERY, self._held.next_due(time.monotonic()))))
         return True
 
     def _obey(self, record: Any) -> None:
@@ -206,20 +209,27 @@ class Agent:
     def _relay(self, happened: list[Event]) -> None:
         tree, now = self._tree, time.monotonic()
         assert tree is not None
+        self._held.add(map(_carried, happened), now)
         is_due = now - self._told_at >= TELL_EVERY
-        events = tuple(_carried(event) for event in happened if not isinstance(event, Woken))
         if is_due:
             self._told_at = now
-        if events or is_due:
-            self._tell(node_records.Happened(self._number, events, self._state(tree) if is_due else None))
-        if any(isinstance(event, SupervisorLost) for event in events):
+        if is_due or not self._held.next_due(now):
+            state = self._state(tree) if is_due else None
+            self._tell(node_records.Happened(self._number, self._held.take(), state))
+        if any(isinstance(event, SupervisorLost) for event in happened):
             self._close_tree()
 
     def _state(self, tree: ProcessTree) -> node_records.NodeState:
         ranks = tree.setup.place.ranks
-        memory = {rank: size for rank in ranks if (size := tree.memory(rank)) is not None}
-        board = bytes(tree.board.page[: context.BOARD_SIZE])
-        return node_records.NodeState(self._epoch, board, memory, tree.pulses(ranks))
+        page, first, num = tree.board.page, ranks[0], len(ranks)
+        return node_records.NodeState(
+            self._epoch,
+            bool(page[context.HAS_SAFEPOINT]),
+            bytes(page[context.COOPERATIVE + first : context.COOPERATIVE + first + num]),
+            bytes(page[context.ACTIVITY + first : context.ACTIVITY + first + num]),
+            {rank: size for rank in ranks if (size := tree.memory(rank)) is not None},
+            {rank: dataclasses.astuple(pulse) for rank, pulse in tree.pulses(ranks).items()},
+        )
 
     def _tell(self, record: object) -> None:
         with contextlib.suppress(OSError):  # The thread that receives notices that the link has ended.
@@ -227,6 +237,7 @@ class Agent:
 
     def _close_tree(self) -> None:
         tree, self._tree = self._tree, None
+        self._held.take()
         if tree is not None:
             tree.close()
         if self._parcel is not None:

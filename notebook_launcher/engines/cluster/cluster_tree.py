@@ -17,8 +17,10 @@ from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
 from notebook_launcher.engines.cluster.module_archive import archive_modules
+from notebook_launcher.engines.cluster.packed_events import unpack
 from notebook_launcher.engines.cluster.relayed_page import RelayedPage
 from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost, Woken
+from notebook_launcher.engines.gauges import Pulse
 from notebook_launcher.machine.node_allocation import ranks_by_node
 
 if TYPE_CHECKING:
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
 
     from notebook_launcher.engines.cluster.node import Node
     from notebook_launcher.engines.events import Event
-    from notebook_launcher.engines.gauges import Pulse
 
 __all__ = ["ClusterTree"]
 
 ANSWER_PATIENCE = 2.0
 """Seconds that nodes get to answer a question about stacks: reading them takes up to half a second."""
+AT_ONCE = 256
+"""Records of nodes that are taken at once: while many nodes send, there may always be one more."""
 CLOSE_PATIENCE = 10.0
 """Seconds that a node gets to kill and reap its ranks, before its agent is given up."""
 
@@ -55,11 +58,12 @@ class ClusterTree:
         first = self._nodes[0]
         self.setup = dataclasses.replace(setup, master_port=first.port)
         self._node_of: dict[int, Node] = {}
+        self._ranks_of: dict[Node, tuple[int, ...]] = {}
         self._page = RelayedPage(self._nodes)
         self.board = Board(self._page)
         self._pids: dict[int, int] = {}
         self._memory: dict[int, int] = {}
-        self._pulses: dict[int, Pulse] = {}
+        self._pulses: dict[int, tuple[bool, int, int]] = {}
         self._parcel_of: tuple[object, set[int]] = (None, set())
         """The record that the last parcel was sent with, and the nodes that have the parcel."""
         self._told_lost: set[int] = set()
@@ -69,6 +73,7 @@ class ClusterTree:
         for number, (node, ranks) in enumerate(zip(self._nodes, parts, strict=True)):
             node.inbox = self._inbox
             self._node_of.update(dict.fromkeys(ranks, node))
+            self._ranks_of[node] = ranks
             place = messages.Place(
                 ranks=ranks, node=number, num_nodes=len(self._nodes), store_address=first.address, interface=""
             )
@@ -97,9 +102,9 @@ class ClusterTree:
 
     def signal(self, ranks: tuple[int, ...], signum: int) -> None:
         """Send a signal to ranks; SIGKILL also goes to their data-loader workers."""
+        wanted = set(ranks)
         for node in self._nodes:
-            here = tuple(rank for rank in ranks if self._node_of[rank] is node)
-            if here:
+            if here := tuple(wanted.intersection(self._ranks_of[node])):
                 node.send(node_records.Signal(here, int(signum)), urgent=True)
 
     def replace(self, rank: int) -> None:
@@ -119,10 +124,10 @@ class ClusterTree:
         """Wait up to `timeout` seconds for events and return them, each rank's in the order in which it caused them."""
         happened: list[Event] = []
         with contextlib.suppress(queue.Empty):
-            item = self._inbox.get_nowait() if timeout == 0 else self._inbox.get(timeout=timeout)
-            while True:
+            for number in range(AT_ONCE):
+                wait = not number and timeout != 0
+                item = self._inbox.get(timeout=timeout) if wait else self._inbox.get_nowait()
                 happened += [Woken()] if item is None else self._unpack(*item)
-                item = self._inbox.get_nowait()
         return happened
 
     @property
@@ -145,7 +150,10 @@ class ClusterTree:
             return []
         if record.state is not None:
             self._note_state(node, record.state)
-        return [self._translate(event, node) for event in record.events]
+        return [
+            unpack(event, node.offset) if isinstance(event, tuple) else self._translate(event, node)
+            for event in record.events
+        ]
 
     def _translate(self, event: Any, node: Node) -> Event:
         match event:
@@ -163,7 +171,7 @@ class ClusterTree:
         return event  # type: ignore[no-any-return]
 
     def _note_state(self, node: Node, state: node_records.NodeState) -> None:
-        ranks = [rank for rank, owner in self._node_of.items() if owner is node]
+        ranks = self._ranks_of[node]
         self._page.merge(state, ranks)
         for rank in ranks:
             self._memory.pop(rank, None)
@@ -180,7 +188,7 @@ class ClusterTree:
         if node.number in self._told_lost:
             return []
         self._told_lost.add(node.number)
-        ranks = tuple(rank for rank, owner in self._node_of.items() if owner is node)
+        ranks = self._ranks_of[node]
         for rank in ranks:
             self._forget(rank)
         return [NodeLost(str(node), ranks, "\n".join(filter(None, (node.lost, node.last_words()))))]
@@ -204,7 +212,7 @@ class ClusterTree:
         return self._ask("read_stacks", here)
 
     def _here(self, node: Node, ranks: set[int]) -> list[int]:
-        return [rank for rank in sorted(ranks) if self._node_of.get(rank) is node]
+        return [rank for rank in self._ranks_of[node] if rank in ranks]
 
     def _ask(self, method: Any, argument_of: dict[Node, Any]) -> dict[int, Any]:
         """Call a method on each node's tree, and return what they answer in time, joined."""
@@ -225,7 +233,7 @@ class ClusterTree:
 
     def pulses(self, ranks: Iterable[int]) -> dict[int, Pulse]:
         """Return the activity of these ranks' processes, as their nodes last told."""
-        return {rank: self._pulses[rank] for rank in ranks if rank in self._pulses}
+        return {rank: Pulse(*self._pulses[rank]) for rank in ranks if rank in self._pulses}
 
     def close(self) -> None:
         """Kill the remaining processes, wait until they are reaped, and give the nodes back; idempotent."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from notebook_launcher import messages
-    from notebook_launcher.engines.gauges import Pulse
 
 __all__ = [
     "Answered",
@@ -185,14 +184,21 @@ class NodeState:
     """State of a node's ranks as seen from outside; a part of `Happened`."""
 
     epoch: int
-    board: bytes
+    """As in the last `BoardWrite`."""
+    has_safepoint: bool
+    """As on the node's board."""
+    cooperative: bytes
+    """The bytes of the node's ranks, which are consecutive, from COOPERATIVE on; likewise `activities`."""
+    activities: bytes
     memory: dict[int, int]
-    pulses: dict[int, Pulse]
+    """By rank, in bytes."""
+    pulses: dict[int, tuple[bool, int, int]]
+    """By rank: the fields of its `Pulse`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Happened:
-    """Events of a tree, and the state of its ranks if that is due."""
+    """Events of a tree, as `packed_events` packs them, and the state of its ranks if that is due."""
 
     tree: int
     events: tuple[Any, ...]

@@ -76,10 +76,9 @@ class RelayedPage:
         """Take over what ranks of one node have written, unless the board was cleared since."""
         if state.epoch != self._epoch:
             return
-        self._page[context.HAS_SAFEPOINT] |= state.board[context.HAS_SAFEPOINT]
-        for rank in ranks:
-            for first in (context.COOPERATIVE, context.ACTIVITY):
-                self._page[first + rank] = state.board[first + rank]
+        self._page[context.HAS_SAFEPOINT] |= state.has_safepoint
+        for first, told in ((context.COOPERATIVE, state.cooperative), (context.ACTIVITY, state.activities)):
+            self._page[first + ranks[0] : first + ranks[0] + len(told)] = told
 
 
 @dataclasses.dataclass(slots=True)

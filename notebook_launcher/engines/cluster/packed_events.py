@@ -1,0 +1,79 @@
+"""Events on their way from an agent to the kernel: packed, and many at once.
+
+Training ranks cause the same few kinds many times a second: output, metrics, progress, phases. These travel as plain
+tuples, because a pickled dataclass costs the kernel ten times as much, and they wait a moment for others. All other
+events are urgent: they go at once, behind those that wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import messages
+from notebook_launcher.engines.events import FromRank, Output, Woken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from notebook_launcher.engines.events import Event
+
+__all__ = ["HeldEvents", "pack", "unpack"]
+
+HOLD = 0.05
+"""Seconds for which a calm event waits for others."""
+KINDS: tuple[type[Any], ...] = (messages.Metrics, messages.Progress, messages.Phases)
+"""Records that are packed, whose first field is their time. A packed event begins with the place of its kind here."""
+OUTPUT = len(KINDS)
+NAMES = [tuple(field.name for field in dataclasses.fields(kind)) for kind in KINDS]
+READERS = {kind: (number, operator.attrgetter(*NAMES[number])) for number, kind in enumerate(KINDS)}
+SPANS = NAMES[KINDS.index(messages.Phases)].index("spans")
+
+
+def pack(event: Event) -> Any:
+    """Return an event as a plain tuple, if it is of a kind that comes often; else the event."""
+    if isinstance(event, Output):
+        return OUTPUT, event.rank, event.stream, event.data
+    if isinstance(event, FromRank) and (reader := READERS.get(type(event.record))) is not None:
+        number, read = reader
+        return number, event.rank, *read(event.record)
+    return event
+
+
+def unpack(packed: tuple[Any, ...], offset: float) -> FromRank | Output:
+    """Return the event that was packed, with its times in the kernel's, which is `offset` seconds ahead."""
+    number, rank, *values = packed
+    if number == OUTPUT:
+        return Output(rank, *values)
+    values[0] += offset
+    if KINDS[number] is messages.Phases:
+        values[SPANS] = tuple([(phase, start + offset, seconds) for phase, start, seconds in values[SPANS]])
+    return FromRank(rank, KINDS[number](**dict(zip(NAMES[number], values, strict=True))), [])
+
+
+class HeldEvents:
+    """The events that an agent has not sent yet, in their order."""
+
+    def __init__(self) -> None:
+        self._events: list[Any] = []
+        self._due = float("inf")
+        """Time at which they are to be sent."""
+
+    def add(self, events: Iterable[Any], now: float) -> None:
+        """Add events, or what carries them."""
+        for event in events:
+            if isinstance(event, Woken):
+                continue
+            packed = pack(event)
+            self._events.append(packed)
+            self._due = min(self._due, now + HOLD if isinstance(packed, tuple) else now)
+
+    def next_due(self, now: float) -> float:
+        """Return the seconds until there is something to send; infinity: nothing waits."""
+        return max(0.0, self._due - now)
+
+    def take(self) -> tuple[Any, ...]:
+        """Return all events, and forget them."""
+        taken, self._events, self._due = tuple(self._events), [], float("inf")
+        return taken

@@ -1,0 +1,59 @@
+"""Events of nodes on their way to the kernel: packed, held for a moment, taken some at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from notebook_launcher import Commands, Session, messages
+from notebook_launcher.engines.cluster.packed_events import HOLD, HeldEvents, pack, unpack
+from notebook_launcher.engines.events import FromRank, Output, Woken
+
+METRICS = messages.Metrics(time=5.0, step=3, values={"loss": 0.5})
+PROGRESS = messages.Progress(time=5.0, done=1, total=None, description="train")
+PHASES = messages.Phases(
+    time=5.0, windows=1, micro_batches=2, samples=8.0, fullest=(2, 8.0), num_fullest=1, seconds={"sync": 0.1},
+    counts={"sync": 1}, spans=(("sync", 4.0, 0.1),), settings={"lr": 0.1},
+)  # fmt: skip
+STARTED = FromRank(2, messages.CallStarted(call_id=1), [])
+
+
+@pytest.mark.parametrize(
+    "event", [FromRank(2, METRICS, []), FromRank(2, PROGRESS, []), FromRank(2, PHASES, []), Output(2, "stderr", b"x")]
+)
+def test_event_that_comes_often_travels_as_a_tuple(event: FromRank | Output) -> None:
+    packed = pack(event)
+    assert isinstance(packed, tuple)
+    assert unpack(packed, 0.0) == event
+
+
+def test_times_are_shifted_to_the_clock_of_the_kernel() -> None:
+    shifted: Any = unpack(pack(FromRank(2, PHASES, [])), 100.0)
+    assert shifted.record.time == 105.0
+    assert shifted.record.spans == (("sync", 104.0, 0.1),)
+
+
+def test_calm_events_wait_for_others_and_urgent_ones_take_them_along() -> None:
+    held = HeldEvents()
+    held.add([Woken()], 0.0)
+    assert held.next_due(10.0) == float("inf")
+    held.add([FromRank(2, METRICS, [])], 10.0)
+    held.add([Output(2, "stdout", b"x")], 10.0 + HOLD / 2)
+    assert held.next_due(10.0) == pytest.approx(HOLD)
+    assert held.next_due(10.0 + HOLD) == 0
+    held.add([STARTED], 10.0)
+    assert held.next_due(10.0) == 0
+    taken = held.take()
+    assert [type(event) for event in taken] == [tuple, tuple, FromRank]
+    assert held.take() == ()
+
+
+def test_events_are_taken_some_at_a_time_however_many_there_are() -> None:
+    # Of a thousand ranks there may always be one more; stops and snapshots have to come in between.
+    with Commands([[], ["env"]]) as engine, Session(2, engine=engine, output="none", monitor=False) as session:
+        session.run(print)
+        tree: Any = session._ranks.tree
+        for _ in range(1000):
+            tree.wake()
+        assert len(tree.events(0)) < 500
