@@ -26,7 +26,7 @@ from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.greeting import Greeting
 from notebook_launcher.engines.cluster.links import HEAD
 from notebook_launcher.engines.cluster.networks import Network
-from notebook_launcher.engines.cluster.packed_events import HOLD, HeldEvents
+from notebook_launcher.engines.cluster.packed_events import HeldEvents
 from notebook_launcher.engines.events import FromRank, Output, RankLost
 
 UPDATE_EVERY = 0.25
@@ -139,12 +139,13 @@ class Agent:
 
     def _tell(self, *events: Any) -> None:
         now = time.monotonic()
+        is_first = self._held.next_due(now) == float("inf")
         self._held.add(events, now)
         wait = self._held.next_due(now)
         if not wait:
             self._flush()
-        elif wait == HOLD:  # The first that waits.
-            self._later(HOLD, self._flush)
+        elif is_first:
+            self._later(wait, self._flush)
 
     def _flush(self) -> None:
         if (events := self._held.take()) and self._tree:

@@ -102,7 +102,14 @@ def train(data: torch.Tensor | None = None) -> float:
 
 
 def has_trained(run: Run, num_points: int) -> Callable[[], bool]:
-    return lambda: len(run.metrics) >= num_points or run.wait(0)
+    """Return a condition: every rank has reported, and all together have `num_points` times; or the run is over."""
+    num_ranks = run.snapshot().num_processes
+
+    def is_met() -> bool:
+        points = run.metrics
+        return (len(points) >= num_points and len({point.rank for point in points}) == num_ranks) or run.wait(0)
+
+    return is_met
 
 
 def processes_of(engine: Commands, run: Run) -> list[int]:
