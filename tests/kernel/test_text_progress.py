@@ -110,10 +110,10 @@ def test_line_of_progress_never_wraps_also_when_the_terminal_is_resized(tmp_path
     with contextlib.suppress(OSError):  # EIO: nobody holds the terminal any more.
         while piece := os.read(terminal, 65536):
             written += piece
-            drawn = written.count(f"{REDRAWN}訓練".encode())
-            if drawn == 2:
+            num_drawn = written.count(f"{REDRAWN}訓練".encode())
+            if num_drawn == 2:
                 resize(terminal, 40)
-            if drawn >= 5:
+            if num_drawn >= 5:
                 done.touch()
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
