@@ -130,6 +130,8 @@ class Accumulation:
         check = self.check
         watched = self._watched() if self._num_processes > 1 and (self._rules.guards or check is not None) else ()
         written = () if check is None else check.write(watched)
+        if check is not None and window is not None:
+            check.left_out.write(window, watched, syncs=syncs)
         pending = self._sum_weights(window) if ends and window is not None and window.kind == "given" else None
         try:
             self._run(loss, factor, kwargs, is_watched=is_watched)
@@ -138,7 +140,8 @@ class Accumulation:
                 window.broken = True
             raise
         self._note_gradients(window, watched, ends=ends)
-        if written and check is not None:
+        if check is not None:
+            check.left_out.compare()
             check.compare(written)
         # A window of one counted micro-batch needs no correction: `_scale_in` knew its whole weight.
         if ends and window is not None and (window.num_backwards != 1 or window.kind != "counted"):

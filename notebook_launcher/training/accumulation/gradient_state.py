@@ -34,6 +34,10 @@ class GradientState:
         """The block that was entered last, and has not been left."""
         self.given_reference: float | None = None
         """The unit of weights given by hand, under a gradient scaler."""
+        self.num_blocks = 0
+        """Micro-batches begun so far."""
+        self.left_out: tuple[object | None, bool] | None = None
+        """The loader's iteration in which a micro-batch had no backward, and True if it was the last of its window."""
         self._rules = rules
         self.windows: dict[frozenset[int], Window] = {}
         """The window of each set of members; the key of a window that all members share is empty."""
@@ -116,6 +120,7 @@ class GradientState:
         elif window.token is None:
             window.token = token
         window.num_batches += 1
+        self.num_blocks += 1
         window.backwards_in_block = 0
         # A number of steps that is set inside a window holds from the next one on.
         num_steps = self.num_steps if self._rules.nominal_divisor else window.divisor
@@ -157,6 +162,8 @@ class GradientState:
     def leave(self, window: Window, outer: Window | None, *, failed: bool) -> None:
         """End a micro-batch; a micro-batch that failed before its backward does not count."""
         self.current = outer
+        if window.backwards_in_block == 0:
+            self.left_out = window.token, self.sync_gradients and not failed
         if failed and window.backwards_in_block == 0:
             window.num_batches -= 1
         elif failed and self.sync_gradients:
@@ -192,7 +199,7 @@ class GradientState:
     def forget_windows(self) -> None:
         """Forget all windows; models that are prepared later get new ones."""
         self.windows.clear()
-        self._last = None
+        self._last = self.left_out = None
         self.sync_gradients = True
 
     def state_dict(self) -> dict[str, Any]:

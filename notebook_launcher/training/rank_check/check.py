@@ -26,6 +26,7 @@ from notebook_launcher.training.rank_check.bulletin import Bulletin
 from notebook_launcher.training.rank_check.divergence import Difference, describe
 from notebook_launcher.training.rank_check.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.forgotten import ForgottenOptimizers
+from notebook_launcher.training.rank_check.left_out import LeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -98,6 +99,7 @@ class RankCheck:
         self._num_processes = num_processes
         self.bulletin = Bulletin(rank, num_processes)
         self.forgotten = ForgottenOptimizers(members)
+        self.left_out = LeftOut(state, rank, num_processes)
         self._same_inputs = 0
         self._notified: set[str] = set()
 

@@ -1,0 +1,89 @@
+"""Comparison of the micro-batches that ranks have left out of their windows, by `continue` or a caught exception.
+
+Each rank knows how many samples the others' loaders gave them, so a window of counted samples needs no exchange. That
+holds only while all ranks use what they are given. A rank that leaves a micro-batch out writes what its window holds
+before the next reduction, and looks for the other ranks' notes after it. Ranks that left out nothing write nothing,
+which is the answer, and pay nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training.accumulation.ddp import FORWARD_SYNCED
+from notebook_launcher.training.rank_check.bulletin import Bulletin
+from notebook_launcher.training.rank_check.divergence import SWITCH, named
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from notebook_launcher.training.accumulation.ddp import SyncedModel
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows import Window
+
+__all__ = ["LeftOut"]
+
+
+class LeftOut:
+    """Finds windows out of which some ranks have left a micro-batch that others have used."""
+
+    def __init__(self, state: GradientState, rank: int, num_processes: int) -> None:
+        self._state = state
+        self._rank = rank
+        self._num_processes = num_processes
+        self._bulletin = Bulletin(rank, num_processes)
+        self._num_reductions = 0
+        """Backwards so far that have reduced the gradients; a rank's n-th one is paired with every other rank's."""
+        self._held: list[int] | None = None
+        """Contents of this rank's window, if this rank has written them for the present backward."""
+
+    def write(self, window: Window, watched: Sequence[tuple[SyncedModel, Any]], *, syncs: bool) -> None:
+        """Before a backward: write what the window holds, if this rank left something out since the last reduction.
+
+        Args:
+            window: The window that the backward belongs to.
+            watched: The models that the backward may reach.
+            syncs: True if the backward reduces the gradients.
+        """
+        found = self._state.left_out
+        # DDP reduces at the first backward after a forward that was to synchronise and had none.
+        syncs = syncs or (found is not None and any(model.notes.forwards & FORWARD_SYNCED for model, _ in watched))
+        if not syncs:
+            return
+        self._num_reductions += 1
+        # Weights that were given are added up over the ranks where a window ends.
+        if found is not None and found[0] is window.token and window.kind == "counted":
+            held = [self._state.num_blocks, window.num_batches, window.num_backwards]
+            if self._bulletin.write(self, self._topic, held):
+                self._held = held
+
+    @property
+    def _topic(self) -> str:
+        return f"window {self._num_reductions}"
+
+    def compare(self) -> None:
+        """After the backward: compare with the other ranks, if this rank has written.
+
+        Raises:
+            RuntimeError: Another rank's window holds other micro-batches; on the ranks that left one out.
+        """
+        held, self._held = self._held, None
+        if held is None:
+            return
+        found = self._bulletin.read(self, self._topic)
+        others = [rank for rank in range(self._num_processes) if found.get(rank) != held]
+        if not others:
+            self._state.left_out = None  # All ranks have left out the same, so they are in step.
+            return
+        way_out = "pass weight=len(inputs) to every backward: then a window counts what its ranks really hold."
+        if self._state.left_out is not None and self._state.left_out[1]:
+            way_out = (
+                "run its backward with weight=0 (and a weight in every other one): the last micro-batch of a window "
+                "reduces the gradients together with the other ranks."
+            )
+        raise RuntimeError(
+            f"update {self._num_reductions}: rank {self._rank} left a micro-batch out of its window, and rank"
+            f"{'s' * (len(others) > 1)} {named(others)} did not: a block of accumulate() ended without a backward, by "
+            "`continue` or by an exception that the loop caught. The ranks' gradients would be means over different "
+            f"samples. Leave it out on all ranks, or {way_out} {SWITCH}"
+        )

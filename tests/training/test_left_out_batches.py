@@ -1,0 +1,108 @@
+"""Micro-batches that a loop leaves out: exact where all ranks do, or weights are given; an error where only some do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from notebook_launcher import Accelerator
+from tests.support.toy_training import sessions_fixture
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.support.toy_training import Sessions
+
+ranks = sessions_fixture(1, 2, 3)
+STEPS = 4
+MISTAKE = "a block of accumulate\\(\\) ended without a backward"
+
+
+def train(
+    leave_out: dict[int, Iterable[int]], *, raises: bool = False, weight: float | None = None, **options: Any
+) -> Any:
+    """Return the gradient of each update: the mean of the numbers in its window. Each rank leaves its rounds out."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=STEPS, **options)
+    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    num_rounds = 3 * STEPS
+    data = torch.arange(1.0, accelerator.num_processes * num_rounds + 1, dtype=torch.float64)[:, None]
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), DataLoader(data, 1)
+    )
+    mine = leave_out.get(accelerator.process_index, ())
+    gradients = []
+    for number, numbers in enumerate(loader):
+        try:
+            with accelerator.accumulate(model):
+                loss = model(numbers).mean()
+                if number in mine:
+                    if raises:
+                        Path("/nowhere").stat()
+                    continue
+                accelerator.backward(loss, weight=weight)
+                if accelerator.sync_gradients:
+                    gradients.append(next(model.parameters()).grad.item())
+                optimizer.step()
+                optimizer.zero_grad()
+        except OSError:
+            continue
+    return gradients
+
+
+def means(num_ranks: int, left_out: Iterable[tuple[int, int]] = ()) -> list[float]:
+    """Return the means of three windows of STEPS rounds, without what (rank, round) leaves out."""
+    left_out = set(left_out)
+    windows = [range(start, start + STEPS) for start in range(0, 3 * STEPS, STEPS)]
+    kept = [
+        [num_ranks * at + rank + 1 for at in window for rank in range(num_ranks) if (rank, at) not in left_out]
+        for window in windows
+    ]
+    return [sum(numbers) / len(numbers) for numbers in kept]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("left_out", [(), (5,), (1, 2, 8)])
+def test_micro_batch_that_all_ranks_leave_out_does_not_count(
+    ranks: Sessions, num_ranks: int, left_out: tuple[int, ...]
+) -> None:
+    everywhere = dict.fromkeys(range(num_ranks), left_out)
+    expected = means(num_ranks, [(rank, at) for rank in range(num_ranks) for at in left_out])
+    for gradients in ranks.run(num_ranks, train, everywhere):
+        assert gradients == pytest.approx(expected, abs=1e-12)
+
+
+def test_micro_batch_that_one_rank_leaves_out_does_not_count_where_weights_are_given(ranks: Sessions) -> None:
+    for gradients in ranks.run(2, lambda: train({1: (5, 8)}, weight=1.0)):
+        assert gradients == pytest.approx(means(2, [(1, 5), (1, 8)]), abs=1e-12)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_micro_batch_that_one_rank_leaves_out_is_an_error_at_its_update(
+    ranks: Sessions, num_ranks: int, *, raises: bool
+) -> None:
+    with pytest.raises(
+        RuntimeError, match=rf"update 2: rank 1 left a .* did not: {MISTAKE}.*pass weight=len\(inputs\)"
+    ) as caught:
+        ranks.run(num_ranks, lambda: train({1: (5,)}, raises=raises))
+    assert caught.value.rank == 1  # type: ignore[attr-defined]
+
+
+def test_end_of_a_window_that_one_rank_leaves_out_is_an_error_at_its_next_backward(ranks: Sessions) -> None:
+    with pytest.raises(RuntimeError, match=f"update 1: rank 1 left a .*{MISTAKE}.*run its backward with weight=0"):
+        ranks.run(2, lambda: train({1: (3,)}))
+
+
+def test_ranks_that_leave_out_different_micro_batches_are_an_error_on_each(ranks: Sessions) -> None:
+    with pytest.raises(RuntimeError, match=f"update 1: rank . left a .*{MISTAKE}"):
+        ranks.run(2, lambda: train({0: (0,), 1: (2, 1)}))
+
+
+def test_check_that_is_off_lets_a_rank_leave_micro_batches_out(ranks: Sessions) -> None:
+    first, second = ranks.run(2, lambda: train({1: (5,)}, check_ranks=False))
+    assert first[0] == second[0]
+    assert first[1] != second[1]
