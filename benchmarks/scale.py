@@ -26,6 +26,7 @@ from _swarm import DYING
 from notebook_launcher import launch
 from notebook_launcher.engines.cluster.command_engines import CommandEngine
 from notebook_launcher.widgets.feed import Feed
+from notebook_launcher.widgets.monitor import interval_after
 
 if TYPE_CHECKING:
     from notebook_launcher import Run
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 RANKS_PER_NODE = 8
 SIZES = (10, 100, 1000)
 SECONDS = 20.0
-PAGE_EVERY = 0.25
 LOOK_EVERY = 0.02
 RUNGS = [None, "ask", "interrupt", "terminate", "kill"]
 GOALS = {"share of a core": "0.25", "memory, MB": "300", "delay, 99 %, s": "1", "stop, rungs of the ladder": "2"}
@@ -186,10 +186,11 @@ def serve_page(run: Run, seconds: float) -> dict[str, float]:
     sizes = [len(json.dumps(feed.reset()))]
     own, began, longest = time.thread_time(), time.monotonic(), 0.0
     while (now := time.monotonic()) < began + seconds:
+        spent = time.thread_time()
         message = feed.update()
         longest = max(longest, time.monotonic() - now)
         sizes.append(len(json.dumps(message)))
-        time.sleep(max(0.0, now + PAGE_EVERY - time.monotonic()))
+        time.sleep(interval_after(time.thread_time() - spent))
     took = time.monotonic() - began
     return {
         "page, share of a core": (time.thread_time() - own) / took,

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor"]
 
-INTERVAL = 0.25
+INTERVAL, LONGEST_INTERVAL = 0.25, 1.0
 """Seconds between two messages, for all ranks together; Jupyter's server drops what comes above 1000 messages/s."""
+SHARE = 0.1
+"""Part of a core that messages may take before there are fewer of them: one about a thousand ranks takes 60 ms."""
 KEEP_AFTER, KEEP_EVERY = 2.0, 30.0
 """Seconds until the first picture of the run below the monitor. Each further wait is twice as long, up to the second
 number."""
@@ -276,9 +278,12 @@ class Monitor(anywidget.AnyWidget):
         assert self._wait is not None
         keep_at, pause = time.monotonic() + KEEP_AFTER, KEEP_AFTER
         try:
-            while self.comm is not None and not self._wait(INTERVAL):
+            interval = INTERVAL
+            while self.comm is not None and not self._wait(interval):
                 if self._seen.is_set():
+                    began = time.thread_time()
                     self._send_news()
+                    interval = interval_after(time.thread_time() - began)
                 if time.monotonic() >= keep_at:
                     self._keep_picture()
                     pause = min(2 * pause, KEEP_EVERY)
@@ -371,6 +376,11 @@ class Monitor(anywidget.AnyWidget):
         super().close()
         if layout is not None:
             layout.close()  # The layout is a widget with a comm of its own.
+
+
+def interval_after(seconds: float) -> float:
+    """Return the seconds until the next message, after one that took `seconds` of a core."""
+    return min(LONGEST_INTERVAL, max(INTERVAL, seconds / SHARE))
 
 
 def _plot_options(content: dict[str, Any]) -> PlotOptions:
