@@ -293,6 +293,14 @@ def test_gradients_that_a_window_begins_with_warn():
         training.micro_batch(1)
 
 
+def test_gradients_that_another_loss_adds_inside_a_window_warn():
+    training = Training(steps=4)
+    training.micro_batch(0)
+    (-100 * training.loss(0)).backward()  # As the loss of a generator through its discriminator.
+    with pytest.warns(UserWarning, match="gradients were changed between two micro-batches of a window"):
+        training.micro_batch(1)
+
+
 def test_backward_of_torch_alone_warns():
     training = Training(steps=4)
     with training.accelerator.accumulate(training.model):

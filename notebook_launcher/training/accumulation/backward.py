@@ -207,7 +207,8 @@ class Accumulation:
             window.num_backwards += 1
             window.backwards_in_block += 1
             return 1.0 / self.state.num_steps
-        window.check_gathered()
+        if not window.check_gathered() and self._rules.guards:
+            self._warn_of_change()
         if window.num_backwards == 0 and window.divisor > 1 and self._rules.guards:
             self._check_fresh()
         again = window.backwards_in_block > 0
@@ -359,6 +360,15 @@ class Accumulation:
                 "short. Call optimizer.zero_grad() before the backward, or freeze a model through which another "
                 "model's loss passes: discriminator.requires_grad_(False).",
             )
+
+    def _warn_of_change(self) -> None:
+        self.warn_once(
+            "changed",
+            "gradients were changed between two micro-batches of a window, by another model's loss or by your code: the "
+            "update uses them as they are. If a loss passes through a model that it does not train, freeze that model "
+            "for it: discriminator.requires_grad_(False), and True again before its own backward. Change gradients "
+            "where accelerator.sync_gradients is True.",
+        )
 
     def _check_again(self, window: Window) -> None:
         if self._rules.guards and window.backwards_in_block >= max(1, len(self.state.block.members)):

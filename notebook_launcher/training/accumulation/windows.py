@@ -94,17 +94,24 @@ class Window:
             )
         return self._parameters
 
-    def check_gathered(self) -> None:
-        """Raise RuntimeError if the gradients of earlier micro-batches were cleared."""
+    def check_gathered(self) -> bool:
+        """Return False if something else has changed the gradients of earlier micro-batches.
+
+        Raises:
+            RuntimeError: They were cleared.
+        """
         if self.gathered is None or self.backwards_in_block:
-            return
+            return True
         grad, version = self.gathered[0].grad, self.gathered[1]
-        if grad is None or (grad._version != version and not has_values(grad)):  # noqa: SLF001
+        if grad is not None and grad._version == version:  # noqa: SLF001
+            return True
+        if not has_values(grad):
             raise RuntimeError(
                 f"backward(): the gradients of {self.num_backwards} earlier micro-batches of this window were cleared, "
                 "by model.zero_grad() or by zero_grad() of an optimizer that prepare() did not return. Call the "
                 "prepared optimizer's zero_grad() instead: it keeps the gradients of a window that is open."
             )
+        return False
 
     def weigh(self, kind: str, weight: float, world_weight: float, reference: float) -> None:
         """Count a micro-batch; raise ValueError if the window's other micro-batches were weighed in another way."""
