@@ -43,7 +43,7 @@ class Origin:
     Args:
         function: The function of the run.
         source: Its source; None: it is looked up.
-        environment: What `describe_environment` returned in the kernel that launched it; None: this process is it.
+        environment: Result of `describe_environment` in the kernel that launched it; None: this process is the kernel.
     """
 
     def __init__(

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import importlib
 import os
-import site
 import sys
-from pathlib import Path
+import types
 from typing import Any
+
+from notebook_launcher.travel.changed_modules import is_local
 
 __all__ = ["LocalModules"]
 
 
 class LocalModules:
-    """The modules under the notebook's folder, with the state of their files at the end of the last call."""
+    """The modules that no package installs, with the state of their files at the end of the last call.
+
+    Args:
+        folder: The notebook's folder, from which the edited files are named.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._inside = os.path.join(folder, "")
-        ours = str(Path(__file__).parents[1])
-        installed = {*site.getsitepackages(), sys.prefix, sys.base_prefix, ours}
-        self._installed = tuple(os.path.join(folder, "") for folder in installed)
         # Modules that were there before the first call are the launcher's own, or were inherited from the kernel.
         self._known = set(sys.modules)
         self._seen: dict[str, tuple[int, int]] = {}
@@ -40,7 +41,8 @@ class LocalModules:
             importlib.invalidate_caches()
             self._seen.clear()
             self._remembered = None  # The same modules may be imported again, in the same order.
-        return [os.path.relpath(file, self._folder) for file in edited]
+        inside = os.path.join(self._folder, "")
+        return [file.removeprefix(inside) for file in edited]
 
     def remember(self) -> None:
         """Record the state of the files of newly imported modules.
@@ -62,11 +64,7 @@ class LocalModules:
         return [name for name in self._known if self._local_file(sys.modules.get(name)) in self._seen]
 
     def _local_file(self, module: Any) -> str | None:
-        # Not getattr: some of torch's modules import others when asked for an attribute.
-        file = getattr(module, "__dict__", {}).get("__file__")
-        if not isinstance(file, str) or not file.endswith(".py"):
-            return None
-        return file if file.startswith(self._inside) and not file.startswith(self._installed) else None
+        return str(module.__file__) if isinstance(module, types.ModuleType) and is_local(module) else None
 
 
 def _stamp(file: str) -> tuple[int, int] | None:

@@ -171,7 +171,7 @@ class _Rank:
     def _forget_edited_modules(self) -> None:
         edited = self._modules.forget_edited() if self._modules is not None else []
         if edited and self._number == 0:
-            text = f"{', '.join(edited)} changed: the ranks import this folder's modules again"
+            text = f"{', '.join(edited)} changed: the ranks import the notebook's own modules again"
             self._channel.send(messages.Notice(text=text))
 
     def _report_overwritten(self, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What befalls nodes: a slow cable, a cable that is cut, a full disk, addresses that resolve wrongly, ports taken."""
+"""Troubles of nodes: a slow cable, a cable that is cut, a full disk, addresses that resolve wrongly, ports taken."""
 
 from __future__ import annotations
 

@@ -409,7 +409,7 @@ def test_ranks_run_an_edited_module_as_it_is_now(kernel: Kernel) -> None:
     assert "changed" not in first.stdout
     assert second.stdout.count("['edited', 'edited', 'edited']\n") == 2
     assert "helper.py changed since the kernel imported it: ranks run the file as it is now\n" in second.stdout
-    assert second.stdout.count("helper.py changed: the ranks import this folder's modules again\n") == 1
+    assert second.stdout.count("helper.py changed: the ranks import the notebook's own modules again\n") == 1
     assert second.stdout.endswith("\nold\n")
 
 

@@ -220,16 +220,18 @@ def test_rank_that_died_between_runs_is_replaced(kernel: Kernel) -> None:
     assert outcome.stdout.endswith("2.0 2.0\n")
 
 
-def test_session_imports_an_edited_module_again(kernel: Kernel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["helper_module", "module_elsewhere"])
+def test_session_imports_an_edited_module_again(kernel: Kernel, tmp_path: Path, module: str) -> None:
+    file = f"{tmp_path if module == 'module_elsewhere' else '.'}/{module}.py"
     kernel.execute(
-        "import pathlib; pathlib.Path('helper_module.py').write_text('VALUE = 1')\n"
-        "def use():\n    import helper_module\n    return helper_module.VALUE\n"
+        f"import pathlib, sys; file = pathlib.Path({file!r}); file.write_text('VALUE = 1')\n"
+        f"def use():\n    import sys; sys.path.append({str(tmp_path)!r})\n"
+        f"    import {module}\n    return {module}.VALUE\n"
     )
     assert last_line(kernel, "print(*session.run(use))") == "1 1"
     for value in (22, 333, 4444):  # The same module each time, so that the ranks import nothing that is new by name.
-        edit = f"pathlib.Path('helper_module.py').write_text('VALUE = {value}')"
-        outcome = kernel.execute(f"{edit}; print(*session.run(use))")
-        assert "helper_module.py changed: the ranks import this folder's modules again" in outcome.stdout
+        outcome = kernel.execute(f"file.write_text('VALUE = {value}'); print(*session.run(use))")
+        assert f"{module}.py changed: the ranks import the notebook's own modules again" in outcome.stdout
         assert outcome.stdout.endswith(f"{value} {value}\n")
 
 
