@@ -365,8 +365,8 @@ class Accumulation:
         self.warn_once(
             "changed",
             "gradients were changed between two micro-batches of a window, by another model's loss or by your code: "
-            "the update uses them as they are. If a loss passes through a model that it does not train, freeze that model "
-            "for it: discriminator.requires_grad_(False), and True again before its own backward. Change gradients "
+            "the update uses them as they are. If a loss passes through a model that it does not train, freeze that "
+            "model for it: discriminator.requires_grad_(False), and True again before its own backward. Change gradients "
             "where accelerator.sync_gradients is True.",
         )
 
