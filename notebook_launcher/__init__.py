@@ -135,7 +135,7 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """Register `%%ranks` and `%ranks`, for `%load_ext notebook_launcher`."""
-    from notebook_launcher.kernel import magics
+    from notebook_launcher.kernel.cells import magics
     from notebook_launcher.kernel.session import Session
 
     magics.install(shell, Session)
@@ -143,7 +143,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 def unload_ipython_extension(shell: Any) -> None:
     """Remove the magics, and end the ranks that `%ranks` started."""
-    from notebook_launcher.kernel import magics
+    from notebook_launcher.kernel.cells import magics
 
     magics.uninstall(shell)
 

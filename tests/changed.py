@@ -5,12 +5,12 @@ are left out. Of the tests that need the machine alone, only those run that are 
 shares a word of its name with a changed file. The folder `tests/training` is too large to run whole: the same rule
 holds for all of its tests, and the tests of the Accelerator run if no file shares a word:
 
-    notebook_launcher/kernel/stacks.py      tests/kernel that run side by side, and tests/kernel/test_stacks.py
-    notebook_launcher/training/data/x.py    tests/training/test_data_*.py
-    widgets/static/monitor/plot.js          tests/widgets and tests/page likewise, and their files test_monitor*.py
-    notebook_launcher/config.py             tests/foundations
-    pyproject.toml, README.md, docs/...     tests/project
-    tests/kernel/test_stop.py               this file
+    notebook_launcher/kernel/inspection/stacks.py   tests/kernel side by side, and tests/kernel/test_stacks.py
+    notebook_launcher/training/data/x.py            tests/training/test_data_*.py
+    widgets/static/monitor/plot.js                  tests/widgets and tests/page likewise, files test_monitor*.py
+    notebook_launcher/config.py                     tests/foundations
+    pyproject.toml, README.md, docs/...             tests/project
+    tests/kernel/test_stop.py                       this file
 """
 
 from __future__ import annotations

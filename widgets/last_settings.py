@@ -18,7 +18,7 @@ from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel import checks
-from notebook_launcher.kernel.formatting import SECRET
+from notebook_launcher.kernel.display.formatting import SECRET
 from notebook_launcher.widgets.options import ADVANCED, ESSENTIAL
 from notebook_launcher.widgets.parameters import MISSING
 from notebook_launcher.widgets.typed import default_of

@@ -14,8 +14,8 @@ import traitlets
 
 from notebook_launcher.drawing.charts import AXES
 from notebook_launcher.drawing.plots import PlotOptions
-from notebook_launcher.kernel import cell
-from notebook_launcher.kernel.picture import NOTHING, folded_picture, has_picture, picture_of
+from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.picture import NOTHING, folded_picture, has_picture, picture_of
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.feed import Feed
 from notebook_launcher.widgets.page_records import profile_record, sample_record
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from notebook_launcher.history.schema import RunReader
-    from notebook_launcher.kernel.cell import Sink
-    from notebook_launcher.kernel.picture import Bundle
+    from notebook_launcher.kernel.display.cell import Sink
+    from notebook_launcher.kernel.display.picture import Bundle
     from notebook_launcher.widgets.tap import Tap
 
 __all__ = ["Monitor"]

@@ -19,8 +19,8 @@ from notebook_launcher.units import format_count, format_number, format_setting
 if TYPE_CHECKING:
     from notebook_launcher.history.merged_progress import MergedProgress
     from notebook_launcher.history.schema import FailureRecord, RankSnapshot, RunSnapshot
-    from notebook_launcher.kernel.profiles import Profile
-    from notebook_launcher.kernel.samples import Samples
+    from notebook_launcher.kernel.inspection.profiles import Profile
+    from notebook_launcher.kernel.inspection.samples import Samples
 
 __all__ = [
     "change_records",

@@ -9,7 +9,8 @@ import ipywidgets
 import traitlets
 
 from notebook_launcher.config import LaunchConfig
-from notebook_launcher.kernel import cell, checks
+from notebook_launcher.kernel import checks
+from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.launch import launch
 from notebook_launcher.widgets import last_settings
 from notebook_launcher.widgets.kept import Kept, picture_html

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import ipywidgets
 
 from notebook_launcher.errors import CallOrderError, ConfigError, RunStoppedError
-from notebook_launcher.kernel import cell
+from notebook_launcher.kernel.display import cell
 from notebook_launcher.units import format_seconds, plural
 from notebook_launcher.widgets.fields import WIDE
 from notebook_launcher.widgets.monitor import Monitor

@@ -9,7 +9,7 @@ import anywidget
 import traitlets
 
 from notebook_launcher.errors import LaunchError
-from notebook_launcher.kernel import cell
+from notebook_launcher.kernel.display import cell
 from notebook_launcher.text import one_line
 from notebook_launcher.units import format_bytes, format_metrics, format_seconds
 from notebook_launcher.widgets.assets import STATIC, join_modules

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.detached.door import SOCKET, Connection
 from notebook_launcher.detached.requests import Follow
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import cell
+from notebook_launcher.kernel.display import cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from notebook_launcher.detached.attached_questions import AttachedQuestions
     from notebook_launcher.detached.requests import Entry, News
     from notebook_launcher.kernel.call_scope import TakesDisplay
-    from notebook_launcher.kernel.cell import Sink
+    from notebook_launcher.kernel.display.cell import Sink
 
 __all__ = ["AttachedOutput", "follow"]
 

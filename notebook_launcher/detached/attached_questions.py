@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import cell
+from notebook_launcher.kernel.display import cell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

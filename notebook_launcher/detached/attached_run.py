@@ -16,7 +16,8 @@ from notebook_launcher.detached.attached_questions import AttachedQuestions
 from notebook_launcher.detached.door import Connection
 from notebook_launcher.detached.ending import read_ending
 from notebook_launcher.errors import CallOrderError, RankFailedError
-from notebook_launcher.kernel import failure_display, views
+from notebook_launcher.kernel import views
+from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.results import Results
 from notebook_launcher.kernel.run_outcome import RunOutcome
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
         RunSnapshot,
         RunState,
     )
-    from notebook_launcher.kernel.profiles import Profile
-    from notebook_launcher.kernel.samples import Samples
-    from notebook_launcher.kernel.stacks import Stacks
+    from notebook_launcher.kernel.inspection.profiles import Profile
+    from notebook_launcher.kernel.inspection.samples import Samples
+    from notebook_launcher.kernel.inspection.stacks import Stacks
 
 __all__ = ["AttachedRun"]
 

@@ -17,13 +17,14 @@ from notebook_launcher.detached.requests import Begin
 from notebook_launcher.detached.session_folders import name_of
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
-from notebook_launcher.kernel import cell, checks
+from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.argument_text import describe_arguments
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
-from notebook_launcher.kernel.debug_magic import DebugMagic
+from notebook_launcher.kernel.cells.session_cells import SessionCells
+from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.failures.debug_magic import DebugMagic
 from notebook_launcher.kernel.origin import source_of
-from notebook_launcher.kernel.session_cells import SessionCells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,8 +12,8 @@ from notebook_launcher import travel
 from notebook_launcher.detached.door import ENDING
 from notebook_launcher.errors import ReturnValueError
 from notebook_launcher.history import run_files
-from notebook_launcher.kernel import failure_display
-from notebook_launcher.kernel.culprit import cannot_travel
+from notebook_launcher.kernel.failures import failure_display
+from notebook_launcher.kernel.failures.culprit import cannot_travel
 from notebook_launcher.kernel.run_outcome import RunOutcome
 from notebook_launcher.units import format_bytes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
-from notebook_launcher.kernel.post_mortem import PostMortem
+from notebook_launcher.kernel.failures.post_mortem import PostMortem
 
 if TYPE_CHECKING:
     from notebook_launcher.detached.requests import Follow, News

@@ -19,9 +19,9 @@ from notebook_launcher.detached.requests import Answered, Ask, Begin, Follow, Ho
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
+from notebook_launcher.kernel.failures.post_mortem import FORGOTTEN, rank_to_debug
 from notebook_launcher.kernel.latch import AWAKE_EVERY
 from notebook_launcher.kernel.meter import GpuMeter
-from notebook_launcher.kernel.post_mortem import FORGOTTEN, rank_to_debug
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
 from notebook_launcher.kernel.snapshots import config_as_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import cell
+from notebook_launcher.kernel.display import cell
 
 __all__ = ["check_answers"]
 

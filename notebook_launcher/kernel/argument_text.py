@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.kernel.checks import name_of
-from notebook_launcher.kernel.formatting import SECRET
+from notebook_launcher.kernel.display.formatting import SECRET
 from notebook_launcher.text import one_line
 
 if TYPE_CHECKING:

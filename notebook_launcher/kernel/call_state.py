@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher.engines.events import SupervisorLost
-from notebook_launcher.kernel.culprit import is_victim_like
+from notebook_launcher.kernel.failures.culprit import is_victim_like
 
 if TYPE_CHECKING:
     from notebook_launcher import messages

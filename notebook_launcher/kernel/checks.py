@@ -42,7 +42,7 @@ def arguments_by_name(launcher: Callable[P, T]) -> Callable[P, T]:
         try:
             return launcher(*args, **kwargs)
         except KeyboardInterrupt as error:
-            from notebook_launcher.kernel.failure_display import show_as
+            from notebook_launcher.kernel.failures.failure_display import show_as
 
             show_as(error, f"KeyboardInterrupt: {launcher.__name__} was interrupted")
             raise

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from notebook_launcher.changes import Wanted
+    from notebook_launcher.kernel.inspection.profiles import Profile
+    from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.latch import Latch
-    from notebook_launcher.kernel.profiles import Profile
     from notebook_launcher.kernel.rank_requests import ChangeAction, ChangeSource
-    from notebook_launcher.kernel.stacks import Stacks
 
 __all__ = [
     "ChangeCommand",

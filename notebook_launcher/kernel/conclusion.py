@@ -15,8 +15,8 @@ from notebook_launcher.errors import (
     RunStoppedError,
     RunTimeoutError,
 )
-from notebook_launcher.kernel import culprit, failure_display
-from notebook_launcher.kernel.mismatches import suggestion
+from notebook_launcher.kernel.failures import culprit, failure_display
+from notebook_launcher.kernel.inspection.mismatches import suggestion
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.kernel.run_outcome import RunOutcome
 from notebook_launcher.units import rank_list
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.hosting import Hosting, UnpacksException
+    from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.rank_outcome import RankOutcome
     from notebook_launcher.kernel.run_data import RunData
-    from notebook_launcher.kernel.stacks import Stacks
     from notebook_launcher.messages import ExceptionReport, Failure
 
 __all__ = ["conclude", "fault_of_ours"]

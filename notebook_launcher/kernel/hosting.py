@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from notebook_launcher.kernel.cell import Sink
+    from notebook_launcher.kernel.display.cell import Sink
     from notebook_launcher.kernel.questions import Answer, Question
 
 __all__ = ["Hosting", "TakesQuestions", "UnpacksException"]

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
-from notebook_launcher.kernel import cell
+from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.latch import AWAKE_EVERY
 
 if TYPE_CHECKING:

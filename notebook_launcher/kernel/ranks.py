@@ -10,8 +10,8 @@ from notebook_launcher.config import LaunchConfig
 from notebook_launcher.engines.engine import ReducibleEngine
 from notebook_launcher.engines.events import Event, SupervisorLost
 from notebook_launcher.engines.this_machine import start_here
+from notebook_launcher.kernel.comms.rank_comms import RankComms
 from notebook_launcher.kernel.plan import make_plan
-from notebook_launcher.kernel.rank_comms import RankComms
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from notebook_launcher import travel
 from notebook_launcher.archive.edits import check_edits
 from notebook_launcher.changes import check_change, read_wanted
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import checks, failure_display, fork_check, snapshots, views
+from notebook_launcher.kernel import checks, fork_check, snapshots, views
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.commands import (
@@ -25,9 +25,10 @@ from notebook_launcher.kernel.commands import (
     StacksCommand,
     StopCommand,
 )
+from notebook_launcher.kernel.failures import failure_display
+from notebook_launcher.kernel.inspection.samples import Samples
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run_thread import RunThread
-from notebook_launcher.kernel.samples import Samples
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ if TYPE_CHECKING:
     )
     from notebook_launcher.kernel.commands import Command
     from notebook_launcher.kernel.hosting import Hosting
-    from notebook_launcher.kernel.profiles import Profile
+    from notebook_launcher.kernel.inspection.profiles import Profile
+    from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.rank_requests import ChangeAction, ChangeSource
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run_outcome import RunOutcome
-    from notebook_launcher.kernel.stacks import Stacks
 
 __all__ = ["Run"]
 

@@ -18,17 +18,17 @@ from notebook_launcher.kernel.commands import (
     StopCommand,
 )
 from notebook_launcher.kernel.conclusion import conclude
-from notebook_launcher.kernel.failure_display import brief
-from notebook_launcher.kernel.formatting import one_line
-from notebook_launcher.kernel.hangs import HangWatch
+from notebook_launcher.kernel.display.formatting import one_line
+from notebook_launcher.kernel.display.progress_line import ProgressLine
+from notebook_launcher.kernel.failures.failure_display import brief
+from notebook_launcher.kernel.inspection.hangs import HangWatch
+from notebook_launcher.kernel.inspection.mismatches import suggestion
+from notebook_launcher.kernel.inspection.profiles import PendingProfile
+from notebook_launcher.kernel.inspection.stacks import Stacks
 from notebook_launcher.kernel.live import describe_change
-from notebook_launcher.kernel.mismatches import suggestion
-from notebook_launcher.kernel.profiles import PendingProfile
-from notebook_launcher.kernel.progress_line import ProgressLine
 from notebook_launcher.kernel.questions import Answer, Question
 from notebook_launcher.kernel.ranks import describe_restart
 from notebook_launcher.kernel.restarts import restart
-from notebook_launcher.kernel.stacks import Stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,9 @@ from notebook_launcher import travel
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
 from notebook_launcher.kernel.conclusion import conclude, fault_of_ours
-from notebook_launcher.kernel.failure_display import end_line
+from notebook_launcher.kernel.display.progress_line import QUIET
+from notebook_launcher.kernel.failures.failure_display import end_line
 from notebook_launcher.kernel.origin import Origin
-from notebook_launcher.kernel.progress_line import QUIET
 from notebook_launcher.kernel.questions import Questions
 from notebook_launcher.kernel.run_data import RunData
 from notebook_launcher.kernel.run_loop import RunLoop

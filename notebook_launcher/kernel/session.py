@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import messages
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import cell, checks
+from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
-from notebook_launcher.kernel.debug_magic import DebugMagic
+from notebook_launcher.kernel.cells.session_cells import SessionCells
+from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.failures.debug_magic import DebugMagic
+from notebook_launcher.kernel.failures.post_mortem import FORGOTTEN, PostMortem, rank_to_debug
 from notebook_launcher.kernel.latch import Latch
-from notebook_launcher.kernel.post_mortem import FORGOTTEN, PostMortem, rank_to_debug
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run import Run
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
-from notebook_launcher.kernel.session_cells import SessionCells
 from notebook_launcher.travel.rank_function import RankFunction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from notebook_launcher.kernel.rank_comms import RankComms
+    from notebook_launcher.kernel.comms.rank_comms import RankComms
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run_data import RunData
 

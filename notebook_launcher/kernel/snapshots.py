@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from notebook_launcher import context
 from notebook_launcher.history.schema import FailureRecord, RankSnapshot, RunSnapshot
-from notebook_launcher.kernel.culprit import STOPPED, consequences
-from notebook_launcher.kernel.formatting import SECRET, one_line_of
+from notebook_launcher.kernel.display.formatting import SECRET, one_line_of
+from notebook_launcher.kernel.failures.culprit import STOPPED, consequences
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import RunReader
-from notebook_launcher.kernel.page_comms import poll_tap
-from notebook_launcher.kernel.progress_line import QUIET
+from notebook_launcher.kernel.comms.page_comms import poll_tap
+from notebook_launcher.kernel.display.progress_line import QUIET
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.history.schema import MetricPoint, RunPicture
-    from notebook_launcher.kernel.cell import Sink
+    from notebook_launcher.kernel.display.cell import Sink
 
 __all__ = ["HELLO_WITHIN", "RunView", "watch"]
 
@@ -134,7 +134,7 @@ class RunView:
             self._output.sink.text("stderr", f"no monitor: {type(error).__name__}: {error}\n")
 
     def _leave_record(self, line: str, key: str) -> None:
-        from notebook_launcher.kernel.picture import record_of
+        from notebook_launcher.kernel.display.picture import record_of
 
         sink = self._output.sink
         try:

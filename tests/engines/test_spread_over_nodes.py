@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notebook_launcher import Commands, ConfigError, LaunchConfig, launch, notebook_launch
-from notebook_launcher.kernel.folding import label
+from notebook_launcher.kernel.display.folding import label
 from notebook_launcher.machine.node_allocation import NodeInfo, allocate_nodes
 
 TWO = Commands([[], []])

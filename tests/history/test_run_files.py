@@ -15,7 +15,7 @@ from notebook_launcher import RecordedRun
 from notebook_launcher.history import owners, run_files, run_folders
 from notebook_launcher.history.run_files import LogFile, MetricsFile
 from notebook_launcher.history.schema import MetricPoint
-from notebook_launcher.kernel.ranklog import RankLog
+from notebook_launcher.kernel.display.ranklog import RankLog
 from tests.support.toy_runs import make_run
 
 if TYPE_CHECKING:

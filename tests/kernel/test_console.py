@@ -9,10 +9,10 @@ import tempfile
 
 import pytest
 
-from notebook_launcher.kernel import backlog, console, ranklog, screen
-from notebook_launcher.kernel.console import Console, RankLog, Status, Text
-from notebook_launcher.kernel.folding import label
-from notebook_launcher.kernel.screen import Screen
+from notebook_launcher.kernel.display import backlog, console, ranklog, screen
+from notebook_launcher.kernel.display.console import Console, RankLog, Status, Text
+from notebook_launcher.kernel.display.folding import label
+from notebook_launcher.kernel.display.screen import Screen
 from notebook_launcher.units import rank_list
 
 

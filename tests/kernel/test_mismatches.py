@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 from notebook_launcher import RankFailedError, RunTimeoutError, launch, notebook_launch
-from notebook_launcher.kernel.mismatches import FLIGHT_RECORDER, SIZES_DIFFER, SUGGESTION, collective_in, suggestion
-from notebook_launcher.kernel.stacks import Stacks
+from notebook_launcher.kernel.inspection.mismatches import (
+    FLIGHT_RECORDER,
+    SIZES_DIFFER,
+    SUGGESTION,
+    collective_in,
+    suggestion,
+)
+from notebook_launcher.kernel.inspection.stacks import Stacks
 from notebook_launcher.messages import ExceptionReport, Frame
 
 QUIET: dict[str, Any] = {"output": "none", "monitor": False, "runs_folder": None}

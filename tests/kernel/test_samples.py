@@ -13,7 +13,7 @@ from notebook_launcher import launch
 from notebook_launcher.drawing.flame import flame_svg
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.flames import Flame, FlameFrame
-from notebook_launcher.kernel.samples import Samples, split_dumps
+from notebook_launcher.kernel.inspection.samples import Samples, split_dumps
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,8 @@ import pytest
 
 import notebook_launcher
 from notebook_launcher import Session
-from notebook_launcher.kernel import stacks
-from notebook_launcher.kernel.stacks import RankStack, StackFrame, Stacks, ThreadStack, parse_stacks
+from notebook_launcher.kernel.inspection import stacks
+from notebook_launcher.kernel.inspection.stacks import RankStack, StackFrame, Stacks, ThreadStack, parse_stacks
 from tests.support.kernels import ROOT, Kernel
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def test_text_that_is_no_stack_is_skipped():
 
 def test_cell_is_named_and_quoted():
     code = (
-        "import inspect\nfrom notebook_launcher.kernel.stacks import *\n"
+        "import inspect\nfrom notebook_launcher.kernel.inspection.stacks import *\n"
         "def train():\n    pass\n"
         "file = inspect.getfile(train)\n"
         "dump = f'Thread 0x1 (most recent call first):\\n  File \"{file}\", line 4 in train\\n'\n"

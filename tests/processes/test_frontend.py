@@ -325,7 +325,7 @@ FORK = """
 import os, socket, sys
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel, channel_pair
-from notebook_launcher.kernel.cell import ask, make_sink
+from notebook_launcher.kernel.display.cell import ask, make_sink
 from notebook_launcher.processes import frontend
 
 def run(body):

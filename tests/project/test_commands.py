@@ -25,7 +25,7 @@ def chosen(file: str) -> tuple[set[str], set[str]]:
 @pytest.mark.parametrize(
     ("file", "folders"),
     [
-        ("notebook_launcher/kernel/stacks.py", {"kernel"}),
+        ("notebook_launcher/kernel/inspection/stacks.py", {"kernel"}),
         ("notebook_launcher/engines/process_tree.py", {"processes"}),
         ("notebook_launcher/training/data/shard.py", {f"training/{path.name}" for path in DATA_TESTS}),
         ("notebook_launcher/training/rules.py", {f"training/{path.name}" for path in ACCELERATOR_TESTS}),
@@ -44,7 +44,7 @@ def test_check_chooses_the_folder_of_a_changed_package(file, folders):
 @pytest.mark.parametrize(
     ("file", "test"),
     [
-        ("notebook_launcher/kernel/stacks.py", "test_stacks.py"),
+        ("notebook_launcher/kernel/inspection/stacks.py", "test_stacks.py"),
         ("notebook_launcher/processes/rank.py", "test_ranks.py"),
         ("README.md", "test_readme.py"),
     ],

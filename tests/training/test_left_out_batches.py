@@ -29,7 +29,7 @@ def train(
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=STEPS, **options)
     model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
     num_rounds = 3 * STEPS
-    data = torch.arange(1.0, accelerator.num_processes * num_rounds + 1, dtype=torch.float64)[:, None]
+    data: Any = torch.arange(1.0, accelerator.num_processes * num_rounds + 1, dtype=torch.float64)[:, None]
     model, optimizer, loader = accelerator.prepare(
         model, torch.optim.SGD(model.parameters(), lr=1.0), DataLoader(data, 1)
     )

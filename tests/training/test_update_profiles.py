@@ -12,7 +12,7 @@ import torch
 
 from notebook_launcher import Accelerator, launch, messages, report, tunable
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel.profiles import Profile
+from notebook_launcher.kernel.inspection.profiles import Profile
 from notebook_launcher.training.recording import update_profile
 from notebook_launcher.training.recording.update_profile import UpdateProfile
 

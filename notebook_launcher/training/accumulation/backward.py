@@ -366,8 +366,8 @@ class Accumulation:
             "changed",
             "gradients were changed between two micro-batches of a window, by another model's loss or by your code: "
             "the update uses them as they are. If a loss passes through a model that it does not train, freeze that "
-            "model for it: discriminator.requires_grad_(False), and True again before its own backward. Change gradients "
-            "where accelerator.sync_gradients is True.",
+            "model for it: discriminator.requires_grad_(False), and True again before its own backward. Change "
+            "gradients where accelerator.sync_gradients is True.",
         )
 
     def _check_again(self, window: Window) -> None:

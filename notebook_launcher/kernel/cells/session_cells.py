@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from notebook_launcher.errors import CallOrderError, CaptureError, ConfigError
-from notebook_launcher.kernel import cell, failure_display
 from notebook_launcher.kernel.call_scope import CallScope
-from notebook_launcher.kernel.cell_values import show_tabs, show_values
-from notebook_launcher.kernel.rank_panels import RankPanels, shown_rank
-from notebook_launcher.kernel.rank_selection import selected_ranks
-from notebook_launcher.kernel.rank_variables import RankVariables
+from notebook_launcher.kernel.cells.cell_values import show_tabs, show_values
+from notebook_launcher.kernel.cells.rank_selection import selected_ranks
+from notebook_launcher.kernel.cells.rank_variables import RankVariables
+from notebook_launcher.kernel.comms.rank_panels import RankPanels, shown_rank
+from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.text import one_line
 from notebook_launcher.travel import cells
 from notebook_launcher.travel.rank_function import CellRequest, RankFunction
@@ -110,7 +111,7 @@ class SessionCells(ABC):
             msg = "activate() needs IPython, because %%ranks is its magic. In a script use session.execute(code)."
             raise CallOrderError(msg)
         from notebook_launcher import Session
-        from notebook_launcher.kernel import magics
+        from notebook_launcher.kernel.cells import magics
 
         magics.install(shell, Session).active = self
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from notebook_launcher.drawing.flame import flame_svg
 from notebook_launcher.drawing.page import picture_html
 from notebook_launcher.history.flames import Flame, FlameFrame
-from notebook_launcher.kernel.stacks import BACKWARD, C10D, GROUP_CALLS, THREAD, parse_stacks
+from notebook_launcher.kernel.inspection.stacks import BACKWARD, C10D, GROUP_CALLS, THREAD, parse_stacks
 from notebook_launcher.units import format_share, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from notebook_launcher.kernel.stacks import StackFrame, ThreadStack
+    from notebook_launcher.kernel.inspection.stacks import StackFrame, ThreadStack
 
 __all__ = ["Samples", "split_dumps"]
 

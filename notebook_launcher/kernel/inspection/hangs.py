@@ -14,14 +14,14 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.stacks import GROUP_CALLS, Stacks
+from notebook_launcher.kernel.inspection.stacks import GROUP_CALLS, Stacks
 from notebook_launcher.units import format_elapsed, plural_verb, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from notebook_launcher.engines.gauges import Pulse
-    from notebook_launcher.kernel.stacks import RankStack, ThreadStack
+    from notebook_launcher.kernel.inspection.stacks import RankStack, ThreadStack
 
 __all__ = ["Hang", "HangWatch"]
 

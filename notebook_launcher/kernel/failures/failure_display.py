@@ -11,9 +11,9 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from notebook_launcher.errors import RemoteTraceback, RunStoppedError, RunTimeoutError
-from notebook_launcher.kernel.culprit import STOPPED
-from notebook_launcher.kernel.mismatches import describe_mismatch
-from notebook_launcher.kernel.torch_errors import advice_on
+from notebook_launcher.kernel.failures.culprit import STOPPED
+from notebook_launcher.kernel.failures.torch_errors import advice_on
+from notebook_launcher.kernel.inspection.mismatches import describe_mismatch
 from notebook_launcher.units import format_bytes, format_seconds, rank_list
 
 if TYPE_CHECKING:

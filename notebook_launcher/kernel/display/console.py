@@ -14,11 +14,11 @@ import itertools
 import operator
 from typing import TYPE_CHECKING, Literal
 
-from notebook_launcher.kernel.backlog import Backlog, num_bytes
-from notebook_launcher.kernel.folding import TextBlock, fold, label
-from notebook_launcher.kernel.ranklog import RankLog
-from notebook_launcher.kernel.room import LIVE_LINES, Room
-from notebook_launcher.kernel.screen import Lines, Screen
+from notebook_launcher.kernel.display.backlog import Backlog, num_bytes
+from notebook_launcher.kernel.display.folding import TextBlock, fold, label
+from notebook_launcher.kernel.display.ranklog import RankLog
+from notebook_launcher.kernel.display.room import LIVE_LINES, Room
+from notebook_launcher.kernel.display.screen import Lines, Screen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

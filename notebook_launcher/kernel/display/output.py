@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.engines.events import Output
-from notebook_launcher.kernel import cell
-from notebook_launcher.kernel.console import Console, Status, Text
+from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.console import Console, Status, Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,14 +13,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
-from notebook_launcher.kernel import page_comms
-from notebook_launcher.kernel.comm_updates import CommUpdates, supersedes
+from notebook_launcher.kernel.comms import page_comms
+from notebook_launcher.kernel.comms.comm_updates import CommUpdates, supersedes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from notebook_launcher.engines.tree import Tree
-    from notebook_launcher.kernel.cell import Sink
+    from notebook_launcher.kernel.display.cell import Sink
 
 __all__ = ["RankComms"]
 

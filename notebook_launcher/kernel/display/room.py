@@ -10,8 +10,8 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.backlog import left_out_note, num_bytes, split
-from notebook_launcher.kernel.folding import TextBlock
+from notebook_launcher.kernel.display.backlog import left_out_note, num_bytes, split
+from notebook_launcher.kernel.display.folding import TextBlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,14 +16,14 @@ from notebook_launcher import messages
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost
 from notebook_launcher.errors import CallOrderError
+from notebook_launcher.kernel.display.output import RunOutput
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
-from notebook_launcher.kernel.output import RunOutput
 from notebook_launcher.kernel.questions import Question, Questions
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event
-    from notebook_launcher.kernel.cell import Sink
+    from notebook_launcher.kernel.display.cell import Sink
     from notebook_launcher.kernel.hosting import TakesQuestions
     from notebook_launcher.kernel.questions import Answer
     from notebook_launcher.kernel.ranks import Ranks

@@ -11,8 +11,8 @@ from notebook_launcher.units import rank_list
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from notebook_launcher.kernel.cell import Sink
-    from notebook_launcher.kernel.rank_panels import RankPanels
+    from notebook_launcher.kernel.comms.rank_panels import RankPanels
+    from notebook_launcher.kernel.display.cell import Sink
     from notebook_launcher.travel.rank_function import CellOutput
 
 __all__ = ["show_tabs", "show_values"]

@@ -16,9 +16,9 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.errors import InternalError, NodeLostError, RankFailedError
-from notebook_launcher.kernel.formatting import format_report, one_line
-from notebook_launcher.kernel.mismatches import SIZES_DIFFER, SUGGESTION, collective_in
-from notebook_launcher.kernel.stacks import crash_site
+from notebook_launcher.kernel.display.formatting import format_report, one_line
+from notebook_launcher.kernel.inspection.mismatches import SIZES_DIFFER, SUGGESTION, collective_in
+from notebook_launcher.kernel.inspection.stacks import crash_site
 from notebook_launcher.messages import ExceptionReport, Failure
 from notebook_launcher.units import format_bytes, rank_list
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
-from notebook_launcher.kernel.rank_completion import cell_matcher, inspecting
+from notebook_launcher.kernel.cells.rank_completion import cell_matcher, inspecting
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:

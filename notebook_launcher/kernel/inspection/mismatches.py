@@ -11,11 +11,11 @@ import collections
 import re
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.stacks import LIBRARIES, StackFrame
+from notebook_launcher.kernel.inspection.stacks import LIBRARIES, StackFrame
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
-    from notebook_launcher.kernel.stacks import Stacks
+    from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.messages import ExceptionReport, Failure
 
 __all__ = ["SIZES_DIFFER", "SUGGESTION", "collective_in", "describe_mismatch", "suggestion"]

@@ -10,7 +10,7 @@ import collections
 import json
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.folding import TextBlock
+from notebook_launcher.kernel.display.folding import TextBlock
 from notebook_launcher.units import plural, rank_list
 
 if TYPE_CHECKING:

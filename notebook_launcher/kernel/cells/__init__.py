@@ -1,0 +1,1 @@
+"""Cells on ranks: `%%ranks`, their values, names and completion."""

@@ -1,0 +1,1 @@
+"""Widgets of ranks in the page: their messages, both ways."""

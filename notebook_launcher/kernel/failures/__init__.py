@@ -1,0 +1,1 @@
+"""The culprit of a failure, its words, and a debugger in its frames."""

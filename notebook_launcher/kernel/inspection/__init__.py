@@ -1,0 +1,1 @@
+"""The ranks at this moment: stacks, hangs, samples, profiles."""
