@@ -150,6 +150,8 @@ def _error(
             msg = f"the run was stopped: {quiet} idle_timeout={plan.config.idle_timeout:g} s."
         else:
             msg = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
+            if not attempt.state.started:
+                msg += " No rank had begun the function yet: the first launch of a kernel imports torch."
         return RunTimeoutError(_with_stacks(msg, stacks, plan))
     real = [failure for failure in failures if not attempt.state.outcomes[failure.rank].after_stop]
     if not asked_to_stop:

@@ -53,6 +53,8 @@ def attach(error: BaseException, failures: tuple[Failure, ...], results: Results
     if own is not None and own.traceback and error.__cause__ is None:
         with contextlib.suppress(Exception):
             error.__cause__ = RemoteTraceback("\n" + text)
+    if own is not None and (early := _early_returns(own, results)) and hasattr(error, "add_note"):
+        error.add_note(early)  # Where a script prints torch's error, which blames a crash, this is the last line.
     show_as(error, "\n\n".join(filter(None, (text, _headline(error) if _adds_something(error, text) else ""))))
 
 
@@ -126,9 +128,8 @@ def _story(failures: tuple[Failure, ...], results: Results) -> str:
     lines = [f"rank {first.rank} of {len(results)}{node} failed first{_sequel(first, others)}."]
     if first.kind == "arrival":
         lines.append("The function was not called: it, or what it uses, could not be rebuilt in the rank.")
-    if first.victim and (gone := _returned_before(first.rank, results)):
-        they = "it" if len(gone) == 1 else "they"
-        lines.append(f"{rank_list(gone)} had returned already: {they} took part in fewer collectives.")
+    if early := _early_returns(first, results):
+        lines.append(early)
     lines += [f"{rank_list(ranks)}: {summary}" for summary, ranks in _of_their_own(first, others).items()]
     lines += describe_mismatch(failures)
     lines += advice_on(first.summary)
@@ -165,10 +166,15 @@ def _of_their_own(first: Failure, others: tuple[Failure, ...]) -> dict[str, list
     return ranks
 
 
-def _returned_before(rank: int, results: Results) -> list[int]:
-    """Return the ranks that had returned when this one ended."""
+def _early_returns(failure: Failure, results: Results) -> str:
+    """Return a sentence about the ranks that had returned when a rank waited for them; empty if there are none."""
+    if not failure.victim:
+        return ""
     seconds = {summary.rank: summary.seconds or 0.0 for summary in results.ranks}
-    return [one.rank for one in results.ranks if one.state == "returned" and seconds[one.rank] < seconds[rank]]
+    end = seconds[failure.rank]
+    gone = [one.rank for one in results.ranks if one.state == "returned" and seconds[one.rank] < end]
+    they = "it" if len(gone) == 1 else "they"
+    return f"{rank_list(gone)} had returned already: {they} took part in fewer collectives." if gone else ""
 
 
 def mishaps(failures: tuple[Failure, ...]) -> str:

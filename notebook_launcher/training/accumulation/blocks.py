@@ -72,6 +72,8 @@ class MicroBatchBlock:
         self._outer, self.outer_block = state.current, state.block
         for abandoned, progress in state.enter(window):
             self._drop(abandoned, progress)
+        if state.is_out_of_step and self._rules.guards:
+            self._warn_of_reading()
         if window.num_batches == 1:
             window.versions = [-1 if probe is None else probe._version for probe in self.probes]  # noqa: SLF001
         elif self._rules.guards:
@@ -105,6 +107,16 @@ class MicroBatchBlock:
             "abandoned",
             f"{progress}, by a break or an exception: its gradients were dropped, so that they do not mix with the "
             "next window's.",
+        )
+
+    def _warn_of_reading(self) -> None:
+        self._warn_once(
+            "out of step",
+            "accumulate() was entered without a new batch from the prepared loader: the loop reads ahead, or cuts a "
+            "batch into several micro-batches. A window ends where the batch that was read last is the loader's last "
+            "one, and micro-batches weigh as much as that batch. Read one batch for each accumulate(); or pass "
+            "weight=len(inputs) to backward, and GradientAccumulationPlugin(num_steps=..., sync_with_dataloader=False) "
+            "to the Accelerator.",
         )
 
     def _check_untouched(self) -> None:

@@ -38,6 +38,8 @@ class GradientState:
         """Micro-batches begun so far."""
         self.left_out: tuple[object | None, bool] | None = None
         """The loader's iteration in which a micro-batch had no backward, and True if it was the last of its window."""
+        self.is_out_of_step = False
+        """True if the micro-batch began without a batch of its own from the loader that ends its window."""
         self._rules = rules
         self.windows: dict[frozenset[int], Window] = {}
         """The window of each set of members; the key of a window that all members share is empty."""
@@ -112,6 +114,7 @@ class GradientState:
         """Begin a micro-batch; return the windows whose gradients must be dropped, each with a text of its progress."""
         loader = self.stack.active
         token = None if loader is None else loader.iteration_token
+        self.is_out_of_step = self._is_out_of_step(window, loader)
         abandoned = self._abandoned(window, token)
         if window.num_batches == 0:
             self._check_alone(window)
@@ -129,6 +132,15 @@ class GradientState:
         )
         self.current = self._last = window
         return abandoned
+
+    def _is_out_of_step(self, window: Window, loader: Any) -> bool:
+        """Return True if the loader ends windows by another batch than that of the micro-batch that begins."""
+        if self.num_steps == 1 or not self.plugin.sync_with_dataloader:
+            return False
+        if loader is None:
+            return window.token is not None
+        before, window.drawn_at = window.drawn_at, loader.num_drawn
+        return before == loader.num_drawn and window.token is loader.iteration_token
 
     def _abandoned(self, window: Window, token: object | None) -> list[tuple[Window, str]]:
         """Reset the windows that were left before their end and whose gradients would get into this window."""
@@ -166,6 +178,7 @@ class GradientState:
             self.left_out = window.token, self.sync_gradients and not failed
         if failed and window.backwards_in_block == 0:
             window.num_batches -= 1
+            window.drawn_at = -1  # The batch may be tried again.
         elif failed and self.sync_gradients:
             window.broken = True
         elif self.sync_gradients:

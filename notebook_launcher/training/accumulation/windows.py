@@ -34,6 +34,7 @@ class Window:
         "broken",
         "correction",
         "divisor",
+        "drawn_at",
         "gathered",
         "key",
         "kind",
@@ -56,6 +57,8 @@ class Window:
         """True if a backward failed half way, so that the gradients are not those of whole micro-batches."""
         self.token: object | None = None
         """The loader's iteration that the window began in."""
+        self.drawn_at = 0
+        """Number of batches that the loader had drawn when the last micro-batch began."""
         self.versions: list[int] = []
         """Versions of the weights when the window began."""
         self.reset()

@@ -225,6 +225,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
                     is_last,
                     token,
                 )
+                attributes["num_drawn"] += 1
                 progress.position = position
                 yield batch if moved is None else moved(batch)
                 if on_next is not None:

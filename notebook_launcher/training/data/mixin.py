@@ -20,6 +20,7 @@ class DataLoaderStateMixin:
         current_full_rows: Samples of a full batch of one rank, as the loop began; None if unknown, or outside a loop.
         current_round: The current batches of all ranks, counted; None if unknown.
         iteration_token: Something that every loop has its own of; None outside a loop.
+        num_drawn: Batches that the loop has drawn so far.
         repeat_is_known: True if a backward or `gather_for_metrics` has left out a batch that a rank got again.
         stack: Active loaders; the loader is among them while it is iterated.
     """
@@ -29,6 +30,7 @@ class DataLoaderStateMixin:
     current_full_rows: int | None = None
     current_round: Round | None = None
     iteration_token: object | None = None
+    num_drawn: int = 0
     repeat_is_known: bool = False
     stack: LoaderStack
 
@@ -49,6 +51,7 @@ class DataLoaderStateMixin:
         """Become the active loader."""
         self.reset()
         self.repeat_is_known = False
+        self.num_drawn = 0
         self.iteration_token = object()
         self.stack.begin(self)
 
