@@ -233,12 +233,14 @@ class RunLoop:
                 self._handle(event, attempt)
             output.publish()
         asked_to_stop = self._data.commands.asked_to_stop
-        when = "as the run was stopped" if asked_to_stop else f"{EXIT_BUDGET:g} s after it returned"
+        when, hint = f"{EXIT_BUDGET:g} s after it returned", ". Wait in the function for what must be done, as a save"
+        if asked_to_stop:
+            when, hint = "as the run was stopped", ""
         for rank in attempt.tree.pids:
             outcome = attempt.state.outcomes[rank]
             outcome.after_stop = outcome.after_stop or not outcome.failed  # What it raised came before.
             if not failed:
-                text = f"rank {rank} was killed: {when} it was still running exit handlers or threads"
+                text = f"rank {rank} was killed: {when} it was still running exit handlers or threads{hint}"
                 output.notice(text, "stderr")
         self._ranks.close()
 

@@ -23,7 +23,12 @@ MISTAKE = "a block of accumulate\\(\\) ended without a backward"
 
 
 def train(
-    leave_out: dict[int, Iterable[int]], *, raises: bool = False, weight: float | None = None, **options: Any
+    leave_out: dict[int, Iterable[int]],
+    *,
+    raises: bool = False,
+    steps: bool = False,
+    weight: float | None = None,
+    **options: Any,
 ) -> Any:
     """Return the gradient of each update: the mean of the numbers in its window. Each rank leaves its rounds out."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=STEPS, **options)
@@ -39,14 +44,16 @@ def train(
         try:
             with accelerator.accumulate(model):
                 loss = model(numbers).mean()
-                if number in mine:
-                    if raises:
-                        Path("/nowhere").stat()
+                if number in mine and raises:
+                    Path("/nowhere").stat()
+                if number in mine and not steps:
                     continue
-                accelerator.backward(loss, weight=weight)
+                if number not in mine:
+                    accelerator.backward(loss, weight=weight)
+                accelerator.clip_grad_norm_(model.parameters(), 1e9)
+                optimizer.step()
                 if accelerator.sync_gradients:
                     gradients.append(next(model.parameters()).grad.item())
-                optimizer.step()
                 optimizer.zero_grad()
         except OSError:
             continue
@@ -54,24 +61,29 @@ def train(
 
 
 def means(num_ranks: int, left_out: Iterable[tuple[int, int]] = ()) -> list[float]:
-    """Return the means of three windows of STEPS rounds, without what (rank, round) leaves out."""
-    left_out = set(left_out)
-    windows = [range(start, start + STEPS) for start in range(0, 3 * STEPS, STEPS)]
-    kept = [
-        [num_ranks * at + rank + 1 for at in window for rank in range(num_ranks) if (rank, at) not in left_out]
-        for window in windows
-    ]
-    return [sum(numbers) / len(numbers) for numbers in kept]
+    """Return the means of the windows without what (rank, round) leaves out; a last round left out is made up for."""
+    found, held, size = [], [], 0
+    for at in range(3 * STEPS):
+        numbers = [num_ranks * at + rank + 1 for rank in range(num_ranks) if (rank, at) not in set(left_out)]
+        held += numbers
+        size += 1
+        if size == STEPS and not numbers and held:
+            size -= 1
+        elif size == STEPS or at == 3 * STEPS - 1:
+            found.append(sum(held) / len(held))
+            held, size = [], 0
+    return found
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-@pytest.mark.parametrize("left_out", [(), (5,), (1, 2, 8)])
+@pytest.mark.parametrize("steps", [False, True])
+@pytest.mark.parametrize("left_out", [(), (5,), (1, 2, 8), (3,), (3, 4), (6, 7)])
 def test_micro_batch_that_all_ranks_leave_out_does_not_count(
-    ranks: Sessions, num_ranks: int, left_out: tuple[int, ...]
+    ranks: Sessions, num_ranks: int, left_out: tuple[int, ...], *, steps: bool
 ) -> None:
     everywhere = dict.fromkeys(range(num_ranks), left_out)
     expected = means(num_ranks, [(rank, at) for rank in range(num_ranks) for at in left_out])
-    for gradients in ranks.run(num_ranks, train, everywhere):
+    for gradients in ranks.run(num_ranks, lambda: train(everywhere, steps=steps)):
         assert gradients == pytest.approx(expected, abs=1e-12)
 
 
@@ -106,3 +118,28 @@ def test_check_that_is_off_lets_a_rank_leave_micro_batches_out(ranks: Sessions) 
     first, second = ranks.run(2, lambda: train({1: (5,)}, check_ranks=False))
     assert first[0] == second[0]
     assert first[1] != second[1]
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_last_micro_batch_of_a_loader_that_is_left_out_costs_its_window_with_a_warning(*, steps: bool) -> None:
+    with pytest.warns(UserWarning, match="the last micro-batch of a loader had no backward, so its window has no end"):
+        assert train({0: (11,)}, steps=steps) == pytest.approx(means(1)[:2])
+
+
+def test_schedule_waits_for_the_update_that_was_put_off() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    data: Any = torch.ones(4, 1)
+    model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, DataLoader(data, 1))
+    rates = []
+    for number, batch in enumerate(loader):
+        with accelerator.accumulate(model):
+            if number != 1:
+                accelerator.backward(model(batch).mean())
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        rates.append(schedule.get_last_lr()[0])
+    assert rates == [1.0, 1.0, 0.5, 0.25]

@@ -97,6 +97,12 @@ class MicroBatchBlock:
         elif kind is None and self._clock is not None:
             self._clock.end_window(window.world_weight, window.num_batches)
         state.leave(window, self._outer, failed=kind is not None)
+        if window.broken and kind is None:
+            self._warn_once(
+                "no end",
+                "the last micro-batch of a loader had no backward, so its window has no end: the gradients are dropped. "
+                "Run its backward with weight=0, and pass a weight in every other one.",
+            )
         state.block, self.outer_block = self.outer_block, None
 
     def _drop(self, window: Window, progress: str) -> None:
@@ -105,8 +111,8 @@ class MicroBatchBlock:
             member.drop_gradients()
         self._warn_once(
             "abandoned",
-            f"{progress}, by a break or an exception: its gradients were dropped, so that they do not mix with the "
-            "next window's.",
+            f"{progress}, by a break, an exception or a last micro-batch without a backward: its gradients were dropped, "
+            "so that they do not mix with the next window's.",
         )
 
     def _warn_of_reading(self) -> None:

@@ -179,10 +179,27 @@ class GradientState:
         if failed and window.backwards_in_block == 0:
             window.num_batches -= 1
             window.drawn_at = -1  # The batch may be tried again.
+            window.is_deferred = False
+        elif window.is_deferred or self.lacks_end(window):
+            self._defer(window)
         elif failed and self.sync_gradients:
             window.broken = True
         elif self.sync_gradients:
             window.reset()
+
+    def lacks_end(self, window: Window | None) -> bool:
+        """Return True if the last micro-batch of a window has had no backward yet, though earlier ones had."""
+        if window is None or not self.sync_gradients or self._rules.nominal_divisor:
+            return False
+        return window.num_backwards > 0 and window.backwards_in_block == 0
+
+    def _defer(self, window: Window) -> None:
+        """End a micro-batch that was to end its window and had no backward: the window takes one more, if it can."""
+        window.is_deferred = False
+        if self.end_of_dataloader and self.plugin.sync_with_dataloader:
+            window.broken = True
+        else:
+            window.num_batches -= 1
 
     def _loop_begins(self) -> None:
         """Forget that the last loop was left inside a window, because the new loop may not use `accumulate`."""

@@ -99,7 +99,7 @@ class Updates:
         state = self._accumulation.state
         if self._rules.guards and state.current is not None:
             self._check_window(state.current, closure)
-        if not state.sync_gradients:
+        if not state.sync_gradients or self._puts_off(state.current):
             return None, prepared.step_was_skipped
         if self._rules.guards:
             self._check_complete(prepared)
@@ -116,6 +116,14 @@ class Updates:
         if clock is not None:
             clock.mark("step")
         return outcome, skipped
+
+    def _puts_off(self, window: Window | None) -> bool:
+        """Put the update off, and return True, if the window's last micro-batch was left out: it is yet to end."""
+        state = self._accumulation.state
+        if window is None or not state.lacks_end(window):
+            return False
+        window.is_deferred, state.sync_gradients = True, False  # Schedulers follow `sync_gradients`.
+        return True
 
     def _scaled_step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
         if closure is not None:
@@ -177,13 +185,15 @@ class Updates:
 
     def clip_norm(self, parameters: Any, max_norm: float, norm_type: float) -> torch.Tensor | None:
         """Clip the gradients where a window ends; inside a window there is nothing to clip yet."""
-        if not self._accumulation.state.sync_gradients and not self._rules.clip_inside_window:
+        state = self._accumulation.state
+        if not (state.sync_gradients or self._rules.clip_inside_window) or self._puts_off(state.current):
             return None
         return self._clip(parameters, max_norm, norm_type, self.optimizers)
 
     def clip_value(self, parameters: Any, clip_value: float) -> None:
         """Clip each element, where a window ends."""
-        if self._accumulation.state.sync_gradients or self._rules.clip_inside_window:
+        state = self._accumulation.state
+        if (state.sync_gradients or self._rules.clip_inside_window) and not self._puts_off(state.current):
             self.unscale(self.optimizers)
             clip_value_(parameters, clip_value)
 

@@ -36,6 +36,7 @@ class Window:
         "divisor",
         "drawn_at",
         "gathered",
+        "is_deferred",
         "key",
         "kind",
         "members",
@@ -73,6 +74,8 @@ class Window:
         """Backwards of the current micro-batch."""
         self.gathered: tuple[torch.Tensor, int] | None = None
         """A parameter whose gradient the window has gathered, with the gradient's version after the last backward."""
+        self.is_deferred = False
+        """True if an update was put off because the window's last micro-batch had no backward."""
         self.kind: str | None = None
         """`"given"` if `backward` got `weight=`, `"counted"` if not; None before the first backward."""
         self.divisor = 1
