@@ -100,8 +100,8 @@ class MicroBatchBlock:
         if window.broken and kind is None:
             self._warn_once(
                 "no end",
-                "the last micro-batch of a loader had no backward, so its window has no end: the gradients are dropped. "
-                "Run its backward with weight=0, and pass a weight in every other one.",
+                "the last micro-batch of a loader had no backward, so the window has no end: its gradients are dropped."
+                " Run its backward with weight=0, and pass a weight in every other one.",
             )
         state.block, self.outer_block = self.outer_block, None
 
@@ -111,8 +111,8 @@ class MicroBatchBlock:
             member.drop_gradients()
         self._warn_once(
             "abandoned",
-            f"{progress}, by a break, an exception or a last micro-batch without a backward: its gradients were dropped, "
-            "so that they do not mix with the next window's.",
+            f"{progress}, by a break, an exception or a last micro-batch without a backward: its gradients were "
+            "dropped, so that they do not mix with the next window's.",
         )
 
     def _warn_of_reading(self) -> None:
