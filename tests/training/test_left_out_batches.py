@@ -104,9 +104,12 @@ def test_micro_batch_that_one_rank_leaves_out_is_an_error_at_its_update(
     assert caught.value.rank == 1  # type: ignore[attr-defined]
 
 
-def test_end_of_a_window_that_one_rank_leaves_out_is_an_error_at_its_next_backward(ranks: Sessions) -> None:
+@pytest.mark.parametrize("steps", [False, True])
+def test_end_of_a_window_that_one_rank_leaves_out_is_an_error_at_its_next_backward(
+    ranks: Sessions, *, steps: bool
+) -> None:
     with pytest.raises(RuntimeError, match=f"update 1: rank 1 left a .*{MISTAKE}.*run its backward with weight=0"):
-        ranks.run(2, lambda: train({1: (3,)}))
+        ranks.run(2, lambda: train({1: (3,)}, steps=steps))
 
 
 def test_ranks_that_leave_out_different_micro_batches_are_an_error_on_each(ranks: Sessions) -> None:
@@ -122,7 +125,7 @@ def test_check_that_is_off_lets_a_rank_leave_micro_batches_out(ranks: Sessions) 
 
 @pytest.mark.parametrize("steps", [False, True])
 def test_last_micro_batch_of_a_loader_that_is_left_out_costs_its_window_with_a_warning(*, steps: bool) -> None:
-    with pytest.warns(UserWarning, match="the last micro-batch of a loader had no backward, so its window has no end"):
+    with pytest.warns(UserWarning, match="the last micro-batch of a loader had no backward, so the window has no end"):
         assert train({0: (11,)}, steps=steps) == pytest.approx(means(1)[:2])
 
 

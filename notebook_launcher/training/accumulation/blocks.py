@@ -96,8 +96,7 @@ class MicroBatchBlock:
                 self._check_untouched()
         elif kind is None and self._clock is not None:
             self._clock.end_window(window.world_weight, window.num_batches)
-        state.leave(window, self._outer, failed=kind is not None)
-        if window.broken and kind is None:
+        if not state.leave(window, self._outer, failed=kind is not None):
             self._warn_once(
                 "no end",
                 "the last micro-batch of a loader had no backward, so the window has no end: its gradients are dropped."

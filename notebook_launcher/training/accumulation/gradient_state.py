@@ -171,21 +171,25 @@ class GradientState:
             return False
         return window.broken or (window.token is not None and token is not window.token and self._is_over(window))
 
-    def leave(self, window: Window, outer: Window | None, *, failed: bool) -> None:
-        """End a micro-batch; a micro-batch that failed before its backward does not count."""
+    def leave(self, window: Window, outer: Window | None, *, failed: bool) -> bool:
+        """End a micro-batch; return False if its window can have no end any more.
+
+        A micro-batch that failed before its backward does not count.
+        """
         self.current = outer
         if window.backwards_in_block == 0:
-            self.left_out = window.token, self.sync_gradients and not failed
+            self.left_out = window.token, (self.sync_gradients or window.is_deferred) and not failed
         if failed and window.backwards_in_block == 0:
             window.num_batches -= 1
             window.drawn_at = -1  # The batch may be tried again.
             window.is_deferred = False
         elif window.is_deferred or self.lacks_end(window):
-            self._defer(window)
+            return self._defer(window)
         elif failed and self.sync_gradients:
             window.broken = True
         elif self.sync_gradients:
             window.reset()
+        return True
 
     def lacks_end(self, window: Window | None) -> bool:
         """Return True if the last micro-batch of a window has had no backward yet, though earlier ones had."""
@@ -193,13 +197,13 @@ class GradientState:
             return False
         return window.num_backwards > 0 and window.backwards_in_block == 0
 
-    def _defer(self, window: Window) -> None:
-        """End a micro-batch that was to end its window and had no backward: the window takes one more, if it can."""
+    def _defer(self, window: Window) -> bool:
+        """Have a window take one more micro-batch in place of one without a backward; return False if it cannot."""
         window.is_deferred = False
-        if self.end_of_dataloader and self.plugin.sync_with_dataloader:
-            window.broken = True
-        else:
+        window.broken = self.end_of_dataloader and self.plugin.sync_with_dataloader
+        if not window.broken:
             window.num_batches -= 1
+        return not window.broken
 
     def _loop_begins(self) -> None:
         """Forget that the last loop was left inside a window, because the new loop may not use `accumulate`."""
