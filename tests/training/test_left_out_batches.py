@@ -13,7 +13,7 @@ from notebook_launcher import Accelerator
 from tests.support.toy_training import sessions_fixture
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from tests.support.toy_training import Sessions
 
@@ -23,7 +23,7 @@ MISTAKE = "a block of accumulate\\(\\) ended without a backward"
 
 
 def train(
-    leave_out: dict[int, Iterable[int]],
+    leave_out: Mapping[int, Iterable[int]],
     *,
     raises: bool = False,
     steps: bool = False,
