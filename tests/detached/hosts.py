@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from tests.support.toy_runs import wait_until
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -16,8 +18,10 @@ __all__ = ["host_of", "release"]
 
 
 def host_of(run: AttachedRun) -> psutil.Process:
-    """Return the process that conducts a run, as the run's summary names it."""
-    summary = json.loads((run.folder / "summary.json").read_text())
+    """Return the process that conducts a run, as the run's summary names it; a call has one after a second."""
+    file = run.folder / "summary.json"
+    wait_until(file.exists)
+    summary = json.loads(file.read_text())
     return psutil.Process(summary["kernel"]["pid"])
 
 

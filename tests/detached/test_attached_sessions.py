@@ -272,7 +272,7 @@ def test_runs_and_the_program_know_sessions(
 ) -> None:
     session.run(put, args=(1,))
     pid = host_of(session).pid
-    wait_until(lambda: re.search(rf"exp .*running .*session, .*B, host {pid}\b", runs().as_text()))
+    wait_until(lambda: re.search(rf"session +exp .*running .*B, host {pid}\b", runs().as_text()))
     assert main(["attach", "exp"]) == 0
     assert "no call goes on" in capfd.readouterr().out
     call = session.launch(wait_for, args=(str(gate),))

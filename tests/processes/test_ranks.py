@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -15,8 +17,6 @@ from tests.support.kernels import ROOT
 from tests.support.warm_kernels import warm_kernel
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.kernels import Kernel
 
 START_METHODS = ["forkserver", "fork", "spawn"]
@@ -237,10 +237,9 @@ def test_fork_server_ends_with_its_kernel_though_a_copy_of_its_channel_lives_on(
             holder.kill()
 
 
-def test_folder_whose_name_begins_like_the_environments_is_the_users(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
-    project = tmp_path / "env-projects"
+def test_module_beside_the_installed_packages_is_the_users(tmp_path: Path) -> None:
+    installed = Path(sysconfig.get_path("purelib"))
     module = ModuleType("mine")
-    for folder, local in ((project, True), (tmp_path / "env", False)):
+    for folder, local in ((tmp_path, True), (Path(f"{installed}-mine"), True), (installed, False)):
         module.__file__ = str(folder / "mine.py")
         assert (LocalModules(str(folder))._local_file(module) is not None) is local

@@ -74,10 +74,17 @@ def read_until(terminal: int, words: bytes) -> bytes:
     return shown
 
 
+def read_to_end(terminal: int) -> bytes:
+    """Return what a terminal shows from now on until its program ends."""
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error.
+        while new := os.read(terminal, 65536):
+            shown += new
+    return shown
+
+
 def end(pid: int, terminal: int) -> int:
     """Read a terminal to its end, so that the program is not blocked; return the program's exit status."""
-    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error.
-        while os.read(terminal, 65536):
-            pass
+    read_to_end(terminal)
     os.close(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
