@@ -237,9 +237,8 @@ def test_fork_server_ends_with_its_kernel_though_a_copy_of_its_channel_lives_on(
             holder.kill()
 
 
-def test_module_beside_the_installed_packages_is_the_users(tmp_path: Path) -> None:
-    installed = Path(sysconfig.get_path("purelib"))
+def test_folder_whose_name_begins_like_the_environments_is_the_users() -> None:
     module = ModuleType("mine")
-    for folder, local in ((tmp_path, True), (Path(f"{installed}-mine"), True), (installed, False)):
+    for folder, local in ((Path(f"{sys.prefix}-projects"), True), (Path(sysconfig.get_path("purelib")), False)):
         module.__file__ = str(folder / "mine.py")
         assert (LocalModules(str(folder))._local_file(module) is not None) is local
