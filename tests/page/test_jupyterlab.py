@@ -297,6 +297,7 @@ def test_error_of_a_rank_is_shown_in_the_panel(lab):
     lab.run(page, 1)
     page.get_by_role("button", name="Launch", exact=True).click()
     wait_for_state(page, "failed")
+    page.wait_for_function("document.querySelector('.nbp-panel').innerText.includes('In[1]')")
     shown = page.locator(".nbp-panel").inner_text()
     assert "ValueError: rank one <b>gave up</b>" in shown
     assert "Cell In[1], line" in shown or 'File "Cell In[1]"' in shown
