@@ -9,6 +9,7 @@ the supervisor hosts, because keys of a destroyed group would send ranks to sock
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import inspect
 import os
 import sys
@@ -28,6 +29,8 @@ NCCL_DEFAULTS = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 """Set in ranks with GPUs unless the user has. After a device-side assert every CUDA call of the process fails, also
 those of NCCL's watchdog thread, which would end the process (SIGABRT) before Python could report the error."""
 
+PATIENCE = dt.timedelta(seconds=10)
+"""Time for which a rank that replaces the group waits until its peers are connected in it."""
 WATCHDOG_KEY = "exception_dump"
 """Set by a watchdog of NCCL that gives up. It has no group's prefix, and the monitors of a later group that find it
 would end their processes."""
@@ -87,6 +90,8 @@ class Rendezvous:
         """None until it is needed first."""
         self._ours: Any = None
         """The group that `join` made; None once the function has called `init_process_group`, or the rank has left."""
+        self._meeting: Any = None
+        """The part of the store in which the ranks of that group say that they are connected."""
         self._made: list[Any] = []
         """Groups that must live until the function has returned; see `_make`."""
         self._asked_backend: str | None = None
@@ -103,7 +108,8 @@ class Rendezvous:
             self.leave()
             self._generation, self._num_groups = generation, 0
         if self._backend is not None and not c10d.is_initialized():
-            self._make({"backend": self._backend})
+            self._meeting = self._make({"backend": self._backend})
+            self._meeting.set(self._connected(self._rank), "1")
             self._ours = c10d.GroupMember.WORLD
 
     def drop_destroyed(self) -> None:
@@ -151,8 +157,17 @@ class Rendezvous:
                 # Accepted once: a second call is a mistake, and torch raises its own error.
                 return
             del ours
+            self._await_peers()
             self.leave()
         self._make(asked, original)
+
+    def _await_peers(self) -> None:
+        """Wait until all ranks are connected: to one that is not yet, the end of the group here would be a failure."""
+        with contextlib.suppress(RuntimeError):  # A rank has died.
+            self._meeting.wait([self._connected(rank) for rank in range(self._world_size)], PATIENCE)
+
+    def _connected(self, rank: int) -> str:
+        return f"connected-{rank}"
 
     def _asks_for_what_is_up(self, asked: dict[str, Any]) -> bool:
         from torch.distributed import distributed_c10d as c10d
@@ -178,7 +193,8 @@ class Rendezvous:
             and asked.get("rank", -1) in (-1, self._rank)
         )
 
-    def _make(self, asked: dict[str, Any], original: Callable[..., None] | None = None) -> None:
+    def _make(self, asked: dict[str, Any], original: Callable[..., None] | None = None) -> Any:
+        """Make the default group; return its store."""
         from torch.distributed import distributed_c10d as c10d
 
         init = original or _original_init_process_group()
@@ -193,6 +209,7 @@ class Rendezvous:
         # function destroys. If the model's reference were the last one, dropping it would wait, holding the GIL, for
         # the group's threads, one of which may wait for the GIL (torch 2.13). Dropping this reference releases the GIL.
         self._made.append(c10d.GroupMember.WORLD)
+        return asked.get("store")
 
     @property
     def store(self) -> Any:
