@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run_outcome import RunOutcome
 
-__all__ = ["RunThread", "conducted_runs"]
+__all__ = ["RunThread", "runs_that_go_on"]
 
 
 class RunThread:
@@ -114,7 +114,7 @@ class RunThread:
         if self._thread is not None:
             return
         try:
-            _Conductor(self).start()
+            _Thread(self).start()
         except RuntimeError as error:
             msg = (
                 f"the run's thread could not be started: {error}. The limit on processes, which counts threads, may be "
@@ -196,25 +196,25 @@ class RunThread:
             del self._recorder  # Closes the files of the logs now, and not when the run is forgotten.
 
 
-class _Conductor(threading.Thread):
+class _Thread(threading.Thread):
     """The thread of a run; it refers to the run only while the run goes on."""
 
-    def __init__(self, conducted: RunThread) -> None:
-        super().__init__(name=f"notebook-launcher {conducted.data.name}", daemon=True)
-        self.conducted: RunThread | None = conducted
+    def __init__(self, subject: RunThread) -> None:
+        super().__init__(name=f"notebook-launcher {subject.data.name}", daemon=True)
+        self.subject: RunThread | None = subject
 
     def run(self) -> None:
-        assert self.conducted is not None
+        assert self.subject is not None
         try:
-            self.conducted.carry_out()
+            self.subject.carry_out()
         finally:
-            self.conducted = None
+            self.subject = None
 
 
-def conducted_runs() -> list[RunThread]:
+def runs_that_go_on() -> list[RunThread]:
     """Return the runs that go on in this process, in no order. The interpreter's list of threads has them."""
-    threads = [thread for thread in threading.enumerate() if isinstance(thread, _Conductor)]
-    return [conducted for thread in threads if (conducted := thread.conducted) is not None]
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
+    return [subject for thread in threads if (subject := thread.subject) is not None]
 
 
 def _kept_files(data: RunData, function: object, folder: Path, hosting: Hosting | None) -> Origin:
