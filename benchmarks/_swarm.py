@@ -122,8 +122,8 @@ class Agent:
                     self._signal(rank, signum)
             case node_records.BoardWrite(number=number) if number:
                 self._send(node_records.BoardWritten(self._tree, number))
-            case node_records.Ask(number, method, args):
-                self._send(node_records.Answered(number, self._answer(method, *args)))
+            case node_records.AskTree(number, method, args):
+                self._send(node_records.TreeAnswered(number, self._answer(method, *args)))
 
     def _start(self, tree: int, setup: messages.Setup) -> None:
         self._tree, self._ranks, self._dying = tree, setup.place.ranks, int(setup.environ.get(DYING, -1))

@@ -15,7 +15,7 @@ from notebook_launcher.kernel.launch import launch
 from notebook_launcher.widgets import last_settings
 from notebook_launcher.widgets.kept import Kept, picture_html
 from notebook_launcher.widgets.launch_state import LaunchState
-from notebook_launcher.widgets.place import Place, close_children, open_widgets
+from notebook_launcher.widgets.place import PanelCell, close_children, open_widgets
 from notebook_launcher.widgets.running import RunArea
 from notebook_launcher.widgets.view import PanelView
 
@@ -79,7 +79,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         self._left: last_settings.Settings | None = None
         """Settings of the panel that this one replaced."""
         self._may_recall = True
-        self.place = Place()
+        self.place = PanelCell()
         """The cells that show the panel."""
         self.view = PanelView(state, self._running)
         """The widgets: `panel.view.fields["seed"].control` is the seed's."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import ipywidgets
 
-__all__ = ["Place", "close_children", "open_widgets"]
+__all__ = ["PanelCell", "close_children", "open_widgets"]
 
 
-class Place:
+class PanelCell:
     """The cells that show a panel, each with the execution that showed it."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Place:
         self.newest, self.executions[cell] = cell, execution
         return True
 
-    def is_left_to(self, other: Place) -> bool:
+    def is_left_to(self, other: PanelCell) -> bool:
         """Return True if the newest cell of another panel was the last cell to show this panel."""
         cell = other.newest
         if self.executions.get(cell, other.executions[cell]) == other.executions[cell]:

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.detached.door import SOCKET, Connection
+from notebook_launcher.detached.door import SOCKET, HostConnection
 from notebook_launcher.detached.requests import Follow
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel.display import cell
@@ -128,7 +128,7 @@ def follow(
     """
     with (
         contextlib.suppress(OSError, CallOrderError),
-        contextlib.closing(Connection(folder, socket_name)) as connection,
+        contextlib.closing(HostConnection(folder, socket_name)) as connection,
     ):
         while True:
             request = Follow(

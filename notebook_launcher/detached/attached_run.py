@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.detached.attached_output import AttachedOutput, follow
 from notebook_launcher.detached.attached_questions import AttachedQuestions
-from notebook_launcher.detached.door import Connection
+from notebook_launcher.detached.door import HostConnection
 from notebook_launcher.detached.ending import read_ending
 from notebook_launcher.errors import CallOrderError, RankFailedError
 from notebook_launcher.kernel import views
@@ -327,7 +327,7 @@ class AttachedRun:
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         # A connection for each call, so that an interrupt in the middle of an answer spoils nothing: 1 ms.
-        with contextlib.closing(Connection(self._folder)) as connection:
+        with contextlib.closing(HostConnection(self._folder)) as connection:
             return connection.call(method, args, kwargs)
 
     def _follow(self, output: AttachedOutput | None = None) -> None:

@@ -12,7 +12,7 @@ from notebook_launcher import travel
 from notebook_launcher.detached import door
 from notebook_launcher.detached.attached_call import AttachedCall
 from notebook_launcher.detached.attached_debugger import AttachedDebugger
-from notebook_launcher.detached.door import Connection
+from notebook_launcher.detached.door import HostConnection
 from notebook_launcher.detached.requests import Begin
 from notebook_launcher.detached.session_folders import name_of
 from notebook_launcher.errors import CallOrderError
@@ -192,9 +192,9 @@ class AttachedSession(SessionCells):
             return connection.call(method, args, {})
 
     @contextlib.contextmanager
-    def _connected(self) -> Iterator[Connection]:
+    def _connected(self) -> Iterator[HostConnection]:
         try:
-            connection = Connection(self._folder, door.SESSION_SOCKET)
+            connection = HostConnection(self._folder, door.SESSION_SOCKET)
         except OSError:
             raise CallOrderError(self._why_gone()) from None
         with contextlib.closing(connection):

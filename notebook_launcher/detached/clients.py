@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.detached import door
-from notebook_launcher.detached.requests import Answered, Refused
+from notebook_launcher.detached.requests import Answered, RequestRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,4 +108,4 @@ class Clients:
         try:
             return self._answer(request, caller)
         except Exception as error:  # noqa: BLE001 - the client raises it
-            return Refused(error=error)
+            return RequestRefused(error=error)

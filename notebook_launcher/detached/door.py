@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.detached.requests import PROTOCOL, Answered, Ask, Refused
+from notebook_launcher.detached.requests import PROTOCOL, Answered, Ask, RequestRefused
 from notebook_launcher.engines.cluster.links import Link
 from notebook_launcher.errors import CallOrderError
 
@@ -24,7 +24,7 @@ __all__ = [
     "ENDING",
     "SESSION_SOCKET",
     "SOCKET",
-    "Connection",
+    "HostConnection",
     "goes_on",
     "greet",
     "is_hosted",
@@ -105,7 +105,7 @@ def is_session(folder: Path) -> bool:
     return (folder / SESSION_SOCKET).exists()
 
 
-class Connection:
+class HostConnection:
     """A client's connection to a host; for one thread, which closes it."""
 
     def __init__(self, folder: Path, socket_name: str = SOCKET) -> None:
@@ -143,7 +143,7 @@ class Connection:
 
 
 def _checked(answer: Any) -> Any:
-    if isinstance(answer, Refused):
+    if isinstance(answer, RequestRefused):
         raise answer.error
     return answer
 

@@ -1,6 +1,6 @@
 """The host of a detached run or session: a process in a session of its own, which serves kernels and terminals.
 
-    kernel ──Order, parcel──▶ host ── Run ── fork server, supervisor, ranks
+    kernel ──HostOrder, parcel──▶ host ── Run ── fork server, supervisor, ranks
                                ▲
                                └─ host.sock: kernels and terminals, each on a thread of its own
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from notebook_launcher.channel import AnonymousFile, Channel
 from notebook_launcher.detached.hosted_run import HostedRun
-from notebook_launcher.detached.requests import HostReady, Order, Refused, SessionOrder
+from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
 from notebook_launcher.detached.session_host import SessionHost
 from notebook_launcher.engines.this_machine import adopt, cool_down
 from notebook_launcher.kernel.call_scope import CallScope
@@ -71,7 +71,7 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
         assert host is not None
         host.abandon()
     except BaseException as error:  # noqa: BLE001 - the kernel raises it
-        kernel.send(Refused(error=error))
+        kernel.send(RequestRefused(error=error))
         os._exit(1)
     kernel.close()
     host.serve()
@@ -79,14 +79,14 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
     os._exit(0)  # Nothing is left to save, and torch's exit handlers take time.
 
 
-def _host(order: Order | SessionOrder, fds: Sequence[int]) -> Host:
+def _host(order: HostOrder | SessionOrder, fds: Sequence[int]) -> Host:
     return SessionHost(order) if isinstance(order, SessionOrder) else _RunHost(order, *fds)
 
 
 class _RunHost:
     """The host of one run."""
 
-    def __init__(self, order: Order, parcel_fd: int) -> None:
+    def __init__(self, order: HostOrder, parcel_fd: int) -> None:
         scope = CallScope(name=order.name, arguments=order.arguments)
         parcel = AnonymousFile.of(parcel_fd)
         self._hosted = HostedRun(Ranks(order.plan, many_calls=False), scope, parcel, order.source, order.environment)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import travel
 from notebook_launcher.channel import channel_pair
 from notebook_launcher.detached.attached_run import AttachedRun
-from notebook_launcher.detached.requests import HostReady, Order, Refused, SessionOrder
+from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
 from notebook_launcher.engines.this_machine import start_host
 from notebook_launcher.errors import ConfigError, ResourceError
 from notebook_launcher.history import run_folders
@@ -45,7 +45,7 @@ def start_detached(
     config = checked(config)
     plan = make_plan(config)
     args, kwargs = check_call(fn, args, kwargs)
-    order = Order(
+    order = HostOrder(
         plan=plan,
         name=config.name or name_of(fn),
         arguments=describe_arguments(fn, args, kwargs),
@@ -69,7 +69,7 @@ def checked(config: LaunchConfig) -> LaunchConfig:
     return config if config.timeout is not None else dataclasses.replace(config, timeout=MAX_AGE)
 
 
-def hand_over(order: Order | SessionOrder, *fds: int) -> HostReady:
+def hand_over(order: HostOrder | SessionOrder, *fds: int) -> HostReady:
     """Start a host and return its answer to an order; raises what it refuses the order by, and `ResourceError`."""
     ours, theirs = channel_pair()
     errors = -1
@@ -81,7 +81,7 @@ def hand_over(order: Order | SessionOrder, *fds: int) -> HostReady:
         match ours.receive():
             case HostReady() as ready, _:
                 return ready
-            case Refused(error=error), _:
+            case RequestRefused(error=error), _:
                 raise error
         words = os.pread(errors, LAST_WORDS, max(0, os.fstat(errors).st_size - LAST_WORDS))
     finally:

@@ -15,7 +15,7 @@ from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.ending import KeptParcels, write_ending
 from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
-from notebook_launcher.detached.requests import Answered, Ask, Follow, Refused
+from notebook_launcher.detached.requests import Answered, Ask, Follow, RequestRefused
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.run import Run
@@ -156,4 +156,4 @@ class HostedRun:
                 return Answered(value=method(*args, **kwargs))
             case Ask(name=name) if name in ATTRIBUTES:
                 return Answered(value=getattr(self.run, name))
-        return Refused(error=TypeError(f"a host does not answer {request!r}"))
+        return RequestRefused(error=TypeError(f"a host does not answer {request!r}"))

@@ -18,11 +18,11 @@ __all__ = [
     "Begin",
     "Entry",
     "Follow",
+    "HostOrder",
     "HostReady",
     "News",
-    "Order",
     "PendingQuestion",
-    "Refused",
+    "RequestRefused",
     "SessionOrder",
     "SessionState",
 ]
@@ -32,7 +32,7 @@ PROTOCOL = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class HostOrder:
     """Conduct this run; the kernel's first record to a new host. Descriptor: the parcel of the call."""
 
     plan: Plan
@@ -82,7 +82,7 @@ class SessionState:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostReady:
-    """The run has begun, or the session waits for calls; the host's answer to `Order`, `SessionOrder` and `Begin`."""
+    """The run has begun, or the session waits for calls; the answer to `HostOrder`, `SessionOrder` and `Begin`."""
 
     run_id: str
     folder: str
@@ -90,7 +90,7 @@ class HostReady:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Call a method of the run, or read an attribute; answered by `Answered` or `Refused`."""
+    """Call a method of the run, or read an attribute; answered by `Answered` or `RequestRefused`."""
 
     name: str
     args: tuple[Any, ...] = ()
@@ -105,7 +105,7 @@ class Answered:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RequestRefused:
     """The exception of the call."""
 
     error: BaseException

@@ -15,7 +15,7 @@ from notebook_launcher.detached import session_folders
 from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.hosted_debugger import HostedDebugger
 from notebook_launcher.detached.hosted_run import HostedRun
-from notebook_launcher.detached.requests import Answered, Ask, Begin, Follow, HostReady, Refused, SessionState
+from notebook_launcher.detached.requests import Answered, Ask, Begin, Follow, HostReady, RequestRefused, SessionState
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
@@ -150,7 +150,7 @@ class SessionHost:
                 self._wishes.put("close")
                 self._ended.wait()
             case _:
-                return Refused(error=TypeError(f"the host of a session does not answer {request!r}"))
+                return RequestRefused(error=TypeError(f"the host of a session does not answer {request!r}"))
         return Answered(value=value)
 
     def _begin(self, request: Begin, caller: Caller) -> HostReady:

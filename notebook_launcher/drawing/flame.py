@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher.colours import SERIES
-from notebook_launcher.drawing.svg import SIZE, Picture, document, number, stack, text
+from notebook_launcher.drawing.svg import SIZE, SvgPicture, document, number, stack, text
 from notebook_launcher.text import escape, one_line
 from notebook_launcher.units import format_share, plural
 
@@ -42,16 +42,16 @@ def flame_svg(flames: Sequence[Flame], *, width: float = 960.0) -> str:
     return document(stack([_legend(width), *rows], gap=16), title)
 
 
-def _legend(width: float) -> Picture:
+def _legend(width: float) -> SvgPicture:
     words = (("your code", OWN), ("libraries", LIBRARY), ("waits for other ranks", WAIT))
     body = "".join(
         f'<rect x="{number(at * 170)}" y="3" width="12" height="12" fill="{colour}"/>' + text(at * 170 + 18, 13, label)
         for at, (label, colour) in enumerate(words)
     )
-    return Picture(width, 18, body)
+    return SvgPicture(width, 18, body)
 
 
-def _row(flames: Sequence[Flame], room: float) -> Picture:
+def _row(flames: Sequence[Flame], room: float) -> SvgPicture:
     parts, depth = [], 0
     for place, flame in enumerate(flames):
         boxes = list(_boxes(flame.frames, 0.0, room / max(flame.num_samples, 1), 0))
@@ -60,7 +60,7 @@ def _row(flames: Sequence[Flame], room: float) -> Picture:
         head = f"rank {flame.rank}: {plural(flame.num_samples, 'sample')}{waits}"
         body = text(0, 13, head, bold=True, size=SIZE, width=room) + "".join(box for box, _ in boxes)
         parts.append(f'<g transform="translate({number(place * (room + GAP))} 0)">{body}</g>')
-    return Picture((room + GAP) * len(flames) - GAP, HEAD + depth * ROW, "".join(parts))
+    return SvgPicture((room + GAP) * len(flames) - GAP, HEAD + depth * ROW, "".join(parts))
 
 
 def _boxes(frames: Sequence[FlameFrame], left: float, scale: float, depth: int) -> Iterator[tuple[str, int]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.drawing.averages import mean_of, series_of
 from notebook_launcher.drawing.charts import charts_of, places_on
 from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots, legend_of
-from notebook_launcher.drawing.svg import Picture, document, text
+from notebook_launcher.drawing.svg import SvgPicture, document, text
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ def curves_svg(
 
 def curves_picture(
     curves: Curves, names: Iterable[str] | None, options: PlotOptions, *, average: bool = False
-) -> Picture:
+) -> SvgPicture:
     """Return the picture that `curves_svg` puts into a document."""
     chosen = list(curves.names if names is None else names)
     if not chosen:
-        return Picture(options.width, 20, text(0, 14, "No metrics were reported."))
+        return SvgPicture(options.width, 20, text(0, 14, "No metrics were reported."))
     most = max((len(curves[name]) for name in chosen if name in curves), default=0)
     fold = average or most > MAX_LINES
     places = places_on(options.axis, curves)

@@ -19,7 +19,7 @@ from notebook_launcher.drawing.legend import PHASES
 from notebook_launcher.drawing.metric_plots import curves_picture
 from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.drawing.reported import reported_html
-from notebook_launcher.drawing.svg import SIZE, Picture, document, stack, text
+from notebook_launcher.drawing.svg import SIZE, SvgPicture, document, stack, text
 from notebook_launcher.drawing.timeline import mean_shares, sync_text, timeline_picture
 from notebook_launcher.history.usage import usage_curves
 from notebook_launcher.text import clean, escape, one_line
@@ -138,11 +138,11 @@ def static_svg(snapshot: RunSnapshot, curves: Curves, options: PlotOptions | Non
     """
     options = options or PlotOptions()
     title = headline(snapshot)
-    heading = Picture(options.width, 16, text(0, 12, title, bold=True, size=SIZE + 1, width=options.width))
+    heading = SvgPicture(options.width, 16, text(0, 12, title, bold=True, size=SIZE + 1, width=options.width))
     return document(stack([heading, *_drawings(snapshot, curves, options)]), title)
 
 
-def _drawings(snapshot: RunSnapshot, curves: Curves, options: PlotOptions) -> list[Picture]:
+def _drawings(snapshot: RunSnapshot, curves: Curves, options: PlotOptions) -> list[SvgPicture]:
     timeline = [timeline_picture(snapshot.phases, width=options.width)] if snapshot.phases else []
     marked = dataclasses.replace(options, marks=tuple(_marks(snapshot, curves, options.axis)))
     used = usage_curves(snapshot.usage)

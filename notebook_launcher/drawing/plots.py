@@ -11,7 +11,7 @@ from notebook_launcher.drawing.averages import smooth
 from notebook_launcher.drawing.lines import draw_series, oddities
 from notebook_launcher.drawing.places import name_place, place_ticks
 from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
-from notebook_launcher.drawing.svg import SIZE, SMALL, Picture, marker, number, stack, text
+from notebook_launcher.drawing.svg import SIZE, SMALL, SvgPicture, marker, number, stack, text
 from notebook_launcher.drawing.widths import shorten, text_width
 from notebook_launcher.text import escape, one_line
 
@@ -62,7 +62,7 @@ class PlotOptions:
     """Moments to mark in each plot: the place on the axis, and a word for what happened there."""
 
 
-def draw_plots(plots: Sequence[Plot], options: PlotOptions, *, legend: Sequence[tuple[int, str]]) -> Picture:
+def draw_plots(plots: Sequence[Plot], options: PlotOptions, *, legend: Sequence[tuple[int, str]]) -> SvgPicture:
     """Return the first `MAX_PLOTS` plots in rows, with the legend above and a note on the others below.
 
     Args:
@@ -76,11 +76,11 @@ def draw_plots(plots: Sequence[Plot], options: PlotOptions, *, legend: Sequence[
     if left_out:
         names = ", ".join(one_line(plot.title, 40) for plot in left_out[:20])
         words = f"{len(left_out)} more not drawn: {names}"
-        parts.append(Picture(options.width, 14, text(0, 11, words, width=options.width)))
+        parts.append(SvgPicture(options.width, 14, text(0, 11, words, width=options.width)))
     return stack(parts, gap=16)
 
 
-def _legend(entries: Sequence[tuple[int, str]], width: float) -> Picture:
+def _legend(entries: Sequence[tuple[int, str]], width: float) -> SvgPicture:
     parts: list[str] = []
     x, row = 0.0, 0
     for style, label in entries:
@@ -97,10 +97,10 @@ def _legend(entries: Sequence[tuple[int, str]], width: float) -> Picture:
             + text(x + 30, y + 4, words)
         )
         x += room + 18
-    return Picture(width, (row + 1) * ROW - 2, "".join(parts))
+    return SvgPicture(width, (row + 1) * ROW - 2, "".join(parts))
 
 
-def _rows(plots: Sequence[Plot], options: PlotOptions, *, num_lines: int) -> Iterator[Picture]:
+def _rows(plots: Sequence[Plot], options: PlotOptions, *, num_lines: int) -> Iterator[SvgPicture]:
     if not plots:
         return
     num_columns = max(1, min(len(plots), int((options.width + GAP) // (PLOT_WIDTH + GAP))))
@@ -119,7 +119,7 @@ def _rows(plots: Sequence[Plot], options: PlotOptions, *, num_lines: int) -> Ite
             f'<g transform="translate({number(left)} 0)">{frame.draw(width, margin, steps, points)}</g>'
             for left, margin, frame in zip(lefts, margins, row, strict=False)
         )
-        yield Picture(options.width, HEAD + height + FOOT, body)
+        yield SvgPicture(options.width, HEAD + height + FOOT, body)
 
 
 def _common_steps(plots: Sequence[Plot]) -> tuple[float, float] | None:

@@ -12,7 +12,7 @@ from notebook_launcher.text import escape
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["SIZE", "SMALL", "Picture", "document", "marker", "number", "stack", "text"]
+__all__ = ["SIZE", "SMALL", "SvgPicture", "document", "marker", "number", "stack", "text"]
 
 SIZE, SMALL = 12.0, 11.0
 """Font sizes in pixels: of titles, and of all other text."""
@@ -20,7 +20,7 @@ FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','DejaVu Sans'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Picture:
+class SvgPicture:
     """A part of a page: SVG elements that fill [0, width] x [0, height], in pixels."""
 
     width: float
@@ -28,7 +28,7 @@ class Picture:
     body: str
 
 
-def stack(pictures: Iterable[Picture], *, gap: float = 18.0) -> Picture:
+def stack(pictures: Iterable[SvgPicture], *, gap: float = 18.0) -> SvgPicture:
     """Return one picture with the given ones below each other."""
     parts: list[str] = []
     top = width = 0.0
@@ -36,10 +36,10 @@ def stack(pictures: Iterable[Picture], *, gap: float = 18.0) -> Picture:
         top += gap if parts else 0.0
         parts.append(f'<g transform="translate(0 {number(top)})">{picture.body}</g>')
         top, width = top + picture.height, max(width, picture.width)
-    return Picture(width, top, "".join(parts))
+    return SvgPicture(width, top, "".join(parts))
 
 
-def document(picture: Picture, title: str) -> str:
+def document(picture: SvgPicture, title: str) -> str:
     """Return a whole `<svg>`, which shrinks with the page and is also valid as a file."""
     width, height = number(picture.width), number(picture.height)
     return (

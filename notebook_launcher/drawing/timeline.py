@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.drawing.legend import LIMITS, PHASES
 from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
-from notebook_launcher.drawing.svg import SIZE, Picture, document, number, stack, text
+from notebook_launcher.drawing.svg import SIZE, SvgPicture, document, number, stack, text
 from notebook_launcher.history.synchronization import measure_sync
 from notebook_launcher.units import format_seconds, format_share, plural
 
@@ -46,11 +46,11 @@ def timeline_svg(phases: Mapping[int, RankPhases], *, width: float = 720.0) -> s
     return document(timeline_picture(phases, width=width), "Where the time of the ranks goes")
 
 
-def timeline_picture(phases: Mapping[int, RankPhases], *, width: float = 720.0) -> Picture:
+def timeline_picture(phases: Mapping[int, RankPhases], *, width: float = 720.0) -> SvgPicture:
     """Return the picture that `timeline_svg` puts into a document; a sentence if nothing was measured."""
     known = {rank: told for rank, told in sorted(phases.items()) if told.spans}
     if not known:
-        return Picture(width, 20, text(0, 14, "No phases measured: only loops that use an Accelerator report them."))
+        return SvgPicture(width, 20, text(0, 14, "No phases measured: only loops that use an Accelerator report them."))
     shown = dict(list(known.items())[: LIMITS.lanes])
     start, end = _stretch(shown)
     lanes = _Lanes(shown, start, end, width)
@@ -59,7 +59,7 @@ def timeline_picture(phases: Mapping[int, RankPhases], *, width: float = 720.0) 
     if len(known) > len(shown):
         notes.append(f"{plural(len(known) - len(shown), 'more rank')} not drawn.")
     lines = "".join(text(0, 11 + 16 * at, note, width=width) for at, note in enumerate(notes))
-    parts += [Picture(width, 16.0 * len(notes), lines)] if notes else []
+    parts += [SvgPicture(width, 16.0 * len(notes), lines)] if notes else []
     return stack(parts, gap=12)
 
 
@@ -111,11 +111,11 @@ class _Lanes:
         # Two pictures on a page must not share the names of their patterns: the first may be hidden.
         self._prefix = f"nbl{hashlib.sha256(key).hexdigest()[:8]}"
 
-    def draw(self) -> Picture:
+    def draw(self) -> SvgPicture:
         body = self._patterns() + text(0, 13, "Last windows", bold=True, size=SIZE) + self._subtitle() + self._heads()
         rows = (self._lane(place, rank) for place, rank in enumerate(self._phases))
         body += "".join(rows) + self._axis() + ("" if self._few else self._summary())
-        return Picture(self._width, self._bottom + 23, body)
+        return SvgPicture(self._width, self._bottom + 23, body)
 
     def _patterns(self) -> str:
         def pattern(name: str, look: PhaseLook) -> str:

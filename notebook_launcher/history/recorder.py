@@ -46,7 +46,7 @@ HEAVY = 1_000_000
 """Bytes of a run from which it checks the size of all folders, which takes a `stat` of each of their files."""
 
 
-class Origin(Protocol):
+class LateFiles(Protocol):
     """Origin of a run, as files of its folder by name."""
 
     files: dict[str, str]
@@ -74,7 +74,7 @@ class Recorder:
         launched: float,
         say: Callable[[str], None],
         *,
-        origin: Callable[[Path], Origin] | None = None,
+        origin: Callable[[Path], LateFiles] | None = None,
     ) -> None:
         self.folder: Path | None = None
         self._reserved: Path | None = None
@@ -83,7 +83,7 @@ class Recorder:
         self._reader = reader
         self._say = say
         self._origin = origin
-        self._late: Origin | None = None
+        self._late: LateFiles | None = None
         """The origin of the run until all of its files are written."""
         self._is_on = False
         self._has_new = False

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.context import RankContext
 
-__all__ = ["Agreement", "BoardNotes", "Completion", "Notes", "StoreNotes", "UpdateFence", "make_fence"]
+__all__ = ["Agreement", "BoardSlot", "ChoiceSlot", "QueuedWork", "StoreSlot", "UpdateFence", "make_fence"]
 
 CHOICE = struct.Struct("<QQ")
 """Number of the request, and of the update at which it is carried out; 0: no update was named yet."""
@@ -38,7 +38,7 @@ MAX_REQUESTS = 1 << 24
 """In the store, the two are one number of 63 bits: update * MAX_REQUESTS + request."""
 
 
-class Notes(Protocol):
+class ChoiceSlot(Protocol):
     """A place in which rank 0 writes what it has named, and where all ranks read it."""
 
     def read(self) -> tuple[int, int]:
@@ -50,8 +50,8 @@ class Notes(Protocol):
         ...
 
 
-class BoardNotes:
-    """Notes for ranks of one machine: 16 bytes of the board."""
+class BoardSlot:
+    """Slot for ranks of one machine: 16 bytes of the board."""
 
     def __init__(self, board: Any, place: slice) -> None:
         self._board: MutableSequence[int] = board
@@ -66,8 +66,8 @@ class BoardNotes:
         self._board[self._place] = CHOICE.pack(request, update)
 
 
-class StoreNotes:
-    """Notes for ranks of several machines: a number in the store, for each call another. Each look asks the store."""
+class StoreSlot:
+    """Slot for ranks of several machines: a number in the store, for each call another. Each look asks the store."""
 
     def __init__(self, rank: RankContext, name: str) -> None:
         """Begin before the first update.
@@ -94,7 +94,7 @@ class StoreNotes:
         return int(self._rank.rendezvous.store.add(f"call-{self._rank.call_id}/{self._name}", number))
 
 
-class Completion(Protocol):
+class QueuedWork(Protocol):
     """Work of a device that is queued, such as a `torch.cuda.Event` that was recorded behind it."""
 
     def synchronize(self) -> None:
@@ -105,7 +105,7 @@ class Completion(Protocol):
 class UpdateFence:
     """Keeps a rank from running more than one update ahead of what its device has done."""
 
-    def __init__(self, record: Callable[[], Completion | None] | None) -> None:
+    def __init__(self, record: Callable[[], QueuedWork | None] | None) -> None:
         """Begin before the first update.
 
         Args:
@@ -113,7 +113,7 @@ class UpdateFence:
                 None: a backward returns when its work is done.
         """
         self._record = record
-        self._previous: Completion | None = None
+        self._previous: QueuedWork | None = None
 
     @property
     def lead(self) -> int:
@@ -135,7 +135,7 @@ class Agreement:
     Every rank calls `look` at every update, with its own number of the update; all ranks number alike.
     """
 
-    def __init__(self, notes: Notes, *, chooses: bool, lead: int) -> None:
+    def __init__(self, notes: ChoiceSlot, *, chooses: bool, lead: int) -> None:
         """Begin before the first update.
 
         Args:
@@ -167,7 +167,7 @@ def make_fence(device: torch.device, num_processes: int) -> UpdateFence:
     if num_processes == 1 or device.type != "cuda":
         return UpdateFence(None)
 
-    def record() -> Completion | None:
+    def record() -> QueuedWork | None:
         if torch.cuda.is_current_stream_capturing():  # Neither marks nor waits may be captured in a CUDA graph.
             return None
         # `blocking`: a wait that spins would take a core from the data loader's workers.

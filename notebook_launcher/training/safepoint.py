@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
-from notebook_launcher.training.agreement import Agreement, BoardNotes, StoreNotes, make_fence
+from notebook_launcher.training.agreement import Agreement, BoardSlot, StoreSlot, make_fence
 from notebook_launcher.training.recording.update_profile import UpdateProfile
 from notebook_launcher.training.steering import change_settings, present_settings
 
 if TYPE_CHECKING:
     from notebook_launcher.context import RankContext
-    from notebook_launcher.training.agreement import Notes, UpdateFence
+    from notebook_launcher.training.agreement import ChoiceSlot, UpdateFence
     from notebook_launcher.training.process.process_state import ProcessState
 
 __all__ = ["Safepoint", "make_safepoint"]
@@ -191,8 +191,8 @@ class Safepoint:
         return _nobody, ()  # An Accelerator that is pickled does not answer to another launch.
 
 
-def _notes(rank: RankContext, name: str, place: slice) -> Notes:
-    return BoardNotes(rank.board, place) if rank.num_nodes == 1 else StoreNotes(rank, name)
+def _notes(rank: RankContext, name: str, place: slice) -> ChoiceSlot:
+    return BoardSlot(rank.board, place) if rank.num_nodes == 1 else StoreSlot(rank, name)
 
 
 def _nobody() -> None:

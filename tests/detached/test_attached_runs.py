@@ -105,7 +105,7 @@ def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.Captu
     with pytest.raises(LookupError, match="there is no rank 9"):
         run.logs(9)
     with (
-        contextlib.closing(door.Connection(run.folder)) as connection,
+        contextlib.closing(door.HostConnection(run.folder)) as connection,
         pytest.raises(TypeError, match=r"a host does not answer Ask\(name='wait'"),
     ):
         connection.call("wait", (), {})

@@ -293,7 +293,7 @@ def test_runs_and_the_program_know_sessions(
 
 def test_other_calls_wait_for_the_end_of_a_debugger(session: AttachedSession) -> None:
     with (
-        contextlib.closing(door.Connection(session._folder, door.SESSION_SOCKET)) as connection,
+        contextlib.closing(door.HostConnection(session._folder, door.SESSION_SOCKET)) as connection,
         pytest.raises(TypeError, match=r"the host of a session does not answer Ask\(name='fetch'"),
     ):
         connection.call("fetch", (), {})

@@ -99,7 +99,7 @@ class Client:
         visitor = attach(self.run.id, show=False)
         points, self._metric = visitor.metrics_since(self._metric)
         self.steps += [point.step for point in points]
-        with contextlib.closing(door.Connection(self.run.folder)) as connection:
+        with contextlib.closing(door.HostConnection(self.run.folder)) as connection:
             news = connection.ask(Follow(position=self._position, patience=patience))
         assert news.num_left_out == 0
         self._position = news.position
@@ -160,7 +160,7 @@ def test_a_host_that_dies_at_any_stage_takes_its_ranks_along(
 def test_a_client_that_takes_nothing_holds_up_nobody(home: Path, gate: Path) -> None:
     run = launch(write_much, 1, args=(str(gate),), detached=True, output="none")
     wait_until(lambda: run.logs_since(0, 7_999_999)[0].endswith("written\n"))
-    host, stuck = host_of(run), door.Connection(run.folder)
+    host, stuck = host_of(run), door.HostConnection(run.folder)
     stuck._link.send(Ask(name="logs", args=(0,)))  # The answer is never read.
     began = time.monotonic()
     assert not run.wait(0)

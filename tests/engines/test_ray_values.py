@@ -11,9 +11,9 @@ import pytest
 
 from notebook_launcher import ConfigError, Ray
 from notebook_launcher.engines.cluster.ray_engine import RayNodes
-from notebook_launcher.engines.cluster.ray_nodes import Share
+from notebook_launcher.engines.cluster.ray_nodes import NodeShare
 
-NODE = Share(node_id="a", host="gpu1", address="10.0.0.1", cpus=16.0, gpus=8, kind="H100")
+NODE = NodeShare(node_id="a", host="gpu1", address="10.0.0.1", cpus=16.0, gpus=8, kind="H100")
 
 
 @pytest.mark.parametrize(

@@ -358,6 +358,17 @@ def test_no_file_name_occurs_twice():
     assert {name for name in names if names.count(name) > 1} == set()
 
 
+def test_no_public_class_name_occurs_twice():
+    names = [
+        node.name
+        for module, path in MODULES.items()
+        if f"{PACKAGE}.compat" not in module
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name[0] != "_"
+    ]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
 IMPORT_PROBE = """
 import os, sys, threading
 threads, descriptors = threading.active_count(), set(os.listdir("/proc/self/fd"))

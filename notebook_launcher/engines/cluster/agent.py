@@ -158,8 +158,8 @@ class Agent:
                 self._epoch = epoch
                 if number:
                     self._tell(node_records.BoardWritten(self._number, number))
-            case node_records.Ask(number, method, args):
-                self._tell(node_records.Answered(number, getattr(tree, method)(*args)))
+            case node_records.AskTree(number, method, args):
+                self._tell(node_records.TreeAnswered(number, getattr(tree, method)(*args)))
 
     def _bind(self) -> None:
         # The port is known before a launch, which therefore needs no answer first. Nothing listens until then.

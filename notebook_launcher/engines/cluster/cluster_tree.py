@@ -219,7 +219,7 @@ class ClusterTree:
         asked = {node: next(_numbers) for node in argument_of if not node.lost}
         for node, number in asked.items():
             argument = argument_of[node]
-            node.send(node_records.Ask(number, method, () if argument is None else (argument,)), urgent=True)
+            node.send(node_records.AskTree(number, method, () if argument is None else (argument,)), urgent=True)
         found: dict[int, Any] = {}
         until = time.monotonic() + ANSWER_PATIENCE
         for node, number in asked.items():
@@ -254,7 +254,7 @@ class ClusterTree:
 
 
 def _answers(number: int, record: Any) -> bool:
-    return isinstance(record, node_records.Answered) and record.number == number
+    return isinstance(record, node_records.TreeAnswered) and record.number == number
 
 
 def _file_of(blob: bytes) -> int:

@@ -1,8 +1,8 @@
 """The records that the kernel and the agent of a node send to each other, over the link between them.
 
     kernel -> agent    Join, LookForFile, Modules, StartTree, ParcelChunk, ToRank, Signal, Replace, KillSupervisor,
-                       BoardWrite, Ask, CloseTree, Ping
-    agent -> kernel    Joined, FileSeen, Happened, BoardWritten, Answered, TreeClosed, Pong, Beat
+                       BoardWrite, AskTree, CloseTree, Ping
+    agent -> kernel    Joined, FileSeen, Happened, BoardWritten, TreeAnswered, TreeClosed, Pong, Beat
 
 Before them, the agent says what it is, in a line of text (`greeting.py`). `tree` numbers the trees of a kernel, because
 records of a tree that was closed may still be under way.
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from notebook_launcher import messages
 
 __all__ = [
-    "Answered",
-    "Ask",
+    "AskTree",
     "Beat",
     "BoardWrite",
     "BoardWritten",
@@ -39,6 +38,7 @@ __all__ = [
     "Signal",
     "StartTree",
     "ToRank",
+    "TreeAnswered",
     "TreeClosed",
 ]
 
@@ -127,8 +127,8 @@ class BoardWrite:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ask:
-    """Call a method of the tree that reads stacks; answered by `Answered`."""
+class AskTree:
+    """Call a method of the tree that reads stacks; answered by `TreeAnswered`."""
 
     number: int
     method: Literal["dump_stacks", "stacks_sizes", "read_stacks", "request_stacks"]
@@ -214,8 +214,8 @@ class BoardWritten:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answered:
-    """The answer to an `Ask`."""
+class TreeAnswered:
+    """The answer to an `AskTree`."""
 
     number: int
     value: Any

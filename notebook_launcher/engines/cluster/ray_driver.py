@@ -150,7 +150,7 @@ def _actor_class() -> Any:
 
 
 def _nodes() -> list[dict[str, Any]]:
-    """Return the living nodes in the order of their addresses: the fields of `ray_nodes.Share`."""
+    """Return the living nodes in the order of their addresses: the fields of `ray_nodes.NodeShare`."""
     import ray
 
     free = _free_resources()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.cluster.clusters import ClusterKey, clusters
 from notebook_launcher.engines.cluster.ray_connections import RayConnection, ray_drivers
-from notebook_launcher.engines.cluster.ray_nodes import Share
+from notebook_launcher.engines.cluster.ray_nodes import NodeShare
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.node_allocation import NodeInfo, ranks_by_node
 from notebook_launcher.units import plural
@@ -77,16 +77,16 @@ class Ray:
             for number, share in enumerate(self._nodes())
         )
 
-    def _nodes(self) -> list[Share]:
+    def _nodes(self) -> list[NodeShare]:
         """Return what every node has: first those that agents hold, then free ones, then those that others use."""
         found = ray_drivers().get(self.address).nodes()
         held = {share.node_id for share, _ in self._agents()}
-        shares = [Share(**each) for each in found]
+        shares = [NodeShare(**each) for each in found]
         shares = [share for share in shares if share.cpus or share.gpus] or shares  # Without head nodes for no work.
         shares.sort(key=lambda share: (share.node_id not in held, share.is_busy))
         return shares[: self.max_nodes]
 
-    def _agents(self) -> list[tuple[Share, Any]]:
+    def _agents(self) -> list[tuple[NodeShare, Any]]:
         """Return the agents that were last up, with what they hold."""
         known = clusters().known(self._is_ours)
         return [pair for key, nodes in known.items() for pair in zip(key.shares, nodes, strict=True)]  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ class RayNodes:
     """Nodes of a cluster, with what an engine's agents hold of them."""
 
     engine: Ray
-    shares: tuple[Share, ...]
+    shares: tuple[NodeShare, ...]
 
     @property
     def num_nodes(self) -> int:

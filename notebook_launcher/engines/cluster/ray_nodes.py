@@ -6,11 +6,11 @@ import dataclasses
 
 from notebook_launcher.machine.node_allocation import NodeInfo
 
-__all__ = ["Share"]
+__all__ = ["NodeShare"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class NodeShare:
     """Resources of one node, or those that an agent holds of it."""
 
     node_id: str
@@ -23,7 +23,7 @@ class Share:
     is_busy: bool = dataclasses.field(default=False, compare=False)
     """True if some of it was in use when Ray was asked."""
 
-    def part(self, num_ranks: int, *, use_gpus: bool, cpus: float | None) -> Share:
+    def part(self, num_ranks: int, *, use_gpus: bool, cpus: float | None) -> NodeShare:
         """Return the part that so many ranks need."""
         cpus = min(float(num_ranks), self.cpus) if cpus is None else cpus
         return dataclasses.replace(self, cpus=cpus, gpus=min(num_ranks, self.gpus) if use_gpus else 0)
