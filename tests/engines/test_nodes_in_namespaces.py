@@ -18,22 +18,13 @@ from notebook_launcher.engines.cluster import node
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.command_engines import Commands
 from notebook_launcher.errors import NodeLostError
-from tests.support.namespaces import Cable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.namespaces import Cable
+
 QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
-
-
-@pytest.fixture(scope="module")
-def cable() -> Iterator[Cable]:
-    try:
-        made = Cable()
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"network namespaces cannot be made here: {getattr(error, 'stderr', error)!r}")
-    yield made
-    made.remove()
 
 
 @pytest.fixture(scope="module")

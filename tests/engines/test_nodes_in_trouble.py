@@ -43,16 +43,6 @@ exec {python} -c 'from notebook_launcher.engines.cluster import agent; agent.PAT
 
 
 @pytest.fixture(scope="module")
-def cable() -> Iterator[Cable]:
-    try:
-        made = Cable()
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"network namespaces cannot be made here: {getattr(error, 'stderr', error)!r}")
-    yield made
-    made.remove()
-
-
-@pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that lies on a full disk of the second machine."""
     return tmp_path_factory.mktemp("full")
