@@ -113,15 +113,17 @@ def test_ranks_in_different_collectives_are_all_named(tmp_path: Path, *, is_late
         assert [rank.state for rank in run.ranks] == ["waiting", "waiting"]
 
 
-def receive_only() -> None:
+def receive_only(delay: float) -> None:
     import torch
     import torch.distributed as dist
 
+    time.sleep(delay * dist.get_rank())
     dist.recv(torch.ones(1), src=1 - dist.get_rank())
 
 
-def test_ranks_that_all_wait_for_each_other_are_named_though_each_has_entered() -> None:
-    with launched(receive_only) as run:
+@pytest.mark.parametrize("delay", [0.0, SOON / 2, 2 * SOON])
+def test_ranks_that_all_wait_for_each_other_are_named_though_each_has_entered(delay: float) -> None:
+    with launched(receive_only, delay) as run:
         assert re.fullmatch(rf"ranks 0, 1 have waited [\d.]+ m?s in recv \({LINE}\)", waiting(run, "ranks 0, 1"))
 
 

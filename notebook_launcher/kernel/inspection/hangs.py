@@ -250,6 +250,12 @@ class HangWatch:
     def _since(self, rank: int) -> float | None:
         return self._stretches[rank].since if rank in self._stretches else None
 
+    def _waits(self, stack: RankStack, now: float) -> bool:
+        """Record a rank's stack, and return True if the rank has waited for others since it last moved."""
+        stretch = self._stretches[stack.rank]
+        stretch.note(stack, now)
+        return stretch.is_wait(stack, now)
+
     def _examine(
         self,
         now: float,
@@ -259,18 +265,17 @@ class HangWatch:
     ) -> Hang | None:
         """Ask the ranks that have not moved for their stacks, and if one waits in a collective, all others."""
         stacks = {stack.rank: stack for stack in Stacks.parse(dump(due))}
-        waiting: dict[int, float] = {}
-        for rank, stack in stacks.items():
-            stretch = self._stretches[rank]
-            stretch.note(stack, now)
-            if stretch.is_wait(stack, now):
-                waiting[rank] = stretch.since
+        waiting = {rank: self._stretches[rank].since for rank, stack in stacks.items() if self._waits(stack, now)}
         if not waiting:
             return None
         others = self._stretches.keys() - set(due)
         stacks |= {stack.rank: stack for stack in Stacks.parse(dump(others))} if others else {}
         for rank in others:
-            del self._stretches[rank]  # The request has moved the rank, so its period starts again.
+            if rank not in stacks or stacks[rank].waiting_in is None:
+                del self._stretches[rank]  # The request has moved the rank, so its period starts again.
+            elif self._waits(stacks[rank], now) and now - self._stretches[rank].since >= self._notice_after:
+                # Two ranks that entered at different times would otherwise never be found in one look.
+                waiting[rank] = self._stretches[rank].since
         hang = Hang(since=waiting, stacks=Stacks(stacks[rank] for rank in sorted(stacks)), absent=absent)
         calls = {stacks[rank].waiting_in for rank in waiting}
         somebody_is_missing = bool(absent) or any(
