@@ -30,10 +30,7 @@ gpu-check: $(VENV)/installed-test  ## try on GPUs what can only be tried there (
 	@$(BIN)/python -m notebook_launcher check
 
 test: lint $(TSC)  ## check and test everything
-	@echo "==> tests that may run side by side"
-	@$(SIDE_BY_SIDE) "not alone" && side_by_side=0 || side_by_side=$$?; \
-	echo "==> tests that need the machine alone"; \
-	$(BIN)/python -m pytest -m alone && exit $$side_by_side
+	@$(BIN)/python tests/everything.py
 
 check: lint $(TSC)  ## check everything and run the tests of what changed since main (under two minutes)
 	@$(BIN)/python tests/changed.py

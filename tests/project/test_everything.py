@@ -1,0 +1,96 @@
+"""Failed tests in `make test`, with real runs of pytest on small folders of tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import everything
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UNSTEADY = """
+import pathlib
+
+def test_unsteady_{number}():
+    stamp = pathlib.Path("{number}.stamp")
+    was_there = stamp.exists()
+    stamp.touch()
+    assert was_there
+"""
+STEADY = "def test_steady(): pass\n"
+BROKEN = "def test_broken(): raise ValueError\n"
+ALONE = "import pytest\n@pytest.mark.alone\ndef test_alone(): pass\n"
+LEAKING = """
+import pathlib
+import pytest
+
+@pytest.fixture
+def leftovers():
+    yield
+    stamp = pathlib.Path("leak.stamp")
+    was_there = stamp.exists()
+    stamp.touch()
+    assert was_there
+
+def test_leaking(leftovers): pass
+"""
+
+
+@pytest.fixture
+def outcome_of(tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """Run a folder with these test files as `make test` runs this project's."""
+
+    def run(*files: str) -> tuple[int, str]:
+        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n")
+        for number, text in enumerate((*files, ALONE)):
+            (tmp_path / f"test_{number}.py").write_text(text)
+        command = [sys.executable, str(Path(everything.__file__)), str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        return done.returncode, done.stdout
+
+    return run
+
+
+def test_passing_tests_run_once(outcome_of: Callable[..., tuple[int, str]]) -> None:
+    status, output = outcome_of(STEADY)
+    assert status == 0
+    assert output.count("==> ") == 2
+    assert output.count("1 passed") == 2
+
+
+def test_test_that_passes_alone_is_named_as_unsteady(outcome_of: Callable[..., tuple[int, str]]) -> None:
+    status, output = outcome_of(STEADY, UNSTEADY.format(number=1))
+    assert status == 0
+    assert "==> tests that failed, again and alone: 1" in output
+    assert output.endswith("==> unsteady, failed once and passed alone: test_1.py::test_unsteady_1\n")
+
+
+def test_leftover_that_does_not_come_again_is_named_as_unsteady(outcome_of: Callable[..., tuple[int, str]]) -> None:
+    status, output = outcome_of(LEAKING)
+    assert status == 0
+    assert output.endswith("==> unsteady, failed once and passed alone: test_0.py::test_leaking\n")
+
+
+def test_test_that_fails_twice_fails_the_run(outcome_of: Callable[..., tuple[int, str]]) -> None:
+    status, output = outcome_of(BROKEN, UNSTEADY.format(number=1))
+    assert status == 1
+    assert "==> tests that failed, again and alone: 2" in output
+    assert "unsteady, failed once" not in output
+
+
+def test_many_failures_do_not_run_again(outcome_of: Callable[..., tuple[int, str]]) -> None:
+    status, output = outcome_of(*(UNSTEADY.format(number=number) for number in range(everything.MOST_AGAIN + 1)))
+    assert status == 1
+    assert "again and alone" not in output
+
+
+def test_file_that_cannot_be_read_does_not_run_again(outcome_of: Callable[..., tuple[int, str]]) -> None:
+    status, output = outcome_of("import a_module_that_is_not_there\n")
+    assert status == 1
+    assert "again and alone" not in output
