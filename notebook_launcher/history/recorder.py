@@ -17,6 +17,7 @@ writing never fails a run; it is reported once.
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from notebook_launcher.history import owners, run_folders
@@ -40,6 +41,8 @@ FIRST_AFTER = 1.0
 WRITE_EVERY = 0.5
 SUMMARY_EVERY = 5.0
 """Seconds between two summaries; fewer in a run's first seconds, in which its ranks start."""
+LARGEST_SHARE = 0.02
+"""Share of the time that writes may take; where one takes long, as with a thousand ranks, the next comes later."""
 MUCH = 100_000
 """Characters that the ranks of a minor run wrote, from which on the run is kept: a cell does not keep all of it."""
 HEAVY = 1_000_000
@@ -134,12 +137,13 @@ class Recorder:
                 self._make_folder(snapshot)
                 self._write_summary(snapshot)
                 self._write_late(wait=False)
-                self._summary_at = now + self._summary_wait
+                self._summary_at = now + max(self._summary_wait, _spent_since(now) / LARGEST_SHARE)
                 self._summary_wait = min(2 * self._summary_wait, SUMMARY_EVERY)
             if self._has_new and now >= self._write_at:
+                began = time.monotonic()
                 self._write_news()
                 self._has_new = False
-                self._write_at = now + WRITE_EVERY
+                self._write_at = now + max(WRITE_EVERY, _spent_since(began) / LARGEST_SHARE)
 
     def finish(self, *, failed: bool, is_minor: bool = False) -> None:
         """Write the end of the run, if it has a folder or anything to record, and remove old runs.
@@ -241,3 +245,7 @@ class Recorder:
             where = f" in {self.folder or self._home}" if self._home is not None else ""
             with contextlib.suppress(Exception):
                 self._say(f"recording of the run ended{where}: {reason}")
+
+
+def _spent_since(began: float) -> float:
+    return time.monotonic() - began

@@ -130,6 +130,7 @@ class RunLoop:
                 self._handle(event, attempt)
             if self._has_live:
                 self._has_live = False
+                attempt.note_activity()
                 self._progress.update()
             self._carry_out_commands(attempt)
             if (failure := attempt.failure_to_debug()) is not None:
@@ -287,7 +288,6 @@ class RunLoop:
                 data.live.fold(rank, record)
                 self._has_live = True
                 self._recorder.note()
-                attempt.note_activity()
                 return
             case FromRank(rank, messages.Display() | messages.ClearOutput() as record, _):
                 self._ranks.comms.publish(None)
