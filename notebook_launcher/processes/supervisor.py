@@ -59,6 +59,8 @@ def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = No
     if start is None:
         supervisor.kill_all()
         os._exit(0)
+    # A rank that replaces another was forked beside the store's server. The store's destructor would end that server.
+    _kept = supervisor.store
     del supervisor
     status = 1
     try:
@@ -92,7 +94,7 @@ class _Supervisor:
         self._kernel_pidfd = -1
         self._sigchld_pipe: tuple[int, ...] = ()
         """Python writes to this pipe at each SIGCHLD: a child has exited."""
-        self._store: Any = None
+        self.store: Any = None
         """The server of the rendezvous store; None until all ranks are forked, and on other nodes than the first."""
         self._has_all = False
         """True once all ranks of this machine have been started."""
@@ -189,7 +191,7 @@ class _Supervisor:
             # After the ranks, because the store's server is a thread and ranks are to be forked from a process
             # with one thread. Until the server runs, connections wait in the listening socket's backlog.
             if self._setup.place.hosts_store:
-                self._store = _host_store(self._setup, self._listen_fd)
+                self.store = _host_store(self._setup, self._listen_fd)
             self._oom_kills = leftovers.oom_kills()
 
     def _close_inherited(self) -> None:
