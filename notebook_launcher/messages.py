@@ -22,6 +22,7 @@ import dataclasses
 import signal
 from typing import Any, Literal
 
+from notebook_launcher.text import name_rank
 from notebook_launcher.training_settings import TrainingSettings  # noqa: TC001 - loaded once, before ranks are forked
 
 __all__ = [
@@ -597,4 +598,4 @@ class Failure:
     @property
     def who(self) -> str:
         """The rank, with its machine if there are several: `rank 3`, `rank 3 (gpu2)`."""
-        return f"rank {self.rank} ({self.node})" if self.node else f"rank {self.rank}"
+        return name_rank(self.rank, self.node)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["clean", "did_you_mean", "escape", "first_columns", "one_line", "read_bool"]
+__all__ = ["clean", "did_you_mean", "escape", "first_columns", "name_rank", "one_line", "read_bool"]
 
 MAX_TEXT = 50_000
 """Characters of one text that a page takes in; a traceback has about 2,000."""
@@ -31,6 +31,12 @@ def read_bool(text: str) -> bool | None:
     """Return the truth value that a word stands for (1, true, t, yes, y, on, or an opposite), None for other words."""
     word = text.strip().lower()
     return True if word in _TRUE else False if word in _FALSE else None
+
+
+def name_rank(rank: int, node: str = "", *, of: int | None = None) -> str:
+    """Return `rank 3`, `rank 3 of 8` or `rank 3 of 8 (gpu2)`: with the number of ranks and its machine, if given."""
+    total = "" if of is None else f" of {of}"
+    return f"rank {rank}{total} ({node})" if node else f"rank {rank}{total}"
 
 
 def clean(text: object, limit: int = MAX_TEXT) -> str:

@@ -19,6 +19,7 @@ from notebook_launcher.kernel.failures import culprit, failure_display
 from notebook_launcher.kernel.inspection.mismatches import suggestion
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.kernel.run_outcome import RunOutcome
+from notebook_launcher.text import name_rank
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
@@ -182,8 +183,8 @@ def _with_stacks(message: str, stacks: Stacks | None, plan: Plan) -> str:
 
 
 def _not_started_error(failed: Any, plan: Plan) -> ResourceError:
-    node = f" ({plan.node_names[failed.rank]})" if plan.node_names else ""
-    msg = f"rank {failed.rank} of {plan.num_processes}{node} could not be started: {failed.message}."
+    who = name_rank(failed.rank, plan.node_names[failed.rank] if plan.node_names else "", of=plan.num_processes)
+    msg = f"{who} could not be started: {failed.message}."
     if failed.errno in (errno.EAGAIN, errno.ENOMEM):
         msg += (
             " The limit on processes may be reached (`ulimit -u`, or the container's pids limit); use fewer ranks, or "

@@ -20,6 +20,7 @@ from notebook_launcher.kernel.display.formatting import format_report, one_line
 from notebook_launcher.kernel.inspection.mismatches import SIZES_DIFFER, SUGGESTION, collective_in
 from notebook_launcher.kernel.inspection.stacks import crash_site
 from notebook_launcher.messages import ExceptionReport, Failure
+from notebook_launcher.text import name_rank
 from notebook_launcher.units import format_bytes, rank_list
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def cannot_travel(kind: str, message: str, rank: int) -> RankFailedError:
 
 
 def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:
-    rank = f"rank {outcome.rank} of {num_ranks}" + (f" ({failure.node})" if failure.node else "")
+    rank = name_rank(outcome.rank, failure.node, of=num_ranks)
     code = failure.exitcode
     if outcome.returned is not None and code is not None:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"

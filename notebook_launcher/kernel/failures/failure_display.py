@@ -14,6 +14,7 @@ from notebook_launcher.errors import RemoteTraceback, RunStoppedError, RunTimeou
 from notebook_launcher.kernel.failures.culprit import STOPPED
 from notebook_launcher.kernel.failures.torch_errors import advice_on
 from notebook_launcher.kernel.inspection.mismatches import describe_mismatch
+from notebook_launcher.text import name_rank
 from notebook_launcher.units import format_bytes, format_seconds, rank_list
 
 if TYPE_CHECKING:
@@ -124,8 +125,7 @@ def _adds_something(error: BaseException, story: str) -> bool:
 
 def _story(failures: tuple[Failure, ...], results: Results) -> str:
     first, others = failures[0], failures[1:]
-    node = f" ({first.node})" if first.node else ""
-    lines = [f"rank {first.rank} of {len(results)}{node} failed first{_sequel(first, others)}."]
+    lines = [f"{name_rank(first.rank, first.node, of=len(results))} failed first{_sequel(first, others)}."]
     if first.kind == "arrival":
         lines.append("The function was not called: it, or what it uses, could not be rebuilt in the rank.")
     if early := _early_returns(first, results):
