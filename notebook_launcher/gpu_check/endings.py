@@ -6,17 +6,31 @@ import datetime as dt
 import os
 import signal
 import time
+from typing import TYPE_CHECKING
 
 from notebook_launcher import Session, notebook_launch
 from notebook_launcher.errors import LaunchError
 from notebook_launcher.gpu_check.check_kind import Check, Hardware
 from notebook_launcher.gpu_check.several_ranks import where
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["CHECKS"]
 
 SECONDS_TO_FAIL = 10.0
 SHORT_LIMIT = 3.0
 """Seconds that a collective may take before torch ends it."""
+
+
+def _reduce(device: torch.device) -> None:
+    """Enter an all-reduce, and on a GPU wait for its end."""
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(1, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _fail(how: str) -> None:
@@ -33,9 +47,7 @@ def _fail(how: str) -> None:
         if how == "exit":
             os._exit(3)
         os.kill(os.getpid(), signal.SIGSEGV)
-    dist.all_reduce(torch.ones(1, device=device))
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    _reduce(device)
 
 
 def _failures(hardware: Hardware) -> str:
@@ -55,7 +67,6 @@ def _failures(hardware: Hardware) -> str:
 
 
 def _wait_for_ever() -> None:
-    import torch
     import torch.distributed as dist
 
     from notebook_launcher import Accelerator, report
@@ -63,9 +74,7 @@ def _wait_for_ever() -> None:
     device = Accelerator().device
     report(begun=1)
     if dist.get_rank() == 0:
-        dist.all_reduce(torch.ones(1, device=device))
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        _reduce(device)
     time.sleep(100)
 
 
@@ -83,16 +92,13 @@ def _session_after_interrupt(hardware: Hardware) -> str:
 
 
 def _return_early() -> None:
-    import torch
     import torch.distributed as dist
 
     from notebook_launcher import Accelerator
 
     device = Accelerator().device
     if dist.get_rank() == 0:
-        dist.all_reduce(torch.ones(1, device=device))
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        _reduce(device)
 
 
 def _early_return(hardware: Hardware) -> str:
@@ -114,9 +120,7 @@ def _outlast_the_watchdog() -> None:
     device = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=limit)]).device
     dist.all_reduce(torch.ones(1, device=device))
     if dist.get_rank() == 0:
-        dist.all_reduce(torch.ones(1, device=device))
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        _reduce(device)
     time.sleep(100)
 
 
