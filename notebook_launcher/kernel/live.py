@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from notebook_launcher import messages
 from notebook_launcher.history.schema import (
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Literal
 
 __all__ = ["LiveRecords", "describe_change"]
+
+T = TypeVar("T")
 
 KINDS: dict[str, Literal["positive", "optional", "count"]] = {
     "lr": "positive",
@@ -194,10 +196,7 @@ class LiveRecords:
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return the metrics after a position, as far as they are kept, and the next position."""
-        metrics, num_dropped = self._kept
-        start = max(0, position - num_dropped)
-        new = metrics[start:]
-        return new, num_dropped + start + len(new)
+        return _since(self._kept, position)
 
     @property
     def pictures(self) -> list[RunPicture]:
@@ -206,10 +205,7 @@ class LiveRecords:
 
     def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
         """Return the pictures after a position, as far as they are kept, and the next position."""
-        pictures, num_dropped = self._pictures
-        start = max(0, position - num_dropped)
-        new = pictures[start:]
-        return new, num_dropped + start + len(new)
+        return _since(self._pictures, position)
 
     def items_per_second(self, rank: int) -> float | None:
         """Return the rate of the rank's loop, in items per second."""
@@ -269,6 +265,14 @@ class LiveRecords:
             counts=counts,
             spans=sums.spans[max(0, len(sums.spans) + len(new) - self._max_spans) :] + new,
         )
+
+
+def _since(kept: tuple[list[T], int], position: int) -> tuple[list[T], int]:
+    """Return the kept values after a position, and the next position; `kept` ends with the number of dropped ones."""
+    values, num_dropped = kept
+    start = max(0, position - num_dropped)
+    new = values[start:]
+    return new, num_dropped + start + len(new)
 
 
 def describe_change(record: messages.Changed) -> str:
