@@ -13,7 +13,7 @@ from notebook_launcher.channel import AnonymousFile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CommandConnection", "Connection", "tail_of"]
+__all__ = ["CommandConnection", "Connection", "end_process", "tail_of"]
 
 LAST_WORDS = 2000
 """Bytes at the end of a file of errors that are shown."""
@@ -89,12 +89,17 @@ class CommandConnection:
 
     def end(self, patience: float) -> None:
         """Wait for the command's end; after `patience` seconds kill it."""
-        try:
-            self._process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, patience)
         self._errors.close()
+
+
+def end_process(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Wait for the end of a process that was told to end; after `patience` seconds kill it."""
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def tail_of(file: AnonymousFile) -> str:

@@ -18,7 +18,7 @@ import warnings
 from typing import Any
 
 from notebook_launcher.channel import AnonymousFile
-from notebook_launcher.engines.cluster.connections import tail_of
+from notebook_launcher.engines.cluster.connections import end_process, tail_of
 from notebook_launcher.errors import ConfigError
 
 __all__ = ["RayConnection", "RayDriver", "RayDrivers", "ray_drivers"]
@@ -169,11 +169,7 @@ class RayDriver:
 
     def _reap(self) -> None:
         if self._is_closed and self.num_open <= 0:
-            try:
-                self._process.wait(KILL_PATIENCE)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            end_process(self._process, KILL_PATIENCE)
             self._errors.close()
 
 
