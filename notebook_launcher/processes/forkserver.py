@@ -153,7 +153,7 @@ class _Server:
         self._is_done = False
         """True once the kernel is gone, and in a forked child."""
         self._become: Callable[[], None] = _nothing
-        """In a forked child: its life as a supervisor."""
+        """In a forked child: its life as a supervisor or a host."""
         # The end of file on the channel is not enough, because a process that the user's code forked from the kernel
         # may hold a copy of the kernel's end.
         with contextlib.suppress(OSError, AttributeError):
@@ -171,7 +171,7 @@ class _Server:
     def serve(self) -> Callable[[], None]:
         """Serve until the kernel is gone, and return a function that does nothing.
 
-        In a forked child, return the function that makes it a supervisor: by returning, the child sheds the server's
+        In a forked child, return its life, as a supervisor or a host: by returning, the child sheds the server's
         frames, which would otherwise appear in its every traceback.
         """
         while self._is_needed:
@@ -192,9 +192,9 @@ class _Server:
             case None:
                 self._on_kernel_gone()
             case messages.StartSupervisor(), (sock_fd, reaped_fd):
-                self._start_supervisor(sock_fd, reaped_fd)
+                self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
             case messages.StartHost(), (host_fd,):
-                self._start_host(host_fd)
+                self._fork(lambda: _become_host(host_fd), host_fd)
             case unknown, _:
                 msg = f"the fork server got an unknown message: {unknown!r}"
                 raise TypeError(msg)
@@ -205,43 +205,25 @@ class _Server:
                 signal.pidfd_send_signal(self._server, signal.SIGKILL)
         self._is_done = True
 
-    def _start_supervisor(self, sock_fd: int, reaped_fd: int) -> None:
+    def _fork(self, become: Callable[[], None], fd: int, *reaped_fds: int) -> None:
+        """Fork a child that takes `fd` and then lives as `become`; `reaped_fds` are closed once it has exited."""
         self._launches.note()
         try:
             pid = os.fork()
-        except OSError:
-            # The kernel notices this by the end of file on the supervisor's channel.
-            os.close(sock_fd)
-            os.close(reaped_fd)
+        except OSError:  # The kernel notices this by the end of file on the child's channel.
+            for each in (fd, *reaped_fds):
+                os.close(each)
             return
         if pid == 0:
             self._close_watched()
             self._channel.close()
-            for fd in (*self._fds, reaped_fd):
-                os.close(fd)
-            self._become = lambda: run_supervisor(socket.socket(fileno=sock_fd))
+            for each in (*self._fds, *reaped_fds):
+                os.close(each)
+            self._become = become
             self._is_done = True
             return
-        os.close(sock_fd)
-        self._watch(pid, reaped_fd)
-
-    def _start_host(self, host_fd: int) -> None:
-        self._launches.note()
-        try:
-            pid = os.fork()
-        except OSError:  # The kernel notices this by the end of file on the host's channel.
-            os.close(host_fd)
-            return
-        if pid == 0:
-            self._close_watched()
-            self._channel.close()
-            for fd in self._fds:
-                os.close(fd)
-            self._become = lambda: _become_host(host_fd)
-            self._is_done = True
-            return
-        os.close(host_fd)
-        self._watch(pid)
+        os.close(fd)
+        self._watch(pid, *reaped_fds)
 
     def _close_watched(self) -> None:
         """Close the descriptors that belong to the parent's children; call it in a forked process."""
