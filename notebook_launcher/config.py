@@ -245,7 +245,7 @@ class LaunchConfig:
             options["engine"] = engine_choice.as_settings(self.engine)
         if file.exists():
             load_accelerate_file(file)  # A file that describes another kind of launch is not overwritten.
-        machine, asked = devices.look(), self.num_processes or self.processes_per_node
+        machine, asked = devices.detect(), self.num_processes or self.processes_per_node
         if self.engine is not None:
             use_gpu = self.devices != "cpu" and not machine.why_no_gpu
             accelerate_yaml.write(file, options, num_processes=asked or 1, use_gpu=use_gpu)

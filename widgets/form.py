@@ -82,7 +82,7 @@ def option_fields(state: LaunchState, changed: Callable[[str, Any], None]) -> di
         fields[name] = ChoiceField(name, label, changed, choices=list(words.items()))
     fields["check_collectives"] = CheckField("check_collectives", "Check collectives", changed)
     fields["detached"] = CheckField("detached", "Outlive the kernel", changed)
-    fields["devices"] = DevicesField("devices", changed, machine=state.machine, look_again=state.look_again)
+    fields["devices"] = DevicesField("devices", changed, machine=state.machine, detect_again=state.detect_again)
     return fields
 
 

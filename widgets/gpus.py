@@ -27,7 +27,7 @@ class DevicesField(Field):
     """A field that reports values of `LaunchConfig.devices`: None, a tuple of indices, or `"cpu"`."""
 
     def __init__(
-        self, key: str, changed: Callable[[str, Any], None], *, machine: Machine, look_again: Callable[[], None]
+        self, key: str, changed: Callable[[str, Any], None], *, machine: Machine, detect_again: Callable[[], None]
     ) -> None:
         self.segments = Segments("Devices", TIPS, self._switched)
         self.boxes = [ipywidgets.Checkbox(indent=False, layout=WIDE) for _ in machine.gpus]
@@ -40,10 +40,10 @@ class DevicesField(Field):
             self.box.add_class("nbp-wide")
         for box in self.boxes:
             box.observe(lambda _: self._ticked(), "value")
-        self.refresh.on_click(lambda _: look_again())
-        self.look(machine)
+        self.refresh.on_click(lambda _: detect_again())
+        self.describe(machine)
 
-    def look(self, machine: Machine) -> None:
+    def describe(self, machine: Machine) -> None:
         """Describe the GPUs as they are now."""
         self._why_no_gpu = machine.why_no_gpu
         for box, (at, gpu) in zip(self.boxes, enumerate(machine.gpus), strict=False):

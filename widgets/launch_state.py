@@ -60,7 +60,7 @@ class LaunchState(traitlets.HasTraits):
         self.mistakes: dict[str, str] = {}
         self.problems: dict[str, str] = {}
         self.plan: Plan | None = None
-        self.machine = devices.look()
+        self.machine = devices.detect()
         self.lock = threading.RLock()
         self._holder = holder
         self._field_put = ""
@@ -169,9 +169,9 @@ class LaunchState(traitlets.HasTraits):
                 else:
                     self.put(key, typed.default_of(key))
 
-    def look_again(self) -> None:
+    def detect_again(self) -> None:
         """Read the machine again, because the GPUs' free memory changes."""
-        self.machine = devices.look()
+        self.machine = devices.detect()
         self.touch()
 
     def touch(self) -> None:

@@ -249,7 +249,7 @@ class PanelView:
             precision.set_note(chosen or " ".join(unfit.values()), "warning" if chosen else "hint")
         self.fields["backend"].mark_unfit(hardware.unfit_backends(machine, config))  # type: ignore[attr-defined]
         if isinstance(devices, DevicesField):
-            devices.look(machine)
+            devices.describe(machine)
 
     def _argument_hint(self, field: Field, parameter: Parameter) -> str:
         if isinstance(field, TextField) and (reading := parameter.reading(field.text)):

@@ -85,7 +85,7 @@ def _read_settings(path: str | None) -> tuple[LaunchConfig, accelerate_yaml.Acce
 def _check_gpus() -> None:
     from notebook_launcher.machine import devices
 
-    if why := devices.look().why_no_gpu:
+    if why := devices.detect().why_no_gpu:
         raise ConfigError(f"--multi_gpu: {why}. Without --multi_gpu, the ranks use the CPU.")
 
 

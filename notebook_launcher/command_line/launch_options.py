@@ -198,7 +198,7 @@ def _numbers_by_name(number: Any) -> dict[str, Any]:
     if number == "cpu":
         from notebook_launcher.machine import devices
 
-        return {"num_processes": devices.look().num_cores, "devices": "cpu"}
+        return {"num_processes": devices.detect().num_cores, "devices": "cpu"}
     return {"num_processes": None} if number in ("auto", "gpu") else {}
 
 

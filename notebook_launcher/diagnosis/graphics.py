@@ -19,7 +19,7 @@ MOSTLY_TAKEN = 0.5
 
 def look_at_gpus() -> list[Finding]:
     """Return what NVML knows of each visible GPU; one fact if there is none."""
-    machine = devices.look()
+    machine = devices.detect()
     if not machine.gpus:
         return [Finding(area=AREA, name="GPUs", fact=machine.why_no_gpu)]
     findings = []

@@ -26,7 +26,7 @@ SMALL_SHM = 1_000_000_000
 
 def look_at_limits() -> list[Finding]:
     """Return what this process may take of the machine."""
-    machine = devices.look()
+    machine = devices.detect()
     cores = plural(machine.num_cores, "core")
     if (every := os.cpu_count() or 0) > machine.num_cores:
         cores += f" of {every}: the rest is taken away by affinity or by a control group"

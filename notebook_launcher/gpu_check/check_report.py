@@ -66,7 +66,7 @@ def _hash(name: str) -> str:
 def collect_facts() -> dict[str, Any]:
     """Return what a reader of a report has to know of the machine."""
     began = time.monotonic()
-    machine = devices.look()
+    machine = devices.detect()
     look_seconds = time.monotonic() - began  # Without persistence mode the driver wakes up every GPU first.
     shm = shutil.disk_usage(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None
     return {

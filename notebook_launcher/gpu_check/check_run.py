@@ -43,7 +43,7 @@ class Outcome:
 
 def count_gpus() -> int:
     """Return how many GPUs launches can use."""
-    machine = devices.look()
+    machine = devices.detect()
     return 0 if machine.why_no_gpu else len(machine.gpus)
 
 

@@ -18,7 +18,7 @@ __all__ = ["CHECKS"]
 LOOK = """
 import json, torch
 from notebook_launcher.machine import devices
-print(json.dumps([len(devices.look().gpus), torch.cuda.device_count()]))
+print(json.dumps([len(devices.detect().gpus), torch.cuda.device_count()]))
 """
 SECONDS_TO_REPORT = 3.0
 SECONDS_OF_CHORES = 5.0
@@ -26,7 +26,7 @@ SECONDS_OF_CHORES = 5.0
 
 
 def _devices_seen(hardware: Hardware) -> str:
-    machine = devices.look()
+    machine = devices.detect()
     values: list[str | None] = [None]
     if hardware.num_gpus:
         values += [str(hardware.num_gpus - 1), machine.gpus[0].selector, "0,0"]
@@ -198,7 +198,7 @@ def _own_context(hardware: Hardware) -> str:
     from notebook_launcher.machine import nvml
 
     last = hardware.num_gpus - 1
-    gpus = devices.look().gpus
+    gpus = devices.detect().gpus
     library = nvml.Library()
 
     def users() -> list[list[int]]:

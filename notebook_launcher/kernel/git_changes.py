@@ -19,7 +19,7 @@ AT_THE_END = 1.0
 class GitChanges:
     """The difference between the working tree of a repository and its commit; the constructor starts git.
 
-    `look` must be called until it says that git is over, so that no process is left behind.
+    `poll` must be called until it says that git is over, so that no process is left behind.
     """
 
     def __init__(self, repository: str) -> None:
@@ -33,7 +33,7 @@ class GitChanges:
                 # A session of its own: an interrupt in a terminal is not for git.
                 self._process = subprocess.Popen(words, start_new_session=True, **ours)  # type: ignore[call-overload]
 
-    def look(self, *, wait: bool) -> tuple[bool, str | None]:
+    def poll(self, *, wait: bool) -> tuple[bool, str | None]:
         """Return whether git is over, and the difference; None: git cannot tell, or not in time."""
         if self._process is None:
             self._output.close()

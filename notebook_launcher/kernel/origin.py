@@ -62,7 +62,7 @@ class Origin:
         """Return the files that git has told about, by name; None if git has not finished and `wait` is False."""
         if self._git is None:
             return {}
-        is_over, patch = self._git.look(wait=wait)
+        is_over, patch = self._git.poll(wait=wait)
         if not is_over:
             return None
         self._git = None

@@ -118,7 +118,7 @@ def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
     """Resolve the options against a machine (default: this one). Raise `ConfigError` if it has too few resources."""
     if config.engine is not None:
         return _plan_of_nodes(config, config.engine.look())
-    machine = machine or devices.look()
+    machine = machine or devices.detect()
     asked = config.num_processes or config.processes_per_node
     taken = allocate(machine, num_processes=asked, devices=config.devices, backend=config.backend)
     if config.shard is not None:

@@ -142,7 +142,7 @@ class RunLoop:
             self._ranks.comms.send_pending(attempt.tree)
             self._data.usage.tick(time.monotonic(), attempt.tree, self._data.gpus)
             self._recorder.tick(time.monotonic())
-        self._rest_hangs()
+        self._reset_hangs()
         self._settle(attempt)
         return attempt
 
@@ -178,18 +178,18 @@ class RunLoop:
     def _watch_for_hangs(self, attempt: Attempt) -> None:
         now = time.monotonic()
         if attempt.is_ending or self._data.asking or attempt.requests.paused_after is not None:
-            self._rest_hangs()
+            self._reset_hangs()
             return
         if self._hangs.next_due(now) != 0:
             return
         tree = attempt.tree
-        line = self._hangs.look(now, lambda: tree.pulses(attempt.state.running), attempt.state.absent, tree.dump_stacks)
+        line = self._hangs.poll(now, lambda: tree.pulses(attempt.state.running), attempt.state.absent, tree.dump_stacks)
         self._data.hang = self._hangs.hang
         if line:
             self._data.output.notice(line)
 
-    def _rest_hangs(self) -> None:
-        self._hangs.rest()
+    def _reset_hangs(self) -> None:
+        self._hangs.reset()
         self._data.hang = None
 
     def _replace_the_dead(self, attempt: Attempt) -> None:

@@ -19,7 +19,7 @@ from notebook_launcher.machine import nvml, rocm
 from notebook_launcher.machine.visible_gpus import CUDA_VARIABLE, GPU, choose_visible
 from notebook_launcher.units import plural
 
-__all__ = ["GPU", "Machine", "look"]
+__all__ = ["GPU", "Machine", "detect"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Machine:
     """The environment variable that chooses the GPUs of a process."""
 
 
-def look() -> Machine:
+def detect() -> Machine:
     """Return the hardware of this machine."""
     platform = _torch_platform()
     found = _Found()
     if platform != "hip":
         with contextlib.suppress(OSError), contextlib.closing(nvml.Library()) as library:
-            found = _look_with_nvml(library)
-    gpus = rocm.look_with_torch() if platform == "hip" else found.gpus
+            found = _detect_with_nvml(library)
+    gpus = rocm.detect_with_torch() if platform == "hip" else found.gpus
     why = found.problem
     if not gpus:
         why = why or "no GPU found" + "".join(f" ({reason})" for reason in found.left_out[:1])
@@ -103,7 +103,7 @@ class _Found:
     driver: str = ""
 
 
-def _look_with_nvml(library: nvml.Library) -> _Found:
+def _detect_with_nvml(library: nvml.Library) -> _Found:
     gpus: list[GPU] = []
     left_out: list[str] = []
     for index in range(library.count()):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from notebook_launcher.machine.visible_gpus import GPU
 
-__all__ = ["ROCM_VARIABLE", "look_with_torch"]
+__all__ = ["ROCM_VARIABLE", "detect_with_torch"]
 
 ROCM_VARIABLE = "HIP_VISIBLE_DEVICES"
 DRIVER = Path("/dev/kfd")
@@ -26,7 +26,7 @@ print(json.dumps(found))
 """
 
 
-def look_with_torch() -> tuple[GPU, ...]:
+def detect_with_torch() -> tuple[GPU, ...]:
     """Return the GPUs that torch sees in a process of its own; none if there is no ROCm driver.
 
     The kernel itself must not initialise HIP: it could not be forked for GPU work any more.

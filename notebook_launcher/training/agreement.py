@@ -132,7 +132,7 @@ class UpdateFence:
 class Agreement:
     """One kind of request, such as a checkpoint.
 
-    Every rank calls `look` at every update, with its own number of the update; all ranks number alike.
+    Every rank calls `poll` at every update, with its own number of the update; all ranks number alike.
     """
 
     def __init__(self, notes: ChoiceSlot, *, chooses: bool, lead: int) -> None:
@@ -147,7 +147,7 @@ class Agreement:
         self._chooses = chooses
         self._lead = lead
 
-    def look(self, request: int, update: int) -> tuple[int, int]:
+    def poll(self, request: int, update: int) -> tuple[int, int]:
         """Return the newest request that rank 0 has named an update for, with that update; (0, 0): none.
 
         Args:

@@ -87,17 +87,17 @@ class Safepoint:
         return True
 
     def _agree_to_save(self, asked: int) -> None:
-        request, at = self._saves_agreed.look(asked, self._num_updates)
+        request, at = self._saves_agreed.poll(asked, self._num_updates)
         if at == self._num_updates:
             self._seen, self._saves, self.is_due = request, True, True
 
     def _agree_to_stop(self) -> None:
-        _, at = self._stop_agreed.look(1, self._num_updates)
+        _, at = self._stop_agreed.poll(1, self._num_updates)
         self._stop_at = at or None
         self.is_due = self.is_due or at == self._num_updates
 
     def _agree_to_change(self, asked: int) -> None:
-        request, at = self._changes_agreed.look(asked, self._num_updates)
+        request, at = self._changes_agreed.poll(asked, self._num_updates)
         if at == self._num_updates:
             self._changes_due, self.is_due = request, True
 

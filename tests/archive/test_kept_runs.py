@@ -128,8 +128,8 @@ def test_changes_since_the_commit_are_kept_as_a_patch(tmp_path, monkeypatch):
     slow.write_text("#!/bin/sh\nwhile :; do :; done\n")
     slow.chmod(0o700)
     changes = GitChanges(str(tmp_path))
-    assert changes.look(wait=False) == (False, None)
-    assert changes.look(wait=True) == (True, None)
+    assert changes.poll(wait=False) == (False, None)
+    assert changes.poll(wait=True) == (True, None)
 
 
 def test_versions_follow_what_is_installed(tmp_path, monkeypatch):

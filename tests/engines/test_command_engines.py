@@ -69,7 +69,7 @@ def until(condition: Callable[[], object], run: Run | None = None) -> None:
 
 
 def nodes_of(engine: Commands) -> tuple[Node, ...]:
-    return clusters().look(engine._key)
+    return clusters().nodes_of(engine._key)
 
 
 def sum_up() -> float:
@@ -272,7 +272,7 @@ def wait():
     time.sleep(60)
 run = launch(wait, 2, engine=engine, output="none", runs_folder=None)
 while len(run.metrics) < 2: time.sleep(0.01)
-nodes = clusters().look(engine._key)
+nodes = clusters().nodes_of(engine._key)
 print(*(node.greeting.pid for node in nodes), *(int(point.values["pid"]) for point in run.metrics), flush=True)
 os.kill(os.getpid(), 9)
 """

@@ -107,7 +107,7 @@ def test_stopped_agent_is_lost_after_a_while(namespaces: tuple[str, str], monkey
         while len(run.metrics) < 2:
             assert not run.wait(0.01)
         # As with a network that is cut, nothing ends, and nothing is heard.
-        greeting = clusters().look(engine._key)[1].greeting
+        greeting = clusters().nodes_of(engine._key)[1].greeting
         assert greeting is not None
         os.kill(greeting.pid, signal.SIGSTOP)
         error = run.exception(30)

@@ -104,7 +104,7 @@ def has_trained(run: Run, num_points: int) -> Callable[[], bool]:
 
 def processes_of(engine: Commands, run: Run) -> list[int]:
     """Return the agents and the ranks."""
-    greetings = [one.greeting for one in clusters().look(engine._key)]
+    greetings = [one.greeting for one in clusters().nodes_of(engine._key)]
     agents = [greeting.pid for greeting in greetings if greeting is not None]
     return agents + sorted({int(point.values["pid"]) for point in run.metrics})
 
@@ -235,7 +235,7 @@ except OSError as error:
 
 
 def test_port_of_the_next_store_cannot_be_taken(engine: Commands, cable: Cable) -> None:
-    port = clusters().look(engine._key)[0].port
+    port = clusters().nodes_of(engine._key)[0].port
     command = [*cable.commands()[0], sys.executable, "-c", TAKE, ADDRESSES[0], str(port)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "Address already in use\n"
     run = launch(train, 2, engine=engine, **QUIET)

@@ -47,7 +47,7 @@ def machine(num_gpus: int) -> Machine:
 
 @pytest.fixture(params=[0, 4], ids=["no GPU", "4 GPUs"])
 def num_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(devices, "look", lambda: machine(request.param))
+    monkeypatch.setattr(devices, "detect", lambda: machine(request.param))
     return int(request.param)
 
 
@@ -159,7 +159,7 @@ def test_open_precision_removes_the_one_in_the_file(tmp_path):
 
 
 def test_chosen_gpus_are_written_and_cannot_be_shared(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "look", lambda: machine(4))
+    monkeypatch.setattr(devices, "detect", lambda: machine(4))
     config = LaunchConfig(devices=(1, 3))
     path = config.to_yaml(tmp_path / "config.yaml")
     assert accepted(path).gpu_ids == "1,3"
@@ -241,7 +241,7 @@ deepspeed_config:
 
 
 def test_deepspeed_section_becomes_the_variables_of_accelerate_launch_and_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "look", lambda: machine(4))
+    monkeypatch.setattr(devices, "detect", lambda: machine(4))
     path = tmp_path / "config.yaml"
     path.write_text(DEEPSPEED)
     config = LaunchConfig.from_yaml(path)

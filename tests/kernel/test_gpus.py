@@ -74,7 +74,7 @@ from notebook_launcher.widgets.feed import Feed
 left_open = ctypes.CDLL("libnvidia-ml.so.1").num_left_open
 meter.INTERVAL = 60
 
-gpus = devices.look().gpus
+gpus = devices.detect().gpus
 print([(gpu.index, gpu.name, gpu.total_memory, gpu.free_memory, gpu.capability) for gpu in gpus], left_open())
 
 def wait():
@@ -138,7 +138,7 @@ def test_meter_reads_nothing_without_nvml(tmp_path: Path) -> None:
 
 LOOK = """
 from notebook_launcher.machine import devices
-machine = devices.look()
+machine = devices.detect()
 print([(gpu.key, gpu.selector) for gpu in machine.gpus])
 print(machine.left_out, machine.driver)
 print(machine.why_no_gpu)

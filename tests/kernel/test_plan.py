@@ -27,7 +27,7 @@ def machine(num_cores: int = 8, num_gpus: int = 0, *, has_cuda: bool = True) -> 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make_plan(on: Machine, **options: Any) -> plan.Plan:
-        monkeypatch.setattr(devices, "look", lambda: on)
+        monkeypatch.setattr(devices, "detect", lambda: on)
         return plan.make_plan(LaunchConfig(**options))
 
     return make_plan
@@ -213,4 +213,4 @@ def test_amd_gpus_are_chosen_by_their_own_variable(make: Any) -> None:
 
 
 def test_hardware_of_this_machine_can_be_read() -> None:
-    assert devices.look().num_cores >= 1
+    assert devices.detect().num_cores >= 1

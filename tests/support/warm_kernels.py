@@ -104,14 +104,14 @@ def unchanged(kernel: Kernel) -> Iterator[None]:
     # What was there before may go at any time: it may be a parallel worker's.
     earlier, before["shm"] = before["shm"], []
     yield
-    after, deadline = _look_again(kernel, earlier), time.monotonic() + PATIENCE
+    after, deadline = _detect_again(kernel, earlier), time.monotonic() + PATIENCE
     while (after["threads"] != before["threads"] or after["shm"]) and time.monotonic() < deadline:
-        after = _look_again(kernel, earlier)
+        after = _detect_again(kernel, earlier)
     changed = {key: _difference(value, after[key]) for key, value in before.items() if after[key] != value}
     assert not changed, f"changed (gone, new): {changed}"
 
 
-def _look_again(kernel: Kernel, earlier: list[str]) -> dict[str, Any]:
+def _detect_again(kernel: Kernel, earlier: list[str]) -> dict[str, Any]:
     """Look, and leave out the shared memory that was there earlier."""
     after = look(kernel)
     after["shm"] = [name for name in after["shm"] if name not in earlier]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.accumulation.correction import keep_or_read, over, rescale
+from notebook_launcher.training.accumulation.correction import keep_or_read, ratio, rescale
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,8 +51,8 @@ def test_total_is_read_where_that_needs_no_wait_alone() -> None:
 
 @pytest.mark.parametrize(("total", "expected"), [(4.0, 0.5), (0.0, 9.0)])
 def test_total_of_nothing_leaves_the_gradients_as_they_are(total: float, expected: float) -> None:
-    assert over(2.0, total, 9.0) == expected
-    assert over(2.0, torch.tensor(total), 9.0) == torch.tensor(expected)
+    assert ratio(2.0, total, 9.0) == expected
+    assert ratio(2.0, torch.tensor(total), 9.0) == torch.tensor(expected)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -38,7 +38,7 @@ def machine(num_cores: int = 8, num_gpus: int = 0, capability: tuple[int, int] =
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    return lambda *args, **kwargs: monkeypatch.setattr(devices, "look", lambda: machine(*args, **kwargs))
+    return lambda *args, **kwargs: monkeypatch.setattr(devices, "detect", lambda: machine(*args, **kwargs))
 
 
 @pytest.fixture(autouse=True)
@@ -294,7 +294,7 @@ def test_free_memory_of_gpus_can_be_read_again(on, monkeypatch):
     panel = ConfigPanel(train)
     fresh = GPU(index=0, name="H200", total_memory=140 * GIGABYTE, free_memory=140 * GIGABYTE)
     monkeypatch.setattr(
-        devices, "look", lambda: Machine(num_cores=1, gpus=(fresh,), torch_has_cuda=True, why_no_gpu="")
+        devices, "detect", lambda: Machine(num_cores=1, gpus=(fresh,), torch_has_cuda=True, why_no_gpu="")
     )
     field(panel, "devices").refresh.click()
     assert field(panel, "devices").boxes[0].description == "0: H200, 140 GB free, 0 bytes used"

@@ -168,11 +168,11 @@ class Clusters:
         self._lock = threading.Lock()
         self._idle: dict[ClusterKey, Cluster] = {}
         self._known: dict[ClusterKey, tuple[Node, ...]] = {}
-        """The nodes that were last up, for `look` while all are busy."""
+        """The nodes that were last up, for `nodes_of` while all are busy."""
         self._num_closed: dict[ClusterKey, int] = {}
         """Number of times that an engine was closed: a launch that began before does not give its nodes back."""
 
-    def look(self, key: ClusterKey) -> tuple[Node, ...]:
+    def nodes_of(self, key: ClusterKey) -> tuple[Node, ...]:
         """Return the nodes of an engine, which are up; raises `ConfigError`."""
         with self._lock:
             known = self._known.get(key)

@@ -96,7 +96,7 @@ class CommandEngine:
                 node.greeting.gpus,
                 has_folder=node.has_folder,
             )
-            for node in clusters().look(self._key)
+            for node in clusters().nodes_of(self._key)
             if node.greeting is not None
         )
 

@@ -37,7 +37,7 @@ class Greeting:
     @classmethod
     def of_this_machine(cls) -> Greeting:
         """Look at this machine."""
-        machine = devices.look()
+        machine = devices.detect()
         return cls(
             host=socket.gethostname(),
             pid=os.getpid(),

@@ -239,7 +239,7 @@ def main() -> None:
         os._exit(1)
     driver.tell(is_guarded=_is_guarded())
     driver.serve()
-    # Without Ray's farewell, which takes seconds; what is left of the job ends with this process.
+    # Without disconnecting from Ray, which takes seconds; what is left of the job ends with this process.
     os._exit(0)
 
 

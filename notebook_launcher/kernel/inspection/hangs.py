@@ -113,7 +113,7 @@ class Hang:
             [*waits, *(f"{rank_list(ranks)} {plural_verb(words, len(ranks))}" for words, ranks in others.items())]
         )
 
-    def farewell(self, now: float) -> str:
+    def end_line(self, now: float) -> str:
         """Return the line that ends the notice: `rank 0 waited 47 s in all_reduce (...); the run goes on`."""
         return "; ".join([*self._waits(now, lambda _: "waited"), "the run goes on"])
 
@@ -176,7 +176,7 @@ class HangWatch:
         """Return the seconds until the next look; None: never."""
         return max(0.0, self._look_at - now) if self._is_on else None
 
-    def rest(self) -> None:
+    def reset(self) -> None:
         """Forget what is known, because ranks are being stopped or wait for the user."""
         self.hang = None
         self._is_announced = False
@@ -187,7 +187,7 @@ class HangWatch:
         for stretch in self._stretches.values():
             stretch.num_forgiven = FORGIVEN
 
-    def look(
+    def poll(
         self,
         now: float,
         pulses: Callable[[], Mapping[int, Pulse]],
@@ -236,7 +236,7 @@ class HangWatch:
         if not is_announced:
             return ""
         self._announced[hang.key] = lasted
-        return hang.farewell(now) if lasted >= 2 * self._notice_after else ""
+        return hang.end_line(now) if lasted >= 2 * self._notice_after else ""
 
     def _announce(self, now: float) -> str:
         """Return a line for a wait without one; a wait that was announced before must last twice as long."""

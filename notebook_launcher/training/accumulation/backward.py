@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from notebook_launcher.training.accumulation import gradients
 from notebook_launcher.training.accumulation.blocks import MicroBatchBlock
-from notebook_launcher.training.accumulation.correction import keep_or_read, over, rescale
+from notebook_launcher.training.accumulation.correction import keep_or_read, ratio, rescale
 from notebook_launcher.training.accumulation.ddp import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.accumulation.gradients import InitialGradient
 from notebook_launcher.training.accumulation.synchronisation import reduce_leaves, waits_for_ranks
@@ -173,7 +173,9 @@ class Accumulation:
         if isinstance(factor, torch.Tensor) or factor:
             gradients.backward(loss, gradient, kwargs)
             return
-        with gradients.without_sparse_rows(one for member in self.members.everybody for one in member.parameters()):
+        with gradients.without_sparse_rows(
+            one for member in self.members.models_and_leaves for one in member.parameters()
+        ):
             gradients.backward(loss, gradient, kwargs)
 
     def _mark_computed(self, _: torch.Tensor) -> None:
@@ -195,7 +197,7 @@ class Accumulation:
                 )
             mine = self._given(weight)
             total = self._total(mine)
-            return over(self._num_data_ranks * (mine if reduction == "mean" else float(mine > 0)), total, 0.0)
+            return ratio(self._num_data_ranks * (mine if reduction == "mean" else float(mine > 0)), total, 0.0)
         weights = self._round_weights()
         if weights is None or steps > 1:
             return 1.0 / steps
@@ -222,7 +224,7 @@ class Accumulation:
             mine = mine if reduction == "mean" else float(mine > 0)
         first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
         if first_is_last:  # Nothing is there to be corrected; a second backward of the block needs the factor, too.
-            window.correction = over(self._full_weight(window), window.world_weight, 1.0)
+            window.correction = ratio(self._full_weight(window), window.world_weight, 1.0)
             return self._num_data_ranks * mine / (window.world_weight or 1.0)
         factor = mine / (window.divisor * window.reference)
         return factor * window.correction if again and self.state.sync_gradients else factor
@@ -291,7 +293,7 @@ class Accumulation:
             window.world_weight = keep_or_read(pending[0])
         elif window.kind == "given":
             window.world_weight = window.weight
-        window.correction = over(self._full_weight(window), window.world_weight, 1.0)
+        window.correction = ratio(self._full_weight(window), window.world_weight, 1.0)
         rescale(
             (parameter for member in self.state.block.members for parameter in member.parameters()), window.correction
         )
@@ -321,7 +323,7 @@ class Accumulation:
     def _share_buffers(self, window: Window | None, *, ends: bool) -> None:
         """Give every rank rank 0's buffers of sharded models, where a window ends."""
         if ends:
-            for member in self.members.everybody if window is None else self.state.block.members:
+            for member in self.members.models_and_leaves if window is None else self.state.block.members:
                 member.share_buffers()
 
     def _watched(self) -> list[tuple[SyncedModel, list[int] | None]]:

@@ -77,7 +77,7 @@ class Members:
         flat = lookup.flatten(targets)
         found = {id(member): member for target in flat for member in self._resolve(target)}
         if not flat:
-            found = {id(member): member for member in self.everybody}
+            found = {id(member): member for member in self.models_and_leaves}
         for strays in self._look_for_strays():
             if not flat or any(id(member) in found for member in self.of_optimizer(strays.optimizer)):
                 found[id(strays)] = strays
@@ -126,7 +126,7 @@ class Members:
 
     def contains_any(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Return True if a member contains one of these parameters, or a prepared optimizer updates one."""
-        members = [*self.everybody, *self._look_for_strays()]
+        members = [*self.models_and_leaves, *self._look_for_strays()]
         held = {id(parameter) for member in members for parameter in member.parameters()}
         return any(id(parameter) in held for parameter in parameters)
 
@@ -147,8 +147,8 @@ class Members:
         if known is None or known.sizes != sizes:
             parameters = lookup.parameters_of(optimizer)
             mine = {id(parameter) for parameter in parameters}
-            everybody = [*self.everybody, *self._look_for_strays()]
-            members = [one for one in everybody if any(id(parameter) in mine for parameter in one.parameters())]
+            everything = [*self.models_and_leaves, *self._look_for_strays()]
+            members = [one for one in everything if any(id(parameter) in mine for parameter in one.parameters())]
             synced = {id(parameter) for member in members for parameter in member.synchronised}
             local = [one for one in parameters if id(one) not in synced and not is_spread(one)]
             known = self._owned[id(optimizer)] = Owned(sizes, members, local)
@@ -156,7 +156,7 @@ class Members:
 
     def _look_for_strays(self) -> list[StrayParameters]:
         """Return the parameters of each optimizer that belong to no other member."""
-        held = {id(parameter) for member in self.everybody for parameter in member.parameters()}
+        held = {id(parameter) for member in self.models_and_leaves for parameter in member.parameters()}
         for strays in self._strays.values():
             everything = lookup.parameters_of(strays.optimizer)
             strays.tensors = [parameter for parameter in everything if id(parameter) not in held]
@@ -213,6 +213,6 @@ class Members:
         self.changed()
 
     @property
-    def everybody(self) -> list[Member]:
+    def models_and_leaves(self) -> list[Member]:
         """The models, without what compiled them, and the leaf tensors."""
         return [*self._of_modules, *self.leaves]

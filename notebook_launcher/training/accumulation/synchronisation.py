@@ -101,7 +101,7 @@ def waits_for_ranks(window: Window | None, members: Members, *, ends: bool, num_
     """
     if num_processes == 1 or not (ends or window is None):
         return False
-    trained = members.everybody if window is None else window.members or members.everybody
+    trained = members.models_and_leaves if window is None else window.members or members.models_and_leaves
     return any(member.reduces_next for member in trained) or (window is not None and not trained)
 
 

@@ -52,7 +52,7 @@ def resolve(target: Any, members: Members) -> list[Member]:
     found = list(_prepared_inside(target, members)) if isinstance(target, torch.nn.Module) else []
     left = {id(parameter) for parameter in parameters_of(target)}
     left.difference_update(id(parameter) for member in found for parameter in member.parameters())
-    others = [(member, {id(parameter) for parameter in member.parameters()}) for member in members.everybody]
+    others = [(member, {id(parameter) for parameter in member.parameters()}) for member in members.models_and_leaves]
     while left:
         member, held = max(others, key=lambda pair: len(left & pair[1]), default=(None, set()))
         if member is None or left.isdisjoint(held):

@@ -96,8 +96,8 @@ def check_accumulation(
     """
     count = weight or _num_samples
     window = _take(batches, accelerator.gradient_accumulation_steps)
-    everybody = operations.gather_object([(operations.send_to_device(batch, "cpu"), count(batch)) for batch in window])
-    if not window or not everybody:
+    gathered = operations.gather_object([(operations.send_to_device(batch, "cpu"), count(batch)) for batch in window])
+    if not window or not gathered:
         raise ValueError("check_accumulation(batches=...) gave no micro-batch on some rank. Pass a list of batches.")
     inner = unwrap_model(model)
     named = {name: parameter for name, parameter in inner.named_parameters() if parameter.requires_grad}
@@ -106,20 +106,20 @@ def check_accumulation(
     weighted = [(batch, count(batch)) for batch in window] + [(window[-1], 0.0)] * missing
     with _set_aside(inner, named):
         accumulated = _accumulate(accelerator, model, weighted, loss_function, named)
-        full = _full_batch(accelerator, inner, everybody, loss_function)
-        losses = compare_losses(inner, everybody, loss_function, accelerator.device)
+        full = _full_batch(accelerator, inner, gathered, loss_function)
+        losses = compare_losses(inner, gathered, loss_function, accelerator.device)
     scale = max((float(grad.abs().max()) for grad in full.values()), default=0.0) or 1.0
     parameter, difference = max(
         ((name, float((accumulated[name] - full[name]).abs().max())) for name in full), key=lambda pair: pair[1]
     )
-    total = sum(size for _, size in everybody)
-    share = len(everybody) / (accelerator.gradient_accumulation_steps * accelerator.num_processes)
+    total = sum(size for _, size in gathered)
+    share = len(gathered) / (accelerator.gradient_accumulation_steps * accelerator.num_processes)
     return AccumulationReport(
         max_difference=difference,
         relative=difference / scale,
         parameter=parameter,
         nominal=abs(share - 1.0),
-        num_micro_batches=len(everybody),
+        num_micro_batches=len(gathered),
         total_weight=float(total),
         tolerance=tolerance,
         losses=losses,
@@ -205,14 +205,14 @@ def _unscaled(accelerator: Any, parameter: torch.nn.Parameter) -> torch.Tensor:
 def _full_batch(
     accelerator: Any,
     inner: torch.nn.Module,
-    everybody: list[tuple[Any, float]],
+    gathered: list[tuple[Any, float]],
     loss_function: Callable[[Any, Any], torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """Return the gradient of the mean over all ranks' micro-batches, computed by this process alone."""
     alone = copy.deepcopy(inner)
     alone.zero_grad()
-    total = sum(size for _, size in everybody) or 1.0
-    for batch, size in everybody:
+    total = sum(size for _, size in gathered) or 1.0
+    for batch, size in gathered:
         loss = loss_function(alone, operations.send_to_device(batch, accelerator.device))
         (loss * (size / total)).backward()  # type: ignore[no-untyped-call]
     return {

@@ -75,13 +75,13 @@ def gather_outcomes(doing: str, step: Callable[[], T]) -> list[T]:
     except Exception as error:  # noqa: BLE001 - raised below, once the other ranks know of it
         failure = error
     message = None if failure is None else f"{type(failure).__name__}: {failure}"
-    everybody = _exchange((outcome, message))
+    by_rank = _exchange((outcome, message))
     if failure is not None:
         raise failure
-    for rank, (_, trouble) in enumerate(everybody):
+    for rank, (_, trouble) in enumerate(by_rank):
         if trouble is not None:
             raise CheckpointError(f"rank {rank} could not {doing}: {trouble}")
-    return [one for one, _ in everybody]
+    return [one for one, _ in by_rank]
 
 
 def run_each(steps: Iterable[Callable[[], Any]]) -> None:
@@ -106,6 +106,6 @@ def writes_here(*, on_each_node: bool = False) -> bool:
 def _exchange(mine: Any) -> list[Any]:
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return [mine]
-    everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, mine)
-    return everybody
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, mine)
+    return by_rank

@@ -40,9 +40,9 @@ def agree_on_plan(mine: EpochPlan) -> EpochPlan:
     numbers = [UNKNOWN if number is None else number for number in mine]
     # A seed may have 64 bits without a sign.
     numbers[-1] = mine.seed % 2**64 - 2**63
-    everybody: list[list[int]] = gather(torch.tensor([numbers], dtype=torch.int64)).tolist()
-    first = everybody[0]
-    for rank, plan in enumerate(everybody):
+    by_rank: list[list[int]] = gather(torch.tensor([numbers], dtype=torch.int64)).tolist()
+    first = by_rank[0]
+    for rank, plan in enumerate(by_rank):
         for at, explanation in enumerate(EXPLANATIONS):
             if plan[at] != first[at]:
                 raise RuntimeError(explanation.format(rank=rank, mine=_text(plan[at]), first=_text(first[at])))

@@ -91,8 +91,8 @@ class InStep:
             assert receipt.round is not None
             counts = receipt.round
             mine = _Report(counts.rows[0], counts.real[0], counts.weights[0], receipt.stream, receipt.consumed)
-        everybody = gather(torch.tensor([mine], dtype=torch.int64)).tolist()
-        return batch, [_Report(*numbers) for numbers in everybody]
+        by_rank = gather(torch.tensor([mine], dtype=torch.int64)).tolist()
+        return batch, [_Report(*numbers) for numbers in by_rank]
 
     def _example(self, batch: Any, reports: list[_Report]) -> tuple[Any, list[int]]:
         """Return this rank's first batch, or another rank's if it has none, and the rows of all first batches."""

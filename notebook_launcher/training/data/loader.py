@@ -280,7 +280,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         wanted = self._progress.begin_at
         if wanted is None:
             return Position(self.iteration), None
-        if self._progress.anew:
+        if self._progress.from_start:
             return Position(wanted.epoch), None if self._loaded else self._progress.order
         # A user who loads a position and skips batches by hand skips from the epoch's start, in the same order.
         by_hand = self.skip_batches > 0 and not self._loaded
@@ -315,14 +315,14 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         self.set_epoch(position.epoch)
         progress, self._loaded = self._progress, True
         progress.position, progress.order, progress.begin_at = position, order, position or None
-        progress.anew = False
+        progress.from_start = False
 
     def begin_anew(self) -> None:
         """Let the next loop begin at the start of its epoch, in a new order, though a position was loaded.
 
         A loader that `skip_first_batches` returns still has the order that was loaded.
         """
-        self._progress.anew = True
+        self._progress.from_start = True
 
     def _owners(self) -> list[Any]:
         """Return the objects whose generators draw the order."""

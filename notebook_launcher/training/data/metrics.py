@@ -85,10 +85,10 @@ def _keep(gathered: torch.Tensor, lengths: list[int], counts: Round) -> torch.Te
 
 def _gather_objects(data: Any, counts: Round | None) -> list[Any]:
     mine = list(data) if isinstance(data, (list, tuple)) else [data]
-    everybody: list[list[Any]] = operations.gather_object([mine])
+    by_rank: list[list[Any]] = operations.gather_object([mine])
     if counts is not None:
-        if tuple(map(len, everybody)) == counts.rows:
-            everybody = [items[:real] for items, real in zip(everybody, counts.real, strict=True)]
+        if tuple(map(len, by_rank)) == counts.rows:
+            by_rank = [items[:real] for items, real in zip(by_rank, counts.real, strict=True)]
         else:
-            everybody = [items for items, real in zip(everybody, counts.real, strict=True) if real]
-    return [item for items in everybody for item in items]
+            by_rank = [items for items, real in zip(by_rank, counts.real, strict=True) if real]
+    return [item for items in by_rank for item in items]

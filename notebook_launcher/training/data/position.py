@@ -47,8 +47,8 @@ class LoaderProgress:
     """The states that drew the order of the epoch that `position` is in."""
     begin_at: Position | None = None
     """The point at which the next loop begins; None: the start of its epoch."""
-    anew: bool = False
-    """True if only the epoch of `begin_at` counts."""
+    from_start: bool = False
+    """True if the next loop begins at the start of the epoch of `begin_at`."""
 
     def set_epoch(self, epoch: int) -> None:
         """Forget positions in another epoch."""

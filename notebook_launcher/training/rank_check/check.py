@@ -146,8 +146,8 @@ class RankCheck:
         """
         units = [Unit.of_model(model) for model in self._members.synced_models if not model.notes.trains_alone]
         units += [Unit.of_leaves(self._members)] if self._members.leaves else []
-        everybody = exchange([self._record(unit) for unit in units])
-        if any(len(theirs) != len(units) for theirs in everybody):
+        by_rank = exchange([self._record(unit) for unit in units])
+        if any(len(theirs) != len(units) for theirs in by_rank):
             return
 
         def gather(mine: Any, ranks: Iterable[int]) -> dict[int, Any]:
@@ -155,7 +155,7 @@ class RankCheck:
             return {rank: everything[rank] for rank in ranks}
 
         for at, unit in enumerate(units):
-            self._judge(unit, {rank: Record(*theirs[at]) for rank, theirs in enumerate(everybody)}, call, gather)
+            self._judge(unit, {rank: Record(*theirs[at]) for rank, theirs in enumerate(by_rank)}, call, gather)
 
     def _record(self, unit: Unit) -> Record:
         state = self._state_of(unit)

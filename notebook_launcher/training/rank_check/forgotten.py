@@ -34,13 +34,13 @@ class ForgottenOptimizers:
         nothing that was prepared."""
         me = weakref.ref(self)
 
-        def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        def check_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             forgotten = me()
             if forgotten is not None and not torch.compiler.is_compiling():
                 forgotten.check(optimizer)
                 forgotten.note(optimizer)
 
-        handle = register_optimizer_step_pre_hook(look)
+        handle = register_optimizer_step_pre_hook(check_step)
         weakref.finalize(self, handle.remove).atexit = False
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
