@@ -80,7 +80,7 @@ class LaunchConfig:
     nodes: int | None = None
     """Number of machines that get ranks: the first ones of the engine. None: all of them."""
     processes_per_node: int | None = None
-    """Number of ranks on each machine. None: what `num_processes` says, spread evenly."""
+    """Number of ranks on each machine. None: `num_processes`, spread evenly."""
     devices: tuple[int, ...] | str | None = None
     """GPUs, by their index among the visible ones. `"cpu"`: none of them. None: all of them."""
     backend: str | None = "auto"
@@ -102,16 +102,16 @@ class LaunchConfig:
     4, 8 and so on, and raises an error if they differ. False: it does not. None: True for this package's
     `Accelerator`, False for that of `notebook_launcher.compat`."""
     shard: int | None = None
-    """Ranks that share out each model that an `Accelerator()` made in a rank prepares: its parameters, gradients and
-    optimizer state (FSDP2). With more ranks than that, each group of so many ranks has a replica. None: every rank has
-    the whole model, unless the code shards it."""
+    """Number of ranks that divide each model among themselves: its parameters, gradients and optimizer state (FSDP2).
+    An `Accelerator()` made in a rank does this when it prepares the model. With more ranks, each group of this size
+    has a replica. None: every rank has the whole model, unless the code shards it."""
     check_collectives: bool = False
     """Comparison of collectives. True: torch compares name, shapes and types between ranks before each collective, and
     the error of a mismatch names each rank's collective and line. A small all-reduce takes 2 to 3 times as long."""
     engine: Engine | None = None
     """Machines on which the ranks run. None: the kernel's own. `Commands([...])`, `SSH([...])`, `Slurm()` or `Ray()`:
-    those that they reach; rank 0 is on the first, and the ranks of each are consecutive. Also as a text, `"slurm"`,
-    `"ray"` or `"ssh gpu1 gpu2"`."""
+    the machines that the engine reaches, or its text: `"slurm"`, `"ray"` or `"ssh gpu1 gpu2"`. Rank 0 is on the first
+    machine, and the ranks of each machine are consecutive."""
     start_method: str = "forkserver"
     """Way in which ranks start. `"forkserver"`: they are forked from a clean process, which works whatever the kernel
     did before. `"fork"`: they are forked from the kernel itself, so captured data is shared and need not pickle.
@@ -122,24 +122,25 @@ class LaunchConfig:
     """Seconds from the launch after which the run is stopped. None: no limit."""
     idle_timeout: float | None = None
     """Seconds after which the run is stopped if meanwhile no rank has written output, displayed or reported anything,
-    made an update with an `Accelerator`, or asked for input. A wait for an answer and a pause count. None: no limit."""
+    made an update with an `Accelerator`, or asked for input. A pause, and waiting for an answer, count as idle.
+    None: no limit."""
     hang_notice: float | None = 10.0
-    """Seconds that a rank waits in a collective which other ranks have not entered, before the cell and the monitor
-    show which rank waits where, and where the others are. None: no notice."""
+    """Seconds that a rank waits in a collective that other ranks have not entered, until the cell and the monitor show
+    which rank waits where, and where the others are. None: no notice."""
     debug: bool = False
     """True: the first failure opens a debugger in the failed rank's frames, in the cell that waits, before the other
     ranks are stopped. The run ends as usual once the debugger is left."""
     detached: bool = False
-    """True: the run outlives the kernel, and `attach()` comes back to it from any kernel or terminal. It is stopped
-    after `timeout`, by default 7 days. A session keeps its ranks, and `attach_session()` comes back to it."""
+    """True: the run outlives the kernel, and `attach()` reconnects to it from any kernel or terminal. It is stopped
+    after `timeout`, by default 7 days. A session keeps its ranks, and `attach_session()` reconnects to it."""
     max_restarts: int = 0
-    """Number of times that all ranks start again after one has failed."""
+    """Number of times that all ranks start again after a failure."""
     resume: str | None = None
-    """Point from which a function goes on that is called again after a failure. `"checkpoint"`: without a folder
-    `accelerator.load_state()` loads the newest checkpoint that this run has saved, and nothing before the first. None:
-    the function decides by itself."""
+    """Point from which the function resumes when it is called again after a failure. `"checkpoint"`: without a folder,
+    `accelerator.load_state()` loads the newest checkpoint that this run has saved; before the first, it loads nothing.
+    None: the function decides by itself."""
     preemption_signal: str | None = None
-    """Signal to the host of a detached run at which the training is saved after its next update, and the run stops:
+    """Signal at which the host of a detached run saves the training after its next update and stops the run:
     `"SIGTERM"`, `"SIGUSR1"` or `"SIGUSR2"`. None: SIGTERM with `resume="checkpoint"`, else none."""
     env: Mapping[str, str] = dataclasses.field(default_factory=lambda: types.MappingProxyType({}))
     """Environment variables that only the ranks get, beside those of the kernel."""

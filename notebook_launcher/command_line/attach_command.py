@@ -42,7 +42,7 @@ def _run(options: argparse.Namespace) -> int:
             run.stop()
         run.wait()
     except KeyboardInterrupt:
-        again = f"`notebook-launcher attach {run.id}` comes back to it, with --stop to end it"
+        again = f"`notebook-launcher attach {run.id}` reconnects to it, with --stop to end it"
         print(f"\n{run.id} goes on; {again}", file=sys.stderr)  # noqa: T201 - a program's notice
         raise
     error = run.exception()
@@ -83,7 +83,7 @@ COMMAND = Command(
     summary="show a run that outlives its kernel, or stop it",
     description="""\
 A run that was launched with detached=True goes on without its kernel. This shows its output until it is over; Ctrl-C
-leaves it running. `runs --state running` lists the runs that go on.
+leaves it running. `runs list --state running` lists the runs that go on.
 
   notebook-launcher attach                     the latest one
   notebook-launcher attach 20261121-14 --stop

@@ -26,7 +26,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--args", default="{}", metavar="JSON", help="arguments of the class: --args '{\"width\": 64}'")
     names = ("--num_processes", "--num-processes", "-n")
-    parser.add_argument(*names, reads=whole_number(1), default=8, metavar="N", help="ranks; 8")
+    parser.add_argument(*names, reads=whole_number(1), default=8, metavar="N", help="number of ranks; 8 if omitted")
     parser.add_argument("--optimizer", reads=choice([*OPTIMIZERS]), default="adamw", metavar="NAME", help=OPTIMIZER)
 
 

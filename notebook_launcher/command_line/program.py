@@ -74,7 +74,7 @@ def make_parser() -> Parser:
     """Return the parser of all commands."""
     parser = Parser(
         prog=PROGRAM,
-        description="Distributed PyTorch on one machine: from a notebook cell, and from a terminal.",
+        description="Distributed PyTorch from a notebook cell and from a terminal, on one machine or several.",
         epilog=f"`{PROGRAM} COMMAND --help` explains a command. `python -m notebook_launcher` is the same program.",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {notebook_launcher.__version__}")

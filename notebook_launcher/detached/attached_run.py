@@ -296,7 +296,7 @@ class AttachedRun:
         return self._over.is_set
 
     def _let_go(self, output: AttachedOutput, error: KeyboardInterrupt) -> None:
-        come_back = f'attach("{self.id}") comes back to it'
+        come_back = f'attach("{self.id}") reconnects to it'
         output.say(f"the run goes on, and {come_back}; interrupt again within {LET_GO:g} s to stop it")
         try:
             is_over = self._over.wait(LET_GO)

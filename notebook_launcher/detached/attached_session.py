@@ -110,7 +110,7 @@ class AttachedSession(SessionCells):
         if kind is None:
             self.close()
         elif not self._is_closed:
-            cell.make_sink().text("stdout", f"the session goes on: {self._way_back} comes back to it\n")
+            cell.make_sink().text("stdout", f"the session goes on: {self._way_back} reconnects to it\n")
 
     @property
     def _way_back(self) -> str:

@@ -91,7 +91,7 @@ def _why_no_session(name: str | None, home: Path) -> str:
 def _one(run: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
     record = open_run(run, folder)
     if is_session(record.folder):
-        msg = f"{record.id} is a session, and not a run: attach_session({record.name!r}) comes back to it."
+        msg = f"{record.id} is a session, and not a run: attach_session({record.name!r}) reconnects to it."
         raise LookupError(msg)
     if not is_hosted(record.folder):
         msg = (

@@ -52,7 +52,7 @@ def check_name(home: Path, config: LaunchConfig) -> None:
             age = format_seconds(max(0.0, time.time() - run_folders.time_in(folder.name)))
             msg = (
                 f"name={name!r}: a detached session of this name lives since {age} ({folder.name}). "
-                f"attach_session({name!r}) comes back to it, and attach_session({name!r}).close() ends it."
+                f"attach_session({name!r}) reconnects to it, and attach_session({name!r}).close() ends it."
             )
             raise ConfigError(msg, field="name")
 

@@ -42,7 +42,7 @@ def notebook_launch(
         args: Positional arguments of `fn`.
         kwargs: Keyword arguments of `fn`.
         config: Options.
-        detached: True: the run outlives the kernel, and `attach(id)` comes back to it from any kernel or terminal.
+        detached: True: the run outlives the kernel, and `attach(id)` reconnects to it from any kernel or terminal.
             The first interrupt releases the cell and the run continues; a second within 3 seconds stops the run. It is
             stopped after `timeout`, by default 7 days. None: as `config` says.
         options: Fields of `LaunchConfig` by name; they override `config`.

@@ -198,7 +198,7 @@ def test_a_name_is_taken_once(session: AttachedSession) -> None:
         assert one.name == another.name == "session"
     with pytest.raises(LookupError, match=r"no detached session 'nix' is open in .*\. Open are 'exp'\."):
         attach_session("nix")
-    with pytest.raises(LookupError, match=r"is a session, and not a run: attach_session\('exp'\) comes back to it"):
+    with pytest.raises(LookupError, match=r"is a session, and not a run: attach_session\('exp'\) reconnects to it"):
         attach(session.id)
 
 
@@ -218,7 +218,7 @@ def test_the_end_of_a_block_closes_the_session_and_an_error_does_not(
     with pytest.raises(OwnError), opened(1, name="exp") as session:
         session.run(put, args=(5,))
         session.run(fail)
-    assert 'the session goes on: attach_session("exp") comes back to it' in capfd.readouterr().out
+    assert 'the session goes on: attach_session("exp") reconnects to it' in capfd.readouterr().out
     host = host_of(session)
     family = host.children(recursive=True)
     with attach_session("exp") as other:
