@@ -281,9 +281,14 @@ def test_launch_of_one_rank_has_one_process():
 def test_timeout_holds_for_the_group_that_is_up():
     def wait():
         state = ProcessState(timeout=timedelta(seconds=0.2))
+        store = dist.distributed_c10d._get_default_store()
         if state.is_main_process:
             with pytest.raises(RuntimeError, match=r"(?i)timed out"):
                 state.wait_for_everyone()
+            store.set("told", "")
+        else:
+            # A rank that returned would close its connections, which is another error for its peer.
+            store.wait(["told"], timedelta(seconds=60))
 
     notebook_launch(wait, 2, output="none")
 

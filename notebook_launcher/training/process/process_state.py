@@ -77,8 +77,10 @@ class ProcessState:
         self.distributed_type = several if self.num_processes > 1 else DistributedType.NO
 
     def __repr__(self) -> str:
+        backend = f"  Backend: {self.backend}" if self.backend else ""
         return (
-            f"Distributed environment: {self.distributed_type}{f'  Backend: {self.backend}' if self.backend else ''}\n"
+            # With !s, because Python 3.10 formats a member of a text enumeration as its value.
+            f"Distributed environment: {self.distributed_type!s}{backend}\n"
             f"Num processes: {self.num_processes}\n"
             f"Process index: {self.process_index}\n"
             f"Local process index: {self.local_process_index}\n"
