@@ -25,8 +25,8 @@ from _swarm import DYING
 
 from notebook_launcher import launch
 from notebook_launcher.engines.cluster.command_engines import CommandEngine
-from notebook_launcher.widgets.feed import Feed
-from notebook_launcher.widgets.monitor import interval_after
+from notebook_launcher.widgets.monitor.feed import Feed
+from notebook_launcher.widgets.monitor.monitor import interval_after
 
 if TYPE_CHECKING:
     from notebook_launcher import Run

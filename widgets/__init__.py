@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.facade import LazyNames
 
 if TYPE_CHECKING:
-    from notebook_launcher.widgets.comparison import compare as compare
-    from notebook_launcher.widgets.monitor import Monitor as Monitor
-    from notebook_launcher.widgets.panel import ConfigPanel as ConfigPanel
+    from notebook_launcher.widgets.monitor.monitor import Monitor as Monitor
+    from notebook_launcher.widgets.panel.panel import ConfigPanel as ConfigPanel
+    from notebook_launcher.widgets.runs.comparison import compare as compare
 
 _NAMES = LazyNames(__name__)  # imported late: ipywidgets and anywidget take 0.1 s each
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notebook_launcher.widgets.monitor import Monitor
+from notebook_launcher.widgets.monitor.monitor import Monitor
 
 if TYPE_CHECKING:
     from notebook_launcher.history.schema import RunReader

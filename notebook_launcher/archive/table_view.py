@@ -13,7 +13,7 @@ __all__ = ["show_table"]
 def show_table(runs: RunList) -> bool:
     """Show the runs as a widget in the present cell; return False where no front end may draw it."""
     try:
-        from notebook_launcher.widgets import runs_table
+        from notebook_launcher.widgets.runs import runs_table
     except ImportError:  # An installation whose widgets cannot be imported has the table as HTML.
         return False
     return runs_table.show(runs)

@@ -95,7 +95,7 @@ def _present(path: Path) -> LaunchConfig:
 
 
 def _asked(config: LaunchConfig) -> LaunchConfig:
-    from notebook_launcher.widgets.options import ADVANCED, ESSENTIAL
+    from notebook_launcher.widgets.launching.options import ADVANCED, ESSENTIAL
 
     for name in ESSENTIAL:
         config = _ask(config, name)
@@ -118,7 +118,7 @@ def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
         return dataclasses.replace(config, **{name: chosen})
 
     def read(text: str) -> LaunchConfig:
-        from notebook_launcher.widgets import typed
+        from notebook_launcher.widgets.launching import typed
 
         value = devices_of(text) if name == "devices" else typed.reads(name, text)
         try:

@@ -123,7 +123,7 @@ def _ranks(chosen: str | None, num_processes: int) -> range:
 
 def _compare(options: argparse.Namespace) -> int:
     from notebook_launcher.archive.opening import open_run
-    from notebook_launcher.widgets.comparison import compare
+    from notebook_launcher.widgets.runs.comparison import compare
 
     if len(options.runs) < 2:
         (one,) = options.runs

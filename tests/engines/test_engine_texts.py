@@ -12,8 +12,8 @@ from notebook_launcher import SSH, Commands, ConfigError, LaunchConfig, Ray
 from notebook_launcher.command_line.launch_options import add_options, given_options
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.engines.cluster.command_engines import Slurm
-from notebook_launcher.widgets.form import option_fields
-from notebook_launcher.widgets.launch_state import LaunchState
+from notebook_launcher.widgets.launching.launch_state import LaunchState
+from notebook_launcher.widgets.panel.form import option_fields
 
 if TYPE_CHECKING:
     from pathlib import Path

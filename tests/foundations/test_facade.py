@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # mypy reads these lines as those of a user's program
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.training.accelerator import Accelerator
     from notebook_launcher.training.accumulation.local_sgd import LocalSGD
-    from notebook_launcher.widgets.panel import ConfigPanel
+    from notebook_launcher.widgets.panel.panel import ConfigPanel
 
     assert_type(notebook_launcher.LaunchConfig(), LaunchConfig)
     assert_type(notebook_launcher.Accelerator(), Accelerator)

@@ -16,7 +16,7 @@ from notebook_launcher.history.picture_files import PictureFiles, read_pictures
 from notebook_launcher.history.schema import RunPicture
 from notebook_launcher.pictures import MAX_BYTES, MAX_SIDE, Histogram, encode_picture
 from notebook_launcher.training.recording.logged_table import Table
-from notebook_launcher.widgets.picture_feed import PictureFeed
+from notebook_launcher.widgets.monitor.picture_feed import PictureFeed
 
 if TYPE_CHECKING:
     from pathlib import Path

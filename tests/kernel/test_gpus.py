@@ -70,7 +70,7 @@ import ctypes, threading, time
 from notebook_launcher import launch
 from notebook_launcher.kernel import meter
 from notebook_launcher.machine import devices
-from notebook_launcher.widgets.feed import Feed
+from notebook_launcher.widgets.monitor.feed import Feed
 left_open = ctypes.CDLL("libnvidia-ml.so.1").num_left_open
 meter.INTERVAL = 60
 

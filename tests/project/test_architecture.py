@@ -188,7 +188,7 @@ CIRCLES: dict[frozenset[str], str] = {
         }
     ): "types only: the parts of one micro-batch refer to the Accumulation that holds them",
     frozenset(
-        {"archive.listing", "archive.table_view", "widgets.runs_table"}
+        {"archive.listing", "archive.table_view", "widgets.runs.runs_table"}
     ): "a list of runs imports its table where a front end may draw it, and the table compares runs by their ids",
     frozenset({"training.recording.device_phases", "training.recording.phases"}): (
         "a clock that is pickled arrives as the clock of its new process, which may be that of a GPU"

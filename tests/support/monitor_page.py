@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import legend_record
 from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.palette import palette_css
+from notebook_launcher.widgets.monitor.palette import palette_css
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.attributes import Attributes
-from notebook_launcher.widgets.monitor import Monitor
+from notebook_launcher.widgets.monitor.monitor import Monitor
+from notebook_launcher.widgets.panel.attributes import Attributes
 
 MONITOR = STATIC / "monitor"
 

@@ -25,10 +25,10 @@ from notebook_launcher.history.schema import (
     RunSnapshot,
 )
 from notebook_launcher.history.synchronization import measure_sync, slowest_rank
-from notebook_launcher.widgets import feeds
-from notebook_launcher.widgets.feed import Feed
-from notebook_launcher.widgets.monitor import interval_after
-from notebook_launcher.widgets.page_records import number
+from notebook_launcher.widgets.monitor import feeds
+from notebook_launcher.widgets.monitor.feed import Feed
+from notebook_launcher.widgets.monitor.monitor import interval_after
+from notebook_launcher.widgets.monitor.page_records import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -40,7 +40,7 @@ def train(steps=10_000):
 LEFTOVERS = """
 import comm
 from ipywidgets.widgets import widget
-from notebook_launcher.widgets import tap
+from notebook_launcher.widgets.monitor import tap
 k = get_ipython().kernel
 on_recv = k.shell_stream._recv_callback
 [len(comm.get_comm_manager().comms), len(widget._instances), len(tap._TAPS), "Tap" in repr(on_recv)]
@@ -419,7 +419,7 @@ def findings(messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def test_only_the_newest_monitors_of_ended_runs_stay_open(kernel: Kernel) -> None:
-    kernel.execute("from notebook_launcher.widgets import monitor as module; module.MAX_EXPLORABLE = 2")
+    kernel.execute("from notebook_launcher.widgets.monitor import monitor as module; module.MAX_EXPLORABLE = 2")
     pages = []
     for _ in range(3):
         cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
@@ -562,7 +562,7 @@ def test_captured_cell_shows_no_monitor(kernel: Kernel) -> None:
 
 def test_buttons_work_after_the_cell_if_ipykernel_has_no_tap(kernel: Kernel) -> None:
     code = (
-        "from notebook_launcher.widgets import tap\n"
+        "from notebook_launcher.widgets.monitor import tap\n"
         "known, tap._running_kernel = tap._running_kernel, lambda: object()\n"
         "run = launch(train, 2, monitor=False)\nMonitor(run)"
     )

@@ -17,10 +17,11 @@ import traitlets
 from notebook_launcher import ConfigError, LaunchConfig
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.devices import GPU, Machine
-from notebook_launcher.widgets import ConfigPanel, last_settings
-from notebook_launcher.widgets.last_settings import Settings
-from notebook_launcher.widgets.parameters import MISSING, parameters_of
-from notebook_launcher.widgets.traceback_html import ansi_to_html
+from notebook_launcher.widgets import ConfigPanel
+from notebook_launcher.widgets.launching import last_settings
+from notebook_launcher.widgets.launching.last_settings import Settings
+from notebook_launcher.widgets.launching.parameters import MISSING, parameters_of
+from notebook_launcher.widgets.panel.traceback_html import ansi_to_html
 
 if TYPE_CHECKING:
     from collections.abc import Callable

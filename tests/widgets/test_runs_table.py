@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import RecordedRun, runs
-from notebook_launcher.widgets.runs_table import RunsTable
+from notebook_launcher.widgets.runs.runs_table import RunsTable
 from tests.support.toy_runs import make_run
 from tests.support.warm_kernels import warm_kernel
 

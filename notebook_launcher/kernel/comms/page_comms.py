@@ -46,14 +46,14 @@ def call_soon(function: Callable[[], object]) -> None:
 
 def poll_tap() -> float | None:
     """Process the page's messages that the main thread must process, with ipykernel 6; return as `RunView.step`."""
-    tap: Any = sys.modules.get("notebook_launcher.widgets.tap")
+    tap: Any = sys.modules.get("notebook_launcher.widgets.monitor.tap")
     return None if tap is None else tap.poll_tap()
 
 
 def _open_tap(comm_id: str, receive: Callable[[dict[str, Any]], bool]) -> Any:
     """Receive the page's messages to a comm while a cell is busy; None where that is not possible."""
     try:
-        from notebook_launcher.widgets import tap
+        from notebook_launcher.widgets.monitor import tap
     except ImportError:
         return None
     return tap.open_tap(comm_id, whole=receive)

@@ -1,8 +1,8 @@
 """Comms of the ranks' widgets, between the page and the ranks, for as long as the ranks live.
 
 A rank's messages go to the cell in which the rank runs. The page's messages come in the thread that reads the kernel's
-shell channel while a cell is busy (`widgets/tap.py`), otherwise in the main thread. They wait here for the rank: at
-most one is on its way to a rank, so that a rank that is stuck in C code blocks nobody.
+shell channel while a cell is busy (`widgets/monitor/tap.py`), otherwise in the main thread. They wait here for the
+rank: at most one is on its way to a rank, so that a rank that is stuck in C code blocks nobody.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 /**
  * Messages between Python and the page, as JSON, and what a front end gives a widget.
  *
- * `widgets/feed.py` makes the messages of Python, `widgets/page_records.py` and `widgets/feeds.py` their records. A number
+ * In `widgets/monitor/`, `feed.py` makes the messages of Python, `page_records.py` and `feeds.py` their records. A number
  * that is not finite is null. This file is for the type checker alone; the browser does not load it.
  */
 

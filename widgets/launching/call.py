@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.kernel.launch import notebook_launch
-from notebook_launcher.widgets.parameters import is_literal
+from notebook_launcher.widgets.launching.parameters import is_literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from notebook_launcher.drawing.legend import LIMITS
 from notebook_launcher.history.curves import Curves, Point, thin
 from notebook_launcher.history.usage import usage_points
 from notebook_launcher.units import format_bytes
-from notebook_launcher.widgets.page_records import number
+from notebook_launcher.widgets.monitor.page_records import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

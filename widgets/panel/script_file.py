@@ -8,8 +8,8 @@ import ipywidgets
 
 from notebook_launcher.exporting.exporter import export
 from notebook_launcher.kernel.checks import name_of
-from notebook_launcher.widgets.fields import WIDE
-from notebook_launcher.widgets.file_row import FileRow
+from notebook_launcher.widgets.panel.fields import WIDE
+from notebook_launcher.widgets.panel.file_row import FileRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import ipywidgets
 
-from notebook_launcher.widgets.fields import WIDE
+from notebook_launcher.widgets.panel.fields import WIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,17 +11,17 @@ from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS, PREEMPTIONS,
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.kernel.argument_text import describe_value
 from notebook_launcher.training_settings import PRECISIONS
-from notebook_launcher.widgets import typed
-from notebook_launcher.widgets.fields import CheckField, ChoiceField, CodeField, SegmentField, TextField
-from notebook_launcher.widgets.gpus import DevicesField
-from notebook_launcher.widgets.parameters import MISSING
+from notebook_launcher.widgets.launching import typed
+from notebook_launcher.widgets.launching.parameters import MISSING
+from notebook_launcher.widgets.panel.fields import CheckField, ChoiceField, CodeField, SegmentField, TextField
+from notebook_launcher.widgets.panel.gpus import DevicesField
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from notebook_launcher.widgets.fields import Field
-    from notebook_launcher.widgets.launch_state import LaunchState
-    from notebook_launcher.widgets.parameters import Parameter
+    from notebook_launcher.widgets.launching.launch_state import LaunchState
+    from notebook_launcher.widgets.launching.parameters import Parameter
+    from notebook_launcher.widgets.panel.fields import Field
 
 __all__ = ["argument_field", "argument_value", "option_fields"]
 

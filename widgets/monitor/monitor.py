@@ -17,11 +17,11 @@ from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.picture import NOTHING, folded_picture, has_picture, picture_of
 from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.feed import Feed
-from notebook_launcher.widgets.page_records import profile_record, sample_record
-from notebook_launcher.widgets.palette import palette_css
+from notebook_launcher.widgets.monitor.feed import Feed
+from notebook_launcher.widgets.monitor.page_records import profile_record, sample_record
+from notebook_launcher.widgets.monitor.palette import palette_css
+from notebook_launcher.widgets.monitor.tap import open_tap
 from notebook_launcher.widgets.place import open_widgets
-from notebook_launcher.widgets.tap import open_tap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from notebook_launcher.history.schema import RunReader
     from notebook_launcher.kernel.display.cell import Sink
     from notebook_launcher.kernel.display.picture import Bundle
-    from notebook_launcher.widgets.tap import Tap
+    from notebook_launcher.widgets.monitor.tap import Tap
 
 __all__ = ["Monitor"]
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
-from notebook_launcher.widgets.fields import WIDE, Field, Segments
-from notebook_launcher.widgets.hardware import describe_gpu
+from notebook_launcher.widgets.launching.hardware import describe_gpu
+from notebook_launcher.widgets.panel.fields import WIDE, Field, Segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,12 +16,12 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine import devices
-from notebook_launcher.widgets import hardware, typed
-from notebook_launcher.widgets.argument_values import Arguments
-from notebook_launcher.widgets.batch import EffectiveBatch
-from notebook_launcher.widgets.call import Namer, call_code
-from notebook_launcher.widgets.parameters import MISSING, Parameter, is_literal, parameters_of, takes_any_name
-from notebook_launcher.widgets.sharding_hint import parameter_bytes, sharding_hint
+from notebook_launcher.widgets.launching import hardware, typed
+from notebook_launcher.widgets.launching.argument_values import Arguments
+from notebook_launcher.widgets.launching.batch import EffectiveBatch
+from notebook_launcher.widgets.launching.call import Namer, call_code
+from notebook_launcher.widgets.launching.parameters import MISSING, Parameter, is_literal, parameters_of, takes_any_name
+from notebook_launcher.widgets.launching.sharding_hint import parameter_bytes, sharding_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

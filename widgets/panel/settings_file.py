@@ -8,8 +8,8 @@ import ipywidgets
 
 from notebook_launcher import accelerate_yaml
 from notebook_launcher.config import load_accelerate_file
-from notebook_launcher.widgets.fields import WIDE
-from notebook_launcher.widgets.file_row import FileRow
+from notebook_launcher.widgets.panel.fields import WIDE
+from notebook_launcher.widgets.panel.file_row import FileRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,16 +19,16 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.display.formatting import SECRET
-from notebook_launcher.widgets.options import ADVANCED, ESSENTIAL
-from notebook_launcher.widgets.parameters import MISSING
-from notebook_launcher.widgets.typed import default_of
+from notebook_launcher.widgets.launching.options import ADVANCED, ESSENTIAL
+from notebook_launcher.widgets.launching.parameters import MISSING
+from notebook_launcher.widgets.launching.typed import default_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.widgets.launch_state import LaunchState
-    from notebook_launcher.widgets.parameters import Parameter
+    from notebook_launcher.widgets.launching.launch_state import LaunchState
+    from notebook_launcher.widgets.launching.parameters import Parameter
 
 __all__ = ["Settings", "file_of", "read", "settings_of", "write"]
 

@@ -14,29 +14,29 @@ from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.argument_text import describe_value
 from notebook_launcher.training_settings import STEPS_VARIABLE
-from notebook_launcher.widgets import hardware, typed
 from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.attributes import Attributes
-from notebook_launcher.widgets.fields import ChoiceField, TextField
-from notebook_launcher.widgets.form import argument_field, argument_value, option_fields
-from notebook_launcher.widgets.gpus import DevicesField
-from notebook_launcher.widgets.lifetime_hints import lifetime_hints
-from notebook_launcher.widgets.options import ADVANCED
-from notebook_launcher.widgets.parameters import MISSING
-from notebook_launcher.widgets.recalled import Recalled
-from notebook_launcher.widgets.script_file import ScriptFile
-from notebook_launcher.widgets.section import Section
-from notebook_launcher.widgets.settings_file import SettingsFile
+from notebook_launcher.widgets.launching import hardware, typed
+from notebook_launcher.widgets.launching.lifetime_hints import lifetime_hints
+from notebook_launcher.widgets.launching.options import ADVANCED
+from notebook_launcher.widgets.launching.parameters import MISSING
+from notebook_launcher.widgets.panel.attributes import Attributes
+from notebook_launcher.widgets.panel.fields import ChoiceField, TextField
+from notebook_launcher.widgets.panel.form import argument_field, argument_value, option_fields
+from notebook_launcher.widgets.panel.gpus import DevicesField
+from notebook_launcher.widgets.panel.recalled import Recalled
+from notebook_launcher.widgets.panel.script_file import ScriptFile
+from notebook_launcher.widgets.panel.section import Section
+from notebook_launcher.widgets.panel.settings_file import SettingsFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.widgets.fields import Field
-    from notebook_launcher.widgets.last_settings import Settings
-    from notebook_launcher.widgets.launch_state import LaunchState
-    from notebook_launcher.widgets.parameters import Parameter
-    from notebook_launcher.widgets.running import RunArea
+    from notebook_launcher.widgets.launching.last_settings import Settings
+    from notebook_launcher.widgets.launching.launch_state import LaunchState
+    from notebook_launcher.widgets.launching.parameters import Parameter
+    from notebook_launcher.widgets.panel.fields import Field
+    from notebook_launcher.widgets.panel.running import RunArea
 
 __all__ = ["PanelView"]
 

@@ -20,7 +20,7 @@ from notebook_launcher.drawing.tables import Column, joined, note_html, table_ht
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.text import one_line
 from notebook_launcher.units import format_bytes, format_number, format_seconds, plural
-from notebook_launcher.widgets.readers import read_run
+from notebook_launcher.widgets.runs.readers import read_run
 
 if TYPE_CHECKING:
     import os

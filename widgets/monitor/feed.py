@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import LIMITS, legend_record
-from notebook_launcher.widgets.feeds import CurveFeed, LaneFeed, LogFeed, UsageFeed
-from notebook_launcher.widgets.page_records import (
+from notebook_launcher.widgets.monitor.feeds import CurveFeed, LaneFeed, LogFeed, UsageFeed
+from notebook_launcher.widgets.monitor.page_records import (
     change_records,
     error_records,
     rank_records,
     run_record,
     setting_records,
 )
-from notebook_launcher.widgets.picture_feed import PictureFeed
+from notebook_launcher.widgets.monitor.picture_feed import PictureFeed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,8 +13,8 @@ from notebook_launcher.kernel.display import cell
 from notebook_launcher.text import one_line
 from notebook_launcher.units import format_bytes, format_metrics, format_seconds
 from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.comparison import compare
 from notebook_launcher.widgets.kept import Kept
+from notebook_launcher.widgets.runs.comparison import compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable

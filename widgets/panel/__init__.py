@@ -1,0 +1,1 @@
+"""The panel: the form that configures and launches, drawn from its model."""

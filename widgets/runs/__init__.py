@@ -1,0 +1,1 @@
+"""Runs side by side: the comparison, and the table of all runs."""
