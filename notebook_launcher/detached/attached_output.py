@@ -61,7 +61,7 @@ class AttachedOutput:
         self.last_line = ""
         """The run's last line, if the record is to show it."""
         self._from = -math.inf if since is None else time.time() - since
-        self._is_let_go = False
+        self._is_detached = False
 
     @property
     def sink(self) -> Sink:
@@ -72,7 +72,7 @@ class AttachedOutput:
         """Show what comes until the run is over or its host is gone; call it in a thread."""
         position = 0
         for news in follow(self._folder, questions, 0, self._socket_name):
-            if self._is_let_go:
+            if self._is_detached:
                 continue
             if news.num_left_out and not position and self._from == -math.inf:
                 self.say("earlier output is left out here; run.logs(rank) has all of it")
@@ -103,7 +103,7 @@ class AttachedOutput:
 
     def end(self, line: str) -> None:
         """Show the run's last line, or leave it to the record."""
-        if self._is_let_go or not self._has_headlines:
+        if self._is_detached or not self._has_headlines:
             line = ""
         if line and time.monotonic() < self.record_from:
             self.say(line)
@@ -112,9 +112,9 @@ class AttachedOutput:
         with contextlib.suppress(Exception):
             self._sink.close()
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Show nothing more, because the cell has ended; the run goes on."""
-        self._is_let_go = True
+        self._is_detached = True
         with contextlib.suppress(Exception):
             self._sink.close()
 

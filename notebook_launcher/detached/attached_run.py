@@ -46,7 +46,7 @@ __all__ = ["AttachedRun"]
 
 DYING = 5.0
 """Seconds that the system gets to end a host whose sockets it has closed."""
-LET_GO = 3.0
+STOP_WITHIN = 3.0
 """Seconds after the first interrupt in which a second one stops the run."""
 
 
@@ -270,7 +270,7 @@ class AttachedRun:
         views.watch(self, output)
 
     def wait_in_cell(self) -> Results:
-        """Wait in the main thread and show the run. The first interrupt lets go of the cell, a second stops the run."""
+        """Wait in the main thread and show the run. The first interrupt detaches the cell, a second stops the run."""
         output = self._make_output(None)
         try:
             with contextlib.closing(views.RunView(self, output, is_raised=True)) as view:
@@ -278,7 +278,7 @@ class AttachedRun:
                 while not self._wait(view.step()):
                     pass
         except KeyboardInterrupt as error:
-            self._let_go(output, error)
+            self._detach_cell(output, error)
             raise
         return self.result()
 
@@ -295,17 +295,17 @@ class AttachedRun:
                 self._questions.serve(min(left, AWAKE_EVERY))
         return self._over.is_set
 
-    def _let_go(self, output: AttachedOutput, error: KeyboardInterrupt) -> None:
+    def _detach_cell(self, output: AttachedOutput, error: KeyboardInterrupt) -> None:
         come_back = f'attach("{self.id}") reconnects to it'
-        output.say(f"the run goes on, and {come_back}; interrupt again within {LET_GO:g} s to stop it")
+        output.say(f"the run goes on, and {come_back}; interrupt again within {STOP_WITHIN:g} s to stop it")
         try:
-            is_over = self._over.wait(LET_GO)
+            is_over = self._over.wait(STOP_WITHIN)
         except KeyboardInterrupt:
             self.stop()
             failure_display.show_as(error, f"KeyboardInterrupt: {self.name} was stopped")
             return
         finally:
-            output.let_go()
+            output.detach()
         failure_display.show_as(
             error, f"KeyboardInterrupt: {self.id} {'is over' if is_over else 'goes on'}; {come_back}"
         )
