@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
+    from notebook_launcher.training.accumulation.backward import Accumulation
+
 __all__ = ["LocalSGD"]
 
 
@@ -45,6 +47,7 @@ class LocalSGD:
         self.enabled = enabled and accelerator.num_processes > 1
         self.num_steps = 0
         self._accelerator = accelerator
+        self._accumulation: Accumulation = accelerator._accumulation  # noqa: SLF001 - the user passes the whole
         self._model = model
         self._alone: AbstractContextManager[None] | None = None
         if self.enabled and is_sharded(model):
@@ -78,13 +81,13 @@ class LocalSGD:
             self._average()
 
     def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - a switch
-        for member in self._accelerator._prepared.members.inside(self._model):  # noqa: SLF001 - ours
+        for member in self._accumulation.members.inside(self._model):
             member.train_alone(allowed, "LocalSGD")
 
     def _average(self) -> None:
         for parameter in self._model.parameters():
             # Into the same memory, which optimizers and DDP refer to; by `data`, since autograd has no part in it.
             parameter.data.copy_(operations.reduce(parameter.data, reduction="mean"))
-        safepoint = self._accelerator._accumulation.safepoint  # noqa: SLF001 - ours
+        safepoint = self._accumulation.safepoint
         if safepoint is not None:  # Only here are the ranks together, so only here may they save or stop together.
             safepoint.count(updated=True)
