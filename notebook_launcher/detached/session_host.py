@@ -9,7 +9,6 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher import messages
 from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.detached import session_folders
 from notebook_launcher.detached.clients import Clients
@@ -19,10 +18,11 @@ from notebook_launcher.detached.requests import Answered, Ask, Begin, Follow, Ho
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
-from notebook_launcher.kernel.failures.post_mortem import FORGOTTEN, rank_to_debug
+from notebook_launcher.kernel.failures.post_mortem import frames_to_debug
 from notebook_launcher.kernel.latch import AWAKE_EVERY
 from notebook_launcher.kernel.meter import GpuMeter
 from notebook_launcher.kernel.ranks import Ranks
+from notebook_launcher.kernel.run import record_of
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
 from notebook_launcher.kernel.snapshots import config_as_json
 from notebook_launcher.units import format_seconds
@@ -206,12 +206,9 @@ class SessionHost:
         with self._lock:
             if not self._is_debugging():
                 self._check_free()
-                data = None if self._call is None else self._call.run._data  # noqa: SLF001 - a session owns its runs
-                chosen = rank_to_debug(data, rank)
-                assert data is not None
-                if self._has_forgotten:
-                    raise CallOrderError(FORGOTTEN)
-                self._debugger = HostedDebugger(self._ranks, data, chosen)
+                data = None if self._call is None else record_of(self._call.run)
+                frames = frames_to_debug(data, rank, has_forgotten=self._has_forgotten)
+                self._debugger = HostedDebugger(self._ranks, *frames)
 
     def _answer_in_debugger(self, request: Follow | Ask) -> object:
         debugger = self._debugger
@@ -234,9 +231,7 @@ class SessionHost:
         with self._lock:
             self._check_free()
             self._has_forgotten = True
-            for rank in range(self._ranks.plan.num_processes):
-                if self._ranks.tree is not None:
-                    self._ranks.tree.send(rank, messages.ForgetFailure())
+            self._ranks.forget_failures()
 
     def _state(self) -> SessionState:
         with self._lock:

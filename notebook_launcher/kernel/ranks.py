@@ -126,6 +126,12 @@ class Ranks:
             if any(isinstance(event, SupervisorLost) for event in events):
                 return
 
+    def forget_failures(self) -> None:
+        """Have all ranks release the frames that they keep of their last call."""
+        if self.tree is not None:
+            for rank in range(self.plan.num_processes):
+                self.tree.send(rank, messages.ForgetFailure())
+
     def wake(self) -> None:
         """Interrupt the wait for events; from any thread."""
         if (tree := self.tree) is not None:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.rank_requests import ChangeAction, ChangeSource
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
+    from notebook_launcher.kernel.run_data import RunData
     from notebook_launcher.kernel.run_outcome import RunOutcome
 
 __all__ = ["Run"]
@@ -65,6 +66,11 @@ MAX_PROFILED = 100
 TOO_LATE = "the run has just ended: its ranks are gone"
 
 T = TypeVar("T")
+
+
+def record_of(run: Run) -> RunData:
+    """Return a run's record, for the session that the run belongs to; it is read once the run is over."""
+    return run._data  # noqa: SLF001 - `Run` is public, and its record is not
 
 
 class Run:

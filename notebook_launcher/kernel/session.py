@@ -8,7 +8,6 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks
@@ -17,10 +16,10 @@ from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.cells.session_cells import SessionCells
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.failures.debug_magic import DebugMagic
-from notebook_launcher.kernel.failures.post_mortem import FORGOTTEN, PostMortem, rank_to_debug
+from notebook_launcher.kernel.failures.post_mortem import PostMortem, frames_to_debug
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.ranks import Ranks
-from notebook_launcher.kernel.run import Run
+from notebook_launcher.kernel.run import Run, record_of
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
 from notebook_launcher.travel.rank_function import RankFunction
 
@@ -149,12 +148,9 @@ class Session(SessionCells):
         checks.check_not_in_rank("Session.debug")
         with self._lock:
             data = self._idle_data("session.debug()")
-            chosen = rank_to_debug(data, rank)
-            assert data is not None
-            if self._has_forgotten:
-                raise CallOrderError(FORGOTTEN)
+            frames = frames_to_debug(data, rank, has_forgotten=self._has_forgotten)
             check_answers("session.debug()")
-            PostMortem(self._ranks, data, chosen).run()
+            PostMortem(self._ranks, *frames).run()
 
     def _debug_own(self, error: BaseException) -> bool:
         """Open the debugger if the last run raised this exception; return False if it did not."""
@@ -168,9 +164,7 @@ class Session(SessionCells):
         with self._lock:
             self._idle_data("session.forget()")
             self._has_forgotten = True
-            for at in range(self.num_processes):
-                if self._ranks.tree is not None:
-                    self._ranks.tree.send(at, messages.ForgetFailure())
+            self._ranks.forget_failures()
 
     def _idle_data(self, what: str) -> RunData | None:
         """Return the record of the last run, which must be over; None if there was no run."""
@@ -180,7 +174,7 @@ class Session(SessionCells):
                 f"the session is busy with {self._run!r}. {what} works once the run is over: run.wait(), or run.stop()."
             )
             raise CallOrderError(msg)
-        return None if self._run is None else self._run._data  # noqa: SLF001 - a session owns its runs
+        return None if self._run is None else record_of(self._run)
 
     def close(self) -> None:
         """Stop a run that goes on and end the ranks, without delay after an interrupt; idempotent."""

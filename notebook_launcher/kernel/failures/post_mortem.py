@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run_data import RunData
 
-__all__ = ["FORGOTTEN", "PostMortem", "rank_to_debug"]
-
-FORGOTTEN = "session.forget() has released the frames of the last run: there is nothing to look into."
-"""Words for `session.debug()` after `session.forget()`."""
+__all__ = ["PostMortem", "frames_to_debug"]
 
 
-def rank_to_debug(data: RunData | None, rank: int | None) -> int:
-    """Return the rank to look into: the one that is named, else the culprit of the run.
+def frames_to_debug(data: RunData | None, rank: int | None, *, has_forgotten: bool) -> tuple[RunData, int]:
+    """Return the run and the rank to look into: the rank that is named, else the culprit of the run.
+
+    Args:
+        data: The record of the session's last run; None: there was none.
+        rank: The rank as the user named it; None: the culprit.
+        has_forgotten: True if the ranks have released the frames.
 
     Raises:
         CallOrderError: No run has failed, or the rank keeps no frames; the message gives the reason.
@@ -59,7 +61,9 @@ def rank_to_debug(data: RunData | None, rank: int | None) -> int:
         has_returned = rank in outcomes and outcomes[rank].returned is not None
         words = "returned" if has_returned else "died, and its frames with it"
         raise CallOrderError(f"rank {rank} {words}: there is nothing to look into.{others}")
-    return rank
+    if has_forgotten:
+        raise CallOrderError("session.forget() has released the frames of the last run: there is nothing to look into.")
+    return data, rank
 
 
 class PostMortem:
