@@ -60,6 +60,7 @@ class Results(Sequence[Any]):
         unsent: Mapping[int, str] | None = None,
     ) -> None:
         self._values = dict(values)
+        """By rank that returned: its value."""
         self._num_processes = num_processes
         self._ranks = tuple(ranks)
         self._failures = tuple(failures)
@@ -69,6 +70,7 @@ class Results(Sequence[Any]):
         self._stopped_by = stopped_by
         self._timed_out = timed_out
         self._members = tuple(range(num_processes) if members is None else members)
+        """The ranks that the call was for, in order; with `members=None`, all of them."""
         self._unsent = dict(unsent or {})
         self.folder: Path | None = None
         """The run's folder with its curves, logs and settings, for `open_run(results.folder)`; None: there is none."""

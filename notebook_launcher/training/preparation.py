@@ -76,11 +76,15 @@ class Preparation:
     compares: bool
     """True if the ranks compare their weights now and then."""
     device_placement: bool
+    """True if objects are moved to the device, unless the call says otherwise."""
     ddp_handler: DistributedDataParallelKwargs
     dataloader_config: DataLoaderConfiguration
     dynamo_backend: str | None
+    """The backend by which models are compiled; None and `"no"`: they are not."""
     rng_types: list[str]
+    """Generators that are made equal on all ranks at the start of each epoch."""
     step_scheduler_with_optimizer: bool
+    """True if a scheduler advances once for each update; False: with each of its own steps."""
 
     def prepare(self, *args: Any, preparer: Preparer, device_placement: list[bool] | None = None) -> Any:
         """Carry out `Accelerator.prepare`: `preparer` prepares each object, schedulers after their optimizers."""

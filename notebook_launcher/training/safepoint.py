@@ -38,9 +38,11 @@ class Safepoint:
         self._accelerator = weakref.ref(accelerator)
         self._rank = rank
         self.num_backwards = 0
+        """Backwards so far: a rank that makes none any more does not wait for the others' update to stop."""
         self.is_due = False
         """True if `act` has something to do."""
         self._num_updates = 0
+        """Updates that this Accelerator has made."""
         self._fence = fence
         """Keeps this rank from running ahead of its peers' view of the board."""
         options: dict[str, Any] = {"chooses": rank.rank == 0, "lead": fence.lead if rank.num_processes > 1 else 0}
@@ -49,7 +51,9 @@ class Safepoint:
         self._seen = 0
         """The last request for a checkpoint that was carried out."""
         self._saves = False
+        """True if a checkpoint is due."""
         self._stop_at: int | None = None
+        """Number of the update after which all ranks stop; None: nobody has asked."""
         self._changes_agreed = Agreement(_notes(rank, "change", context.CHANGE_CHOICE), **options)
         self._num_changes = 0
         """Number of the last change that was carried out."""

@@ -53,17 +53,27 @@ class Feed:
         self._lanes = LaneFeed()
         self._usage = UsageFeed()
         self._position = 0
+        """Position in the run's metrics up to which they were read."""
         self._notices: list[str] = []
+        """The newest lines for the user, at most `LIMITS.notices`."""
         self._num_notices = self._num_notices_sent = 0
+        """Lines so far, dropped ones included, and how many of them were sent."""
         self._num_errors_sent = 0
         self._settings: list[Message] = []
+        """The records SETTING that were sent last."""
         self._num_changes_sent = 0
         self._answers: list[Message] = []
+        """Answers that wait for the next message."""
         self._findings: dict[str, Message] = {}
+        """By kind: the last record FINDING."""
         self._new_findings: list[Message] = []
+        """Those that wait for the next message."""
         self._run: Message = {}
+        """The record RUN that was sent last."""
         self._ranks: dict[int, Message] = {}
+        """By rank: the record RANK that was sent last."""
         self._refreshed = 0.0
+        """The run's age in seconds when values that change all the time were sent last."""
 
     @property
     def curves(self) -> Curves:

@@ -80,20 +80,32 @@ class Monitor(anywidget.AnyWidget):
             raise TypeError(msg)
         self._run = run
         self._wait: Callable[[float | None], bool] | None = getattr(run, "wait", None)
+        """Waits for the end of a live run; None: the run was read from its folder."""
         self._lock = threading.RLock()
+        """Held while the feed, the outputs or the fields below change: messages of the page, its requests and the
+        ticker have threads of their own."""
         self._seen = threading.Event()
+        """Set once a page has said hello."""
         self._pages: set[str] = set()
+        """Identifiers of the pages that have said hello; a reload makes another one."""
         self._over = threading.Event()
+        """Set once the pictures of the end replace the monitor."""
         self._asks_for_all = False
+        """True if the next message is the whole run."""
         self._busy_with: set[str] = set()
+        """Names of the requests that are carried out in threads."""
         self._views: list[tuple[Sink, str]] = []
         """Outputs that show the monitor, each a cell and the output's id."""
         self._pictures: list[tuple[Sink, str]] = []
         """Outputs for pictures of the run."""
         self._ticker: threading.Thread | None = None
+        """Thread that sends the news of a live run and renews its pictures."""
         self._tap: Tap | None = None
+        """Receives the page's messages while the cell is busy; None: nothing does."""
         self._comm_id = ""
+        """Name of the connection to the page, which the tap needs after the comm was closed."""
         self._sink = cell.make_sink()
+        """The cell that made the monitor, to which its messages belong."""
         self.plot_options = PlotOptions()
         """Options by which the picture that stays draws the curves: those that the page used last."""
         self.leaves_picture = True

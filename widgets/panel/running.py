@@ -41,23 +41,31 @@ class RunArea:
 
     def __init__(self, start: Callable[[], Run]) -> None:
         self.run: Run | None = None
+        """The present run, else the last one."""
         self.home: Any = None
         """Message whose cell shows the panel; that cell gets the output of a run that a click started."""
         self._start = start
+        """Starts the run that the panel describes."""
         self._lock = threading.RLock()
+        """Held while `_stage`, `run` and `_heir` change: clicks, a start and a run's end have threads of their own."""
         self._stage: Literal["idle", "starting", "running"] = "idle"
         self._heir: RunArea | None = None
+        """The area of the panel that has replaced this one."""
         self._is_heir = False
         """True if another area started the run."""
         self._is_shown = False
+        """True once the panel was shown in a cell."""
         self._ready = "", True
+        """The launch that a click would start, or why none can be started; and if it can."""
         self._monitor: Monitor | None = None
         self.launch_button = ipywidgets.Button(description="Launch", button_style="primary", layout=WIDE)
         self.stop_button = ipywidgets.Button(description="Stop", disabled=True, layout=WIDE, tooltip=IDLE_TIP)
         self.status = ipywidgets.HTML()
         self.status.add_class("nbp-status-box")
         self.status_text = ""
+        """Text of the status, without its HTML."""
         self._shows_readiness = True
+        """True if the status shows `_ready`, not the state or the end of a run."""
         self.error = ipywidgets.HTML()
         self.monitor_box = ipywidgets.VBox([])
         row = ipywidgets.HBox([self.launch_button, self.stop_button, self.status])

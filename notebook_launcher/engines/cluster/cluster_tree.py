@@ -54,19 +54,25 @@ class ClusterTree:
         self._nodes = tuple(nodes[: setup.place.num_nodes])
         self._give_back = give_back
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """What the nodes' threads have read: a node with its record, or with None if it is lost; None: wake up."""
         self._number = next(_numbers)
+        """Number of this tree: records of an earlier tree on the same agents are ignored."""
         first = self._nodes[0]
         self.setup = dataclasses.replace(setup, master_port=first.port)
+        """The settings of all ranks, which meet at the first node."""
         self._node_of: dict[int, Node] = {}
         self._ranks_of: dict[Node, tuple[int, ...]] = {}
         self._page = RelayedPage(self._nodes)
         self.board = Board(self._page)
         self._pids: dict[int, int] = {}
         self._memory: dict[int, int] = {}
+        """By rank: bytes of resident memory, as its node last told."""
         self._pulses: dict[int, tuple[bool, int, int]] = {}
+        """By rank: the fields of its `Pulse`, as its node last told."""
         self._parcel_of: tuple[object, set[int]] = (None, set())
         """The record that the last parcel was sent with, and the nodes that have the parcel."""
         self._told_lost: set[int] = set()
+        """Numbers of the nodes whose loss was an event already."""
         self._is_closed = False
         archive: bytes | None = None
         parts = ranks_by_node(setup.num_processes, len(self._nodes))

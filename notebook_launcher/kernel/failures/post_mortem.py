@@ -90,11 +90,13 @@ class PostMortem:
         self._data = data
         self._rank = rank
         self._over: Latch[None] = Latch()
+        """Set once the debugger has ended."""
         self._own_questions = Questions(lambda: self._over.is_set)
         self._questions = questions or self._own_questions
         # One rank: the prompt names it, so its lines need no label.
         self._output = RunOutput(LaunchConfig(display="all", monitor=False, runs_folder=None), 1, sink=sink)
         self._thread: threading.Thread | None = None
+        """The thread that reads the rank's events."""
         self._claim = threading.Lock()
         """Held by the first thread that was started, since `_begin` may be called again after an interrupt."""
         self._open_question: messages.InputRequest | None = None
@@ -102,6 +104,7 @@ class PostMortem:
         self._is_left = False
         """True once the user has left by an interrupt: no further question is asked."""
         self._fault: BaseException | None = None
+        """The exception that ended the thread, which the caller raises."""
 
     def run(self) -> None:
         """Answer the debugger's prompt until the user leaves it.

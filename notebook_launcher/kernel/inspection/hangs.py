@@ -45,12 +45,17 @@ class _Stretch:
     """Period in which a rank's main thread has not moved."""
 
     since: float
+    """Its beginning, by `time.monotonic()`."""
     sample_after: float
     """Age in seconds at which the rank is asked for its stack."""
     first: Pulse
+    """The activity of the rank's process at the beginning, against which its use of the processor is measured."""
     last: Pulse
+    """Its activity at the last look."""
     num_forgiven: int = 0
+    """Further looks at which a move does not end the period."""
     main: ThreadStack | None = None
+    """The main thread's stack in the last sample; None before the first."""
     num_alike: int = 0
     """Samples in a row that showed the same stack."""
 
