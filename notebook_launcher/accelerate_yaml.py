@@ -173,9 +173,9 @@ def _check_kind(file: Path, values: Mapping[str, Any]) -> None:
     machines, where = values.get("num_machines", 1), values.get("compute_environment", "LOCAL_MACHINE")
     why = ""
     if where != "LOCAL_MACHINE":
-        why = f"compute_environment: {where}, but a notebook launches on its own machine"
+        why = f"compute_environment: {where}, but a notebook does not launch in a cloud"
     elif machines not in (None, 1):
-        why = f"num_machines: {machines}, but a notebook launches on one machine"
+        why = f"num_machines: {machines}, but a launch reaches other machines by engine= alone"
     elif kind not in SUPPORTED:
         why = f"distributed_type: {kind}, and {INSTEAD.get(kind, 'ranks run on CPUs or NVIDIA GPUs')}"
     elif values.get("mixed_precision") == "fp8":

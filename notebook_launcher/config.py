@@ -217,8 +217,8 @@ class LaunchConfig:
         A `UserWarning` lists the settings of the file that a launch from here ignores.
 
         Raises:
-            ConfigError: The file cannot be read, or describes a launch that a notebook cannot do: several machines, a
-                TPU, Megatron-LM.
+            ConfigError: The file cannot be read, or describes a launch that a notebook cannot do: `num_machines`
+                above 1 (pass `engine=` instead), a TPU, Megatron-LM.
         """
         config, file = load_accelerate_file(path)
         if file.ignored:

@@ -21,7 +21,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "run",
         nargs="?",
         metavar="ID",
-        help="its id, the beginning of its id, or a session's name; `last`, or nothing: the latest",
+        help="its id, the beginning of its id, or a session's name; the latest one for `last`, or if omitted",
     )
     parser.add_argument("--folder", default="auto", metavar="FOLDER", help="the folder that holds the runs' folders")
     parser.add_argument("--since", reads=number, metavar="SECONDS", help="output of the last SECONDS; all if omitted")
@@ -82,8 +82,8 @@ COMMAND = Command(
     name="attach",
     summary="show a run that outlives its kernel, or stop it",
     description="""\
-A run that was launched with detached=True goes on without its kernel. This shows its output until it is over; Ctrl-C
-leaves it running. `runs list --state running` lists the runs that go on.
+Show the output of a run that was launched with detached=True, until the run is over. Ctrl-C leaves it
+running. `runs list --state running` lists the runs that go on.
 
   notebook-launcher attach                     the latest one
   notebook-launcher attach 20261121-14 --stop

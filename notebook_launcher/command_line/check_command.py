@@ -13,10 +13,12 @@ __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="make only checks whose name has one of these words")
-    parser.add_argument("--list", action="store_true", help="print the names of all checks, and make none")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="run only checks whose name has one of these words")
+    parser.add_argument("--list", action="store_true", help="print the names of all checks, and run none")
     parser.add_argument("--folder", default=".", metavar="DIR", help="where the report goes (default: here)")
-    parser.add_argument("--cpu", action="store_true", help="make the checks in their CPU forms, though there are GPUs")
+    parser.add_argument(
+        "--cpu", action="store_true", help="run the checks in their CPU forms, even on a machine with GPUs"
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -27,11 +29,11 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="check",
-    summary="try everything that needs GPUs on this machine's, in about 5 minutes; exit 1 for a failure",
+    summary="try this package on the machine's GPUs, in about 5 minutes; exit 1 for a failure",
     description="""\
-Try on this machine's GPUs what can only be tried there, without a network. Each check is a process of its own with a
-time limit. A table tells what passed, failed or was skipped, and gpu-check-<date>.json, in which names are hashed, can
-be attached to a report of a problem. Without a GPU each check runs in its CPU form, which proves nothing about GPUs.
+Try everything that needs GPUs on this machine's GPUs, without a network. Each check is a process of its own with a time
+limit. A table shows what passed, failed or was skipped. Attach gpu-check-<date>.json, in which names are hashed, to a
+report of a problem. Without a GPU each check runs in its CPU form, which proves nothing about GPUs.
 
   notebook-launcher check
   notebook-launcher check --only accumulation checkpoint""",

@@ -143,7 +143,7 @@ COMMAND = Command(
     name="config",
     summary="ask for the options of a launch and write Accelerate's settings file",
     description="""\
-Ask for the options that the panel has, and write them to Accelerate's settings file, which `notebook-launcher launch`,
+Ask for the options of the panel, and write them to Accelerate's settings file, which `notebook-launcher launch`,
 `accelerate launch` and the panel read. A terminal shows menus with arrow keys. Enter keeps the answer in parentheses.
 
   notebook-launcher config

@@ -137,8 +137,8 @@ COMMAND = Command(
     name="launch",
     summary="run a script or module on every rank, as `accelerate launch` and `torchrun` do",
     description="""\
-Run a Python script on every rank: as the main program, with its own arguments, with torchrun's variables set and the
-process group up. The script may use torch.distributed, Hugging Face Accelerate, or this package.
+Run a Python script on every rank, as the main program with its own arguments. torchrun's variables are set, and the
+process group exists. The script may use torch.distributed, Hugging Face Accelerate, or this package.
 
   notebook-launcher launch --num_processes 2 train.py --lr 0.1
   notebook-launcher launch --nproc_per_node 4 --mixed_precision bf16 -m package.train
@@ -147,12 +147,12 @@ process group up. The script may use torch.distributed, Hugging Face Accelerate,
   notebook-launcher launch --detached train.py
 
 Options of `accelerate launch` and `torchrun` are accepted by their names, with _ or - between the words. Options come
-before the script; everything after it is the script's own. Without --config_file, the file that `accelerate config`
+before the script; everything after it belongs to the script. Without --config_file, the file that `accelerate config`
 or `notebook-launcher config` has written is read, if there is one.
 
-Ctrl-C stops the run, a second Ctrl-C kills it; with --detached the first lets go of the terminal, as does its end, and
-`notebook-launcher attach` comes back to the run. The run leaves a folder: see `notebook-launcher runs`. The exit status
-is 0, or that of the script's sys.exit(n) or signal (128 + its number), 1 for an exception, 124 for --timeout, 130 for
+Ctrl-C stops the run, and a second Ctrl-C kills it. With --detached, the run continues after the first Ctrl-C and after
+the end of the terminal; `notebook-launcher attach` shows it again. The run leaves a folder: see `notebook-launcher
+runs`. The exit status is 0, n for sys.exit(n), 128 + n for signal n, 1 for an exception, 124 for --timeout, 130 for
 Ctrl-C, and 2 if nothing could be started.""",
     add_arguments=_add_arguments,
     run=_run,

@@ -69,7 +69,7 @@ FLAGS = ("same_network", "standalone", "quiet", "run_path", "enable_cpu_affinity
 ELSEWHERE = "use `accelerate launch` for it"
 REFUSED = {
     "tpu": f"no TPU can be used here; {ELSEWHERE}",
-    "deepspeed": f"it is for several machines, and a launch from here takes one; {ELSEWHERE}",
+    "deepspeed": f"it is for several machines, which --engine reaches here; or {ELSEWHERE}",
     "offload_optimizer_nvme_path": f"offloading to NVMe has no counterpart in torch; {ELSEWHERE}",
     "offload_param_nvme_path": f"offloading to NVMe has no counterpart in torch; {ELSEWHERE}",
     "use_megatron_lm": f"Megatron-LM is not supported; {ELSEWHERE}",
@@ -78,7 +78,7 @@ REFUSED = {
     "fp8": f"fp8 is not supported; {ELSEWHERE}",
     "mpirun": f"ranks are not started by mpirun here; {ELSEWHERE}",
     "aws": f"nothing is launched in a cloud; {ELSEWHERE}",
-    "dynamo": "of the compiler, --dynamo_backend alone is taken: call torch.compile(model, ...) in the script",
+    "dynamo": "only --dynamo_backend is supported: for others, call torch.compile(model, ...) in the script",
     "no_python": "ranks are Python processes: name a script, or a module with -m",
 }
 """Options that cannot work, each with the reason; `--fp8_backend` is refused as `fp8`."""

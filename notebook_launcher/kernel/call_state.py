@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CallState"]
 
-IDLE = "runs nothing, so this waits for ever: interrupt it, and run the cell on all ranks"
+IDLE = "runs nothing, so this waits forever: interrupt it, and run the cell on all ranks"
 
 
 class CallState:

@@ -397,7 +397,7 @@ class Run:
         command = SaveCommand(Latch())
         if not self._ask(command, command.answer):
             msg = (
-                "no Accelerator has made an update in this run yet, so nobody can save it. Prepare the model and the "
+                "no Accelerator has made an update in this run yet, so it cannot be saved. Prepare the model and the "
                 "optimizer with Accelerator().prepare(...), or save in the function itself."
             )
             raise CallOrderError(msg)
@@ -457,8 +457,8 @@ class Run:
         command = ChangeCommand(action, values, Latch(), source)
         if not self._ask(command, command.answer):
             msg = (
-                "no Accelerator has made an update in this run yet, so nobody can change it. Prepare the model and the "
-                "optimizer with Accelerator().prepare(...), and try again after the first update."
+                "no Accelerator has made an update in this run yet, so nothing can be changed. Prepare the model and "
+                "the optimizer with Accelerator().prepare(...), and try again after the first update."
             )
             raise CallOrderError(msg)
 

@@ -234,7 +234,7 @@ class RunLoop:
                 self._handle(event, attempt)
             output.publish()
         asked_to_stop = self._data.commands.asked_to_stop
-        when, hint = f"{EXIT_BUDGET:g} s after it returned", ". Wait in the function for what must be done, as a save"
+        when, hint = f"{EXIT_BUDGET:g} s after it returned", ". Finish such work in the function, a save for example"
         if asked_to_stop:
             when, hint = "as the run was stopped", ""
         for rank in attempt.tree.pids:

@@ -207,7 +207,7 @@ def test_options_about_sharding_are_the_variables_of_accelerate(words, env):
         (["--parallelism_config_cp_backend", "torch", "x.py"], "sequences are not split over ranks here"),
         (["--deepspeed_hostfile", "h", "x.py"], "--deepspeed_hostfile: it is for several machines"),
         (["--offload_param_nvme_path", "/x", "x.py"], "offloading to NVMe has no counterpart in torch"),
-        (["--dynamo_mode", "default", "x.py"], "--dynamo_mode: of the compiler, --dynamo_backend alone is taken"),
+        (["--dynamo_mode", "default", "x.py"], "--dynamo_mode: only --dynamo_backend is supported"),
         (["--nproc", "2", "x.py"], "unknown option --nproc. Did you mean --nproc_per_node?"),
         (["--mixed_precison", "no", "x.py"], "unknown option --mixed_precison. Did you mean --mixed_precision?"),
         (["--zzz", "x.py"], "unknown option --zzz. `notebook-launcher launch --help` lists the options."),

@@ -100,7 +100,7 @@ def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.Captu
     assert "wait_for" in str(run.stacks())
     other.edit(tags=["one"])
     assert run.tags == ("one",)
-    with pytest.raises(CallOrderError, match="nobody can save it"):
+    with pytest.raises(CallOrderError, match="it cannot be saved"):
         run.save()
     with pytest.raises(LookupError, match="there is no rank 9"):
         run.logs(9)

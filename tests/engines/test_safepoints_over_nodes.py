@@ -100,7 +100,9 @@ def test_each_call_of_a_session_agrees_anew(engine: Commands, tmp_path: Path) ->
 def test_without_an_accelerator_nobody_can_save(engine: Commands) -> None:
     run = launch(wait, 2, engine=engine, **QUIET)
     until(run, lambda: len(run.metrics) == 2)
-    with pytest.raises(CallOrderError, match="no Accelerator has made an update in this run yet, so nobody can save"):
+    with pytest.raises(
+        CallOrderError, match="no Accelerator has made an update in this run yet, so it cannot be saved"
+    ):
         run.save()
     run.stop()
 

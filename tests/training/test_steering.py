@@ -137,7 +137,7 @@ def test_time_limit_does_not_count_while_paused() -> None:
 
 def test_run_without_an_update_cannot_change() -> None:
     run = launch(time.sleep, 1, args=(60,), output="none", monitor=False)
-    with pytest.raises(CallOrderError, match="so nobody can change it"):
+    with pytest.raises(CallOrderError, match="so nothing can be changed"):
         run.set(lr=1)
     run.stop()
     with pytest.raises(CallOrderError, match="nothing left to change"):

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["lifetime_hints"]
 
-IDLENESS = "Stops a run whose processes write, report and update nothing for so long"
+IDLENESS = "Stops the run if its processes write, report and update nothing for this long"
 BEGINNING = "Unless the function itself loads what it has saved"
 RESUME = "accelerator.load_state() without a folder loads it, and nothing before the first one"
 NO_RESTARTS = "No restarts are allowed yet: enter their number in Restarts after a failure"

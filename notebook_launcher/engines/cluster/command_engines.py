@@ -262,5 +262,5 @@ def _words(name: str, value: object, *, may_be_empty: bool = False) -> tuple[str
 def _check_text(name: str, value: object, *, or_none: bool = False) -> None:
     if (or_none and value is None) or (isinstance(value, str) and value and "\0" not in value):
         return
-    msg = f"{name}={value!r} is a {type(value).__name__}; it must be a text{' or None' if or_none else ''}."
+    msg = f"{name}={value!r} is a {type(value).__name__}; it must be a string{' or None' if or_none else ''}."
     raise ConfigError(msg, field="engine")

@@ -129,6 +129,6 @@ def _explain_mode(name: str, mine: Change, odd: Mapping[int, Mode]) -> str:
 def _explain_wait(name: str, ahead: Mapping[int, str]) -> str:
     return (
         f"{describe_ahead(ahead)}, and rank {dist.get_rank()} begins a forward of {name}, which gathers parameters "
-        "from all ranks: they would wait for each other for ever. Make each of these calls on every rank, in the same "
+        "from all ranks: they would wait for each other forever. Make each of these calls on every rank, in the same "
         "order, not inside `if accelerator.is_main_process`."
     )
