@@ -13,6 +13,7 @@ import datetime as dt
 import inspect
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messages import GroupState
@@ -31,6 +32,8 @@ those of NCCL's watchdog thread, which would end the process (SIGABRT) before Py
 
 PATIENCE = dt.timedelta(seconds=10)
 """Time for which a rank that replaces the group waits until its peers are connected in it."""
+GIL_PAUSE = 0.02
+"""Seconds in which the threads of a group that was destroyed may have the GIL, before the group is dropped."""
 WATCHDOG_KEY = "exception_dump"
 """Set by a watchdog of NCCL that gives up. It has no group's prefix, and the monitors of a later group that find it
 would end their processes."""
@@ -116,7 +119,12 @@ class Rendezvous:
         """Release the groups that the function has destroyed, so that peers that wait in them get an error."""
         from torch.distributed import distributed_c10d as c10d
 
-        self._made = [group for group in self._made if group is c10d.GroupMember.WORLD]
+        made = [group for group in self._made if group is c10d.GroupMember.WORLD]
+        if len(made) < len(self._made):
+            # torch 2.6 holds the GIL here while it waits for the group's threads. One that has just carried out a
+            # collective needs the GIL to drop its tensors.
+            time.sleep(GIL_PAUSE)
+        self._made = made
 
     def state(self) -> GroupState:
         """Return whether the group is still the one that `join` made, and the number of collectives of each group."""

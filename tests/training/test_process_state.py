@@ -278,6 +278,7 @@ def test_launch_of_one_rank_has_one_process():
     assert list(notebook_launch(look, 1, output="none")) == [("DistributedType.NO", False, "gloo")]
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.6"), reason="gloo of torch 2.6 keeps a group's first timeout")
 def test_timeout_holds_for_the_group_that_is_up():
     def wait():
         state = ProcessState(timeout=timedelta(seconds=0.2))
