@@ -62,6 +62,8 @@ class AttachedRun:
         self._over: Latch[None] = Latch()
         """Set once the run is over, after the fields below, or after this process has lost the host."""
         self._ending: Ending | None = None
+        self._fault: Exception | None = None
+        """The reason why the ending could not be read."""
         self._outcome: RunOutcome | None = None
         """The outcome once it was opened, which happens when it is asked for."""
         self._opening = threading.Lock()
@@ -282,6 +284,11 @@ class AttachedRun:
             raise
         return self.result()
 
+    def check_protocol(self) -> None:
+        """Raise `CallOrderError` if the host is of a version of this package with another protocol."""
+        with contextlib.suppress(OSError), contextlib.closing(HostConnection(self._folder)):
+            pass
+
     def _make_output(self, since: float | None) -> AttachedOutput:
         return AttachedOutput(self._folder, self.config, since)
 
@@ -344,11 +351,14 @@ class AttachedRun:
                 output.follow(self._questions)
             else:
                 collections.deque(follow(self._folder, self._questions), maxlen=0)
-            self._ending = read_ending(self._folder)
-            if self._ending is None:
+            try:
+                self._ending = read_ending(self._folder)
+            except (CallOrderError, OSError) as fault:
+                self._fault = fault
+            if self._ending is None and self._fault is None:
                 self._await_loss()
             if output is not None:
-                output.end(f"{self.id}: its host is gone" if self._ending is None else self._ending.last_line)
+                output.end(f"{self.id}: {self._why_lost()}" if self._ending is None else self._ending.last_line)
         finally:
             self._over.set()
             self._questions.note(())
@@ -367,12 +377,22 @@ class AttachedRun:
                 self._outcome.results.folder = self._folder
         return self._outcome
 
+    def _why_lost(self) -> str:
+        return "its host is gone" if self._fault is None else str(self._fault)
+
     def _lost(self) -> RunOutcome:
         run = self._record.snapshot()
-        error = RankFailedError(
-            f"the host of {self.id} is gone, killed or ended with its machine, session or container, and its ranks "
-            "with it. What the run wrote until then: run.logs(rank), run.metrics, and its checkpoints."
-        )
+        if self._folder.exists():
+            msg = (
+                f"the host of {self.id} is gone, killed or ended with its machine, session or container, and its "
+                "ranks with it. What the run wrote until then: run.logs(rank), run.metrics, and its checkpoints."
+            )
+        else:
+            msg = (
+                f"{self._folder} was deleted, and with it what the run returned and recorded; a run that goes on is "
+                f"stopped then. open_run({self.id!r}).delete() removes the folder only of a run that is over."
+            )
+        error = self._fault or RankFailedError(msg)
         results = Results({}, num_processes=run.num_processes, seconds=run.seconds, seed=run.seed)
         failure_display.attach(error, (), results)
         return RunOutcome(state="failed", results=results, error=error)

@@ -43,6 +43,7 @@ def attach(
     """
     check_not_in_rank("attach")
     attached = AttachedRun(_latest(folder) if run in (None, LAST) else _one(run, folder))
+    attached.check_protocol()
     if show:
         attached.follow_in_cell(since)
     return attached

@@ -24,6 +24,7 @@ __all__ = [
     "ENDING",
     "SESSION_SOCKET",
     "SOCKET",
+    "Doorway",
     "HostConnection",
     "goes_on",
     "greet",
@@ -56,6 +57,35 @@ def listen(folder: Path, socket_name: str = SOCKET) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+class Doorway:
+    """The folder of a socket, held open, so that its host notices when the socket is deleted.
+
+    A folder that is only moved keeps its socket, and clients reach the host in the new place.
+    """
+
+    LOOK_EVERY = 5.0
+    """Seconds between two looks."""
+
+    def __init__(self, folder: Path, socket_name: str = SOCKET) -> None:
+        self._name = socket_name
+        self._fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    @property
+    def is_gone(self) -> bool:
+        """True if the socket was deleted: no client can reach the host any more."""
+        try:
+            os.stat(self._name, dir_fd=self._fd)
+        except FileNotFoundError:
+            return True
+        except OSError:  # A network's file system that does not answer for a while.
+            pass
+        return False
+
+    def close(self) -> None:
+        """Close the folder."""
+        os.close(self._fd)
 
 
 def greet(sock: socket.socket) -> Link:

@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from notebook_launcher import travel
 from notebook_launcher.detached.door import ENDING
-from notebook_launcher.errors import ReturnValueError
+from notebook_launcher.errors import CallOrderError, ReturnValueError
 from notebook_launcher.history import run_files
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.culprit import cannot_travel
@@ -136,13 +136,26 @@ def read_ending(folder: Path) -> Ending | None:
 
     Raises:
         PermissionError: The file belongs to another user, and a pickle can run any code.
+        CallOrderError: Another version of this package has written it, with other classes.
     """
     try:
         with open(folder / ENDING, "rb") as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
                 msg = f"{folder / ENDING} belongs to another user, so it is not read: attach as that user."
                 raise PermissionError(msg)
-            ending: Ending = pickle.load(file)
-            return ending
+            return _load(file, folder)
     except FileNotFoundError:
         return None
+
+
+def _load(file: BinaryIO, folder: Path) -> Ending:
+    try:
+        ending = pickle.load(file)
+    except Exception as error:
+        msg = (
+            f"the end of {folder.name} cannot be read: {type(error).__name__}: {error}. Probably another version of "
+            "notebook-launcher has written it: attach with the version that launched the run."
+        )
+        raise CallOrderError(msg) from error
+    assert isinstance(ending, Ending)
+    return ending

@@ -86,15 +86,19 @@ class HostedRun:
     def _open_door(self, _run_id: str, folder: Path) -> None:
         self.folder = self._kept.folder = folder
         self._clients = Clients(door.listen(folder), self._answer)
+        self._doorway = door.Doorway(folder)
 
     def serve(self) -> None:
         """Begin to serve clients."""
         self._clients.serve()
 
     def conclude(self) -> None:
-        """Wait for the end of the run, and keep its ending."""
-        while not self.run.wait(60):
-            pass
+        """Wait for the end of the run, and keep its ending. Stop the run if its folder is deleted meanwhile."""
+        while not self.run.wait(self._doorway.LOOK_EVERY):
+            if self._doorway.is_gone:
+                # Nobody could stop the run any more, and its results would have no place.
+                self._journal.text("stderr", f"{self.folder} was deleted, so the run is stopped\n")
+                self.run.stop()
         self._keep_ending()
         self._journal.finish()
 
@@ -112,6 +116,7 @@ class HostedRun:
     def close(self) -> None:
         """Remove the socket."""
         (self.folder / door.SOCKET).unlink(missing_ok=True)
+        self._doorway.close()
         self._clients.close()
 
     def release(self) -> None:

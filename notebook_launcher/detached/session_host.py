@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.channel import AnonymousFile
-from notebook_launcher.detached import session_folders
+from notebook_launcher.detached import door, session_folders
 from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.hosted_debugger import HostedDebugger
 from notebook_launcher.detached.hosted_run import HostedRun
@@ -74,6 +74,7 @@ class SessionHost:
         self._started = time.time()
         self.folder, sock = session_folders.make(order.plan.config, self._snapshot)
         self._clients = Clients(sock, self._answer)
+        self._doorway = door.Doorway(self.folder, door.SESSION_SOCKET)
         try:
             self._ranks.start()
         except BaseException:
@@ -94,7 +95,7 @@ class SessionHost:
             signal.signal(signal.Signals[name], lambda *_: self._wishes.put("save"))
         self._clients.serve()
         wish = ""
-        while not wish and not self._is_forgotten():
+        while not wish and not self._is_forgotten() and not self._doorway.is_gone:
             session_folders.write_summary(self.folder, self._snapshot())
             with contextlib.suppress(queue.Empty):
                 wish = self._wishes.get(timeout=SUMMARY_EVERY)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.detached.attached_run import AttachedRun
 
-__all__ = ["host_of", "release"]
+__all__ = ["host_of", "lives", "release"]
 
 
 def host_of(run: AttachedRun) -> psutil.Process:
@@ -28,3 +28,8 @@ def host_of(run: AttachedRun) -> psutil.Process:
 def release(gate: Path) -> None:
     """Let the ranks go on that wait for this file."""
     gate.touch()
+
+
+def lives(process: psutil.Process) -> bool:
+    """Return True unless a process has ended; its parent may not have reaped it yet."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

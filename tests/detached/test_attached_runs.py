@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -22,6 +23,7 @@ from notebook_launcher import (
     CallOrderError,
     ConfigError,
     LaunchConfig,
+    RankFailedError,
     Results,
     Run,
     RunStoppedError,
@@ -43,7 +45,7 @@ from notebook_launcher.detached.requests import Follow
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel.questions import Answer, Question
 from notebook_launcher.messages import InputRequest
-from tests.detached.hosts import host_of, release
+from tests.detached.hosts import host_of, lives, release
 from tests.support.programs import end, read_until, type_in_terminal
 from tests.support.toy_runs import wait_until
 
@@ -221,6 +223,30 @@ def test_a_lost_host_is_no_answer_to_a_stop(home: Path, gate: Path) -> None:
     run.stop()
 
 
+def test_a_run_whose_folder_is_deleted_is_stopped(home: Path, gate: Path) -> None:
+    run = launch(wait_for, 2, args=(str(gate),), detached=True, output="none")
+    wait_until(lambda: bool(run.metrics))
+    host = host_of(run)
+    ranks = [psutil.Process(rank.pid) for rank in run.ranks]
+    shutil.rmtree(run.folder)
+    host.wait(60)
+    wait_until(lambda: not any(lives(rank) for rank in ranks))
+    with pytest.raises(RankFailedError, match=rf"{run.id} was deleted, and with it what the run returned"):
+        run.result()
+
+
+def test_a_folder_that_is_only_moved_does_not_stop_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with contextlib.closing(door.listen(folder)):
+        doorway = door.Doorway(folder)
+        folder.rename(tmp_path / "moved")
+        assert not doorway.is_gone
+        shutil.rmtree(tmp_path / "moved")
+        assert doorway.is_gone
+        doorway.close()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -277,6 +303,24 @@ def test_the_other_end_says_its_protocol_and_its_user(tmp_path: Path, monkeypatc
         (tmp_path / ENDING).touch()
         with pytest.raises(PermissionError, match="belongs to another user, so it is not read"):
             read_ending(tmp_path)
+
+
+def test_a_host_of_another_version_is_refused_at_once(home: Path, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
+    with monkeypatch.context() as patched:
+        patched.setattr(door, "GREETING", b"notebook-launcher host 99\n")
+        with pytest.raises(CallOrderError, match=r"host speaks protocol 3.*attach with the version that launched"):
+            attach(run.id, show=False)
+    run.stop()
+
+
+@pytest.mark.parametrize("written", [b"cnotebook_launcher.detached.ending\nOther\n.", b"no pickle"])
+def test_an_ending_of_another_version_is_not_a_dead_host(home: Path, written: bytes) -> None:
+    run = launch(int, 1, detached=True, output="none")
+    run.wait()
+    (run.folder / ENDING).write_bytes(written)
+    with pytest.raises(CallOrderError, match=rf"the end of {run.id} cannot be read: .*attach with the version"):
+        attach(run.id, show=False).result()
 
 
 def test_a_journal_keeps_the_end() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -27,7 +28,7 @@ from notebook_launcher.command_line.program import main
 from notebook_launcher.detached import door
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.history import run_folders
-from tests.detached.hosts import release
+from tests.detached.hosts import lives, release
 from tests.support.toy_runs import wait_until
 
 if TYPE_CHECKING:
@@ -257,6 +258,17 @@ def test_a_dead_host_takes_its_ranks_along(home: Path, gate: Path) -> None:
     # The name is free again.
     with opened(1, name="exp", output="none") as again:
         assert again.id != session.id
+
+
+def test_a_session_whose_folder_is_deleted_is_closed(home: Path) -> None:
+    session = opened(2)
+    host = host_of(session)
+    ranks = host.children(recursive=True)
+    shutil.rmtree(home / session.id)
+    host.wait(60)
+    wait_until(lambda: not any(lives(rank) for rank in ranks))
+    with pytest.raises(CallOrderError, match=r"is closed\. Open a new one"):
+        session.run(get)
 
 
 def test_a_session_that_nobody_uses_is_closed(home: Path) -> None:
