@@ -1,0 +1,3 @@
+"""`accelerate.utils.deepspeed`, with every name that this package has for Accelerate's."""
+
+from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - answers `from ... import name`
