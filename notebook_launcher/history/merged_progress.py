@@ -46,6 +46,11 @@ class MergedProgress:
             return None
         return max(0, self.total - self.done) / self.rate
 
+    @property
+    def left(self) -> str:
+        """The words behind the seconds: a loop that is named after its epoch is not the whole run."""
+        return "left in this epoch" if re.match(r"epoch \d", self.description, re.IGNORECASE) else "left"
+
 
 def merge_progress(ranks: Sequence[RankSnapshot]) -> MergedProgress | None:
     """Return the progress of the rank that is furthest behind; None if no rank has reported progress."""
@@ -97,8 +102,7 @@ def _describe(merged: MergedProgress) -> list[str]:
     if merged.rate:
         parts.append(format_rate(merged.rate))
     if merged.seconds_left is not None and merged.done != merged.total:
-        scope = " in this epoch" if re.match(r"epoch \d", merged.description, re.IGNORECASE) else ""
-        parts.append(f"{format_seconds(math.ceil(merged.seconds_left))} left{scope}")
+        parts.append(f"{format_seconds(math.ceil(merged.seconds_left))} {merged.left}")
     return parts
 
 

@@ -5,19 +5,13 @@ from __future__ import annotations
 import base64
 import math
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notebook_launcher.colours import LIGHT
 from notebook_launcher.drawing.legend import PHASES
-from tests.support.lab import browser, needs_browser
+from tests.support.lab import needs_browser
 from tests.support.monitor_page import ACTIONS, LANES, Tab, curve, log, open_tab, rank, reset, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Page
 
 pytestmark = needs_browser
 
@@ -26,19 +20,6 @@ TIMELINE = "[aria-label^='Timeline of']"
 EVIL = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>\"'&amp;"
 UNKNOWN = "\N{EN DASH}"
 NUM_POINTS = 100_000
-
-
-@pytest.fixture(scope="module")
-def window() -> Iterator[Page]:
-    """One page for all tests, so that the browser's processes do not count as leaks of a test."""
-    with browser() as opened:
-        yield opened.new_page()
-
-
-@pytest.fixture
-def tab(window: Page) -> Iterator[Tab]:
-    with open_tab(window) as opened:
-        yield opened
 
 
 def waves(count: int, shift: float = 0.0) -> list[float | None]:
@@ -822,7 +803,7 @@ def test_html_in_text_of_the_user_is_not_interpreted(tab):
             error=EVIL,
             effective_batch=EVIL,
             action_hint=EVIL,
-            progress={"done": 1, "total": 2, "rate": 1, "seconds_left": 1, "description": EVIL},
+            progress={"done": 1, "total": 2, "rate": 1, "seconds_left": 1, "left": EVIL, "description": EVIL},
             sync={"share": 0, "saved_seconds": 0, "text": EVIL},
         ),
         ranks=[rank(0, reason=EVIL, last_line=EVIL, state="failed"), rank(1, returned=EVIL)],

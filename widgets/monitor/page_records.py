@@ -100,6 +100,7 @@ def _progress_record(merged: MergedProgress) -> dict[str, Any]:
         "total": merged.total,
         "rate": number(merged.rate, 3),
         "seconds_left": number(merged.seconds_left, 3),
+        "left": merged.left,
         "description": _short(merged.description),
     }
 

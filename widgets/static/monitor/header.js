@@ -108,9 +108,6 @@ function showText(element, text) {
   setHidden(element, !text);
 }
 
-/** Words behind the seconds left: a loop named after its epoch is not the whole run. @param {ProgressRecord} progress */
-const leftIn = ({ description }) => (/^epoch \d/i.test(description ?? "") ? "left in this epoch" : "left");
-
 /** Progress of the slowest rank, and of each rank on demand. */
 export class Progress {
   /** @type {Topic[]} */
@@ -155,7 +152,7 @@ export class Progress {
   #paintSlowest(progress, data) {
     const { units } = data.legend;
     const text = [progress.description, units.formatDone(progress)].filter(Boolean).join(" · ");
-    const left = isNumber(progress.seconds_left) ? `${units.formatSeconds(Math.ceil(progress.seconds_left))} ${leftIn(progress)}` : "";
+    const left = isNumber(progress.seconds_left) ? `${units.formatSeconds(Math.ceil(progress.seconds_left))} ${progress.left}` : "";
     const pace = [units.formatRate(progress.rate), left].filter(Boolean).join(" · ");
     setText(this.done, text);
     setText(this.pace, data.isLive && !data.isPaused ? pace : "");

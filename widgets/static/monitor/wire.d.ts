@@ -84,6 +84,8 @@ export interface Done {
 export interface ProgressRecord extends Done {
   rate: Value;
   seconds_left: Value;
+  /** The words behind `seconds_left`. */
+  left: string;
   description: string;
 }
 
