@@ -32,6 +32,8 @@ from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slurm
 from notebook_launcher.engines.cluster.links import Link
 from notebook_launcher.errors import NodeLostError
+from tests.engines.options import QUIET
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.cluster.node import Node
     from notebook_launcher.kernel.run import Run
 
-QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
 ENVIRONMENT = (
     "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE",
 )  # fmt: skip
@@ -58,14 +59,6 @@ def own_engine() -> Iterator[Commands]:
     """Give a test agents of its own, because it ends some of them."""
     with Commands([[], ["env"]]) as engine:
         yield engine
-
-
-def until(condition: Callable[[], object], run: Run | None = None) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        assert run is None or not run.wait(0), run
-        time.sleep(0.01)
 
 
 def nodes_of(engine: Commands) -> tuple[Node, ...]:

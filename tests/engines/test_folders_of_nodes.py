@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,11 +14,11 @@ import torch
 from notebook_launcher import Accelerator, Commands, ProjectConfiguration, launch, notebook_launch
 from notebook_launcher.engines.cluster import folder_check
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from tests.engines.options import QUIET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
 BESIDE = """
 class Batch:
     def __init__(self, size):

@@ -15,10 +15,9 @@ from torch.utils.data import DataLoader
 
 from notebook_launcher import Accelerator, ConfigError, launch, open_run, report
 from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slurm
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from notebook_launcher.kernel.run import Run
 
 AGENT = "notebook_launcher.engines.cluster.agent"
@@ -76,15 +75,6 @@ def wait_for_a_loss() -> str:
     while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         time.sleep(0.05)
     return os.environ["WORLD_SIZE"]
-
-
-def until(condition: Callable[[], object], run: Run) -> None:
-    """Wait for a condition; a first training of ranks on a busy machine takes a minute to import what it needs."""
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end, run
-        assert not run.wait(0), run
-        time.sleep(0.02)
 
 
 def mortal(gone: Path) -> list[str]:

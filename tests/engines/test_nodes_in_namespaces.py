@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -18,13 +18,12 @@ from notebook_launcher.engines.cluster import node
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.command_engines import Commands
 from notebook_launcher.errors import NodeLostError
+from tests.engines.options import QUIET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.namespaces import Cable
-
-QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
 
 
 @pytest.fixture(scope="module")

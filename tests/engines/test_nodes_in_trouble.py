@@ -29,14 +29,15 @@ from notebook_launcher import (
 from notebook_launcher.engines.cluster import node
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.errors import NodeLostError
+from tests.engines.options import QUIET
 from tests.support.namespaces import ADDRESSES, Cable
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from notebook_launcher import Run
 
-QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
 AGENT_WITH_PATIENCE = """#!/bin/bash
 exec {python} -c 'from notebook_launcher.engines.cluster import agent; agent.PATIENCE = 5.0; agent.main()'
 """
@@ -73,13 +74,6 @@ def impatient(tmp_path: Path) -> str:
     path.write_text(AGENT_WITH_PATIENCE.format(python=sys.executable))
     path.chmod(0o755)
     return str(path)
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def train(data: torch.Tensor | None = None) -> float:

@@ -29,9 +29,10 @@ from notebook_launcher import (
 from notebook_launcher.errors import NodeLostError
 from tests.support import ray_nodes
 from tests.support.leaks import MARK
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from notebook_launcher.kernel.run import Run
 
@@ -71,14 +72,6 @@ def engine(address: str) -> Iterator[Ray]:
     with pytest.warns(UserWarning, match="asks nobody for a token"), Ray(address, keep=None) as engine:
         notebook_launch(sum_up, 4, engine=engine, **QUIET)
         yield engine
-
-
-def until(condition: Callable[[], object], run: Run | None = None) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        assert run is None or not run.wait(0), run
-        time.sleep(0.01)
 
 
 def agents_of(engine: Ray) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,14 +12,14 @@ import torch
 from notebook_launcher import Accelerator, Session, launch, report, tunable
 from notebook_launcher.engines.cluster.command_engines import Commands
 from notebook_launcher.errors import CallOrderError
+from tests.engines.options import QUIET
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from notebook_launcher import Run
-
-QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +46,9 @@ def train(folder: str) -> list[float]:
     return rates
 
 
-def until(run: Run, condition: Callable[[], object]) -> None:
-    while not condition():
-        if run.wait(0.005):
-            run.result()
-            pytest.fail("the run was over before")
-
-
 def begun(run: Run) -> Run:
     """Wait until the kernel knows that the ranks can be asked."""
-    until(run, lambda: run._data.attempt is not None and run._data.attempt.tree.board.has_safepoint)
+    until(lambda: run._data.attempt is not None and run._data.attempt.tree.board.has_safepoint, run)
     return run
 
 
@@ -67,7 +60,7 @@ def test_changes_and_checkpoints_come_after_the_same_update_on_all_nodes(engine:
     run = begun(launch(train, 3, args=(str(tmp_path),), engine=engine, **QUIET))
     run.set(lr=0.25)
     run.save()
-    until(run, lambda: len(list(tmp_path.glob("checkpoints/update_*"))) == 1)
+    until(lambda: len(list(tmp_path.glob("checkpoints/update_*"))) == 1, run)
     run.save()
     run.set(enough=1)
     assert not isinstance(run.exception(60), Exception)
@@ -81,9 +74,9 @@ def test_changes_and_checkpoints_come_after_the_same_update_on_all_nodes(engine:
 def test_pause_holds_all_nodes_and_a_stop_ends_them_after_the_same_update(engine: Commands, tmp_path: Path) -> None:
     run = begun(launch(train, 3, args=(str(tmp_path),), engine=engine, **QUIET))
     run.pause()
-    until(run, lambda: run.state == "paused")
+    until(lambda: run.state == "paused", run)
     run.resume()
-    until(run, lambda: run.state == "running")
+    until(lambda: run.state == "running", run)
     assert run.stop(after_step=True) == "ask"
     assert len(set(last_updates(run))) == 1
 
@@ -99,7 +92,7 @@ def test_each_call_of_a_session_agrees_anew(engine: Commands, tmp_path: Path) ->
 
 def test_without_an_accelerator_nobody_can_save(engine: Commands) -> None:
     run = launch(wait, 2, engine=engine, **QUIET)
-    until(run, lambda: len(run.metrics) == 2)
+    until(lambda: len(run.metrics) == 2, run)
     with pytest.raises(
         CallOrderError, match="no Accelerator has made an update in this run yet, so it cannot be saved"
     ):

@@ -10,10 +10,10 @@ import pytest
 from notebook_launcher import Commands, ConfigError, LaunchConfig, launch, notebook_launch
 from notebook_launcher.kernel.display.folding import label
 from notebook_launcher.machine.node_allocation import NodeInfo, allocate_nodes
+from tests.engines.options import QUIET
 
 TWO = Commands([[], []])
 NODES = [NodeInfo(number, f"gpu{number + 1}.example.org", "10.0.0.1", 8, ("H100",) * 4) for number in range(3)]
-QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
 
 
 @pytest.mark.parametrize(

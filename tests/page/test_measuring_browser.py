@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import Any
 
 from notebook_launcher.drawing.flame import flame_svg
 from notebook_launcher.history.flames import Flame, FlameFrame
-from tests.support.lab import browser, needs_browser
-from tests.support.monitor_page import Tab, open_tab, reset, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Page
+from tests.support.lab import needs_browser
+from tests.support.monitor_page import Tab, reset, run
 
 pytestmark = needs_browser
 
@@ -42,18 +35,6 @@ TABLE = {
     "trace_data": "dHJhY2U=",
     "notes": ["trace: /runs/one/trace_rank0_update12.json.gz"],
 }
-
-
-@pytest.fixture(scope="module")
-def window() -> Iterator[Page]:
-    with browser() as opened:
-        yield opened.new_page()
-
-
-@pytest.fixture
-def tab(window: Page) -> Iterator[Tab]:
-    with open_tab(window) as opened:
-        yield opened
 
 
 def finding(kind: str, **changes: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher.widgets.assets import STATIC
-from tests.support.lab import browser, needs_browser
+from tests.support.lab import needs_browser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,12 +55,6 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
         "metrics": "loss 0.5",
     }
     return {**fields, **changes}
-
-
-@pytest.fixture(scope="module")
-def window() -> Iterator[Page]:
-    with browser() as opened:
-        yield opened.new_page()
 
 
 @pytest.fixture

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.lab import browser, needs_browser
-from tests.support.monitor_page import Tab, curve, open_tab, rank, reset, run
+from tests.support.lab import needs_browser
+from tests.support.monitor_page import Tab, curve, rank, reset, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Locator
 
 pytestmark = needs_browser
 
@@ -26,18 +24,6 @@ SETTINGS = [
     {"name": "depth", "text": "3", "kind": "integer"},
     {"name": "augment", "text": "on", "kind": "switch"},
 ]
-
-
-@pytest.fixture(scope="module")
-def window() -> Iterator[Page]:
-    with browser() as opened:
-        yield opened.new_page()
-
-
-@pytest.fixture
-def tab(window: Page) -> Iterator[Tab]:
-    with open_tab(window) as opened:
-        yield opened
 
 
 def change(name: str = "lr", before: str = "0.1", after: str = "0.05", **more: Any) -> dict[str, Any]:

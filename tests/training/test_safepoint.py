@@ -17,21 +17,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, Session, context, launch, notebook_launch, report, track
 from notebook_launcher.errors import CallOrderError, RunStoppedError
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from notebook_launcher import Run
 
 LENGTH, NUM_UPDATES = 24, 400
-
-
-def until(condition: Callable[[], object], run: Run) -> None:
-    """Look again and again, for as long as the run lasts."""
-    while not condition():
-        if run.wait(0.005):
-            run.result()
-            pytest.fail("the run was over before")
 
 
 def has_reported(run: Run) -> bool:

@@ -14,6 +14,7 @@ from notebook_launcher import Accelerator, launch, notebook_launch, open_run, re
 from notebook_launcher.changes import apply_change, check_change, read_wanted
 from notebook_launcher.errors import CallOrderError, RunStoppedError
 from notebook_launcher.training.steering import change_settings, scale_rates
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,27 +57,20 @@ def train(num_updates: int = 0) -> list[tuple[Any, ...]]:
 @pytest.fixture
 def run() -> Iterator[Run]:
     run = launch(train, 3, output="none", monitor=False)
-    until(run, lambda: len(run.metrics) > 6)
+    until(lambda: len(run.metrics) > 6, run)
     yield run
     run.stop()
 
 
-def until(run: Run, condition: Callable[[], object]) -> None:
-    while not condition():
-        if run.wait(0.005):
-            run.result()
-            pytest.fail("the run was over before")
-
-
 def test_change_comes_after_the_same_update_on_all_ranks(run: Run) -> None:
     run.set(lr="x0.5", max_grad_norm=None, gradient_accumulation_steps=4, temperature=0.5)
-    until(run, lambda: len(run.changes) == 4)
+    until(lambda: len(run.changes) == 4, run)
     assert [(one.name, one.before, one.after) for one in run.changes] == [
         ("lr", 0.4, 0.2), ("max_grad_norm", 1.0, None), ("gradient_accumulation_steps", 2, 4),
         ("temperature", 0.75, 0.5),
     ]  # fmt: skip
     seen = run.metrics[-1].values["updates"]
-    until(run, lambda: run.metrics[-1].values["updates"] > seen + 4)
+    until(lambda: run.metrics[-1].values["updates"] > seen + 4, run)
     run.set(enough=1)
     results = run.result()
     assert results[0] == results[1] == results[2]
@@ -92,15 +86,15 @@ def test_change_comes_after_the_same_update_on_all_ranks(run: Run) -> None:
 
 def test_pause_holds_all_ranks_until_resume(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.pause()
-    until(run, lambda: run.state == "paused")
+    until(lambda: run.state == "paused", run)
     update = run.snapshot().ranks[0].metrics["updates"]
     run.set(lr=0.1)
-    until(run, lambda: run.changes)
+    until(lambda: run.changes, run)
     run.set(lr="x2")
-    until(run, lambda: len(run.changes) == 2)
+    until(lambda: len(run.changes) == 2, run)
     assert {one.update for one in run.changes} == {update}
     run.resume()
-    until(run, lambda: run.state == "running" and run.metrics[-1].values["updates"] > update)
+    until(lambda: run.state == "running" and run.metrics[-1].values["updates"] > update, run)
     run.set(enough=True)
     results = run.result()
     assert results[0] == results[1] == results[2]
@@ -113,9 +107,9 @@ def test_pause_holds_all_ranks_until_resume(run: Run, capsys: pytest.CaptureFixt
 def test_paused_run_saves_and_stops_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = launch(train, 2, output="none", monitor=False)
-    until(run, lambda: len(run.metrics) > 6)
+    until(lambda: len(run.metrics) > 6, run)
     run.pause()
-    until(run, lambda: run.state == "paused")
+    until(lambda: run.state == "paused", run)
     update = run.snapshot().ranks[0].metrics["updates"]
     run.save()
     run.stop(after_step=True)
@@ -126,9 +120,9 @@ def test_paused_run_saves_and_stops_where_it_is(tmp_path: Path, monkeypatch: pyt
 
 def test_time_limit_does_not_count_while_paused() -> None:
     run = launch(train, 2, output="none", monitor=False, timeout=20)
-    until(run, lambda: len(run.metrics) > 6)
+    until(lambda: len(run.metrics) > 6, run)
     run.pause()
-    until(run, lambda: run.state == "paused")
+    until(lambda: run.state == "paused", run)
     attempt = run._data.attempt
     assert attempt is not None
     assert attempt.next_deadline() is None
@@ -233,11 +227,11 @@ def bare_loop() -> float:
 
 def test_loop_without_blocks_and_loader_is_steered() -> None:
     run = launch(bare_loop, 2, output="none", monitor=False)
-    until(run, lambda: run.metrics)
+    until(lambda: run.metrics, run)
     run.set(lr=0.125)
-    until(run, lambda: run.changes)
+    until(lambda: run.changes, run)
     run.pause()
-    until(run, lambda: run.state == "paused")
+    until(lambda: run.state == "paused", run)
     run.resume()
     run.set(enough=True)
     assert list(run.result()) == [0.125, 0.125]

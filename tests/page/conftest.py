@@ -1,0 +1,30 @@
+"""A browser's page for the tests of a file, and the monitor in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.lab import browser
+from tests.support.monitor_page import open_tab
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Page
+
+    from tests.support.monitor_page import Tab
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Page]:
+    """One page for all tests of a file, so that the browser's processes do not count as leaks of a test."""
+    with browser() as opened:
+        yield opened.new_page()
+
+
+@pytest.fixture
+def tab(window: Page) -> Iterator[Tab]:
+    with open_tab(window) as opened:
+        yield opened

@@ -1,0 +1,29 @@
+"""Waiting for a condition, and for no longer than a run lasts."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.kernel.run import Run
+
+__all__ = ["until"]
+
+DEADLOCK = 300
+"""Seconds after which nothing will happen any more: a busy machine takes a minute to import what ranks need."""
+
+
+def until(condition: Callable[[], object], run: Run | None = None) -> None:
+    """Wait for a condition; if the run ends before, raise its exception or fail."""
+    end = time.monotonic() + DEADLOCK
+    while not condition():
+        if run is not None and run.wait(0):
+            run.result()
+            pytest.fail("the run was over before")
+        assert time.monotonic() < end, run
+        time.sleep(0.005)
