@@ -272,7 +272,7 @@ class AttachedRun:
         views.watch(self, output)
 
     def wait_in_cell(self) -> Results:
-        """Wait in the main thread and show the run. The first interrupt detaches the cell, a second stops the run."""
+        """Wait in the main thread and show the run. The first interrupt releases the cell, a second stops the run."""
         output = self._make_output(None)
         try:
             with contextlib.closing(views.RunView(self, output, is_raised=True)) as view:

@@ -42,7 +42,7 @@ class AttachedSession(SessionCells):
     It has the methods of a `Session`. The ranks belong to a host, which carries out one call at a time, whoever of
     the attached kernels and scripts makes it. They keep their memory until somebody calls `close`.
 
-    The first interrupt of a call detaches the cell, and the call continues; a second within 3 seconds stops the call.
+    The first interrupt of a call releases the cell, and the call continues; a second within 3 seconds stops the call.
     At the end of a `with` block the session is closed, unless the block ended by an exception or an interrupt.
     """
 
