@@ -134,10 +134,17 @@ class RunList(Sequence[RecordedRun]):
             session.close()
         return len(live) + len(sessions)
 
-    def as_text(self, limit: int = MAX_ROWS, *, width: int | None = None) -> str:
-        """Return the table as text, with at most `limit` rows, in lines of at most `width` characters; None: any."""
-        lines = tables.table_text(self._columns(limit), width, dispensable=DISPENSABLE) if len(self) else []
-        return "\n".join([self._headline(), *lines, *self._rest(limit)])
+    def as_text(self, limit: int = MAX_ROWS, *, width: int | None = None, more: str = "") -> str:
+        """Return the table as text.
+
+        Args:
+            limit: Rows at most.
+            width: Characters of a line at most; None: any number.
+            more: How to see the other rows. Empty: an expression of Python.
+        """
+        columns = self._columns(limit)
+        lines = tables.table_text(columns, width, dispensable=DISPENSABLE, most=limit) if len(self) else []
+        return "\n".join([self._headline(), *lines, *self._rest(limit, more)])
 
     def _ipython_display_(self, **_: Any) -> None:
         if not show_table(self):
@@ -175,9 +182,9 @@ class RunList(Sequence[RecordedRun]):
     def _headline(self) -> str:
         return f"{plural(len(self), 'run') if len(self) else 'no runs'} in {self._home}"
 
-    def _rest(self, limit: int = MAX_ROWS) -> list[str]:
+    def _rest(self, limit: int = MAX_ROWS, more: str = "") -> list[str]:
         left = len(self) - limit
-        return [f"and {left} older: runs()[{limit}:]"] if left > 0 else []
+        return [f"and {left} older: {more or f'runs()[{limit}:]'}"] if left > 0 else []
 
 
 def runs(folder: str | os.PathLike[str] = "auto") -> RunList:

@@ -78,7 +78,8 @@ def _run(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from notebook_launcher.drawing.tables import terminal_width
 
-    print(_chosen(options).as_text(options.limit, width=terminal_width()))  # noqa: T201 - this is what the command is for
+    chosen = _chosen(options)
+    print(chosen.as_text(options.limit, width=terminal_width(), more=f"--limit {len(chosen)}"))  # noqa: T201
     return 0
 
 
@@ -94,12 +95,13 @@ def _show(options: argparse.Namespace) -> int:
     from notebook_launcher.archive.opening import open_run
     from notebook_launcher.drawing.page import static_text
     from notebook_launcher.drawing.sections import plain_settings
+    from notebook_launcher.drawing.tables import terminal_width
     from notebook_launcher.history.curves import Curves
 
     run = open_run(options.run, options.folder)
     snapshot, curves = run.snapshot(), Curves()
     curves.fold(run.metrics)
-    lines = [static_text(snapshot, curves), "", f"folder: {run.folder}"]
+    lines = [static_text(snapshot, curves, terminal_width()), "", f"folder: {run.folder}"]
     lines += [f"name: {run.name}", *([f"notes: {run.notes}"] if run.notes else [])]
     if commit := run.environment.get("git", {}).get("commit"):
         lines.append(f"git commit: {commit}")
@@ -161,7 +163,8 @@ def _delete(options: argparse.Namespace) -> int:
         print("no such run")  # noqa: T201
         return 1
     if not options.yes:
-        print(chosen.as_text(NUM_LISTED, width=terminal_width()))  # noqa: T201
+        listed = f"runs list --limit {len(every)}"
+        print(chosen.as_text(NUM_LISTED, width=terminal_width(), more=listed))  # noqa: T201
         try:
             answer = input(f"Delete {plural(len(chosen), 'run')}, {format_bytes(chosen.size)}? [y/N] ")
         except EOFError:

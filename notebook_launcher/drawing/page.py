@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["call_text", "headline", "picture_html", "static_html", "static_svg", "static_text"]
 
+DISPENSABLE = ("curve", "time", "progress", "memory now", "lowest", "highest", "last line")
+"""Columns that a narrow terminal leaves out, the first of them first."""
 MAX_FAILURES = 32
 MAX_TRACEBACKS = 2
 """Tracebacks in a text; ranks tend to fail in the same way."""
@@ -152,12 +154,13 @@ def _drawings(snapshot: RunSnapshot, curves: Curves, options: PlotOptions) -> li
     return [*metrics, *timeline, *usage]
 
 
-def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:
+def static_text(snapshot: RunSnapshot, curves: Curves | None = None, width: int | None = None) -> str:
     """Return the run as plain text: for terminals, and for front ends that show no HTML.
 
     Args:
         snapshot: State of the run.
         curves: Metrics of the run, drawn in one line each. None: no metrics.
+        width: Characters of a line of the tables; None: any number.
     """
     told = filter(None, [one_line(snapshot.waiting, 1000), call_text(snapshot)])
     lines = [headline(snapshot), *told, one_line(snapshot.summary, 300)]
@@ -167,9 +170,13 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:
         lines.append(f"rank {failure.rank}{sections.because(failure, failures)}: {one_line(failure.summary)}")
         if failure.traceback and not failure.victim and place < MAX_TRACEBACKS:
             lines += [f"    {line}" for line in clean(failure.traceback, 5000).splitlines()]
-    lines += ["", *tables.table_text(sections.rank_columns(snapshot.ranks))] if snapshot.ranks else []
+    lines += (
+        ["", *tables.table_text(sections.rank_columns(snapshot.ranks), width, dispensable=DISPENSABLE)]
+        if snapshot.ranks
+        else []
+    )
     if curves is not None and len(curves):
-        lines += ["", *_text_metrics(curves)]
+        lines += ["", *_text_metrics(curves, width)]
     if shares := mean_shares(snapshot.phases):
         words = (f"{PHASES[name].word} {format_share(share)}" for name, share in shares.items())
         lines += ["", f"time: {', '.join(words)}"]
@@ -177,8 +184,9 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _text_metrics(curves: Curves) -> list[str]:
-    return tables.table_text(sections.metric_columns(sections.metric_rows(curves)))
+def _text_metrics(curves: Curves, width: int | None) -> list[str]:
+    columns = sections.metric_columns(sections.metric_rows(curves))
+    return tables.table_text(columns, width, dispensable=DISPENSABLE)
 
 
 def _marks(snapshot: RunSnapshot, curves: Curves, axis: AxisKind) -> Iterator[tuple[float, str]]:

@@ -46,7 +46,7 @@ def rank_columns(ranks: Sequence[RankSnapshot]) -> list[Column]:
     return [
         Column("rank", [str(rank.rank) for rank in ranks], kind="number"),
         Column("state", [rank.state for rank in ranks], kind="state"),
-        Column("result", [_result(rank) for rank in ranks]),
+        Column("result", [_result(rank) for rank in ranks], can_shrink=True),
         Column("progress", [_progress(rank) for rank in ranks], kind="number"),
         Column("step", [format_count(rank.step) for rank in ranks], kind="number"),
         Column("samples/s, all ranks", [format_number(rank.samples_per_second, 3) for rank in ranks], kind="number"),
@@ -54,7 +54,7 @@ def rank_columns(ranks: Sequence[RankSnapshot]) -> list[Column]:
         Column("peak memory", [format_bytes(rank.peak_memory) for rank in ranks], kind="number"),
         Column("memory now", [format_bytes(rank.memory) for rank in ranks], kind="number"),
         Column("GPU memory", [format_bytes(rank.gpu_memory) for rank in ranks], kind="number"),
-        Column("last line", [one_line(rank.last_line, 60) for rank in ranks]),
+        Column("last line", [one_line(rank.last_line, 60) for rank in ranks], can_shrink=True),
     ]
 
 
@@ -92,7 +92,7 @@ def metric_columns(rows: Sequence[tuple[str, str, str, str, str]]) -> list[Colum
     names, lines, *numbers = zip(*rows, strict=True)
     named = zip(("last", "lowest", "highest"), numbers, strict=True)
     return [
-        Column("metric", names),
+        Column("metric", names, can_shrink=True),
         Column("curve", lines, kind="curve"),
         *(Column(name, cells, kind="number") for name, cells in named),
     ]

@@ -125,7 +125,13 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def table_text(columns: Sequence[Column], width: int | None = None, *, dispensable: Sequence[str] = ()) -> list[str]:
+def table_text(
+    columns: Sequence[Column],
+    width: int | None = None,
+    *,
+    dispensable: Sequence[str] = (),
+    most: int = MAX_TEXT_ROWS,
+) -> list[str]:
     """Return a table as lines of text, without empty columns.
 
     Args:
@@ -133,12 +139,13 @@ def table_text(columns: Sequence[Column], width: int | None = None, *, dispensab
         width: Characters of a line; None: any number. The widest columns that can shrink are shortened first, then
             columns are left out, and at last lines are cut.
         dispensable: Names of columns that may be left out, the first of them first.
+        most: Rows at most.
     """
     columns = [column for column in columns if any(column.cells)]
     if not columns:
         return []
     num_rows = len(columns[0].cells)
-    widths = [max(map(len, (column.name, *column.cells[:MAX_TEXT_ROWS]))) for column in columns]
+    widths = [max(map(len, (column.name, *column.cells[:most]))) for column in columns]
     if width is not None:
         columns, widths = _fit(columns, widths, width, dispensable)
 
@@ -150,8 +157,8 @@ def table_text(columns: Sequence[Column], width: int | None = None, *, dispensab
         return line if width is None else _cut(line.rstrip(), width)
 
     rows = [row([column.name for column in columns])]
-    rows += [row([column.cells[at] for column in columns]) for at in range(min(num_rows, MAX_TEXT_ROWS))]
-    return rows + ([f"... {num_rows - MAX_TEXT_ROWS} more"] if num_rows > MAX_TEXT_ROWS else [])
+    rows += [row([column.cells[at] for column in columns]) for at in range(min(num_rows, most))]
+    return rows + ([f"... {num_rows - most} more"] if num_rows > most else [])
 
 
 def _fit(

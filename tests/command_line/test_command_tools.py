@@ -73,6 +73,48 @@ def test_table_of_runs_fits_the_terminal(some_runs, tmp_path, width):
     assert "a name of many words a name of many wor" in piped
 
 
+@pytest.mark.parametrize("width", [200, 80, 60])
+def test_one_run_and_a_comparison_fit_the_terminal(home, tmp_path, width):
+    def fit(learning_rate, comment):
+        for step in range(3):
+            report(step=step, **{"a metric with a name of many words/validation loss": learning_rate * step})
+        print("a last line of many words " * 3)
+        return "a value of many words " * 3
+
+    for learning_rate in (0.1, 0.2):
+        comment = f"a text of many words for {learning_rate} " * 3
+        notebook_launch(fit, 1, args=(learning_rate, comment), name="a name of many words " * 3, output="none")
+    ids = [run.id for run in runs(home)]
+    shown = _in_terminal(["runs", "show", "last"], width, tmp_path, home)
+    tables = shown[
+        next(at for at, line in enumerate(shown) if line.startswith("rank ")) : shown.index(f"folder: {home}/{ids[0]}")
+    ]
+    assert len(tables) == 6
+    assert max(map(len, tables)) <= width
+    assert "last line" in tables[0] or width < 200
+    compared = _in_terminal(["runs", "compare", *ids], width, tmp_path, home)
+    assert compared[0] == "2 runs compared"
+    assert max(map(len, compared)) <= width
+    assert ("started" in compared[1]) == (width == 200)
+    assert any(line.startswith("arguments.learning_rate") for line in compared)
+
+
+def _in_terminal(words, width, cwd, home):
+    pid, terminal = type_in_terminal(*words, cwd=cwd, env={RUNS: str(home), "COLUMNS": str(width)})
+    shown = read_to_end(terminal).decode()
+    assert end(pid, terminal) == 0
+    return shown.splitlines()
+
+
+def test_all_runs_are_listed_on_request(home, tmp_path):
+    for number in range(1, 41):
+        make_run(home, number)
+    env = {RUNS: str(home)}
+    assert type_command("runs", cwd=tmp_path, env=env).stdout.splitlines()[-1] == "and 24 older: --limit 40"
+    every = type_command("runs", "list", "--limit", 40, cwd=tmp_path, env=env).stdout.splitlines()
+    assert len(every) == 1 + 1 + 40
+
+
 def test_calls_and_cells_of_sessions_are_told_apart_and_left_out(home, capsys):
     def see(rank_number: int = 0) -> None:
         report(step=rank_number, loss=1.0)

@@ -16,7 +16,7 @@ from notebook_launcher.drawing.page import picture_html
 from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots
 from notebook_launcher.drawing.sections import plain_settings
 from notebook_launcher.drawing.svg import document
-from notebook_launcher.drawing.tables import Column, joined, note_html, table_html, table_text
+from notebook_launcher.drawing.tables import Column, joined, note_html, table_html, table_text, terminal_width
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.text import one_line
 from notebook_launcher.units import format_bytes, format_number, format_seconds, plural
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "compare"]
 
+DISPENSABLE = ("started", "id", "ranks", "state", "peak memory", "samples/s, all ranks")
+"""Columns that a narrow terminal leaves out, the first of them first."""
 MEANS = "Each line is the mean of a run's ranks; the band around it spans from the lowest rank to the highest."
 
 
@@ -168,9 +170,10 @@ class Comparison:
         return Plot(title=chart.title, series=tuple(lines), names_lines=is_group)
 
     def __repr__(self) -> str:
-        parts = [self._headline(), *table_text(self._run_columns())]
+        width = terminal_width()
+        parts = [self._headline(), *table_text(self._run_columns(), width, dispensable=DISPENSABLE)]
         settings = self._setting_columns()
-        parts += ["", "settings that differ:", *table_text(settings)] if settings else []
+        parts += ["", "settings that differ:", *table_text(settings, width)] if settings else []
         return "\n".join(parts)
 
     def _repr_html_(self) -> str:
@@ -200,7 +203,7 @@ class Comparison:
         speeds, memories = self.samples_per_second, self.peak_memory
         return [
             Column("", list(self._runs)),
-            Column("run", [one_line(run.name, 40) for run in runs]),
+            Column("run", [one_line(run.name, 40) for run in runs], can_shrink=True),
             Column("state", [run.state for run in runs], kind="state"),
             Column("ranks", [str(run.num_processes) for run in runs], kind="number"),
             *_measure("samples/s, all ranks", self._runs, speeds, _format_speed),
@@ -208,14 +211,14 @@ class Comparison:
             *_measure("peak memory", self._runs, memories, format_bytes),
             Column("id", [run.id for run in runs]),
             Column("started", [_when(run.started) for run in runs]),
-            Column("error", [one_line(run.error, 60) for run in runs]),
+            Column("error", [one_line(run.error, 60) for run in runs], can_shrink=True),
         ]
 
     def _setting_columns(self) -> list[Column]:
         settings = self.settings
         if not settings:
             return []
-        of_each = [Column(key, [row.get(key, "") for row in settings.values()]) for key in self._runs]
+        of_each = [Column(key, [row.get(key, "") for row in settings.values()], can_shrink=True) for key in self._runs]
         return [Column("setting", list(settings)), *of_each]
 
 
