@@ -266,11 +266,16 @@ class Attempt:
         if self.state.debugged is None:
             moments.append(self._leave_at)
         if self.ladder is None:
-            moments.append(self._active_at + self._idle_timeout)
+            moments.append(self._idle_at)
             if self._paused_at is None:
                 moments.append(self._deadline)
         known = [moment for moment in moments if moment is not None and math.isfinite(moment)]
         return min(known, default=None)
+
+    @property
+    def _idle_at(self) -> float:
+        """Time at which the run counts as idle; infinity until a rank runs the function: the start may take long."""
+        return self._active_at + self._idle_timeout if self.state.started else math.inf
 
     def act(self, before_stop: Callable[[], Any]) -> None:
         """Do what is due; `before_stop` is called before the first signal of a stop that the user did not ask for."""
@@ -292,7 +297,7 @@ class Attempt:
             self._climb_onto(Ladder.start(time.monotonic(), USER_BUDGETS))
 
     def _is_late(self, now: float) -> bool:
-        self.went_idle = now >= self._active_at + self._idle_timeout
+        self.went_idle = now >= self._idle_at
         has_aged = self._deadline is not None and self._paused_at is None and now >= self._deadline
         return has_aged or self.went_idle
 

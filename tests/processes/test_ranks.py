@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from notebook_launcher import notebook_launch
 from notebook_launcher.processes.edited_modules import LocalModules
 from tests.support.kernels import ROOT
 from tests.support.warm_kernels import warm_kernel
@@ -235,6 +237,24 @@ def test_fork_server_ends_with_its_kernel_though_a_copy_of_its_channel_lives_on(
             assert holder.is_running()
         finally:
             holder.kill()
+
+
+class SlowToArrive:
+    """A value that takes some time to be unpickled."""
+
+    def __reduce__(self) -> tuple[type[SlowToArrive], tuple[()]]:
+        return _arrive_slowly, ()  # type: ignore[return-value]
+
+
+def _arrive_slowly() -> SlowToArrive:
+    time.sleep(1.5)
+    return SlowToArrive()
+
+
+def test_start_of_the_ranks_does_not_count_as_idle() -> None:
+    value = SlowToArrive()
+    results = notebook_launch(lambda: type(value).__name__, 1, idle_timeout=1.0, output="none")
+    assert list(results) == ["SlowToArrive"]
 
 
 def test_folder_whose_name_begins_like_the_environments_is_the_users() -> None:
