@@ -95,7 +95,8 @@ class KeptParcels:
 
     def keep_exception(self, fd: int, report: ExceptionReport) -> BaseException:
         """Move an exception's parcel to the folder, and return a stand-in of the same name and message."""
-        self._move(fd, ERROR)
+        with contextlib.suppress(OSError):  # The disk is full: name, message and traceback fit into its reserve.
+            self._move(fd, ERROR)
         namespace = {"__module__": "builtins", "__qualname__": report.type_name}
         stand_in: BaseException = type(report.type_name, (KeptError,), namespace)(report.message)
         return stand_in

@@ -8,6 +8,7 @@
     changes.diff    the working tree beyond the git commit
     rank-0.log ...  the output of each rank; no file for a rank without output
     summary.json    the run's snapshot, replaced as a whole: when the folder is made, every 5 s, at the end
+    reserve         while the run goes on: room for its end, if the disk is full by then
 
 A run that is over within a second is written at its end, all at once. If it ended without an error, and its ranks wrote
 and reported nothing, it leaves no folder: a loop of such runs in a session would push out all other runs. An error of
@@ -17,6 +18,7 @@ writing never fails a run; it is reported once.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,7 +28,6 @@ from notebook_launcher.history.picture_files import PictureFiles
 from notebook_launcher.history.run_files import LogFile, MetricsFile, append, replace
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
@@ -43,6 +44,8 @@ SUMMARY_EVERY = 5.0
 """Seconds between two summaries; fewer in a run's first seconds, in which its ranks start."""
 LARGEST_SHARE = 0.02
 """Share of the time that writes may take; where one takes long, as with a thousand ranks, the next comes later."""
+RESERVED = 262_144
+"""Bytes of the reserve: a summary has 160 kB at most, a detached run's ending a few."""
 MUCH = 100_000
 """Characters that the ranks of a minor run wrote, from which on the run is kept: a cell does not keep all of it."""
 HEAVY = 1_000_000
@@ -97,6 +100,7 @@ class Recorder:
         self._num_pictures = 0
         self._pictures: PictureFiles | None = None
         self._logs: list[LogFile] = []
+        self._has_reserve = False
         with self._forgiving():
             # Found now, because the working directory and the environment may change within a second.
             self._home = run_folders.find_home(chosen)
@@ -107,6 +111,7 @@ class Recorder:
         snapshot = self._reader.snapshot()
         self._make_folder(snapshot)
         self._write_summary(snapshot)
+        self._reserve_room()
         assert self.folder is not None
         return self.folder
 
@@ -136,6 +141,7 @@ class Recorder:
                 snapshot = self._reader.snapshot()
                 self._make_folder(snapshot)
                 self._write_summary(snapshot)
+                self._reserve_room()
                 self._write_late(wait=False)
                 self._summary_at = now + max(self._summary_wait, _spent_since(now) / LARGEST_SHARE)
                 self._summary_wait = min(2 * self._summary_wait, SUMMARY_EVERY)
@@ -156,8 +162,9 @@ class Recorder:
         if self._is_on:
             with self._forgiving():
                 self._write_end(self._reader.snapshot())
-        elif self.folder is not None:
-            # Earlier writes failed, perhaps because the disk was full. The final summary is small, so try once more.
+        self._release_room()
+        if not self._is_on and self.folder is not None:
+            # A write has failed, perhaps because the disk is full. The final summary is small, so try once more.
             with contextlib.suppress(Exception):
                 self._write_summary(self._reader.snapshot())
         with contextlib.suppress(Exception):  # Also if earlier writes failed: it ends the process of git.
@@ -199,6 +206,22 @@ class Recorder:
                 self._late = self._origin(folder)
                 for name, text in self._late.files.items():
                     append(folder / name, text.encode("utf-8", "backslashreplace"))
+
+    def _reserve_room(self) -> None:
+        if self._has_reserve or self.folder is None:
+            return
+        self._has_reserve = True
+        with contextlib.suppress(OSError):
+            fd = os.open(self.folder / run_folders.RESERVE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, RESERVED)
+            finally:
+                os.close(fd)
+
+    def _release_room(self) -> None:
+        if self._has_reserve and self.folder is not None:
+            with contextlib.suppress(OSError):
+                (self.folder / run_folders.RESERVE).unlink()
 
     def _new_folder(self, run_id: str) -> Path:
         assert self._home is not None

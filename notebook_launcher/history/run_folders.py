@@ -60,6 +60,8 @@ CHANGES = "changes.diff"
 PICTURES = "pictures.jsonl"
 PART = "summary.json.part"
 """Name of a summary that is being written; the file is renamed when it is whole."""
+RESERVE = "reserve"
+"""Room for the end of a run, in case the disk is full by then."""
 
 YOUNG = 60.0
 """Seconds for which a folder without a summary counts as that of a run that is starting."""
@@ -67,7 +69,7 @@ YOUNG = 60.0
 _ID = re.compile(r"(\d{8}-\d{6})-([\w-]+)-[0-9a-f]{6}", re.ASCII)
 _OURS = re.compile(
     r"(config|edits|environment)\.json|function\.py|changes\.diff|picture-\d+\.(png|svg|csv)|(metrics|pictures)\.jsonl"
-    r"|summary\.json(\.part)?|(host|session)\.sock|ending\.pickle(\.part)?|value-\d+\.parcel|error\.parcel|rank-\d+\.log|trace_\w+\.json\.gz",
+    r"|summary\.json(\.part)?|reserve|(host|session)\.sock|ending\.pickle(\.part)?|value-\d+\.parcel|error\.parcel|rank-\d+\.log|trace_\w+\.json\.gz",
     re.ASCII,
 )
 
