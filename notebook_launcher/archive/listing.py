@@ -140,7 +140,7 @@ class RunList(Sequence[RecordedRun]):
         Args:
             limit: Rows at most.
             width: Characters of a line at most; None: any number.
-            more: How to see the other rows. Empty: an expression of Python.
+            more: The way to see the other rows; empty: an expression of Python.
         """
         columns = self._columns(limit)
         lines = tables.table_text(columns, width, dispensable=DISPENSABLE, most=limit) if len(self) else []

@@ -238,7 +238,7 @@ def test_rank_stuck_at_exit_is_killed_and_the_results_are_kept(kernel: Kernel) -
         outcome = kernel.execute("print(list(notebook_launch(exiting, 2, args=('stuck', None))))")
     assert outcome.error is None
     assert (
-        "rank 1 was killed: 5 s after it returned it was still running exit handlers or threads. Wait in the"
+        "rank 1 was killed: 5 s after it returned it was still running exit handlers or threads. Finish such work"
         in outcome.stderr
     )
     assert outcome.stdout.endswith("[0, 1]\n")
