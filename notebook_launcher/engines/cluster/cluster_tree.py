@@ -54,7 +54,7 @@ class ClusterTree:
         self._nodes = tuple(nodes[: setup.place.num_nodes])
         self._give_back = give_back
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """Records that the threads of the nodes have read: a node with its record, or with None if it is lost; None: wake up."""
+        """Pairs of a node and a record that its thread has read, None if the node is lost; None alone: wake up."""
         self._number = next(_numbers)
         """Number of this tree: records of an earlier tree on the same agents are ignored."""
         first = self._nodes[0]
