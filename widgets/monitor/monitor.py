@@ -15,7 +15,7 @@ import traitlets
 from notebook_launcher.drawing.charts import AXES
 from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.kernel.display import cell
-from notebook_launcher.kernel.display.picture import NOTHING, folded_picture, has_picture, picture_of
+from notebook_launcher.kernel.display.picture import NOTHING, has_picture, kept_picture, picture_of
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.page_records import profile_record, sample_record
@@ -315,7 +315,7 @@ class Monitor(anywidget.AnyWidget):
         with self._lock, contextlib.suppress(Exception):  # An error of the drawing must not stop the page.
             if not self._seen.is_set():
                 self._feed.read_metrics()  # Once a page listens, `_send_news` reads them.
-            self._draw_pictures(folded_picture(self._run.snapshot(), self._feed.curves))
+            self._draw_pictures(kept_picture(self._run.snapshot(), self._feed.curves, self.key))
 
     def _draw_pictures(self, picture: Bundle) -> None:
         for sink, below in self._pictures:

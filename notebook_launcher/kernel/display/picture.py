@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.schema import RunPicture, RunSnapshot
 
-__all__ = ["NOTHING", "Bundle", "folded_picture", "has_picture", "picture_of", "record_of"]
+__all__ = ["NOTHING", "Bundle", "has_picture", "kept_picture", "picture_of", "record_of"]
 
 Bundle = dict[str, str]
 """One output: its representations by MIME type."""
@@ -82,14 +82,20 @@ def record_of(
 
 
 def _folded(line: str, snapshot: RunSnapshot, curves: Curves, key: str) -> Bundle:
-    return {**folded_picture(snapshot, curves, line, key), "text/plain": line}
+    return {**_folded_picture(snapshot, curves, line, key), "text/plain": line}
 
 
 def _marked(html: str, name: str, key: str) -> str:
     return f'<div data-nbl-{name}="{key}">{html}</div>' if key else html
 
 
-def folded_picture(snapshot: RunSnapshot, curves: Curves, line: str = "", key: str = "") -> Bundle:
+def kept_picture(snapshot: RunSnapshot, curves: Curves, key: str) -> Bundle:
+    """Return the folded picture of a run that goes on, which the page hides while it has the monitor of this key."""
+    bundle = _folded_picture(snapshot, curves)
+    return {**bundle, "text/html": _marked(bundle["text/html"], "kept", key)}
+
+
+def _folded_picture(snapshot: RunSnapshot, curves: Curves, line: str = "", key: str = "") -> Bundle:
     """Return the whole picture as one output that shows one line until it is clicked."""
     from notebook_launcher.drawing.page import headline, static_html, static_text
     from notebook_launcher.drawing.tables import folded

@@ -39,6 +39,17 @@ export class Covering {
     for (const element of root.querySelectorAll(`[data-nbl-explore="${this.#key}"]`))
       if (!this.#covers.has(element)) this.#cover(element);
     if (this.#covers.size) this.#updatePictures();
+    this.#showKept(root, false);
+  }
+
+  /**
+   * Show or hide the pictures that are kept in case the kernel dies: they are older than the monitor itself.
+   * @param {Element} root
+   * @param {boolean} isShown
+   */
+  #showKept(root, isShown) {
+    for (const picture of root.querySelectorAll(`[data-nbl-kept="${this.#key}"]`))
+      if (picture instanceof HTMLElement) picture.style.display = isShown ? "" : "none";
   }
 
   /** @param {Element} element */
@@ -65,6 +76,7 @@ export class Covering {
 
   close() {
     this.#observer.disconnect();
+    this.#showKept(document.body, true);
     for (const { host, view } of this.#covers.values()) {
       view.close();
       host.hidden = true;
