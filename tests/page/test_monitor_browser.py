@@ -109,6 +109,17 @@ def test_rank_table_shows_units_and_marks_the_slowest_rank_by_a_word(tab):
     assert tab.texts("tbody tr:nth-child(2) td") == ["1", "training", UNKNOWN, "800", UNKNOWN, "returned 0.97"]
 
 
+def test_column_of_throughput_appears_once_a_rank_counts_samples(tab):
+    tab.deliver(reset(ranks=[rank(number, samples_per_second=None) for number in range(2)]))
+    assert tab.texts("th") == ["Rank", "State", "Step", "Memory", "Last line"]
+    tab.deliver({"type": "update", "ranks": [rank(1, samples_per_second=12.0)]})
+    assert tab.texts("th") == ["Rank", "State", "Step", "Samples/s, all ranks", "Memory", "Last line"]
+    assert tab.texts("tbody tr td:nth-child(4)") == [UNKNOWN, "12"]
+    gpu = rank(1, samples_per_second=None, gpu_memory=1_000_000_000)
+    tab.deliver(reset(ranks=[rank(0, samples_per_second=None), gpu]))
+    assert tab.texts("th") == ["Rank", "State", "Step", "Memory", "GPU memory", "Last line"]
+
+
 def test_columns_keep_their_widths_in_rendered_html(tab):
     tab.deliver(reset(ranks=[rank(0), rank(1)]))
     before = tab.find("th").evaluate_all("cells => cells.map((cell) => cell.offsetWidth)")
@@ -355,6 +366,19 @@ def test_memory_and_load_are_drawn_from_three_samples_on(tab):
     assert section.locator(".nbl-latest").all_inner_texts() == ["mean 0.5", "1"]
     tab.deliver(reset())
     assert section.is_hidden()
+
+
+def test_a_few_kilobytes_do_not_fill_the_axis_of_memory(tab):
+    tab.deliver(reset(usage=[curve("memory, GB", 0, [0.185644, 0.185650, 0.185654])]))
+    section = tab.page.get_by_role("region", name="Memory and load")
+    canvas = ".nbl-grid .nbl-plot-canvas:visible"
+    section.scroll_into_view_if_needed()
+    tab.settle()
+    ink, height = tab.variable("--nbl-rank-0"), section.locator("canvas").evaluate("canvas => canvas.height")
+    assert tab.columns(canvas, ink, rows=(height // 4, 3 * height // 4))
+    assert not tab.columns(canvas, ink, rows=(0, height // 4))
+    # These charts keep their order: nothing can be pinned.
+    assert section.get_by_role("button", name="Pin").count() == 0
 
 
 def test_points_and_charts_are_downloaded(tab):

@@ -16,6 +16,8 @@ export class CurveOptions {
   /** Null until the user chooses; then many ranks are averaged. @type {boolean | null} */
   isAveraged = null;
   isLog = false;
+  /** Length of the vertical axis at least, as a part of its largest value. */
+  leastSpan = 0;
   smoothing = 0;
   /** Ranks that are not drawn. @type {Set<number>} */
   hidden = new Set();

@@ -55,7 +55,7 @@ export class Plot {
    * @param {FrameLoop} frames
    * @param {CurveOptions} options
    * @param {Legend} legend
-   * @param {() => void} onPin called when the metric was pinned or unpinned
+   * @param {(() => void) | null} onPin called when the metric was pinned or unpinned; null: it cannot be
    */
   constructor(chart, frames, options, legend, onPin) {
     this.#chart = chart;
@@ -97,6 +97,7 @@ export class Plot {
       onclick: () => this.#togglePin(),
     });
     this.pin.append(icon(PIN).svg);
+    this.pin.hidden = !onPin;
     const name = h("span", { class: "nbl-plot-name", title: chart.members.map(({ metric }) => metric.name).join(", ") }, chart.name);
     const frame = h("div", { class: "nbl-frame" }, this.surface.canvas);
     this.tooltip = new Tooltip(frame);
@@ -112,7 +113,7 @@ export class Plot {
   #togglePin() {
     const { pinned } = this.#options;
     if (!pinned.delete(this.#chart.name)) pinned.add(this.#chart.name);
-    this.#onPin();
+    this.#onPin?.();
     this.pin.focus(); // The plot moves to another place, and an element that moves loses the focus.
   }
 
@@ -249,7 +250,7 @@ export class Plot {
     const extent = extentOf(lines.map((line) => line.steps));
     if (extent) this.#extent = extent;
     const domain = this.#zoom ?? extent;
-    const scale = domain && valueScale(lines, domain, this.#options.isLog);
+    const scale = domain && valueScale(lines, domain, this.#options.isLog, this.#options.leastSpan);
     this.#axes = scale && makeAxes(context, width, height, theme, domain, scale);
     if (!this.#axes) {
       this.tooltip.hide();

@@ -127,8 +127,9 @@ export function fillDot(context, x, y, radius) {
  * @param {PlotLine[]} lines
  * @param {Extent} domain of the steps
  * @param {boolean} isLog
+ * @param {number} leastSpan length of a linear axis at least, as a part of its largest value
  */
-export function valueScale(lines, domain, isLog) {
+export function valueScale(lines, domain, isLog, leastSpan = 0) {
   const toScale = (/** @type {number} */ value) => (!isLog ? value : value > 0 ? Math.log10(value) : NaN);
   const extent = extentOf(
     lines.map((line) =>
@@ -138,7 +139,9 @@ export function valueScale(lines, domain, isLog) {
     ),
   );
   if (!extent) return null;
-  const pad = 0.06 * extent[1] - 0.06 * extent[0] || (isLog ? 0.5 : Math.abs(extent[0]) * 0.1 || 1);
+  const missing = isLog ? 0 : leastSpan * Math.max(...extent.map(Math.abs)) - (extent[1] - extent[0]);
+  const natural = 0.06 * extent[1] - 0.06 * extent[0] || (isLog ? 0.5 : Math.abs(extent[0]) * 0.1 || 1);
+  const pad = Math.max(natural, missing / 2);
   const [low, high] = [Math.max(extent[0] - pad, -Number.MAX_VALUE), Math.min(extent[1] + pad, Number.MAX_VALUE)];
   // Halves, because the distance from -1e308 to 1e308 is more than the largest number.
   const part = (/** @type {number} */ scaled) => (scaled / 2 - low / 2) / (high / 2 - low / 2);

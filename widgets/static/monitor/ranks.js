@@ -12,7 +12,7 @@ import { isNumber } from "./units.js";
  *   title: string,
  *   kind: "number" | "state" | "line",
  *   hint?: string,
- *   needs?: "gpu_memory" | "gpu_utilization",
+ *   needs?: "samples_per_second" | "gpu_memory" | "gpu_utilization",
  *   text?: (rank: RankRecord, units: Units) => string,
  * }} Column
  */
@@ -26,6 +26,7 @@ const COLUMNS = [
     title: "Samples/s, all ranks",
     kind: "number",
     text: (rank, units) => units.formatQuantity(rank.samples_per_second),
+    needs: "samples_per_second",
     hint: "The rate of all ranks together, as each rank counted it over the last few seconds",
   },
   {
@@ -84,7 +85,7 @@ export class RankTable extends Section {
     const ranks = [...data.ranks.values()].sort((a, b) => a.rank - b.rank);
     setHidden(this.element, !ranks.length);
     const columns = COLUMNS.filter(({ needs }) => !needs || ranks.some((rank) => isNumber(rank[needs])));
-    if (columns.length !== this.#columns.length) this.#setColumns(columns);
+    if (columns.map(({ title }) => title).join() !== this.#columns.map(({ title }) => title).join()) this.#setColumns(columns);
     this.rows.show(ranks.map((rank) => [rank.rank, rank]));
   }
 

@@ -8,6 +8,8 @@ import { Plot } from "./plot.js";
 /** @import { RunData } from "./model.js" */
 /** @import { Topic } from "./wire" */
 
+const LEAST_SPAN = 0.05; // of 1 GB, a change by a few kB would fill the whole axis
+
 /** Memory and load of the ranks by time. Hidden until there are points enough for a line. */
 export class Usage extends Section {
   /** @type {Topic[]} */
@@ -20,14 +22,14 @@ export class Usage extends Section {
   constructor(frames) {
     super("Memory and load");
     this.#options.axis = "time";
+    this.#options.leastSpan = LEAST_SPAN;
     const grid = h("div", { class: "nbl-grid" });
     this.grid = grid;
     this.body.append(grid);
     const legend = () => /** @type {RunData} */ (this.#data).legend;
-    const repaint = () => this.#data && this.paint(this.#data);
     this.plots = new KeyedList(
       grid,
-      (/** @type {Chart} */ chart) => new Plot(chart, frames, this.#options, legend(), repaint),
+      (/** @type {Chart} */ chart) => new Plot(chart, frames, this.#options, legend(), null),
       (plot, chart) => plot.update(chart),
     );
   }
