@@ -125,12 +125,13 @@ def __getattr__(name: str) -> Any:
         raise ImportError(_ELSEWHERE)
     if name in _NAMES.homes:
         return _NAMES.find(name)
-    # Training's facade has the rest of Accelerate's names, so that changing its import line is enough.
-    training = importlib.import_module(f"{__name__}.training")
-    if name not in training.__all__:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    return getattr(training, name)
+    # The views are here too, and the rest of Accelerate's names, so that changing its import line is enough.
+    for facade in ("widgets", "training"):
+        package = importlib.import_module(f"{__name__}.{facade}")
+        if name in package.__all__:
+            return getattr(package, name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -149,4 +150,5 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*_NAMES.homes, "__version__"})
+    views = importlib.import_module(f"{__name__}.widgets").__all__
+    return sorted({*_NAMES.homes, *views, "__version__"})

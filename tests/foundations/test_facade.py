@@ -56,6 +56,13 @@ def test_unknown_name_raises_attribute_error_with_package(package):
         _ = package.nowhere
 
 
+def test_package_offers_the_views_too():
+    from notebook_launcher import ConfigPanel, Monitor, compare
+
+    assert (ConfigPanel, Monitor, compare) == (widgets.ConfigPanel, widgets.Monitor, widgets.compare)
+    assert {"ConfigPanel", "Monitor", "compare"} <= set(dir(notebook_launcher))
+
+
 @pytest.mark.parametrize("package", [notebook_launcher, training, widgets])
 def test_every_name_of_a_facade_has_the_object_of_its_home(package):
     homes = facade.LazyNames(package.__name__).homes
