@@ -130,15 +130,14 @@ def _decode_phases(data: Mapping[str, Any]) -> RankPhases:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    names, read = _reader(type(record))  # type: ignore[arg-type] # a class is hashable
-    return dict(zip(names, read(record), strict=True))
+    kind: Any = type(record)
+    return dict(zip(_field_names(kind), _reader(kind)(record), strict=True))
 
 
 @functools.cache
-def _reader(kind: type[Any]) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
-    """Return the names of a record's fields, and what reads them all at once: five times as fast as one by one."""
-    names = tuple(field.name for field in dataclasses.fields(kind))
-    return names, operator.attrgetter(*names)
+def _reader(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that reads all fields of a record at once: five times as fast as one by one."""
+    return operator.attrgetter(*_field_names(kind))  # type: ignore[arg-type] # a class is hashable
 
 
 def _build(kind: type[T], data: Mapping[str, Any], **decoded: Any) -> T:
@@ -147,8 +146,8 @@ def _build(kind: type[T], data: Mapping[str, Any], **decoded: Any) -> T:
 
 
 @functools.cache
-def _field_names(kind: type[Any]) -> frozenset[str]:
-    return frozenset(field.name for field in dataclasses.fields(kind))
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _number(value: Any) -> float:
