@@ -143,13 +143,13 @@ class Recorder:
                 self._write_summary(snapshot)
                 self._reserve_room()
                 self._write_late(wait=False)
-                self._summary_at = now + max(self._summary_wait, _spent_since(now) / LARGEST_SHARE)
+                self._summary_at = now + _pause_after(now, self._summary_wait)
                 self._summary_wait = min(2 * self._summary_wait, SUMMARY_EVERY)
             if self._has_new and now >= self._write_at:
                 began = time.monotonic()
                 self._write_news()
                 self._has_new = False
-                self._write_at = now + max(WRITE_EVERY, _spent_since(began) / LARGEST_SHARE)
+                self._write_at = now + _pause_after(began, WRITE_EVERY)
 
     def finish(self, *, failed: bool, is_minor: bool = False) -> None:
         """Write the end of the run, if it has a folder or anything to record, and remove old runs.
@@ -270,5 +270,6 @@ class Recorder:
                 self._say(f"recording of the run ended{where}: {reason}")
 
 
-def _spent_since(began: float) -> float:
-    return time.monotonic() - began
+def _pause_after(began: float, shortest: float) -> float:
+    """Return the seconds until the next write, after one that began at this time."""
+    return max(shortest, (time.monotonic() - began) / LARGEST_SHARE)
