@@ -214,7 +214,7 @@ class HangWatch:
         line = self._release(now)
         due = [rank for rank, stretch in self._stretches.items() if stretch.is_due(now)]
         if due:
-            # Those that are known to wait are not among the ranks whose period starts again.
+            # With those that are known to wait, so that the notice follows where the others are meanwhile.
             due += [rank for rank in (self.hang.since if self.hang else ()) if rank not in due]
             self.hang = self._examine(now, due, absent, dump) or self.hang
         return line or self._announce(now)
@@ -255,7 +255,7 @@ class HangWatch:
     def _since(self, rank: int) -> float | None:
         return self._stretches[rank].since if rank in self._stretches else None
 
-    def _waits(self, stack: RankStack, now: float) -> bool:
+    def _note(self, stack: RankStack, now: float) -> bool:
         """Record a rank's stack, and return True if the rank has waited for others since it last moved."""
         stretch = self._stretches[stack.rank]
         stretch.note(stack, now)
@@ -270,7 +270,7 @@ class HangWatch:
     ) -> Hang | None:
         """Ask the ranks that have not moved for their stacks, and if one waits in a collective, all others."""
         stacks = {stack.rank: stack for stack in Stacks.parse(dump(due))}
-        waiting = {rank: self._stretches[rank].since for rank, stack in stacks.items() if self._waits(stack, now)}
+        waiting = {rank: self._stretches[rank].since for rank, stack in stacks.items() if self._note(stack, now)}
         if not waiting:
             return None
         others = self._stretches.keys() - set(due)
@@ -278,7 +278,7 @@ class HangWatch:
         for rank in others:
             if rank not in stacks or stacks[rank].waiting_in is None:
                 del self._stretches[rank]  # The request has moved the rank, so its period starts again.
-            elif self._waits(stacks[rank], now) and now - self._stretches[rank].since >= self._notice_after:
+            elif self._note(stacks[rank], now) and now - self._stretches[rank].since >= self._notice_after:
                 # Two ranks that entered at different times would otherwise never be found in one look.
                 waiting[rank] = self._stretches[rank].since
         hang = Hang(since=waiting, stacks=Stacks(stacks[rank] for rank in sorted(stacks)), absent=absent)
