@@ -51,16 +51,15 @@ def address() -> Iterator[str]:
     env = {name: value for name, value in os.environ.items() if name != MARK}
     with tempfile.TemporaryDirectory(prefix="nlray", dir="/tmp") as folder:  # A socket's path is short.
         command = [sys.executable, ray_nodes.__file__, folder]
-        program = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert program.stdin is not None
-        assert program.stdout is not None
-        program.wait()  # The cluster is a process that it left behind.
-        found = next((line.strip() for line in program.stdout if ADDRESS.match(line)), "")
-        assert found, "the cluster did not start"
-        yield found
-        program.stdin.close()
-        program.stdout.read()
-        program.stdout.close()
+        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+            assert program.stdin is not None
+            assert program.stdout is not None
+            program.wait()  # The cluster is a process that it left behind.
+            found = next((line.strip() for line in program.stdout if ADDRESS.match(line)), "")
+            assert found, "the cluster did not start"
+            yield found
+            program.stdin.close()
+            program.stdout.read()
         left = [process for process in psutil.process_iter(["cmdline"]) if folder in str(process.info["cmdline"])]
         for process in psutil.wait_procs(left, timeout=10)[1]:
             process.kill()

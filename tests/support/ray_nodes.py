@@ -42,6 +42,7 @@ def run_cluster(folder: str) -> None:
     """Run the cluster, in a process that is nobody's child."""
     if os.fork():
         os._exit(0)
+    os.environ["RAY_TMPDIR"] = folder  # For everything: Cluster takes no temp_dir for its file of the address.
     from ray._private import services
     from ray.cluster_utils import Cluster
 
@@ -52,7 +53,7 @@ def run_cluster(folder: str) -> None:
         return start([word.replace(dashboard, __file__) for word in command], *args, **kwargs)
 
     services.start_ray_process = start_without_dashboard
-    of_each = {"num_cpus": 4, "num_gpus": 2, "object_store_memory": 100 << 20, "temp_dir": folder}
+    of_each = {"num_cpus": 4, "num_gpus": 2, "object_store_memory": 100 << 20}
     cluster = Cluster()
     try:
         for _ in range(2):
