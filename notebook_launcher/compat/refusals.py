@@ -10,8 +10,10 @@ REFUSED = {
     "It is internal to Accelerate's FSDP. Pass fsdp_plugin=, and call prepare, save_state, load_state, save_model.": """
         disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading
         ensure_weights_retied fsdp2_apply_ac fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model
-        fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler load_fsdp_model load_fsdp_optimizer merge_fsdp_weights
+        fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler load_fsdp_model load_fsdp_optimizer
         save_fsdp_model save_fsdp_optimizer""",
+    "Load the sharded checkpoint with load_state, on any number of ranks; save_model then writes whole weights.": """
+        merge_fsdp_weights""",
     "It belongs to DeepSpeed's engine. Pass deepspeed_plugin=, which torch carries out; or run DeepSpeed itself.": """
         DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper DeepSpeedSequenceParallelConfig
         GatheredParameters HfDeepSpeedConfig compile_regions_deepspeed deepspeed_required get_active_deepspeed_plugin

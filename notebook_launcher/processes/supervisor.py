@@ -322,14 +322,15 @@ def _spawn(start: RankStart) -> int:
 
 def _host_store(setup: messages.Setup, listen_fd: int) -> Any:
     # `wait_for_workers=False`: the constructor must not block; ranks come when they are ready.
+    import torch
     from torch.distributed import TCPStore
 
     options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listen_fd}
     address = (setup.place.store_address, setup.master_port, setup.num_processes)
-    try:
-        return TCPStore(*address, **options)
-    except NotImplementedError:  # The libuv server of torch 2.4 cannot take over a socket that listens.
-        return TCPStore(*address, **options, use_libuv=False)
+    # Before torch 2.8 the libuv server cannot take over a socket that listens, and logs an error if it is asked to
+    # (pytorch#150215).
+    libuv = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
+    return TCPStore(*address, **options, use_libuv=libuv)
 
 
 def main(fd: int) -> None:

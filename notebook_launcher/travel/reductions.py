@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import enum
 import functools
+import socket
 import sys
 import types
 import typing
@@ -89,6 +90,12 @@ def _reduce_parameters(obj: Any) -> tuple[Any, ...] | None:
     return None if _is_found(obj) else (_parameters, (type(obj), obj.__name__, obj.__module__))
 
 
+def _reduce_capsule(obj: Any) -> tuple[Any, ...] | None:
+    # pybind11 keeps one among the builtins, up to torch 2.6; the namespace of a module holds the builtins.
+    name = next((name for name, value in vars(builtins).items() if value is obj), None)
+    return None if name is None else (_builtin, (name,))
+
+
 _REDUCTIONS: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
     functools.cached_property: _reduce_cached_property,
     weakref.WeakKeyDictionary: _reduce_weak_dict,
@@ -96,6 +103,7 @@ _REDUCTIONS: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
     types.MethodType: _reduce_method,
     typing.NewType: _reduce_new_type,
     typing.ParamSpec: _reduce_parameters,
+    type(socket.CAPI): _reduce_capsule,
 }
 if sys.version_info >= (3, 11):
     _REDUCTIONS[typing.TypeVarTuple] = _reduce_parameters
@@ -120,7 +128,7 @@ def _parameters(cls: Callable[[str], Any], name: str, module: str) -> Any:
 
 
 def _builtin(name: str) -> Any:
-    return getattr(builtins, name)
+    return getattr(builtins, name, None)
 
 
 def _getpass() -> Any:

@@ -10,7 +10,6 @@ import pytest
 from notebook_launcher import RankFailedError, RunTimeoutError, launch, notebook_launch
 from notebook_launcher.kernel.inspection.mismatches import (
     FLIGHT_RECORDER,
-    SIZES_DIFFER,
     SUGGESTION,
     collective_in,
     suggestion,
@@ -95,17 +94,25 @@ def test_rank_that_returned_is_not_a_mismatch() -> None:
         assert caught.value.__notes__ == ["rank 1 had returned already: it took part in fewer collectives."]
 
 
-def abort_as_gloo_does() -> None:
+def abort_with(words: str) -> None:
     import os
     import sys
 
-    print(f"terminate called: {SIZES_DIFFER}", file=sys.stderr, flush=True)
+    print(f"  what():  {words}", file=sys.stderr, flush=True)
     os.abort()
 
 
-def test_abort_of_gloo_suggests_the_check() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Invalid argument: 1004 vs 4. Is there a distributed collective mismatch in your code?",
+        "[enforce fail at tcp/pair.cc:446] op.preamble.length <= op.nbytes. 1004 vs 4",
+    ],
+    ids=["torch-2.13", "torch-2.6"],
+)
+def test_abort_of_gloo_suggests_the_check(words: str) -> None:
     with pytest.raises(RankFailedError) as caught:
-        notebook_launch(abort_as_gloo_does, 1, **QUIET)
+        notebook_launch(abort_with, 1, args=(words,), **QUIET)
     assert SUGGESTION in str(caught.value)
 
 

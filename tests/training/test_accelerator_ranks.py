@@ -475,3 +475,20 @@ def test_sharded_model_accumulates_as_a_whole_one(ranks, sync_each_batch):
 
     whole, sharded = (ranks.run(2, train, sharded)[0] for sharded in (False, True))
     torch.testing.assert_close(whole, sharded)
+
+
+def shard_with_torch_2_6() -> None:
+    import contextlib
+
+    from notebook_launcher import Accelerator
+
+    with contextlib.suppress(AttributeError):
+        del torch.cpu.Stream.record_event
+    Accelerator().prepare(torch.nn.Linear(2, 2))
+
+
+def test_sharding_on_cpus_with_a_torch_that_cannot_is_refused():
+    with pytest.raises(
+        RuntimeError, match="sharding on CPUs needs torch 2.7 or newer.* launch without sharding"
+    ):
+        notebook_launch(shard_with_torch_2_6, 2, shard=2, devices="cpu", output="none")

@@ -55,6 +55,10 @@ def test_total_of_nothing_leaves_the_gradients_as_they_are(total: float, expecte
     assert ratio(2.0, torch.tensor(total), 9.0) == torch.tensor(expected)
 
 
+@pytest.mark.skipif(
+    not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta"),
+    reason="collectives of this torch do not run on the device meta (2.6)",
+)
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.usefixtures("two_ranks")
 def test_weighted_window_on_a_device_never_reads_a_number_from_it(steps: int) -> None:

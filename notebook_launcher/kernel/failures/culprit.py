@@ -221,7 +221,7 @@ def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:
     else:
         text = f"{rank} was killed by {signal_name(-code)}{_signal_hint(outcome, failure.place)}"
     if failure.last_lines:
-        if any(SIZES_DIFFER in line for line in failure.last_lines):
+        if any(SIZES_DIFFER.search(line) for line in failure.last_lines):
             text += f"\n{SUGGESTION}"
         text += "\nIts last output:\n" + "\n".join(f"    {line}" for line in failure.last_lines)
     return text

@@ -37,7 +37,10 @@ NAMES = {
     "ALLTOALL_BASE": "all_to_all_single",
 }
 """Public names of torch's collectives, where they are not the same in lower case."""
-SIZES_DIFFER = "Is there a distributed collective mismatch in your code?"
+SIZES_DIFFER = re.compile(
+    r"Is there a distributed collective mismatch in your code\?"
+    r"|op\.preamble\.length <= op\.nbytes"  # torch 2.6
+)
 """The words with which gloo aborts a process that got another number of bytes than it expected."""
 SUGGESTION = (
     "Pass check_collectives=True to have the first collective named that does not match: by rank, with line and shape."

@@ -69,6 +69,7 @@ class Sharding:
             The parameters that stay whole on each rank, by `ignored_modules`.
 
         Raises:
+            RuntimeError: This torch cannot shard on CPUs.
             ValueError: The model shares parameters with one that was sharded before, or a setting does not fit it.
         """
         self._check(model, ddp)
@@ -101,6 +102,11 @@ class Sharding:
         return [parameter for parameter in model.parameters() if parameter in ignored]
 
     def _check(self, model: torch.nn.Module, ddp: DistributedDataParallelKwargs) -> None:
+        if self.device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+            raise RuntimeError(
+                f"sharding on CPUs needs torch 2.7 or newer, and this is torch {torch.__version__}. "
+                "Install a newer torch, or launch without sharding."
+            )
         if any(self.replacements.has(parameter) for parameter in model.parameters()):
             raise ValueError(
                 f"prepare(): {type(model).__name__} shares parameters with a model that was sharded before, and would "
@@ -120,8 +126,8 @@ class Sharding:
         return {
             "mesh": self.layout.shard_mesh,
             "offload_policy": offload,
-            # With None torch keeps the outermost unit until its backward, which comes first.
-            "reshard_after_forward": None if self.plugin.reshard_after_forward else False,
+            # By default torch keeps the outermost unit until its backward, which comes first.
+            **({} if self.plugin.reshard_after_forward else {"reshard_after_forward": False}),
             **({"ignored_params": ignored} if ignored else {}),
         }
 
