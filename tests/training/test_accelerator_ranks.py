@@ -488,7 +488,5 @@ def shard_with_torch_2_6() -> None:
 
 
 def test_sharding_on_cpus_with_a_torch_that_cannot_is_refused():
-    with pytest.raises(
-        RuntimeError, match="sharding on CPUs needs torch 2.7 or newer.* launch without sharding"
-    ):
+    with pytest.raises(RuntimeError, match=r"sharding on CPUs needs torch 2.7 or newer.* launch without sharding"):
         notebook_launch(shard_with_torch_2_6, 2, shard=2, devices="cpu", output="none")

@@ -102,7 +102,7 @@ class Sharding:
         return [parameter for parameter in model.parameters() if parameter in ignored]
 
     def _check(self, model: torch.nn.Module, ddp: DistributedDataParallelKwargs) -> None:
-        if self.device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+        if self.device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):  # pytorch#145935
             raise RuntimeError(
                 f"sharding on CPUs needs torch 2.7 or newer, and this is torch {torch.__version__}. "
                 "Install a newer torch, or launch without sharding."
