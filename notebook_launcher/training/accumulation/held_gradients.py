@@ -38,10 +38,11 @@ def drop_held(groups: Iterable[Any]) -> None:
     for group in groups:
         group._partial_reduce_output = None  # noqa: SLF001
         for parameter in group.fsdp_params:
-            parameter.unsharded_accumulated_grad = None
             unsharded = getattr(parameter, "_unsharded_param", None)
             if unsharded is not None:
                 unsharded.grad = None
+            if parameter.unsharded_accumulated_grad is not None:  # torch 2.15 reads it from the one above.
+                parameter.unsharded_accumulated_grad = None
 
 
 def _is_held(parameter: Any) -> bool:
