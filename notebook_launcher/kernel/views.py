@@ -127,6 +127,8 @@ class RunView:
         try:
             from notebook_launcher.widgets import auto
 
+            if self._run.wait(0):
+                return  # It ended during the import, which takes up to a second the first time: the record is enough.
             self._monitor = auto.show(self._run, self._output.sink)
         except Exception as error:  # noqa: BLE001 - a view that cannot be shown must not end the run
             self._wants_monitor = False

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.kernels import Kernel
+
 if TYPE_CHECKING:
-    from tests.support.kernels import Kernel, Outcome
+    from tests.support.kernels import Outcome
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,27 @@ def test_short_run_leaves_one_line_that_opens_to_its_record_after_what_was_print
     assert record["text/html"].startswith("<details")
     assert f">{record['text/plain']}</summary>" in record["text/html"]
     assert outcome.result == "Results of 2 ranks: all returned None"
+
+
+def test_run_that_ends_while_its_monitor_is_imported_leaves_one_record() -> None:
+    code = (
+        "class Patient:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'notebook_launcher.widgets.auto':\n"
+        "            open('imports', 'w').close(); run.wait()\n"
+        "sys.meta_path.insert(0, Patient())\n"
+        "def train():\n"
+        "    while not os.path.exists('imports'): time.sleep(0.01)\n"
+        "    print('last')\n"
+        "run = launch(train, 2)"
+    )
+    with tempfile.TemporaryDirectory() as folder, Kernel(cwd=Path(folder)) as kernel:
+        assert kernel.execute("import os, sys, time; from notebook_launcher import launch").error is None
+        cell = kernel.start(code, allow_stdin=True)
+        outcome = kernel.wait(cell, until=lambda outcome: "train: done in " in str(outcome.of("display_data")))
+        widgets = kernel.execute("import ipywidgets; len(ipywidgets.widgets.widget._instances)")
+    assert [kind for kind, _ in outputs(outcome)] == ["text", "text", "record"]
+    assert widgets.result == "0"
 
 
 def test_run_with_curves_leaves_them_after_what_was_printed(kernel: Kernel, *, has_audience: bool) -> None:

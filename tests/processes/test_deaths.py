@@ -180,15 +180,18 @@ def test_failing_supervisor_kills_ranks_that_have_no_session_yet(monkeypatch: py
         notebook_launch(os.getpid, 2, output="none", start_method="fork")
 
 
-def test_store_that_cannot_take_over_a_listening_socket_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_before_torch_2_8_is_not_libuv_because_that_takes_over_no_listening_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store: Any = torch.distributed.TCPStore
 
-    def as_in_torch_2_4(*args: Any, use_libuv: bool = True, **options: Any) -> Any:
+    def as_before_torch_2_8(*args: Any, use_libuv: bool = True, **options: Any) -> Any:
         if use_libuv and "master_listen_fd" in options:
             raise NotImplementedError("The libuv TCPStore backend does not support initialization with an listen fd.")
         return store(*args, use_libuv=use_libuv, **options)
 
-    monkeypatch.setattr("torch.distributed.TCPStore", as_in_torch_2_4)
+    monkeypatch.setattr("torch.__version__", "2.7.1+cu126")
+    monkeypatch.setattr("torch.distributed.TCPStore", as_before_torch_2_8)
     assert list(notebook_launch(add, 2, output="none", start_method="fork")) == [2.0, 2.0]
 
 

@@ -146,10 +146,13 @@ class Monitor(anywidget.AnyWidget):
                 sink.display(bundle)
             return
         view = uuid.uuid4().hex
-        sink.display(self._bundle(), transient={"display_id": view})
-        if self.is_live:
-            with self._lock:
+        with self._lock:  # The run may end meanwhile, and then every view is replaced, in the ticker's thread.
+            is_live = self.is_live and not self._over.is_set()
+            sink.display(self._bundle(), transient={"display_id": view})
+            is_replaced = is_live or not self.leaves_picture
+            if is_replaced:
                 self._views.append((sink, view))
+        if is_replaced:
             self.keep_picture(sink)
 
     def keep_picture(self, sink: Sink) -> None:
@@ -278,9 +281,13 @@ class Monitor(anywidget.AnyWidget):
         threading.Thread(target=work, name=f"notebook-launcher monitor {name}", daemon=True).start()
 
     def _start_ticker(self) -> bool:
-        """Start the thread that sends messages, if the run is not over. Return True if the thread runs."""
+        """Start the thread that sends messages and at last replaces the views, if there is something to do.
+
+        Return True if the thread runs.
+        """
         with self._lock:
-            if self._ticker is None and self.is_live:
+            has_outputs_left = self._pictures and not self._over.is_set()
+            if self._ticker is None and self._wait is not None and (self.is_live or has_outputs_left):
                 name = f"notebook-launcher monitor of {self.title}"
                 self._ticker = threading.Thread(target=self._tick, name=name, daemon=True)
                 self._ticker.start()
@@ -375,9 +382,10 @@ class Monitor(anywidget.AnyWidget):
         except Exception as error:  # noqa: BLE001 - no dead widget may stay, whatever error the drawing raises
             reason = f"{self.title} has ended; its picture could not be drawn: {type(error).__name__}: {error}"
             tables, drawing = {"text/plain": reason}, NOTHING
-        for sink, view in self._views:
-            sink.display(tables, transient={"display_id": view}, update=True)
-        self._draw_pictures(drawing)
+        with self._lock:
+            for sink, view in self._views:
+                sink.display(tables, transient={"display_id": view}, update=True)
+            self._draw_pictures(drawing)
 
     def close(self) -> None:
         """Close the widget; the run goes on."""
