@@ -121,6 +121,7 @@ class AttachedSession(SessionCells):
         self, fn: Callable[..., Any], *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Results:
         """Run a function on every rank and return the results; raises the same exceptions as `notebook_launch`."""
+        checks.check_not_in_rank("Session.run")
         return self._start(fn, args, kwargs, in_cell=True).wait_in_cell()
 
     @checks.arguments_by_name
@@ -128,6 +129,7 @@ class AttachedSession(SessionCells):
         self, fn: Callable[..., Any], *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> AttachedCall:
         """Run a function on every rank without waiting, and return the call's handle; one call at a time."""
+        checks.check_not_in_rank("Session.launch")
         call = self._start(fn, args, kwargs, in_cell=False)
         call.follow_in_cell()
         return call
@@ -166,7 +168,6 @@ class AttachedSession(SessionCells):
 
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> AttachedCall:
         del in_cell
-        checks.check_not_in_rank("Session.run")
         args, kwargs = checks.check_call(fn, args, kwargs)
         displays = scope.displays
         if scope.arguments is None:

@@ -48,6 +48,11 @@ class CallState:
         """The ranks that were sent SIGKILL."""
         self._members = members
 
+    @property
+    def sorted_outcomes(self) -> list[RankOutcome]:
+        """The outcomes in rank order."""
+        return [self.outcomes[rank] for rank in sorted(self.outcomes)]
+
     def close(self) -> None:
         """Close the parcels of outcomes that nobody will read; idempotent."""
         for outcome in self.outcomes.values():

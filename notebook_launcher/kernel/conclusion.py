@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run_data import RunData
     from notebook_launcher.messages import ExceptionReport, Failure
 
-__all__ = ["conclude", "fault_of_ours"]
+__all__ = ["conclude", "describe_failure", "fault_of_ours"]
 
 
 def conclude(data: RunData, hosting: Hosting | None = None) -> RunOutcome:
@@ -41,12 +41,11 @@ def conclude(data: RunData, hosting: Hosting | None = None) -> RunOutcome:
     attempt, launched = data.attempt, data.launched
     assert attempt is not None
     asked_to_stop = data.commands.asked_to_stop
-    outcomes = [attempt.state.outcomes[rank] for rank in sorted(attempt.state.outcomes)]
+    outcomes = attempt.state.sorted_outcomes
     unpack_value = travel.unpack_value if hosting is None else hosting.keep_value
     unpack_exception = _unpack_exception if hosting is None else hosting.keep_exception
     values, unsent = _rebuild([outcome for outcome in outcomes if data.scope.includes(outcome.rank)], unpack_value)
-    failed = [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)]
-    failures = culprit.failures_of(failed, data.output.last_lines, data.plan.node_names)
+    failures = _failures(data, outcomes)
     last_values, victims = data.live.last_values, culprit.consequences(failures)
     results = Results(
         values,
@@ -73,6 +72,16 @@ def conclude(data: RunData, hosting: Hosting | None = None) -> RunOutcome:
     failure_display.attach(error, failures, results)
     stopped = isinstance(error, RunStoppedError)
     return RunOutcome(state="stopped" if stopped else "failed", results=results, error=error)
+
+
+def describe_failure(data: RunData) -> str:
+    """Return how a run's last attempt failed, as `failed after 1.2 s on rank 1: ValueError: boom`.
+
+    Nothing is unpacked: a host has neither the modules nor the classes of the notebook.
+    """
+    assert data.attempt is not None
+    failures = _failures(data, data.attempt.state.sorted_outcomes)
+    return failure_display.failed_after(data.seconds, failures)
 
 
 def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> RunOutcome:
@@ -106,6 +115,11 @@ def _rebuild(outcomes: list[RankOutcome], unpack: Callable[[int], Any]) -> tuple
         except Exception as error:  # noqa: BLE001 - whatever the value's own code raises
             unsent[outcome.rank] = str(error)
     return values, unsent
+
+
+def _failures(data: RunData, outcomes: list[RankOutcome]) -> tuple[Failure, ...]:
+    failed = [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)]
+    return culprit.failures_of(failed, data.output.last_lines, data.plan.node_names)
 
 
 def _died_at_exit(outcome: RankOutcome) -> bool:

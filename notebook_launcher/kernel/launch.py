@@ -141,11 +141,11 @@ def _start(
     *,
     in_cell: bool,
 ) -> Run:
+    from notebook_launcher.kernel.plan import make_plan
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run import Run
 
-    ranks = Ranks.planned(None, config, {}, many_calls=False)
-    return Run.start(ranks, fn, args, kwargs, in_cell=in_cell)
+    return Run.start(Ranks(make_plan(config), many_calls=False), fn, args, kwargs, in_cell=in_cell)
 
 
 def _start_detached(

@@ -157,9 +157,11 @@ class LiveRecords:
 
     def note_fewer_ranks(self, before: int, after: int, *, seconds: float) -> None:
         """Forget ranks that do not come back, and note it as a change; `seconds` is the age of the run."""
-        for by_rank in (self.progress, self.phases, self.last_values, self._items, self._samples):
-            for rank in range(after, before):
-                by_rank.pop(rank, None)
+        reported = (self.progress, self.last_values, self.last_steps, self._num_reported, self._items, self._samples)
+        with self._adding:
+            for by_rank in (*reported, self._phases, self._waiting, self._num_samples):
+                for rank in range(after, before):
+                    by_rank.pop(rank, None)
         update = self.phases[0].windows if 0 in self.phases else 0
         change = RunChange(
             name="num_processes",

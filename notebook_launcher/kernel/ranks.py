@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
-from notebook_launcher.config import LaunchConfig
 from notebook_launcher.engines.engine import ReducibleEngine
 from notebook_launcher.engines.events import Event, SupervisorLost
 from notebook_launcher.engines.this_machine import start_here
 from notebook_launcher.kernel.comms.rank_comms import RankComms
-from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
@@ -49,15 +47,6 @@ class Ranks:
         """The comms of the ranks' widgets."""
         self._call_id = 0
         """Number of the last call."""
-
-    @classmethod
-    def planned(
-        cls, num_processes: int | None, config: LaunchConfig | None, options: dict[str, Any], *, many_calls: bool
-    ) -> Ranks:
-        """Resolve the options and return ranks that are not started yet; raises `ConfigError`."""
-        if num_processes is not None:
-            options = {**options, "num_processes": num_processes}
-        return cls(make_plan(LaunchConfig.build(config, options)), many_calls=many_calls)
 
     @property
     def inherits_call(self) -> bool:

@@ -13,11 +13,12 @@ from notebook_launcher.machine.node_allocation import ranks_by_node
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run_data import RunData
+    from notebook_launcher.travel import FunctionCall
 
 __all__ = ["restart"]
 
@@ -27,13 +28,13 @@ HOW = (
 )
 
 
-def restart(data: RunData, ranks: Ranks, start: Callable[[], object]) -> None:
+def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
     """Start all ranks again; where nodes do not come up, start those of the other nodes, and say so.
 
     Args:
         data: The run's record.
         ranks: The ranks, all of which have ended.
-        start: Starts them.
+        call: The function and its arguments, for ranks that inherit the call by a fork.
 
     Raises:
         ConfigError: Nodes do not come up, and the run cannot go on without them.
@@ -44,7 +45,7 @@ def restart(data: RunData, ranks: Ranks, start: Callable[[], object]) -> None:
         try:
             if rest is not None:
                 ranks.plan = rest.plan(before)
-            start()
+            ranks.start(call)
             break
         except ConfigError as error:
             if not error.nodes and rest is not None:

@@ -105,7 +105,6 @@ class Run:
                 ranks.close()
             raise
         # From here on the run's thread closes the parcel and the ranks.
-        thread.own()
         run = cls(thread)
         if not in_cell:
             run._thread.begin()
@@ -118,7 +117,6 @@ class Run:
         call = travel.FunctionCall(_call_elsewhere, (), {})
         ranks.start(call)
         thread = RunThread(ranks, call, call_parcel, scope, in_cell=False, hosting=hosting)
-        thread.own()
         thread.data.output.record_from = 0.0  # The last line goes to the clients, beside the outcome.
         hosting.questions.connect(thread.command, thread.waits_for)
         hosting.begin_in(thread.data.id, thread.make_folder())

@@ -17,10 +17,9 @@ from notebook_launcher.kernel.commands import (
     StacksCommand,
     StopCommand,
 )
-from notebook_launcher.kernel.conclusion import conclude
+from notebook_launcher.kernel.conclusion import describe_failure
 from notebook_launcher.kernel.display.formatting import one_line
 from notebook_launcher.kernel.display.progress_line import ProgressLine
-from notebook_launcher.kernel.failures.failure_display import brief
 from notebook_launcher.kernel.inspection.hangs import HangWatch
 from notebook_launcher.kernel.inspection.mismatches import suggestion
 from notebook_launcher.kernel.inspection.profiles import PendingProfile
@@ -31,8 +30,6 @@ from notebook_launcher.kernel.ranks import describe_restart
 from notebook_launcher.kernel.restarts import restart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from notebook_launcher.engines.events import Event
     from notebook_launcher.history.recorder import Recorder
     from notebook_launcher.kernel.commands import Command
@@ -41,6 +38,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.rank_outcome import RankOutcome
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run_data import RunData
+    from notebook_launcher.travel import FunctionCall
 
 __all__ = ["EXIT_BUDGET", "RunLoop"]
 
@@ -58,7 +56,7 @@ class RunLoop:
     Args:
         data: The run's record, which the loop writes.
         ranks: The ranks that serve the run.
-        start_again: Starts all ranks again, after they were ended or lost.
+        call: The function and its arguments, for ranks that are started again and inherit the call by a fork.
         parcel_fd: Descriptor of the packed call; None if the ranks inherit the call by a fork.
         questions: Takes what ranks ask the user.
         recorder: Writes the run's folder.
@@ -69,7 +67,7 @@ class RunLoop:
         self,
         data: RunData,
         ranks: Ranks,
-        start_again: Callable[[], object],
+        call: FunctionCall | None,
         parcel_fd: int | None,
         questions: Questions | TakesQuestions,
         recorder: Recorder,
@@ -78,7 +76,7 @@ class RunLoop:
     ) -> None:
         self._data = data
         self._ranks = ranks
-        self._start_again = start_again
+        self._call = call
         self._parcel_fd = parcel_fd
         self._questions = questions
         self._recorder = recorder
@@ -108,17 +106,17 @@ class RunLoop:
                 attempt.state.close()
                 if self._ranks.many_calls:
                     data.output.notice("the session's ranks had died and were restarted")
-                self._start_again()
+                self._ranks.start(self._call)
                 continue
             if not attempt.state.failed or data.restarts >= limit or data.commands.asked_to_stop or attempt.timed_out:
                 return
             data.restarts += 1
-            outcome = conclude(data)
             data.output.notice(
-                f"{data.name}: attempt {data.restarts} {brief(outcome.error, outcome.results.seconds)}; "
+                f"{data.name}: attempt {data.restarts} {describe_failure(data)}; "
                 f"starting again ({data.restarts} of {limit} restarts)"
             )
-            restart(data, self._ranks, self._start_again)
+            attempt.state.close()
+            restart(data, self._ranks, self._call)
 
     def _run_attempt(self) -> Attempt:
         attempt = self._new_attempt()
@@ -296,10 +294,14 @@ class RunLoop:
                 self._ranks.comms.take(rank, record, data.output.sink)
             case FromRank(rank, messages.InputRequest() as record, _):
                 self._ask(rank, record, attempt)
-            case FromRank(_, messages.Offered() | messages.Changed() | messages.Profiled() as record, _):
-                self._note_change(record, attempt)
-            case FromRank(_, messages.Notice() | messages.CheckpointSaved() as record, _):
-                self._note_news(record)
+            case FromRank(_, messages.Notice(text=text), _):
+                data.output.notice(text)
+            case FromRank(
+                _,
+                messages.CheckpointSaved() | messages.Offered() | messages.Changed() | messages.Profiled() as record,
+                _,
+            ):
+                self._note_training(record, attempt)
             case FromRank(rank, messages.Unreadable() as record, _):
                 text = f"rank {rank} sent a record that the kernel could not unpickle ({record.reason})"
                 data.output.notice(text, "stderr")
@@ -307,26 +309,26 @@ class RunLoop:
                 attempt.end_debugging(rank)
         attempt.fold(event)
 
-    def _note_news(self, record: messages.Notice | messages.CheckpointSaved) -> None:
-        if isinstance(record, messages.Notice):
-            self._data.output.notice(record.text)
-            return
-        others = [folder for folder in self._data.checkpoints if folder != record.folder]
-        self._data.checkpoints = [*others, record.folder]
-
-    def _note_change(self, record: messages.Offered | messages.Changed | messages.Profiled, attempt: Attempt) -> None:
-        if isinstance(record, messages.Profiled):
-            if self._profile is not None and self._profile.note(record):
+    def _note_training(
+        self,
+        record: messages.CheckpointSaved | messages.Offered | messages.Changed | messages.Profiled,
+        attempt: Attempt,
+    ) -> None:
+        """Note a checkpoint, a setting that can be changed, or what ranks did because they were asked to."""
+        data = self._data
+        match record:
+            case messages.CheckpointSaved(folder=folder):
+                data.checkpoints = [*(each for each in data.checkpoints if each != folder), folder]
+            case messages.Offered(name=name, value=value):
+                data.live.tunables.setdefault(name, value)
+            case messages.Changed():
+                data.live.note_change(record)
+                attempt.note_change(record)
+                if line := describe_change(record):
+                    data.output.notice(line)
+                self._recorder.note()
+            case messages.Profiled() if self._profile is not None and self._profile.note(record):
                 self._profile = None
-            return
-        if isinstance(record, messages.Offered):
-            self._data.live.tunables.setdefault(record.name, record.value)
-            return
-        self._data.live.note_change(record)
-        attempt.note_change(record)
-        if line := describe_change(record):
-            self._data.output.notice(line)
-        self._recorder.note()
 
     def _debug(self, failure: RankOutcome, attempt: Attempt) -> None:
         """Let the user look into the frames of the rank that failed first, before the others are stopped."""

@@ -89,6 +89,9 @@ class RunThread:
         """Held by the first thread that was started: `begin` may start another one after an interrupt."""
         self._thread: threading.Thread | None = None
         """The thread, once it runs."""
+        self._forgotten = weakref.finalize(self, _close_unless_shared, ranks)
+        """Closes the ranks when this object is forgotten, in case an interrupt prevents the run from beginning."""
+        self._forgotten.atexit = False
 
     def make_folder(self) -> Path:
         """Make the run's folder now, and not only after a second; return it.
@@ -99,11 +102,6 @@ class RunThread:
             OSError: The folder cannot be made.
         """
         return self._recorder.reserve_folder() if self._ranks.many_calls else self._recorder.make_folder()
-
-    def own(self) -> None:
-        """Close the ranks when this object is forgotten, in case an interrupt prevents the run from beginning."""
-        self._forgotten = weakref.finalize(self, _close_unless_shared, self._ranks)
-        self._forgotten.atexit = False
 
     def begin(self) -> None:
         """Start the run's thread; call it again after an interrupt, which may have prevented the start.
@@ -156,7 +154,7 @@ class RunThread:
         loop = RunLoop(
             self.data,
             self._ranks,
-            lambda: self._ranks.start(self._call),
+            self._call,
             parcel_fd,
             self.questions if self._hosting is None else self._hosting.questions,
             self._recorder,

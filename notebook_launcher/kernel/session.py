@@ -18,6 +18,7 @@ from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.failures.debug_magic import DebugMagic
 from notebook_launcher.kernel.failures.post_mortem import PostMortem, frames_to_debug
 from notebook_launcher.kernel.latch import Latch
+from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run import Run, record_of
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
@@ -56,20 +57,26 @@ class Session(SessionCells):
         CallOrderError: The session was created inside a rank.
     """
 
+    _built: LaunchConfig
+    """The options, as `__new__` has checked them."""
+
     def __new__(cls, num_processes: int | None = None, *, config: LaunchConfig | None = None, **options: Any) -> Any:
         """Return a session of this kernel, or with `detached=True` an `AttachedSession`."""
         checks.check_not_in_rank("Session")
         given = {} if num_processes is None else {"num_processes": num_processes}
         built = LaunchConfig.build(config, {**options, **given})
         if not built.detached:
-            return super().__new__(cls)
+            session = super().__new__(cls)
+            session._built = built
+            return session
         from notebook_launcher.detached.session_start import start_detached_session
 
         return start_detached_session(built)
 
     def __init__(self, num_processes: int | None = None, *, config: LaunchConfig | None = None, **options: Any) -> None:
+        del num_processes, config, options  # `__new__` has made the options of them.
         super().__init__()
-        self._ranks = Ranks.planned(num_processes, config, options, many_calls=True)
+        self._ranks = Ranks(make_plan(self._built), many_calls=True)
         """The processes of all runs."""
         self._lock = threading.Lock()
         """Held while a run is started, so that two threads cannot start one each."""
@@ -123,6 +130,7 @@ class Session(SessionCells):
         self, fn: Callable[..., Any], *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Results:
         """Run a function on every rank and return the results; raises the same exceptions as `notebook_launch`."""
+        checks.check_not_in_rank("Session.run")
         return self._start(fn, args, kwargs, in_cell=True).wait_in_cell()
 
     @checks.arguments_by_name
@@ -130,6 +138,7 @@ class Session(SessionCells):
         self, fn: Callable[..., Any], *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Run:
         """Run a function on every rank without waiting, and return the run's handle; one run at a time."""
+        checks.check_not_in_rank("Session.launch")
         return self._start(fn, args, kwargs, in_cell=False)
 
     def debug(self, rank: int | None = None) -> None:
@@ -220,7 +229,6 @@ class Session(SessionCells):
                 self._ended.set()
 
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> Run:
-        checks.check_not_in_rank("Session.run")
         with self._lock:
             self._check_open()
             if self._is_busy():

@@ -77,6 +77,37 @@ def fail() -> None:
     raise OwnError(7)
 
 
+class Marking:
+    """A value that notes in which process it is unpacked."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.__dict__.update(state)
+        Path(self.folder, str(os.getpid())).touch()
+
+
+def fail_once(folder: str) -> Marking:
+    if os.environ["RANK"] == "1":
+        while not Path(folder, "returned").exists():
+            time.sleep(0.02)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise OwnError(8)
+    Path(folder, "returned").touch()
+    return Marking(folder)
+
+
+def test_host_unpacks_no_value_where_it_restarts_a_run(home: Path, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    run = launch(fail_once, 2, args=(str(marks),), detached=True, max_restarts=1, output="none")
+    host = host_of(run)
+    assert run.result().restarts == 1
+    assert host.pid != os.getpid()
+    assert {path.name for path in marks.iterdir()} == {"returned", str(os.getpid())}
+
+
 async def awaited(run: AttachedRun) -> Results:
     return await run
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from notebook_launcher import Run, Session
+from notebook_launcher import LaunchConfig, Run, Session
+from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.ranks import Ranks
 from tests.support.interrupts import interrupt_at
 from tests.support.warm_kernels import unchanged, warm_kernel
@@ -324,7 +325,7 @@ def test_run_that_an_interrupt_kept_from_beginning_ends_with_its_session() -> No
 
 
 def test_run_that_an_interrupt_kept_from_beginning_ends_when_it_is_forgotten() -> None:
-    ranks = Ranks.planned(1, None, {"output": "none"}, many_calls=False)
+    ranks = Ranks(make_plan(LaunchConfig(num_processes=1, output="none")), many_calls=False)
     run = Run.start(ranks, os.getpid, (), None, in_cell=True)
     assert ranks.tree is not None
     del run

@@ -182,6 +182,17 @@ def test_kernel_sums_up_and_keeps_the_newest_spans() -> None:
     assert (known.spans[-1].phase, known.spans[-1].start, known.spans[-1].seconds) == ("forward", 63.0, 0.5)
 
 
+def test_ranks_that_do_not_come_back_leave_the_phases_and_the_metrics() -> None:
+    live = LiveRecords(launched=0.0)
+    for rank in (0, 1):
+        live.fold(rank, record_of(seconds={"forward": 3.0}, counts={"forward": 1}, spans=()))
+        live.fold(rank, messages.Metrics(values={"loss": 1.0}, step=1, time=1.0))
+    live.note_fewer_ranks(2, 1, seconds=4.0)
+    assert list(live.phases) == list(live.last_values) == list(live.last_steps) == [0]
+    assert live.samples_per_second(1) is None
+    assert [(change.name, change.before, change.after) for change in live.changes] == [("num_processes", 2, 1)]
+
+
 def test_fullest_windows_are_counted(line: Line) -> None:
     live = LiveRecords(launched=0.0)
     for micro_batches, samples in [(3, 192.0), (4, 256.0), (4, 240.0), (4, 256.0), (1, 999.0)]:

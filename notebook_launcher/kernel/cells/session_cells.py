@@ -15,6 +15,7 @@ from notebook_launcher.kernel.call_scope import CallScope
 from notebook_launcher.kernel.cells.cell_values import show_tabs, show_values
 from notebook_launcher.kernel.cells.rank_selection import selected_ranks
 from notebook_launcher.kernel.cells.rank_variables import RankVariables
+from notebook_launcher.kernel.checks import check_not_in_rank
 from notebook_launcher.kernel.comms.rank_panels import RankPanels, shown_rank
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.failures import failure_display
@@ -264,6 +265,7 @@ class SessionCells(ABC):
         panels: RankPanels | None = None,
     ) -> Results:
         """Call a function of this package in the ranks, as a run without first and last line."""
+        check_not_in_rank("A cell on ranks" if code else "push, pull or who of a session")
         arguments = {"code": one_line(code, MAX_CODE)} if code else {}
         name = "cell" if code else function
         scope = CallScope(

@@ -18,11 +18,13 @@ from notebook_launcher.text import name_rank
 from notebook_launcher.units import format_bytes, format_seconds, rank_list
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run_outcome import RunOutcome
     from notebook_launcher.messages import Failure, KeptFrames
 
-__all__ = ["add_hint", "attach", "brief", "end_line", "raise_in_cell", "show_as"]
+__all__ = ["add_hint", "attach", "brief", "end_line", "failed_after", "raise_in_cell", "show_as"]
 
 WORTH_TELLING = 1_000_000
 """Bytes of tensors in kept frames from which on the message of a failure has their size."""
@@ -199,9 +201,13 @@ def end_line(outcome: RunOutcome, *, asked_to_stop: bool, is_raised: bool) -> st
 
 def brief(error: BaseException | None, seconds: float, *, is_raised: bool = False) -> str:
     """Return the end of a failed run's last line: the time and the rank, and the failure unless the cell raises it."""
-    failures = getattr(error, "failures", None) or ()
     if isinstance(error, RunTimeoutError):
         return f"timed out after {format_seconds(seconds)}"
+    return failed_after(seconds, getattr(error, "failures", None) or (), is_raised=is_raised)
+
+
+def failed_after(seconds: float, failures: Sequence[Failure], *, is_raised: bool = False) -> str:
+    """Return the time of a failure, the rank that failed first, and its failure unless the cell raises it."""
     text = f"failed after {format_seconds(seconds)}"
     if not failures:
         return text
