@@ -16,6 +16,7 @@ from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import RunReader
 from notebook_launcher.kernel.comms.page_comms import poll_tap
 from notebook_launcher.kernel.display.progress_line import QUIET
+from notebook_launcher.kernel.held_interrupts import held_interrupts
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
@@ -125,11 +126,12 @@ class RunView:
 
     def _show(self) -> None:
         try:
-            from notebook_launcher.widgets import auto
+            with held_interrupts():
+                from notebook_launcher.widgets import auto
 
-            if self._run.wait(0):
-                return  # It ended during the import, which takes up to a second the first time: the record is enough.
-            self._monitor = auto.show(self._run, self._output.sink)
+                # The run may have ended during the import, which takes up to a second the first time.
+                if not self._run.wait(0):
+                    self._monitor = auto.show(self._run, self._output.sink)
         except Exception as error:  # noqa: BLE001 - a view that cannot be shown must not end the run
             self._wants_monitor = False
             self._output.shows_progress = not self._is_quiet

@@ -90,6 +90,26 @@ def test_run_that_ends_while_its_monitor_is_imported_leaves_one_record() -> None
     assert widgets.result == "0"
 
 
+def test_interrupt_while_the_monitor_is_made_stops_the_run_and_leaves_one_record(kernel: Kernel) -> None:
+    code = (
+        "import ipywidgets, signal\n"
+        "made = []\n"
+        "def press(widget):\n"
+        "    if type(widget).__name__ == 'Monitor':\n"
+        "        made.append(1); os.kill(os.getpid(), signal.SIGINT)\n"
+        "ipywidgets.Widget.on_widget_constructed(press)\n"
+        "try:\n"
+        "    notebook_launch(time.sleep, 2, args=(60,))\n"
+        "finally:\n"
+        "    ipywidgets.Widget.on_widget_constructed(None)"
+    )
+    outcome = run(kernel, code, has_audience=True)
+    assert outcome.error == "KeyboardInterrupt: sleep was stopped"
+    assert [kind for kind, _ in outputs(outcome) if kind == "record"] == ["record"]
+    assert kernel.execute("len(made)").result == "1"
+    assert kernel.execute("del made, press, ipywidgets").error is None
+
+
 def test_run_with_curves_leaves_them_after_what_was_printed(kernel: Kernel, *, has_audience: bool) -> None:
     code = (
         "def train():\n"
