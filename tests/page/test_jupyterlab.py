@@ -378,7 +378,7 @@ def test_monitor_of_a_dead_kernel_leaves_its_picture(lab):
     kept.wait_for(state="attached")  # It is folded.
     lab.start(page, 2)
     page.get_by_role("button", name="Ok", exact=True).click()  # JupyterLab says that the kernel has died.
-    page.get_by_text("The kernel restarted or ended, and so did the run unless it is detached.").wait_for()
+    page.get_by_text("The kernel restarted or ended. The run has ended too, unless it is detached.").wait_for()
     wait_for_state(page, "lost")
     assert page.get_by_role("button", name="Stop after this step").is_disabled()
     page.keyboard.press("Escape")

@@ -51,7 +51,8 @@ def test_each_setting_shows_its_value_and_takes_another(tab: Tab) -> None:
     assert tab.texts(".nbl-setting-value") == [f"{one['name']}\n{one['text']}" for one in SETTINGS]
     field(tab, "lr").fill(" x0.5 ")
     row(tab, "lr").get_by_role("button", name="Apply").click()
-    assert row(tab, "lr").locator(".nbl-setting-note").inner_text() == "asked for x0.5, which the next update brings"
+    note = row(tab, "lr").locator(".nbl-setting-note").inner_text()
+    assert note == "requested x0.5; takes effect after the next update"
     field(tab, "max_grad_norm").fill("1.5")
     tab.page.keyboard.press("Enter")
     assert sent(tab) == [("lr", "x0.5"), ("max_grad_norm", "1.5")]

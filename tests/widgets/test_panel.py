@@ -137,8 +137,8 @@ def test_field_sets_its_option(name, typed, value):
 
 def test_notes_say_which_option_a_restart_or_a_signal_needs():
     panel = ConfigPanel(train)
-    assert "Unless the function itself loads" in note_of(panel, "resume")
-    assert "None, unless restarts go on from a checkpoint" in note_of(panel, "preemption_signal")
+    assert "The function starts from the beginning, unless it loads" in note_of(panel, "resume")
+    assert "Automatic: no signal; if restarts resume from a checkpoint" in note_of(panel, "preemption_signal")
     type_in(panel, "resume", 1)
     type_in(panel, "preemption_signal", 1)
     assert "No restarts are allowed yet" in note_of(panel, "resume")
@@ -146,7 +146,7 @@ def test_notes_say_which_option_a_restart_or_a_signal_needs():
     type_in(panel, "max_restarts", "3")
     type_in(panel, "detached", True)
     assert panel.config == LaunchConfig(resume="checkpoint", preemption_signal="SIGTERM", max_restarts=3, detached=True)
-    assert "without a folder loads it" in note_of(panel, "resume")
+    assert "without a folder loads the newest checkpoint" in note_of(panel, "resume")
     assert "Sent by a cluster before" in note_of(panel, "preemption_signal")
     type_in(panel, "preemption_signal", 0)
     assert "SIGTERM. Sent by a cluster" in note_of(panel, "preemption_signal")
@@ -662,7 +662,7 @@ def test_function_without_a_micro_batch_says_how_to_get_one():
     panel = ConfigPanel(lambda lr=0.1: lr, 2, gradient_accumulation_steps=4)
     control, note = panel.view.children[2].children[1].children
     assert control.disabled
-    assert "has no parameter for it. Add a parameter named batch_size" in note.value
+    assert "has no parameter for the micro-batch size. Add a parameter named batch_size" in note.value
     assert "<b>8</b> micro-batches per update" in panel.view._formula.value
     assert panel.effective_batch is None
 
@@ -806,9 +806,8 @@ def test_code_is_escaped_and_dimmed_while_something_is_wrong(names):
 
 def test_field_that_shards_says_what_that_saves_and_costs(names):
     panel = ConfigPanel(train, 4)
-    assert "Each process has all parameters, gradients and optimizer state; 4 here leaves it 1/4." in note_of(
-        panel, "shard"
-    )
+    note = note_of(panel, "shard")
+    assert "Each process has all parameters, gradients and optimizer state; enter 4 to keep 1/4 on each" in note
     type_in(panel, "shard", "4")
     type_in(panel, "gradient_accumulation_steps", "2")
     assert "1/4 of parameters, gradients and optimizer state on each process" in note_of(panel, "shard")
@@ -816,9 +815,9 @@ def test_field_that_shards_says_what_that_saves_and_costs(names):
     assert "An update sends 3 times as much." in note_of(panel, "shard")
     type_in(panel, "shard", "")
     type_in(panel, "num_processes", "1")
-    assert "One process has nothing to share out" in note_of(panel, "shard")
+    assert "With one process, sharding has no effect" in note_of(panel, "shard")
     type_in(panel, "gradient_accumulation_steps", "x")
-    assert "One process" not in note_of(panel, "shard")
+    assert "With one process" not in note_of(panel, "shard")
 
 
 @pytest.mark.parametrize("source", ["argument", "variable of the function"])
@@ -829,7 +828,7 @@ def test_field_that_shards_counts_a_model_that_the_call_names(source, names):
         return net if source == "argument" else model
 
     panel = ConfigPanel(fit, 4, kwargs={"net": model} if source == "argument" else {}, shard=2)
-    assert "Parameters 600 kB a process instead of 1.2 MB" in note_of(panel, "shard")
+    assert "Each process holds 600 kB of parameters instead of 1.2 MB" in note_of(panel, "shard")
     # Over 2 processes 3 x 1/2, and over the 2 replicas 2 x 1/2 of the half; against 2 x 3/4.
     assert "An update sends 2.4 MB a process instead of 1.8 MB." in note_of(panel, "shard")
 

@@ -1,4 +1,4 @@
-"""Notes below the fields that decide how long a run lives, and how it goes on after a failure."""
+"""Notes below the fields that decide how long a run lives, and from where it resumes after a failure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
 
 __all__ = ["lifetime_hints"]
 
-IDLENESS = "Stops the run if its processes write, report and update nothing for this long"
-BEGINNING = "Unless the function itself loads what it has saved"
-RESUME = "accelerator.load_state() without a folder loads it, and nothing before the first one"
+IDLENESS = "Stops the run after this time without output, reports or updates"
+BEGINNING = "The function starts from the beginning, unless it loads a checkpoint itself"
+RESUME = "accelerator.load_state() without a folder loads the newest checkpoint, or nothing if there is none yet"
 NO_RESTARTS = "No restarts are allowed yet: enter their number in Restarts after a failure"
-DETACHED = "The run goes on when the kernel ends or restarts. attach() reconnects to it"
+DETACHED = "The run continues when the kernel ends or restarts; attach() reconnects to the run"
 SIGNAL = "Sent by a cluster before it takes the machine: the run saves after its next update, and stops"
 AUTOMATIC = f"SIGTERM. {SIGNAL}"
-NO_SIGNAL = "None, unless restarts go on from a checkpoint: then SIGTERM, at which the run saves and stops"
-ONLY_DETACHED = "Only for a run that outlives the kernel: tick that box, too"
+NO_SIGNAL = "Automatic: no signal; if restarts resume from a checkpoint, SIGTERM saves and stops the run"
+ONLY_DETACHED = 'Only for a run that outlives the kernel: tick "Outlive the kernel", too'
 
 
 def lifetime_hints(config: LaunchConfig) -> dict[str, str]:

@@ -27,13 +27,13 @@ def sharding_hint(num_processes: int, shard: int, num_steps: int, num_bytes: int
         num_bytes: The bytes of the model's parameters; 0 if they are unknown.
     """
     if num_processes == 1:
-        return "One process has nothing to share out"
+        return "With one process, sharding has no effect"
     plain = 2 * (num_processes - 1) / num_processes
     replicas = num_processes // shard
     sharded = 3 * num_steps * (shard - 1) / shard + 2 * (replicas - 1) / replicas / shard
     whole = f"{format_bytes(num_bytes)} of parameters" if num_bytes else "all parameters"
     if shard == 1:
-        better = f"{num_processes} here leaves it 1/{num_processes}"
+        better = f"enter {num_processes} to keep 1/{num_processes} on each process"
         return f"Each process has {whole}, gradients and optimizer state; {better}."
     if not num_bytes:
         return (
@@ -42,7 +42,8 @@ def sharding_hint(num_processes: int, shard: int, num_steps: int, num_bytes: int
         )
     part = format_bytes(num_bytes // shard)
     return (
-        f"Parameters {part} a process instead of {format_bytes(num_bytes)}, and so gradients and optimizer state. "
+        f"Each process holds {part} of parameters instead of {format_bytes(num_bytes)}; gradients and optimizer state "
+        "shrink alike. "
         f"An update sends {format_bytes(round(sharded * num_bytes))} a process instead of "
         f"{format_bytes(round(plain * num_bytes))}."
     )

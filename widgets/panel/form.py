@@ -29,11 +29,11 @@ TEXT_FIELDS = {
     "num_processes": ("Processes", "automatic"),
     "gradient_accumulation_steps": ("Accumulation steps", "1"),
     "engine": ("Machines", "this machine"),
-    "shard": ("Shard models over", "1 process, which has all of a model"),
+    "shard": ("Shard models over", "1 process (no sharding)"),
     "max_grad_norm": ("Maximum gradient norm", "no clipping"),
     "seed": ("Seed", "a random seed, which is recorded"),
     "timeout": ("Time limit, seconds", "no limit"),
-    "idle_timeout": ("Limit of idleness, seconds", "no limit"),
+    "idle_timeout": ("Idle limit, seconds", "no limit"),
     "max_restarts": ("Restarts after a failure", "0"),
 }
 SEGMENT_FIELDS = {
@@ -44,7 +44,7 @@ SEGMENT_FIELDS = {
     "start_method": (
         "Start method",
         {
-            "forkserver": "Processes start from a clean one, so it does not matter what the kernel did before",
+            "forkserver": "Processes are forked from a clean helper process: works whatever the kernel did before",
             "fork": "Processes start as copies of the kernel and share its data, which need not pickle",
             "spawn": "Processes start as new interpreters, which takes longest",
         },
@@ -59,7 +59,7 @@ CHOICE_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
     "backend": ("Backend", {**{word: word for word in BACKENDS}, "none: the function starts its own group": None}),
     "comm_hook": ("Gradient compression", {word: word for word in COMM_HOOKS}),
     "resume": (
-        "Restarts go on from",
+        "Restarts resume from",
         {"the beginning": None, "the newest checkpoint": RESUMES[0]},
     ),
     "preemption_signal": (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["RunArea"]
 
 LAUNCH_TIP = "Start a run with these settings"
-BUSY_TIP = "A run is going on. Stop it first."
+BUSY_TIP = "A run is in progress. Stop it first."
 STOP_TIP = "Ask the ranks to stop, then interrupt them: takes 3 seconds at most"
 IDLE_TIP = "There is no run to stop."
 KILL_TIP = "Kill the ranks now"

@@ -154,7 +154,9 @@ class PanelView:
             )
             micro_batch.control.disabled = True
             name = "the function" if self._state.function is None else checks.name_of(self._state.function)
-            micro_batch.set_note(f"{name} has no parameter for it. Add a parameter named batch_size to set it here.")
+            micro_batch.set_note(
+                f"{name} has no parameter for the micro-batch size. Add a parameter named batch_size to set it here."
+            )
         first = [self.fields["num_processes"], micro_batch, self.fields["gradient_accumulation_steps"]]
         return [*first, self.fields["mixed_precision"]]
 
@@ -320,7 +322,7 @@ class PanelView:
             newer = f" {name} was defined again: run this cell again to launch the new one." if is_old else ""
             self._running.set_ready(f"{summary}.{newer}", is_ready=True, is_news=is_old)
         else:
-            self._running.set_ready("The launch looks first at what the machines have.", is_ready=True)
+            self._running.set_ready("The machines' cores and GPUs are checked when you press Launch.", is_ready=True)
 
 
 def _grid(fields: list[Field]) -> ipywidgets.GridBox:

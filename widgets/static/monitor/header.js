@@ -85,7 +85,7 @@ export class Header {
     if (link === "up") return run.action_hint ?? "";
     if (link === "silent") return "Kernel not responding. Last update shown.";
     const folder = run.id ? ` open_run("${run.id}") shows what its folder holds.` : "";
-    return `The kernel restarted or ended, and so did the run unless it is detached. Last update shown.${folder}`;
+    return `The kernel restarted or ended. The run has ended too, unless it is detached. Last update shown.${folder}`;
   }
 
   /**

@@ -13,7 +13,7 @@ const MEASURES = [
   },
   {
     ...{ kind: "profile", label: "Profile", unit: "updates", amount: "3", max: "100" },
-    title: "Profile rank 0 with torch.profiler from one update on",
+    title: "Profile the next updates of rank 0 with torch.profiler",
   },
 ];
 

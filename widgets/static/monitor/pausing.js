@@ -4,7 +4,7 @@ import { h, setAttribute, setText } from "./elements.js";
 /** @import { PageMessage } from "./wire" */
 
 const PAUSE = { type: /** @type {const} */ ("pause"), label: "Pause", title: "Hold all ranks after the same update" };
-const RESUME = { type: /** @type {const} */ ("resume"), label: "Resume", title: "Let all ranks train on" };
+const RESUME = { type: /** @type {const} */ ("resume"), label: "Resume", title: "Continue training on all ranks" };
 
 /** Button that holds all ranks after the same update, and lets them go on. */
 export class PauseButton {

@@ -141,7 +141,7 @@ class SettingRow {
     if (value === null) return this.input.focus();
     if (!this.#send({ type: "set", name: this.#setting.name, value })) return undefined;
     this.#asked = this.#numChanges;
-    return this.#showNote(`asked for ${value}, which the next update brings`);
+    return this.#showNote(`requested ${value}; takes effect after the next update`);
   }
 
   /** @param {string} text */
