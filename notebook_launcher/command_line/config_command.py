@@ -55,7 +55,7 @@ QUESTIONS = {
     "idle_timeout": "Seconds without output or report after which a run is stopped",
     "max_restarts": "Restarts after a failure",
     "check_collectives": "Compare collectives between ranks: true or false",
-    "resume": "Point from which a restarted run goes on",
+    "resume": "Point from which a restarted run resumes",
     "preemption_signal": "Signal at which a run that outlives its kernel saves and stops",
     "detached": "Runs outlive their kernel or terminal: true or false",
 }

@@ -75,7 +75,7 @@ def _lines(size: ModelSize, num_processes: int, optimizer: str) -> list[str]:
         f"{size.name}: {counts}; the largest module is {largest} with {number:,}",
         f"for each of {plural(num_processes, 'rank')}; inference takes the weights alone",
         *table_text(columns),
-        "Activations come on top: they grow with the batch. So do buffers: DDP copies the gradients once, and",
+        "Not included: activations, which grow with the batch; and buffers, because DDP copies the gradients once and",
         "FSDP gathers one module at a time.",
     ]
 

@@ -232,7 +232,7 @@ class AttachedRun:
         try:
             return self._wait(timeout)
         except KeyboardInterrupt as error:
-            failure_display.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.id} goes on")
+            failure_display.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.id} is still running")
             raise
 
     def result(self, timeout: float | None = None) -> Results:
@@ -251,7 +251,7 @@ class AttachedRun:
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end of the run and return the exception with which it failed; None after a success."""
         if not self.wait(timeout):
-            msg = f"the run is not over after {timeout:g} s; it goes on"
+            msg = f"the run is still running after {timeout:g} s"
             raise TimeoutError(msg)
         return self._opened().error
 
@@ -304,7 +304,7 @@ class AttachedRun:
 
     def _detach_cell(self, output: AttachedOutput, error: KeyboardInterrupt) -> None:
         come_back = f'attach("{self.id}") reconnects to it'
-        output.say(f"the run goes on, and {come_back}; interrupt again within {STOP_WITHIN:g} s to stop it")
+        output.say(f"the run continues, and {come_back}; interrupt again within {STOP_WITHIN:g} s to stop it")
         try:
             is_over = self._over.wait(STOP_WITHIN)
         except KeyboardInterrupt:
@@ -314,7 +314,7 @@ class AttachedRun:
         finally:
             output.detach()
         failure_display.show_as(
-            error, f"KeyboardInterrupt: {self.id} {'is over' if is_over else 'goes on'}; {come_back}"
+            error, f"KeyboardInterrupt: {self.id} {'is over' if is_over else 'is still running'}; {come_back}"
         )
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -384,12 +384,13 @@ class AttachedRun:
         run = self._record.snapshot()
         if self._folder.exists():
             msg = (
-                f"the host of {self.id} is gone, killed or ended with its machine, session or container, and its "
-                "ranks with it. What the run wrote until then: run.logs(rank), run.metrics, and its checkpoints."
+                f"the host process of {self.id} has ended: it was killed, or its machine, login session or container "
+                "ended. Its ranks ended with it. What the run wrote until then: run.logs(rank), run.metrics, and its "
+                "checkpoints."
             )
         else:
             msg = (
-                f"{self._folder} was deleted, and with it what the run returned and recorded; a run that goes on is "
+                f"{self._folder} was deleted, and with it the results and the record of the run; a run in progress is "
                 f"stopped then. open_run({self.id!r}).delete() removes the folder only of a run that is over."
             )
         error = self._fault or RankFailedError(msg)

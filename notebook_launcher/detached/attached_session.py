@@ -110,7 +110,7 @@ class AttachedSession(SessionCells):
         if kind is None:
             self.close()
         elif not self._is_closed:
-            cell.make_sink().text("stdout", f"the session goes on: {self._way_back} reconnects to it\n")
+            cell.make_sink().text("stdout", f"the session stays open: {self._way_back} reconnects to it\n")
 
     @property
     def _way_back(self) -> str:
@@ -204,7 +204,7 @@ class AttachedSession(SessionCells):
     def _why_gone(self) -> str:
         if run_folders.is_run(self._folder) and door.is_session(self._folder):
             return (
-                f"the host of session {self.id} is gone, killed or ended with its machine, session or container, and "
-                "its ranks with it. Open a new session: Session(4, name=..., detached=True)."
+                f"the host process of session {self.id} has ended: it was killed, or its machine, login session or "
+                "container ended. Its ranks ended with it. Open a new session: Session(4, name=..., detached=True)."
             )
         return f"session {self.id} is closed. Open a new one: Session(4, name=..., detached=True)."

@@ -88,5 +88,6 @@ def hand_over(order: HostOrder | SessionOrder, *fds: int) -> HostReady:
         ours.close()
         if errors >= 0:
             os.close(errors)
-    msg = f"the run's host did not start: {words.decode(errors='replace').strip() or 'it said nothing'}"
+    reason = words.decode(errors="replace").strip() or "its process ended without an error message"
+    msg = f"the run's host did not start: {reason}"
     raise ResourceError(msg)

@@ -81,7 +81,7 @@ def _processes() -> Finding:
         now = int(Path("/sys/fs/cgroup/pids.current").read_text("ascii"))
         fact += f"; the container has {now:,} of {limit:,}"
         if limit - now < FEW_RANKS:
-            advice = f"docker run --pids-limit={2 * limit} ..., or end what else runs"
+            advice = f"docker run --pids-limit={2 * limit} ..., or stop other processes"
             return Finding(area=AREA, name=name, fact=fact, verdict="warning", advice=advice)
     return Finding(area=AREA, name=name, fact=fact)
 

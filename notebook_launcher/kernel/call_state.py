@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CallState"]
 
-IDLE = "runs nothing, so this waits forever: interrupt it, and run the cell on all ranks"
+IDLE = "is idle, so the collective never ends: interrupt the cell, and run it on all ranks"
 
 
 class CallState:

@@ -201,8 +201,8 @@ def _not_started_error(failed: Any, plan: Plan) -> ResourceError:
     msg = f"{who} could not be started: {failed.message}."
     if failed.errno in (errno.EAGAIN, errno.ENOMEM):
         msg += (
-            " The limit on processes may be reached (`ulimit -u`, or the container's pids limit); use fewer ranks, or "
-            "end what else runs."
+            " The limit on processes may be reached (`ulimit -u`, or the container's pids limit). Use fewer ranks, or "
+            "stop other processes."
         )
     if failed.errno == errno.E2BIG:
         msg += " The environment is too large for a new process: see os.environ and env=."

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["restart"]
 
 HOW = (
-    'With resume="checkpoint" a run goes on with the ranks of the nodes that are left, from its newest checkpoint: '
+    'With resume="checkpoint" a run continues on the remaining nodes from its newest checkpoint: '
     "accelerator.load_state() loads it with fewer ranks, too."
 )
 
@@ -49,7 +49,7 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
             break
         except ConfigError as error:
             if not error.nodes and rest is not None:
-                msg = f"{reason}\nThe run cannot go on with the nodes that are left: {error}"
+                msg = f"{reason}\nThe run cannot continue on the remaining nodes: {error}"
                 raise ConfigError(msg, field=error.field) from error
             if not error.nodes or ranks.many_calls or not isinstance(ranks.engine, ReducibleEngine):
                 raise

@@ -322,7 +322,7 @@ class Run:
         try:
             return self._data.over.wait(timeout)
         except KeyboardInterrupt as error:
-            failure_display.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.name} goes on")
+            failure_display.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.name} is still running")
             raise
 
     def result(self, timeout: float | None = None) -> Results:
@@ -337,7 +337,7 @@ class Run:
 
     def _wait_for_end(self, timeout: float | None) -> None:
         if not self.wait(timeout):
-            raise TimeoutError(f"the run is not over after {timeout:g} s; it goes on")
+            raise TimeoutError(f"the run is still running after {timeout:g} s")
 
     def _check_goes_on(self, consequence: str) -> None:
         if self._data.outcome is not None:
@@ -374,7 +374,7 @@ class Run:
         if self._data.outcome is not None:
             return self._data.outcome.results.stopped_by
         self._thread.command(StopCommand(at_once, after_step))
-        self._thread.begin()  # An interrupt may have prevented the begin; without it the run would never be over.
+        self._thread.begin()  # An interrupt may have prevented `begin`; without it, `over` would never be set.
         if not wait:
             return None
         self.wait()

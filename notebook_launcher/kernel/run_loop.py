@@ -45,7 +45,7 @@ __all__ = ["EXIT_BUDGET", "RunLoop"]
 EXIT_BUDGET = 5.0
 """Seconds that ranks get to run their exit handlers after a success."""
 FAILED_EXIT_BUDGET = 0.5
-"""After a failure, and from the moment of a stop."""
+"""Seconds that ranks get for their exit handlers after a failure, or once the run is being stopped."""
 DEATH_NOTICE = 1.0
 """Seconds that the supervisor gets to report the exit status of a rank whose channel has closed."""
 
@@ -279,7 +279,7 @@ class RunLoop:
             case Output():
                 data.output.feed(event)
                 self._recorder.note()
-            # First of all records: a thousand ranks send tens of thousands of these in a second.
+            # These records are matched first, because a thousand ranks send tens of thousands of them per second.
             case FromRank(
                 rank, messages.Metrics() | messages.Picture() | messages.Progress() | messages.Phases() as record, _
             ):
@@ -334,7 +334,7 @@ class RunLoop:
         """Let the user look into the frames of the rank that failed first, before the others are stopped."""
         rank = failure.rank
         if failure.raised is None or failure.exited is not None:
-            self._data.output.notice(f"debug=True: rank {rank} died, and its frames with it, so no debugger opens")
+            self._data.output.notice(f"debug=True: the process of rank {rank} has ended; no frames are left to debug")
             return
         self._data.output.notice(
             f"rank {rank} failed: {one_line(failure.raised.report)}. The other ranks stay as they are; q ends the run."
@@ -404,7 +404,9 @@ class RunLoop:
 
     def _begin_profile(self, command: ProfileCommand, attempt: Attempt) -> None:
         if self._profile is not None:
-            command.answer.set("a profile of this run is under way already; wait for it, and ask again.")
+            command.answer.set(
+                "this run is being profiled already. Wait for that profile, then call run.profile() again."
+            )
             return
         folder = self._recorder.folder
         order = messages.ProfileOrder(

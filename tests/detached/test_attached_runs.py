@@ -249,7 +249,7 @@ def test_stop_after_a_stop_says_what_a_live_run_says(home: Path, gate: Path) -> 
 def test_a_lost_host_is_no_answer_to_a_stop(home: Path, gate: Path) -> None:
     run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
     host_of(run).kill()
-    assert "is gone, killed or ended with its machine" in str(run.exception())
+    assert "has ended: it was killed, or its machine" in str(run.exception())
     assert run.state == "lost"
     run.stop()
 

@@ -219,7 +219,7 @@ def test_the_end_of_a_block_closes_the_session_and_an_error_does_not(
     with pytest.raises(OwnError), opened(1, name="exp") as session:
         session.run(put, args=(5,))
         session.run(fail)
-    assert 'the session goes on: attach_session("exp") reconnects to it' in capfd.readouterr().out
+    assert 'the session stays open: attach_session("exp") reconnects to it' in capfd.readouterr().out
     host = host_of(session)
     family = host.children(recursive=True)
     with attach_session("exp") as other:
@@ -251,7 +251,7 @@ def test_a_dead_host_takes_its_ranks_along(home: Path, gate: Path) -> None:
     host.kill()
     assert f"the host of {call.id} is gone" in str(call.exception())
     wait_until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
-    with pytest.raises(CallOrderError, match=rf"the host of session {session.id} is gone, killed or ended"):
+    with pytest.raises(CallOrderError, match=rf"the host process of session {session.id} has ended: it was killed"):
         session.run(get)
     assert {run.name: run.state for run in runs()}["exp"] == "lost"
     session.close()
@@ -286,7 +286,7 @@ def test_runs_and_the_program_know_sessions(
     pid = host_of(session).pid
     wait_until(lambda: re.search(rf"session +exp .*running .*B, host {pid}\b", runs().as_text()))
     assert main(["attach", "exp"]) == 0
-    assert "no call goes on" in capfd.readouterr().out
+    assert "no call is running" in capfd.readouterr().out
     call = session.launch(wait_for, args=(str(gate),))
     shown = threading.Thread(target=main, args=(["attach", "exp"],))
     shown.start()

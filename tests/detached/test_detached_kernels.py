@@ -76,7 +76,7 @@ def test_the_first_interrupt_lets_go_of_the_cell(gate: Path, kernel: Kernel) -> 
     outcome = kernel.wait(cell)
     assert outcome.error is not None
     assert outcome.error.startswith("KeyboardInterrupt")
-    assert f'goes on; attach("{run.id}") reconnects to it' in outcome.traceback
+    assert f'is still running; attach("{run.id}") reconnects to it' in outcome.traceback
     assert run.state == "running"
     release(gate)
     assert run.wait(60)

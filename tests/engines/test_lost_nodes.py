@@ -132,7 +132,7 @@ def test_a_run_that_does_not_resume_says_how_to_go_on_without_the_node(home: Pat
         until(lambda: len(run.metrics) == 2, run)
         lose_node_of(run, 1, gone)
         with pytest.raises(
-            ConfigError, match=r'(?s)node 1 did not come up: .*\nWith resume="checkpoint" a run goes on'
+            ConfigError, match=r'(?s)node 1 did not come up: .*\nWith resume="checkpoint" a run continues'
         ):
             run.result()
 
@@ -166,7 +166,7 @@ def test_options_that_need_the_lost_ranks_end_the_run_with_both_reasons(home: Pa
         run = launch(wait_for_a_loss, 2, engine=engine, shard=2, resume="checkpoint", **QUIET)
         until(lambda: len(run.metrics) == 2, run)
         lose_node_of(run, 1, gone)
-        reasons = r"(?s)node 1 did not come up: .*\nThe run cannot go on with the nodes that are left: shard=2"
+        reasons = r"(?s)node 1 did not come up: .*\nThe run cannot continue on the remaining nodes: shard=2"
         with pytest.raises(ConfigError, match=reasons):
             run.result()
 

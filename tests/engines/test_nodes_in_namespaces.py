@@ -112,4 +112,4 @@ def test_stopped_agent_is_lost_after_a_while(namespaces: tuple[str, str], monkey
         error = run.exception(30)
         assert not psutil.pid_exists(greeting.pid)
     assert isinstance(error, NodeLostError)
-    assert "nothing was heard for 1.5 s" in str(error)
+    assert "no message arrived for 1.5 s" in str(error)

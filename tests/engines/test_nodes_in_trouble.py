@@ -120,7 +120,7 @@ def test_silent_node_is_lost_and_its_ranks_end_by_themselves(
             error = run.exception(60)
             assert isinstance(error, NodeLostError)
             expected = rf"node (\d) \(.*, ({'|'.join(map(re.escape, ADDRESSES))})\) is gone, with rank (\d): "
-            found = re.match(expected + r"nothing was heard for 4 s", str(error))
+            found = re.match(expected + r"no message arrived for 4 s", str(error))
             assert found, str(error)
             assert found[1] == found[3] == str(error.rank)
             assert is_first_far or error.rank == 1

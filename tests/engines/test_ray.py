@@ -224,7 +224,7 @@ def test_ray_stays_out_of_the_kernel_and_nothing_outlives_it(address: str) -> No
 
 def test_ranks_that_ray_cannot_place_are_refused(engine: Ray, address: str) -> None:
     assert engine._agents()
-    asked = r"node 0 did not come up: nothing was heard of it for 2 s\. Ray was asked for 4 CPU, 0 GPU at .*patience="
+    asked = r"node 0 did not come up: no message arrived for 2 s\. Ray was asked for 4 CPU, 0 GPU at .*patience="
     with Ray(address, cpus=4, patience=2) as other, pytest.raises(ConfigError, match=asked):
         notebook_launch(sum_up, 2, engine=other, **QUIET)
 

@@ -49,7 +49,7 @@ def test_exception_of_one_rank_is_shown_once_and_names_the_other_ranks(kernel: K
     assert shown(outcome).count("boom of one") == 1
     others = "rank 0" if num_processes == 2 else "ranks 0, 2, 3"
     first, *_, last = outcome.traceback.splitlines()
-    assert first == f"rank 1 of {num_processes} failed first; {others} ended because of it."
+    assert first == f"rank 1 of {num_processes} failed first; {others} failed as a consequence."
     assert last == "ValueError: boom of one"
     assert outcome.stdout.splitlines()[-1].endswith("s on rank 1")
     assert "notebook_launcher/" not in outcome.traceback
@@ -182,7 +182,7 @@ def test_interrupted_wait_reports_that_the_run_goes_on(kernel: Kernel) -> None:
     )
     assert kernel.execute(code).error is None
     outcome = kernel.execute("presser.start(); run.wait()")
-    assert outcome.traceback == "KeyboardInterrupt: the wait was interrupted; <lambda> goes on"
+    assert outcome.traceback == "KeyboardInterrupt: the wait was interrupted; <lambda> is still running"
     assert kernel.execute("run.stop(); del run, presser").error is None
 
 
@@ -195,7 +195,7 @@ def test_crash_is_shown_once_and_its_victims_are_stopped(kernel: Kernel) -> None
         "except RankFailedError as error: failed = error; raise"
     )
     assert outcome.traceback.count("SIGSEGV") == 1
-    assert outcome.traceback.splitlines()[0] == "rank 1 of 4 failed first; ranks 0, 2, 3 ended because of it."
+    assert outcome.traceback.splitlines()[0] == "rank 1 of 4 failed first; ranks 0, 2, 3 failed as a consequence."
     assert "gloo" not in outcome.traceback
     states = kernel.execute("print([one.state for one in failed.results.ranks]); del failed").stdout
     assert states == "['stopped', 'failed', 'stopped', 'stopped']\n"

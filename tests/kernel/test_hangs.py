@@ -282,7 +282,7 @@ notebook_launch(train, 2, args=([1.0, 1.0, 1.0],), hang_notice={SOON}, monitor=F
         rf"rank 0 has waited [\d.]+ m?s in all_reduce \({cell}, line 6\); rank 1 is at line 5: time\.sleep\(wait\)",
         told[0],
     )
-    assert re.fullmatch(rf"rank 0 waited [\d.]+ m?s in all_reduce \({cell}, line 6\); the run goes on", told[1])
+    assert re.fullmatch(rf"rank 0 waited [\d.]+ m?s in all_reduce \({cell}, line 6\); the run continues", told[1])
 
 
 def test_rank_that_asks_the_user_causes_no_hang_notice(kernel: Kernel) -> None:

@@ -160,7 +160,7 @@ def test_debug_option_asks_before_the_peers_are_stopped(session: Kernel) -> None
     assert "rank 1 failed: ValueError: bad batch. The other ranks stay as they are; q ends the run." in outcome.stdout
     assert "10\n" in outcome.stdout
     assert outcome.error == "ValueError: bad batch"
-    assert "rank 0 ended because of it" in outcome.traceback
+    assert "rank 0 failed as a consequence" in outcome.traceback
 
 
 def test_interrupt_at_the_prompt_leaves_the_debugger(session: Kernel) -> None:

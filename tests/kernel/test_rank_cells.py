@@ -155,8 +155,8 @@ def test_table_of_the_first_rank_is_shown_as_html(notebook: Kernel) -> None:
 def test_subset_in_a_collective_is_told_that_nobody_comes(notebook: Kernel) -> None:
     run(notebook, f"own = Session(2, devices='cpu')\nown.execute({IMPORTS!r})\nown.execute('kept = rank')")
     cell = notebook.start("%%ranks 0 -s own\ndist.all_reduce(torch.ones(1))")
-    outcome = notebook.wait(cell, until=lambda now: now.done or "runs nothing" in now.stdout)
-    assert "rank 1 runs nothing, so this waits forever: interrupt it" in outcome.stdout
+    outcome = notebook.wait(cell, until=lambda now: now.done or "is idle" in now.stdout)
+    assert "rank 1 is idle, so the collective never ends: interrupt the cell" in outcome.stdout
     began = time.monotonic()
     notebook.interrupt()
     assert (notebook.wait(cell).error or "").startswith("KeyboardInterrupt")

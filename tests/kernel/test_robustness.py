@@ -202,7 +202,7 @@ def test_call_that_cannot_be_rebuilt_in_a_rank_is_an_arrival_failure(kernel: Ker
         "notebook_launch(train, 2)"
     )
     assert (outcome.error or "").startswith("TypeError: Config.__init__() missing 1 required positional argument")
-    assert "The function was not called: it, or what it uses, could not be rebuilt in the rank." in outcome.traceback
+    assert "because the function or an object that it uses could not be rebuilt in the rank." in outcome.traceback
 
 
 def test_base_exception_of_a_rank_has_its_rank(kernel: Kernel) -> None:

@@ -262,7 +262,7 @@ def test_partial_results_are_on_the_exception(kernel: Kernel) -> None:
 
 def test_traceback_shows_the_cells_own_lines(kernel: Kernel) -> None:
     outcome = kernel.execute("table('function', 'exception')")
-    assert "rank 1 of 2 failed first; rank 0 ended because of it." in outcome.traceback
+    assert "rank 1 of 2 failed first; rank 0 failed as a consequence." in outcome.traceback
     assert 'raise ValueError("boom")' in outcome.traceback
     assert "Cell In[" in outcome.traceback
     assert "in die" in outcome.traceback

@@ -171,7 +171,7 @@ def test_second_click_on_launch_starts_nothing(kernel: Kernel, cell: str) -> Non
 def test_failure_is_shown_as_in_a_cell_and_launch_is_enabled_again(kernel: Kernel) -> None:
     assert "✕ train: failed after" in evaluate(kernel, 'panel.arguments["fails"] = True; run_by_click()')
     error = evaluate(kernel, "panel._running.error.value")
-    assert "rank 1 of 2 failed first; rank 0 ended because of it." in error
+    assert "rank 1 of 2 failed first; rank 0 failed as a consequence." in error
     assert "ValueError: bo&lt;b&gt;o&lt;/b&gt;m" in error
     assert "raise ValueError(" in error
     outcome = kernel.execute("panel.results")

@@ -4,7 +4,7 @@
 
 To its process tree the agent is the kernel, so that a node has everything that a launch on one machine has: output of
 C code, exit statuses, stacks, leftovers removed. The agent decides nothing, with one exception: when the link has
-ended, or nothing was heard for PATIENCE seconds, it kills its ranks and exits.
+ended, or no message arrived for PATIENCE seconds, it kills its ranks and exits.
 
     python -m notebook_launcher.engines.cluster.agent
 

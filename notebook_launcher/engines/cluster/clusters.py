@@ -89,7 +89,7 @@ class Cluster:
             if node.greeting is None and (greeting := self._await_greeting(node, until)) is None:
                 words = node.last_words()
                 told = "\nIts last words:\n" + "\n".join(f"    {line}" for line in words.splitlines()) if words else ""
-                reason = node.lost or f"nothing was heard of it for {self._key.patience:g} s"
+                reason = node.lost or f"no message arrived for {self._key.patience:g} s"
                 down[node.number] = f"node {node.number} did not come up: {reason}. {node.origin}{told}"
             elif node.greeting is None:
                 node.greeting = greeting
@@ -162,7 +162,7 @@ class Cluster:
 
 
 class Clusters:
-    """The nodes of all engines of this kernel. Two launches at once on one engine have agents of their own."""
+    """The nodes of all engines of this kernel. Two simultaneous launches on one engine get separate agents."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -99,7 +99,7 @@ class Link:
         except (OSError, ValueError) as error:
             raise LinkError(str(error)) from error
         if data is None:
-            msg = f"nothing was heard for {patience:g} s"
+            msg = f"no message arrived for {patience:g} s"
             raise LinkError(msg)
         if not data:
             raise LinkError("the link has ended")

@@ -290,7 +290,8 @@ def _push_hint(error: NameError) -> str:
         return ""
     if match[1] in ("exit", "quit"):
         return "An exception ends a cell on the ranks, and `session.close()` ends the ranks."
-    return f"The notebook has {match[1]}, the ranks have not: `%%ranks --push {match[1]}` sets it on them first."
+    name = match[1]
+    return f"{name} is defined in the notebook, but not on the ranks. `%%ranks --push {name}` sends it first."
 
 
 def _durations(results: Results) -> str:

@@ -129,7 +129,10 @@ def _story(failures: tuple[Failure, ...], results: Results) -> str:
     first, others = failures[0], failures[1:]
     lines = [f"{name_rank(first.rank, first.node, of=len(results))} failed first{_sequel(first, others)}."]
     if first.kind == "arrival":
-        lines.append("The function was not called: it, or what it uses, could not be rebuilt in the rank.")
+        lines.append(
+            "The function was not called, because the function or an object that it uses could not be rebuilt in the "
+            "rank."
+        )
     if early := _early_returns(first, results):
         lines.append(early)
     lines += [f"{rank_list(ranks)}: {summary}" for summary, ranks in _of_their_own(first, others).items()]
@@ -155,7 +158,7 @@ def _sequel(first: Failure, others: tuple[Failure, ...]) -> str:
     same = [other.rank for other in others if (other.victim, other.summary) == (first.victim, first.summary)]
     victims = [other.rank for other in others if other.victim and not first.victim]
     words = [f"{rank_list(same)} failed in the same way"] if same else []
-    words += [f"{rank_list(victims)} ended because of it"] if victims else []
+    words += [f"{rank_list(victims)} failed as a consequence"] if victims else []
     return "".join(f"; {part}" for part in words)
 
 

@@ -102,7 +102,7 @@ class Hang:
     """By waiting rank: when the wait began, by `time.monotonic()`."""
     stacks: Stacks
     absent: Mapping[int, str]
-    """By rank that runs no function at present: `has returned`, `runs nothing`."""
+    """By rank that runs no function at present: `has returned`, `has ended`."""
 
     def text(self, now: float) -> str:
         """Return `rank 0 has waited 12 s in all_reduce (Cell In[3], line 4); rank 1 is at line 7: time.sleep(60)`."""
@@ -119,8 +119,8 @@ class Hang:
         )
 
     def end_line(self, now: float) -> str:
-        """Return the line that ends the notice: `rank 0 waited 47 s in all_reduce (...); the run goes on`."""
-        return "; ".join([*self._waits(now, lambda _: "waited"), "the run goes on"])
+        """Return the line that ends the notice: `rank 0 waited 47 s in all_reduce (...); the run continues`."""
+        return "; ".join([*self._waits(now, lambda _: "waited"), "the run continues"])
 
     def places(self) -> dict[int, str]:
         """Return the place of each rank that runs the function, in a few words."""
@@ -214,7 +214,7 @@ class HangWatch:
         line = self._release(now)
         due = [rank for rank, stretch in self._stretches.items() if stretch.is_due(now)]
         if due:
-            # With those that are known to wait, so that the notice follows where the others are meanwhile.
+            # Ranks that are known to wait are asked again, so that the notice stays up to date.
             due += [rank for rank in (self.hang.since if self.hang else ()) if rank not in due]
             self.hang = self._examine(now, due, absent, dump) or self.hang
         return line or self._announce(now)

@@ -168,7 +168,7 @@ class Accumulation:
         # The factor is the initial gradient, which saves the two kernels of a multiplication in the graph.
         gradient = kwargs.pop("gradient", None)
         if gradient is None and loss.is_complex():
-            loss.backward(**kwargs)  # type: ignore[no-untyped-call] # It explains why not.
+            loss.backward(**kwargs)  # type: ignore[no-untyped-call] # torch's error explains it.
         gradient = self._initial.of(loss, factor) if gradient is None else gradient * factor
         if isinstance(factor, torch.Tensor) or factor:
             gradients.backward(loss, gradient, kwargs)
@@ -321,7 +321,7 @@ class Accumulation:
             self.members.leaf_notes.num_synced += 1
 
     def _share_buffers(self, window: Window | None, *, ends: bool) -> None:
-        """Give every rank rank 0's buffers of sharded models, where a window ends."""
+        """Where a window ends, copy the buffers of sharded models from rank 0 to all ranks."""
         if ends:
             for member in self.members.models_and_leaves if window is None else self.state.block.members:
                 member.share_buffers()
@@ -367,9 +367,9 @@ class Accumulation:
         self.warn_once(
             "changed",
             "gradients were changed between two micro-batches of a window, by another model's loss or by your code: "
-            "the update uses them as they are. If a loss passes through a model that it does not train, freeze that "
-            "model for it: discriminator.requires_grad_(False), and True again before its own backward. Change "
-            "gradients where accelerator.sync_gradients is True.",
+            "the update uses the changed gradients. If a loss passes through a model that it does not train, freeze "
+            "that model for this loss: discriminator.requires_grad_(False), and True again before the model's own "
+            "backward. Change gradients where accelerator.sync_gradients is True.",
         )
 
     def _check_again(self, window: Window) -> None:

@@ -100,7 +100,7 @@ class MicroBatchBlock:
             self._warn_once(
                 "no end",
                 "the last micro-batch of a loader had no backward, so the window has no end: its gradients are dropped."
-                " Run its backward with weight=0, and pass a weight in every other one.",
+                " Run its backward with weight=0, and pass weight= in all other backwards of the window, too.",
             )
         state.block, self.outer_block = self.outer_block, None
 

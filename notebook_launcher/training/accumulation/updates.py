@@ -26,7 +26,8 @@ __all__ = ["LiveOptimizers", "Updates"]
 class LiveOptimizers:
     """The prepared optimizers that are in use, in order.
 
-    They are held weakly: an optimizer holds its `Updates`, so both would wait for the garbage collector.
+    They are held weakly: each optimizer refers to its `Updates`, and a strong reference back would be a cycle that only
+    the garbage collector frees.
     """
 
     def __init__(self, optimizers: Iterable[AcceleratedOptimizer] = ()) -> None:
@@ -141,7 +142,7 @@ class Updates:
         skipped = _skips_inside(prepared.optimizer) and _overflowed(scaler, prepared.optimizer)
         self._unscaled.discard(id(prepared))
         self._stepped.add(id(prepared))
-        # GradScaler wants one update() after all optimizers have stepped: it forgets who was unscaled.
+        # GradScaler.update() must run once, after all optimizers have stepped, because it forgets which were unscaled.
         if len(self._stepped) >= len(self.optimizers):
             self.update_scaler()
         return outcome, skipped or not happened
@@ -244,8 +245,8 @@ class Updates:
                 return
             if not member.is_synced and member.has_gradients():
                 raise RuntimeError(
-                    f"step(): the gradients of {member.describe()} were not synchronised, so each rank would go its "
-                    f"own way. {member.explain_unsynced()}"
+                    f"step(): the gradients of {member.describe()} were not synchronised, so the ranks' weights "
+                    f"would diverge. {member.explain_unsynced()}"
                 )
         local = [parameter for parameter in members.local_parameters(prepared.optimizer) if parameter.grad is not None]
         if local:
@@ -287,6 +288,6 @@ def _local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], mem
         )
     return (
         f"step(): nothing synchronised the gradients of {len(parameters)} parameters of this "
-        f"{type(optimizer).__name__} (shapes {shapes}{', ...' if len(parameters) > 3 else ''}), so each rank would go "
-        f"its own way: they {why}"
+        f"{type(optimizer).__name__} (shapes {shapes}{', ...' if len(parameters) > 3 else ''}), so the ranks' weights "
+        f"would diverge: they {why}"
     )

@@ -78,8 +78,8 @@ class LeftOut:
         way_out = "pass weight=len(inputs) to every backward: then a window counts what its ranks really hold."
         if self._state.left_out is not None and self._state.left_out[1]:
             way_out = (
-                "run its backward with weight=0 (and a weight in every other one): the last micro-batch of a window "
-                "reduces the gradients together with the other ranks."
+                "run its backward with weight=0 (and pass weight= in all other backwards of the window): the last "
+                "micro-batch of a window reduces the gradients together with the other ranks."
             )
         raise RuntimeError(
             f"update {self._num_reductions}: rank {self._rank} left a micro-batch out of its window, and rank"
