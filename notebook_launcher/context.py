@@ -59,15 +59,16 @@ SAVE_CHOICE = slice(8, 24)
 """Rank 0's answer, two 64-bit integers: the request, and the update after which all ranks save; `training.agreement`
 reads and writes it."""
 STOP_CHOICE = slice(24, 40)
-"""Likewise, for the update after which all ranks stop."""
+"""The same pair for the update after which all ranks stop."""
 CHANGES_ASKED = 3
 """Number of the last `Change` that the kernel has sent to all ranks, modulo 256."""
 CHANGE_CHOICE = slice(40, 56)
-"""Likewise, for the update after which all ranks carry out the changes."""
+"""The same pair for the update after which all ranks carry out the changes."""
 COOPERATIVE = 64
+"""Rank r sets byte COOPERATIVE + r once it reads the board."""
 MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // 2
-"""Rank r marks in byte COOPERATIVE + r that it reads the board, and in byte ACTIVITY + r what it does."""
 ACTIVITY = COOPERATIVE + MAX_RANKS
+"""Byte ACTIVITY + r has the activity of rank r: COMPUTING, WAITING or SAVING."""
 COMPUTING, WAITING, SAVING = range(3)
 
 
@@ -119,7 +120,8 @@ class RankContext:
     safepoint: AgreedStop | None = None
     """The safepoint of the first Accelerator that made an update; it saves and stops all ranks together."""
     waits_since: tuple[int, float] = (-1, 0.0)
-    """Number of backwards when a rank that is to stop was last allowed a step, and the time of the first such."""
+    """While the run is being stopped: the number of backwards at the last step boundary, and the time since
+    which it has not changed."""
 
     next_change: Callable[[], Change] | None = None
     """Returns the next `Change` that the kernel has sent, in order; waits for it."""
@@ -140,7 +142,7 @@ class RankContext:
         return before
 
     def waiting_peers(self) -> list[int]:
-        """Return the other ranks that wait for others now, as far as they say so."""
+        """Return the other ranks that mark themselves as WAITING."""
         marks = self.board[ACTIVITY : ACTIVITY + self.num_processes]
         return [rank for rank, mark in enumerate(marks) if mark == WAITING and rank != self.rank]
 
@@ -406,7 +408,7 @@ def step_boundary() -> None:
 
 
 def _has_an_update_ahead(context: RankContext) -> bool:
-    """Return True if this rank's training is about to stop together with the others'."""
+    """Return True if this rank should run on, because all ranks will stop together after a later update."""
     if context.board[STOP_FLAG] == STOP_EACH or not context.board[HAS_SAFEPOINT]:
         return False
     safepoint, now = context.safepoint, time.monotonic()

@@ -47,7 +47,7 @@ READ_LATER = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 class Starter(Protocol):
-    """A function that starts a supervisor which serves a socket."""
+    """A function that starts a supervisor at the other end of a socket."""
 
     def __call__(self, sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
         """Start the supervisor; `kernel_fds` are the kernel's descriptors, which a forked child has to close."""

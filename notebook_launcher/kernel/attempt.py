@@ -121,7 +121,7 @@ class Attempt:
         return self._may_debug and self.ladder is None and self._fail_at is not None
 
     def failure_to_debug(self) -> RankOutcome | None:
-        """Return the first real failure once it is time to look into it, and only once; None before and after."""
+        """Return the failure to debug: once, when the grace period is over; None before and afterwards."""
         if not self._is_to_debug or (self._fail_at or 0.0) > time.monotonic():
             return None
         self._may_debug = False
@@ -172,7 +172,7 @@ class Attempt:
             self.note_activity()
 
     def note_activity(self) -> None:
-        """Note that a rank has said something."""
+        """Record that a rank sent something just now."""
         self._active_at = time.monotonic()
 
     def _note_outcome(self, outcome: RankOutcome) -> None:

@@ -1,4 +1,4 @@
-"""The ranks that a call is for, and how much its run says of itself."""
+"""The ranks that a call is for, and how its run is shown."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Questions:
             begin: Begins the run; called again after an interrupt, which may have cut the first call short.
             reply: Receives the answers.
             stop: Called at each interrupt; its argument is True if there was an interrupt before.
-            idle: Called immediately, and again after the number of seconds that it returned, or sooner.
+            idle: Called at once; returns the seconds until its next call, which may also come sooner.
 
         Returns:
             True if there was an interrupt.

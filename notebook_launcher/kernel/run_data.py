@@ -35,8 +35,8 @@ __all__ = ["RunData"]
 class RunData:
     """The record of one run: everything that is known of it.
 
-    The run's thread alone writes it, but for `commands`. `Run`, snapshots, the line of progress and the conclusion
-    read it, from any thread.
+    The run's thread alone writes it, except `commands`, `edits` and the view's part of `output`. `Run`, snapshots,
+    the line of progress and the conclusion read it, from any thread.
     """
 
     id: str
@@ -48,7 +48,7 @@ class RunData:
     plan: Plan
     """The options, resolved against the machine."""
     scope: CallScope
-    """The ranks that the call is for, and how much the run says of itself."""
+    """The ranks that the call is for, and how its run is shown."""
     kind: RunKind
     """Origin of the run: a launch, or a session."""
     launched: float
@@ -82,7 +82,7 @@ class RunData:
     stacks: Stacks | None = None
     """The last stacks that were read in this attempt."""
     stopped_in: str = ""
-    """Description of the ranks' positions when the user stopped the run, if one of them waited in a collective."""
+    """Sentence about where the ranks were when the user stopped the run; empty if no rank waited in a collective."""
     outcome: RunOutcome | None = None
     """The results, and the exception of a failure; None until the run is over."""
 

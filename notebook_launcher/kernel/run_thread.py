@@ -43,7 +43,7 @@ class RunThread:
         ranks: The ranks that serve the run; closed at its end unless they stay for further calls.
         call: The function and its arguments.
         call_parcel: The packed call; None if the ranks inherit the call by a fork.
-        scope: The ranks that the call is for, and how much the run says of itself.
+        scope: The ranks that the call is for, and how its run is shown.
         in_cell: True if a cell waits for the run.
         hosting: Parts that differ in a host; None in a kernel.
     """
@@ -116,8 +116,8 @@ class RunThread:
         except RuntimeError as error:
             msg = (
                 f"the run's thread could not be started: {error}. The limit on processes, which counts threads, may be "
-                "reached (`ulimit -u`, or the container's pids limit), or that on memory (`ulimit -v`); use fewer "
-                "ranks, or end what else runs."
+                "reached (`ulimit -u`, or the container's pids limit), or the limit on memory (`ulimit -v`). Use "
+                "fewer ranks, or stop other processes."
             )
             failure = ResourceError(errno.EAGAIN, msg)
             self._finish(self._fail(failure))

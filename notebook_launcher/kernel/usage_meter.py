@@ -20,7 +20,7 @@ FIRST_AFTER = 1.0
 INTERVAL = 1.0
 """Seconds between two samples at first."""
 MAX_SAMPLES = 512
-"""Samples that are kept of a rank. When there are more, each two become one, and the pauses twice as long."""
+"""Samples that are kept of a rank. Beyond this number, pairs of samples are merged, and the interval is doubled."""
 ALL_SAMPLES = 8192
 """Samples that are kept of all ranks together, since every summary of the run is written with them."""
 MIN_SAMPLES = 64

@@ -314,7 +314,7 @@ def _become_host(host_fd: int) -> None:
         _Server(Channel(theirs), host_pid).serve()()
         return
     theirs.close()
-    # By its name: a host has the kernel's part of this package, of which processes of ranks know nothing.
+    # Imported by name, because modules of `processes/` must not import the kernel's side, which a host needs.
     importlib.import_module("notebook_launcher.detached.host").main(host_fd, ours, server_pid)
 
 

@@ -33,7 +33,7 @@ class KeptFailure:
         self._error = error
 
     def measure(self) -> KeptFrames | None:
-        """Return the size of what the frames hold; None if no exception is kept, or none of its frames is the user's.
+        """Return the size of the kept frames' tensors; None without an exception, or without a frame of user code.
 
         Code that cannot be compiled has no frame.
         """

@@ -203,7 +203,7 @@ class _Rank:
         stage.name = "function"
         self._channel.send(messages.CallStarted(call_id=call.call_id))
         try:
-            self._on_comm_signal(0, None)  # A signal that came before the call was left alone.
+            self._on_comm_signal(0, None)  # Messages whose signal came before the call were not handled then.
             for message in call.comm_messages:
                 self._widgets.handle(message)
             value = call_function(function, args, kwargs)

@@ -170,7 +170,7 @@ class Rendezvous:
         self._make(asked, original)
 
     def _await_peers(self) -> None:
-        """Wait until all ranks are connected: to one that is not yet, the end of the group here would be a failure."""
+        """Wait until all ranks are connected, because a rank that still connects would fail if this rank left."""
         with contextlib.suppress(RuntimeError):  # A rank has died.
             self._meeting.wait([self._connected(rank) for rank in range(self._world_size)], PATIENCE)
 

@@ -59,7 +59,8 @@ def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = No
     if start is None:
         supervisor.kill_all()
         os._exit(0)
-    # A rank that replaces another was forked beside the store's server. The store's destructor would end that server.
+    # A rank that replaces another one is forked after the store was made. Its copy of the store must not be destroyed,
+    # because the destructor would end the server.
     _kept = supervisor.store
     del supervisor
     status = 1
@@ -235,7 +236,7 @@ class _Supervisor:
             _wait_for_end(pid, until - time.monotonic())
 
     def _cleaners(self) -> list[int]:
-        """Return those helpers of ranks that have ended; they are this process's children now."""
+        """Return the clean-up helpers of ended ranks, such as resource trackers; they are our children now."""
         return [pid for pid in set(_children()) - set(self._pids.values()) if leftovers.cleans_up(pid)]
 
     def _on_gone(self, rank: int) -> None:

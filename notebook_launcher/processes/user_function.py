@@ -14,7 +14,7 @@ __all__ = ["call_function", "exit_code"]
 
 
 def call_function(function: Any, args: Any, kwargs: Any) -> Any:
-    """Call the function; a process that it forked and that has left it ends here."""
+    """Call the function. A child process that the function forked exits here once it leaves the function."""
     pid = os.getpid()
     try:
         value = function(*args, **kwargs)

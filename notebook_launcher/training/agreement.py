@@ -139,7 +139,7 @@ class Agreement:
         """Begin before the first update.
 
         Args:
-            notes: Store that rank 0 writes to.
+            notes: Where rank 0 writes the update that it names: the board, or the store.
             chooses: True on rank 0.
             lead: `UpdateFence.lead`; 0 where there is one rank.
         """
@@ -151,8 +151,8 @@ class Agreement:
         """Return the newest request that rank 0 has named an update for, with that update; (0, 0): none.
 
         Args:
-            request: Number of the request that this rank sees, from 1 on. Rank 0 names an update for it unless it has,
-                but not before the update that it named last is over: a peer might still look for that one.
+            request: Number of the request that this rank sees, from 1 on. Rank 0 names an update for a new request once
+                all ranks have passed the update that it named last; until then, a peer may still look for that update.
             update: Number of the update that this rank has just counted, from 1 on.
         """
         named, at = self._notes.read()

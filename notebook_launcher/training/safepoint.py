@@ -106,7 +106,7 @@ class Safepoint:
             self._changes_due, self.is_due = request, True
 
     def is_past_stop(self) -> bool:
-        """Return whether updates were made beyond the last one: in this loop nothing calls `act`."""
+        """Return True if updates were made after the one at which all ranks were to stop: nothing calls `act` then."""
         return self._stop_at is not None and self._num_updates > self._stop_at
 
     def act(self) -> None:

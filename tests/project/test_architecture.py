@@ -51,8 +51,8 @@ NEIGHBOURS = (
     "tracebacks",
     "training_settings",
 )
-"""Modules that a foundation may import. Only `LaunchConfig.from_yaml` and `to_yaml` use the first, and `to_yaml` uses
-`machine`. `engine_choice` imports engines where one is given as a text."""
+"""Modules that a foundation may import. Only `LaunchConfig.from_yaml` and `to_yaml` use `accelerate_yaml`, and only
+`to_yaml` uses `machine`. `engine_choice` imports engines where one is given as a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

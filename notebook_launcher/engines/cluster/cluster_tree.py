@@ -1,4 +1,7 @@
-"""The tree of a launch on several machines: what `ProcessTree` is for one, made of the agents of all nodes."""
+"""The `Tree` of a launch on several machines, made of the agents of all nodes.
+
+`ProcessTree` is the `Tree` of one machine.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ FORWARD_ALONE = 1
 """A forward ran whose backward will not synchronise."""
 FORWARD_SYNCED = 2
 FORWARD_REPEATED = 4
-"""A second backward went through a forward that the first one had answered.
+"""A second backward ran through a forward whose backward had already run.
 
 DDP reduces once for each forward, so what it added stays the rank's own.
 """
@@ -28,8 +28,8 @@ DDP reduces once for each forward, so what it added stays the rank's own.
 class SyncedModel(DistributedDataParallel):
     """DistributedDataParallel that notes under which state each forward ran.
 
-    DDP decides at the forward whether the backward synchronises. A backward that expected otherwise
-    leaves every rank with its own gradients, silently; `Updates.step` refuses those by the notes.
+    DDP decides in the forward whether the backward synchronises. If the switch differs between forward and backward,
+    each rank silently keeps its own gradients. `Updates.step` finds this in the notes and refuses the step.
     """
 
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:

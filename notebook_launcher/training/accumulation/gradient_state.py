@@ -166,13 +166,13 @@ class GradientState:
                 )
 
     def _is_abandoned(self, window: Window, token: object | None) -> bool:
-        """Return True if a micro-batch of this iteration, or of none, does not belong to the open window."""
+        """Return True if the open window was left: a micro-batch of this loader iteration does not continue it."""
         if self._rules.keep_abandoned:
             return False
         return window.broken or (window.token is not None and token is not window.token and self._is_over(window))
 
     def leave(self, window: Window, outer: Window | None, *, failed: bool) -> bool:
-        """End a micro-batch; return False if its window can have no end any more.
+        """End a micro-batch; return False if the window can no longer end, because the loader is exhausted.
 
         A micro-batch that failed before its backward does not count.
         """

@@ -32,10 +32,10 @@ class LocalSGD:
     """
 
     def __init__(self, accelerator: Any, model: Any, local_sgd_steps: int, enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
-        """Nothing happens yet; `with` begins.
+        """Check the settings; the `with` block begins the training without synchronisation.
 
         Args:
-            accelerator: The one that prepared the model.
+            accelerator: The Accelerator that prepared the model.
             model: As `prepare` returned it.
             local_sgd_steps: Number of calls of `step` between two averages. All ranks must make as many.
             enabled: False: ordinary data parallelism.

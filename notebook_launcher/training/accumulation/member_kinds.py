@@ -286,7 +286,7 @@ class PreparedModel(DDPModel):
         self.keep_own_state(cause)
 
     def keep_own_state(self, cause: str) -> None:
-        """Note what has left each rank an optimizer state of its own; the comparison of ranks skips it."""
+        """Note why the ranks' optimizer states differ from now on; the comparison of ranks skips these states."""
         self.module.notes.own_state = cause
 
     def explain_unsynced(self) -> str:

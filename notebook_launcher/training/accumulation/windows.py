@@ -85,7 +85,7 @@ class Window:
         self.weight = 0.0
         """Sum of this rank's weights."""
         self.world_weight: float | torch.Tensor = 0.0
-        """Sum of all ranks' weights; of those given by hand, known when the window ends, and a tensor on GPUs."""
+        """Sum of all ranks' weights. Those passed as `weight=` are summed when the window ends, on GPUs as a tensor."""
         self.correction: float | torch.Tensor = 1.0
         """The factor by which the gradients were multiplied where the window ended."""
 
