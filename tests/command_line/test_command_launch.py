@@ -255,7 +255,7 @@ def test_words_that_cannot_work_are_refused_before_anything_starts(words, messag
         (["-m", "trian"], "or among the installed packages. Did you mean train?"),
     ],
 )
-def test_missing_script_is_told_with_those_that_are_near(words, message, tmp_path, monkeypatch, capsys):
+def test_error_of_a_missing_script_suggests_similar_names(words, message, tmp_path, monkeypatch, capsys):
     for name in ("train.py", "evaluate.py"):
         (tmp_path / name).write_text("")
     monkeypatch.chdir(tmp_path)

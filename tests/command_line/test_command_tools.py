@@ -115,7 +115,7 @@ def test_all_runs_are_listed_on_request(home, tmp_path):
     assert len(every) == 1 + 1 + 40
 
 
-def test_calls_and_cells_of_sessions_are_told_apart_and_left_out(home, capsys):
+def test_runs_list_separates_and_omits_session_calls_and_cells(home, capsys):
     def see(rank_number: int = 0) -> None:
         report(step=rank_number, loss=1.0)
 
@@ -260,7 +260,7 @@ def test_config_asks_in_plain_lines_where_there_is_no_terminal(tmp_path):
     )
 
 
-def test_config_keeps_answers_and_says_when_the_input_ends(tmp_path, monkeypatch, capsys):
+def test_config_keeps_answers_and_reports_when_the_input_ends(tmp_path, monkeypatch, capsys):
     path = tmp_path / "s.yaml"
     LaunchConfig(num_processes=3, mixed_precision="bf16", devices="cpu").to_yaml(path)
     answers = iter(["", "", "fp8", "fp16", "no"])

@@ -81,7 +81,7 @@ def test_one_process_trains_as_ever(ranks):
     assert all(map(torch.equal, ranks.run(1, train, "notebook_launcher", 2)[0], ranks.run(1, plain)[0]))
 
 
-def test_after_an_error_nobody_waits_to_average(ranks):
+def test_no_rank_waits_to_average_after_an_error(ranks):
     def fail() -> Any:
         return train("notebook_launcher", 6, fail=True)
 

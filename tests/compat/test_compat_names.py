@@ -60,7 +60,7 @@ def test_tensor_that_one_rank_has_is_copied_to_the_others(ranks):
         ("model", False, "only supported for map-style datasets that each rank reads; 1 of the 2"),
     ],
 )
-def test_joining_says_what_it_cannot_join(ranks, joined, even_batches, warning):
+def test_join_warns_of_loaders_that_it_cannot_join(ranks, joined, even_batches, warning):
     def join():
         from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -109,7 +109,7 @@ def test_accelerator_pickles_in_a_rank(ranks, num_ranks, library):
     assert ranks.run(num_ranks, there_and_back) == [(3, rank) for rank in range(num_ranks)]
 
 
-def test_accelerator_whose_state_was_reset_says_so():
+def test_accelerator_whose_state_was_reset_raises():
     compat.AcceleratorState._reset_state(True)
     accelerator = compat.Accelerator(cpu=True)
     compat.AcceleratorState._reset_state(True)

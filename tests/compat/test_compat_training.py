@@ -229,7 +229,7 @@ def resume(library: str, folder: str, num_skipped: int | None) -> list[list[int]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_loader_starts_its_epoch_anew_after_load_state_as_accelerates_does(ranks, num_ranks, tmp_path):
+def test_loader_restarts_its_epoch_after_load_state_as_accelerates_does(ranks, num_ranks, tmp_path):
     theirs, ours = (ranks.run(num_ranks, resume, library, str(tmp_path / library), None) for library in LIBRARIES)
     assert list(ours) == list(theirs)
     for seen in zip(*ours, strict=True):

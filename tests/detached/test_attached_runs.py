@@ -237,7 +237,7 @@ def test_the_program_attaches(home: Path, gate: Path, capfd: pytest.CaptureFixtu
     assert f"{failed.id}: failed: OwnError: code 7" in capfd.readouterr().err
 
 
-def test_stop_after_a_stop_says_what_a_live_run_says(home: Path, gate: Path) -> None:
+def test_stop_after_a_stop_returns_the_same_as_for_a_live_run(home: Path, gate: Path) -> None:
     run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
     stage = run.stop()
     assert stage in ("interrupt", "terminate", "kill")
@@ -322,7 +322,7 @@ def test_an_attached_run_has_what_a_run_has() -> None:
             assert list(mine) == list(inspect.signature(method).parameters), name
 
 
-def test_the_other_end_says_its_protocol_and_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_checks_the_protocol_and_the_user_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"notebook-launcher host 99\n")
@@ -406,7 +406,7 @@ def test_a_debugger_waits_for_a_client(home: Path, tmp_path: Path) -> None:
     assert run.state in ("failed", "stopped")
 
 
-def test_answers_that_nobody_waits_for_are_dropped() -> None:
+def test_answers_without_a_waiting_question_are_dropped() -> None:
     asked: list[Any] = []
     questions = HostQuestions(asked.append)
     questions.put(Question(1, InputRequest(prompt="ok? "), 7))

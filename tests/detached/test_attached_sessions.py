@@ -233,7 +233,7 @@ def test_the_end_of_a_block_closes_the_session_and_an_error_does_not(
         session.run(get)
 
 
-def test_close_stops_the_call_that_goes_on(home: Path, gate: Path) -> None:
+def test_close_stops_the_running_call(home: Path, gate: Path) -> None:
     session = opened(1, name="exp", output="none")
     call = session.launch(wait_for, args=(str(gate),))
     wait_until(lambda: call.metrics)
@@ -271,7 +271,7 @@ def test_a_session_whose_folder_is_deleted_is_closed(home: Path) -> None:
         session.run(get)
 
 
-def test_a_session_that_nobody_uses_is_closed(home: Path) -> None:
+def test_session_without_calls_is_closed(home: Path) -> None:
     session = opened(1, name="exp", output="none", idle_timeout=0.5)
     host_of(session).wait(30)
     assert run_folders.list_ids(home) == []

@@ -157,7 +157,7 @@ def test_a_host_that_dies_at_any_stage_takes_its_ranks_along(
     wait_until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in family))
 
 
-def test_a_client_that_takes_nothing_holds_up_nobody(home: Path, gate: Path) -> None:
+def test_client_that_reads_nothing_does_not_delay_others(home: Path, gate: Path) -> None:
     run = launch(write_much, 1, args=(str(gate),), detached=True, output="none")
     wait_until(lambda: run.logs_since(0, 7_999_999)[0].endswith("written\n"))
     host, stuck = host_of(run), door.HostConnection(run.folder)
@@ -176,7 +176,7 @@ def test_a_client_that_takes_nothing_holds_up_nobody(home: Path, gate: Path) -> 
     stuck.close()
 
 
-def test_a_host_that_does_not_start_says_why() -> None:
+def test_error_of_a_host_that_does_not_start_has_the_reason() -> None:
     order: Any = Unreadable(make_plan(LaunchConfig(num_processes=1)).setup(many_calls=False))
     with pytest.raises(ResourceError, match=r"(?s)the run's host did not start: Traceback.*'Unreadable' object"):
         hand_over(order)

@@ -184,11 +184,11 @@ def test_log_scale_leaves_out_what_is_not_positive() -> None:
 
 
 @pytest.mark.parametrize(("values", "why"), [([NAN, INF], "no finite value"), ([], "no values")])
-def test_metric_without_a_value_to_draw_says_so(values: list[float], why: str) -> None:
+def test_metric_without_a_value_to_draw_has_a_note(values: list[float], why: str) -> None:
     assert why in words_of(curves_svg(curves_of({"loss": {0: values}}), ["loss"]))
 
 
-def test_picture_of_a_run_without_metrics_says_so() -> None:
+def test_picture_of_a_run_without_metrics_has_a_note() -> None:
     assert words_of(curves_svg(Curves())) == ["No metrics were reported."]
 
 
@@ -271,7 +271,7 @@ def test_timeline_names_ranks_phases_and_shares() -> None:
     assert any("Accumulation saved" in word for word in words)
 
 
-def test_phases_are_told_apart_without_colour() -> None:
+def test_phases_are_distinguishable_without_colour() -> None:
     assert len({look.letter for look in PHASES.values()}) == len(PHASES)
     assert len({(look.pattern, look.height) for look in PHASES.values()}) == len(PHASES)
     words = words_of(timeline_svg(phases_of(2, num_windows=2)))
@@ -290,7 +290,7 @@ def test_timeline_of_many_ranks_is_bounded(num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize("phases", [{}, {0: RankPhases()}, {0: RankPhases(seconds={"data": 0.0})}])
-def test_empty_timeline_says_so(phases: dict[int, RankPhases]) -> None:
+def test_empty_timeline_has_a_note(phases: dict[int, RankPhases]) -> None:
     assert words_of(timeline_svg(phases)) == ["No phases measured: only loops that use an Accelerator report them."]
 
 
@@ -374,7 +374,7 @@ def test_text_of_users_is_never_markup() -> None:
     page.encode()
 
 
-def test_errors_stand_first_and_say_who_is_to_blame() -> None:
+def test_errors_stand_first_and_name_the_rank_to_blame() -> None:
     text = Balanced(static_html(failed_run(), Curves())).text
     assert text.index("rank 1: ") < text.index("rank 0 (caused by rank 1): connection reset")
     assert text.index("Traceback") < text.index("Ranks")
@@ -460,7 +460,7 @@ def test_text_table_fits_its_width_by_shortening_free_text_first() -> None:
     assert table_text(columns, 32, dispensable=("disk", "notes"))[0].split() == ["id", "name"]
 
 
-def test_table_of_ranks_says_whose_samples_it_counts() -> None:
+def test_table_of_ranks_names_the_ranks_whose_samples_it_counts() -> None:
     (column,) = [one for one in rank_columns([RankSnapshot(rank=0, samples_per_second=12.5)]) if "samples" in one.name]
     assert column.name == "samples/s, all ranks"
 

@@ -52,7 +52,7 @@ def test_control_characters_are_replaced(raw: str, cleaned: str) -> None:
     assert clean(raw) == cleaned
 
 
-def test_long_text_is_cut_and_says_so() -> None:
+def test_long_text_is_cut_with_a_note() -> None:
     assert clean("x" * 100, 10) == "x" * 10 + "\n... 90 more characters"
     assert one_line("a\n b " * 1000, 20) == "a b a b a b a b a b…"
     assert len(escape("x" * 10_000_000)) < 60_000

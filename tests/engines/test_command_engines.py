@@ -293,7 +293,7 @@ def test_clock_of_a_node_may_be_days_ahead() -> None:
         notebook_launch(fail, 2, engine=engine, **QUIET)
 
 
-def test_greeting_tells_versions_that_differ() -> None:
+def test_greeting_names_versions_that_differ() -> None:
     other = (
         "from notebook_launcher.engines.cluster.greeting import *; import dataclasses, sys;"
         "g = Greeting.of_this_machine(); g.versions['torch'] = '1.0';"
@@ -418,7 +418,7 @@ def test_agent_ends_when_nothing_is_heard() -> None:
     silent.stdout.close()
 
 
-def test_agent_ends_when_nobody_takes_what_it_says() -> None:
+def test_agent_ends_when_its_output_is_not_read() -> None:
     program = "from notebook_launcher.engines.cluster import agent; agent.PATIENCE = 0.5; agent.main()"
     clogged = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert clogged.stdin is not None

@@ -96,7 +96,7 @@ class Elsewhere:
         """Start nothing."""
 
 
-def test_engine_of_somebody_else_cannot_be_written(tmp_path: Path) -> None:
+def test_engine_of_another_package_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no place in a settings file: .* Commands, Ray, SSH, Slurm\."):
         LaunchConfig(engine=Elsewhere()).to_yaml(tmp_path / "settings.yaml")
 

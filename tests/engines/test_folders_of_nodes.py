@@ -56,7 +56,7 @@ def engine(notebook: Path) -> Iterator[Commands]:
         yield engine
 
 
-def test_look_tells_which_node_lacks_the_folder(engine: Commands, notebook: Path) -> None:
+def test_look_reports_the_node_that_lacks_the_folder(engine: Commands, notebook: Path) -> None:
     assert [node.has_folder for node in engine.look()] == [True, False]
     assert not list(notebook.glob(".notebook-launcher-*"))
 

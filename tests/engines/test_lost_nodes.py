@@ -97,7 +97,7 @@ def agents() -> list[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lost", "left"), [(0, 1), (1, 2)])
-def test_resumed_run_goes_on_with_the_ranks_of_the_other_node(
+def test_resumed_run_continues_with_the_ranks_of_the_other_node(
     home: Path, tmp_path: Path, lost: int, left: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     gone = tmp_path / "gone"
@@ -125,7 +125,7 @@ def test_resumed_run_goes_on_with_the_ranks_of_the_other_node(
 
 
 @pytest.mark.slow
-def test_a_run_that_does_not_resume_says_how_to_go_on_without_the_node(home: Path, tmp_path: Path) -> None:
+def test_run_that_does_not_resume_names_the_option_that_continues_without_the_node(home: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     with Commands([[], mortal(gone)]) as engine:
         run = launch(wait_for_a_loss, 2, engine=engine, **QUIET)
@@ -149,7 +149,7 @@ def test_an_idle_node_takes_the_ranks_of_a_lost_one(home: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_run_whose_last_node_is_lost_says_so(home: Path, tmp_path: Path) -> None:
+def test_error_names_the_last_node_when_it_is_lost(home: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     with Commands([mortal(gone)]) as engine:
         run = launch(wait_for_a_loss, 1, engine=engine, resume="checkpoint", **QUIET)

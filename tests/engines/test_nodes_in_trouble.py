@@ -155,7 +155,7 @@ def test_stop_reaches_ranks_behind_a_slow_cable(engine: Commands, cable: Cable) 
         assert run.stop() in ("ask", "interrupt")
 
 
-def test_run_goes_on_when_a_cut_cable_is_healed(engine: Commands, cable: Cable) -> None:
+def test_run_continues_when_a_cut_cable_is_healed(engine: Commands, cable: Cable) -> None:
     run = launch(train, 2, engine=engine, **QUIET)
     until(has_trained(run, 4))
     with cable.cut():
@@ -166,7 +166,7 @@ def test_run_goes_on_when_a_cut_cable_is_healed(engine: Commands, cable: Cable) 
     run.stop()
 
 
-def test_killed_process_is_told_with_its_node(engine: Commands) -> None:
+def test_error_of_a_killed_process_names_its_node(engine: Commands) -> None:
     def die() -> None:
         if os.environ["RANK"] == "3":
             os.kill(os.getpid(), 9)

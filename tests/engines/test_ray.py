@@ -98,7 +98,7 @@ def all_up(run: Run) -> bool:
     return len(run.metrics) == 4
 
 
-def test_look_says_what_ray_has(engine: Ray, address: str) -> None:
+def test_look_lists_the_resources_of_ray(engine: Ray, address: str) -> None:
     nodes = Ray(address).look()
     assert [(node.node, node.num_cores, node.gpus) for node in nodes] == [(0, 4, ("GPU",) * 2), (1, 4, ("GPU",) * 2)]
     assert len(Ray(address, max_nodes=1).look()) == 1
@@ -235,12 +235,12 @@ def test_agent_that_does_not_see_its_gpus_is_refused(address: str) -> None:
         notebook_launch(sum_up, engine=engine, **{**QUIET, "devices": None})
 
 
-def test_address_where_nothing_is_says_what_to_type() -> None:
+def test_address_without_a_ray_cluster_names_the_command_that_starts_one() -> None:
     with Ray("127.0.0.1:1") as engine, pytest.raises(ConfigError, match=r"cannot be reached: .*ray start --head"):
         engine.look()
 
 
-def test_missing_ray_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with Ray("127.0.0.1:2") as engine, pytest.raises(ConfigError, match=r"pip install 'notebook-launcher\[ray\]'"):
         engine.look()

@@ -81,7 +81,7 @@ def test_pause_holds_all_nodes_and_a_stop_ends_them_after_the_same_update(engine
     assert len(set(last_updates(run))) == 1
 
 
-def test_each_call_of_a_session_agrees_anew(engine: Commands, tmp_path: Path) -> None:
+def test_ranks_agree_on_an_update_in_each_call_of_a_session(engine: Commands, tmp_path: Path) -> None:
     with Session(2, engine=engine, **QUIET) as session:
         for _ in range(2):
             run = begun(session.launch(train, args=(str(tmp_path),)))
@@ -90,7 +90,7 @@ def test_each_call_of_a_session_agrees_anew(engine: Commands, tmp_path: Path) ->
             assert first == second
 
 
-def test_without_an_accelerator_nobody_can_save(engine: Commands) -> None:
+def test_save_over_nodes_without_an_accelerator_is_refused(engine: Commands) -> None:
     run = launch(wait, 2, engine=engine, **QUIET)
     until(lambda: len(run.metrics) == 2, run)
     with pytest.raises(

@@ -165,7 +165,7 @@ def test_page_gets_a_bounded_number_of_pictures_and_always_the_newest() -> None:
     assert feed.news() == []
 
 
-def test_long_table_is_cut_and_says_so() -> None:
+def test_long_table_is_cut_with_a_note() -> None:
     data = Table(("number",), tuple((number,) for number in range(500_000))).to_bounded_csv()
     assert 900_000 < len(data) < 1_000_100
     *rows, last = data.decode().splitlines()

@@ -356,7 +356,7 @@ def test_finish_of_one_rank_ends_its_lines_alone():
     assert cell.tick() == [Text("stdout", "[rank 0] 10 %\n"), Status("[rank 1] 20 %")]
 
 
-def test_finish_is_due_at_once_and_the_console_can_go_on():
+def test_finish_is_due_at_once_and_the_console_remains_usable():
     cell = Cell()
     cell.feed("a\n")
     cell.tick()

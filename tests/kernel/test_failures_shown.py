@@ -167,7 +167,7 @@ def test_interrupt_is_one_line(kernel: Kernel) -> None:
     assert outcome.error == outcome.traceback == "KeyboardInterrupt: train was stopped"
 
 
-def test_interrupted_wait_reports_that_the_run_goes_on(kernel: Kernel) -> None:
+def test_interrupted_wait_reports_that_the_run_is_still_running(kernel: Kernel) -> None:
     code = (
         "import os, signal, sys\n"
         "def press():\n"

@@ -207,7 +207,7 @@ def test_fork_of_a_kernel_in_which_any_library_initialised_cuda_is_refused(tmp_p
     assert refusal.startswith("start_method='fork' with GPUs: this kernel has touched CUDA")
 
 
-def test_stop_that_costs_ranks_their_memory_says_why_and_how_to_keep_it() -> None:
+def test_stop_that_costs_ranks_their_memory_reports_the_reason_and_the_remedy() -> None:
     assert describe_restart([1], stopped_in_nccl=False).endswith("variables of earlier runs are gone on it")
     told = describe_restart([0, 1], stopped_in_nccl=True)
     assert told.startswith(

@@ -48,7 +48,7 @@ def test_million_lines_do_not_stall_the_run(kernel: Kernel) -> None:
     assert any("more lines; the newest:\n" in content["data"]["text/plain"] for content in outcome.updates)
 
 
-def test_flood_of_a_run_without_a_handle_says_how_to_read_all_of_it(kernel: Kernel) -> None:
+def test_flood_of_a_run_without_a_handle_names_the_call_that_reads_all_of_it(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def flood():\n    for i in range(20_000): print('line', i)\nresults = notebook_launch(flood, 2, monitor=False)"
     )

@@ -78,7 +78,7 @@ def answered(kernel: Kernel, code: str, *commands: str) -> tuple[Outcome, list[s
     return kernel.execute(code, answer_input=answers), answers.prompts
 
 
-def test_memory_of_kept_frames_is_told_if_it_is_a_megabyte_or_more(session: Kernel) -> None:
+def test_memory_of_kept_frames_below_a_megabyte_is_not_reported(session: Kernel) -> None:
     failed = session.execute("session.run(lambda: 1 / 0)")
     assert re.search(r"session\.debug\(\) opens a debugger where rank \d failed\.\n", failed.traceback)
 
@@ -141,7 +141,7 @@ def test_debug_gives_the_reason_why_it_cannot_open(session: Kernel) -> None:
 
 
 @pytest.mark.parametrize("code", ["session.debug()", "notebook_launch(train, 2, debug=True)"])
-def test_debugger_is_refused_where_nobody_can_answer(session: Kernel, code: str) -> None:
+def test_debugger_is_refused_where_no_answer_is_possible(session: Kernel, code: str) -> None:
     outcome = session.execute(code)
     assert "prompt must be answered: this front end cannot ask for input (nbclient" in (outcome.error or "")
 

@@ -91,7 +91,7 @@ def test_pushed_variable_that_cannot_travel_is_named(notebook: Kernel) -> None:
     assert "`deep['a'][0]` is a _thread.lock" in (notebook.execute("%%ranks --push deep\n1").error or "")
 
 
-def test_exit_in_a_cell_on_ranks_says_how_to_end_it(notebook: Kernel) -> None:
+def test_exit_in_a_cell_on_ranks_names_the_call_that_ends_the_ranks(notebook: Kernel) -> None:
     assert "`session.close()` ends the ranks" in notebook.execute("%%ranks\nexit()").traceback
 
 
@@ -152,7 +152,7 @@ def test_table_of_the_first_rank_is_shown_as_html(notebook: Kernel) -> None:
     assert outcome.stdout == "[0]\n[1] plain 1\n"
 
 
-def test_subset_in_a_collective_is_told_that_nobody_comes(notebook: Kernel) -> None:
+def test_notice_reports_idle_ranks_when_a_subset_waits_in_a_collective(notebook: Kernel) -> None:
     run(notebook, f"own = Session(2, devices='cpu')\nown.execute({IMPORTS!r})\nown.execute('kept = rank')")
     cell = notebook.start("%%ranks 0 -s own\ndist.all_reduce(torch.ones(1))")
     outcome = notebook.wait(cell, until=lambda now: now.done or "is idle" in now.stdout)
@@ -218,7 +218,7 @@ def test_time_of_each_rank_is_shown_on_request(notebook: Kernel) -> None:
     assert re.fullmatch(r"\[0\] [\d.]+ .?s  \[1\] [\d.]+ .?s\n", run(notebook, "%%ranks --time\npass").stdout)
 
 
-def test_table_of_variables_says_which_differ(notebook: Kernel) -> None:
+def test_table_of_variables_marks_those_that_differ(notebook: Kernel) -> None:
     run(notebook, "%%ranks\nequal = torch.ones(2, 3)\nother = torch.full((2,), float(rank))\nif rank: lonely = 1")
     run(notebook, "%%ranks\nlayer = torch.nn.Linear(2, 1)\nwith torch.no_grad(): layer.weight.fill_(rank)")
     states = "{n: (names[n].value, names[n].state) for n in ('equal', 'other', 'lonely', 'layer')}"

@@ -46,7 +46,7 @@ def sampled_at_work(run: Run) -> Samples:
             return samples
 
 
-def test_samples_tell_work_from_waits(tmp_path: Path) -> None:
+def test_samples_separate_work_from_waits(tmp_path: Path) -> None:
     run = launch(uneven, 2, output="none", monitor=False)
     samples = sampled_at_work(run)
     run.stop()
@@ -83,7 +83,7 @@ Current thread 0x1 (most recent call first):
 """
 
 
-def test_dumps_of_one_file_are_told_apart() -> None:
+def test_dumps_of_one_file_are_split() -> None:
     dumps = [DUMP.format(line=line) for line in (4, 5, 5)]
     assert [dump.split() for dump in split_dumps("".join(dumps))] == [dump.split() for dump in dumps]
     assert list(split_dumps("no dump")) == []

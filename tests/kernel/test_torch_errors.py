@@ -76,7 +76,7 @@ def average() -> None:
         pytest.param(average, 2, "A sharded model cannot be copied", marks=shards_on_cpus),
     ],
 )
-def test_failure_says_what_torch_leaves_out(train: Callable[[], None], shard: int | None, advice: str) -> None:
+def test_failure_adds_the_advice_that_torch_omits(train: Callable[[], None], shard: int | None, advice: str) -> None:
     with pytest.raises((RuntimeError, AssertionError)) as failure:
         notebook_launch(train, 2, shard=shard, output="none")
     shown: Any = vars(failure.value)["_render_traceback_"]

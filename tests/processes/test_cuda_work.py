@@ -49,7 +49,7 @@ def test_watchdog_of_nccl_leaves_cuda_errors_to_python(users: dict[str, str], ex
     assert "TORCH_NCCL_RETHROW_CUDA_ERRORS" not in torchrun_environment(without, 0)
 
 
-def test_rank_that_sees_no_gpu_says_what_to_look_at() -> None:
+def test_rank_that_sees_no_gpu_names_the_variable_to_check() -> None:
     program = "from notebook_launcher.processes.seeding import choose_gpu; choose_gpu(3, 3)"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "5,5"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)

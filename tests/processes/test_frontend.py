@@ -169,7 +169,7 @@ def test_figures_appear_shown_or_not(run, show, monkeypatch):
 WHY = "shown as text, because no cell shows widgets of this run"
 
 
-def test_widget_comes_out_as_text_that_says_why(run):
+def test_widget_is_shown_as_text_with_the_reason(run):
     rank = run("import ipywidgets; slider = ipywidgets.IntSlider(3); display(slider); slider.value = 4")
     assert rank.displays == [{"text/plain": f"IntSlider(value=3)\n({WHY})"}]
     assert rank.stderr == ""
@@ -206,12 +206,12 @@ def test_input_stdin_and_getpass_ask_the_kernel(run):
     assert rank.stdout == "['ann', '', 'line\\n', 'secret']\nmore\n False\n"
 
 
-def test_input_says_why_nobody_can_answer(run):
+def test_error_of_input_names_the_reason_why_no_answer_is_possible(run):
     rank = run("input('name? ')", [None])
     assert rank.stderr.endswith("EOFError: no cell can be asked\n")
 
 
-def test_standard_input_ends_where_nobody_can_answer():
+def test_standard_input_ends_where_no_answer_is_possible():
     assert run_rank("import sys; print(repr(sys.stdin.readline()), list(sys.stdin))", [None, None]).stdout == "'' []\n"
 
 
@@ -259,7 +259,7 @@ def test_leaving_pdb_ends_the_function():
     assert rank.stderr.splitlines()[-1].startswith("bdb.BdbQuit")
 
 
-def test_pdb_says_why_nobody_can_answer():
+def test_error_of_pdb_names_the_reason_why_no_answer_is_possible():
     rank = run_rank(DEBUGGED.format(stop="breakpoint()"), [None])
     assert rank.stderr.endswith("EOFError: no cell can be asked\n")
 

@@ -110,7 +110,7 @@ def test_checkpoints_pass_between_sharded_and_replicated_training(ranks, tmp_pat
 
 
 @pytest.mark.parametrize("layout", [WHOLE, PARTS])
-def test_training_goes_on_straight_after_it_saved_and_loaded_itself(ranks, tmp_path, layout):
+def test_training_continues_after_saving_and_loading_in_one_run(ranks, tmp_path, layout):
     def save_and_load() -> tuple[Any, Any]:
         from notebook_launcher import FullyShardedDataParallelPlugin
 
@@ -181,7 +181,7 @@ def meshed(ranks: Any) -> Any:
 
 @pytest.mark.parametrize("layout", [WHOLE, PARTS])
 @pytest.mark.parametrize("kind", ["fp16", "offload", "hybrid", "tensor parallel"])
-def test_each_layout_of_ranks_goes_on_from_its_checkpoint(meshed, tmp_path, kind, layout):
+def test_each_layout_of_ranks_resumes_from_its_checkpoint(meshed, tmp_path, kind, layout):
     for saved, expected, found in on(meshed, 4, go_on, tmp_path / "a", kind, layout):
         assert found == expected
         assert found != saved

@@ -157,7 +157,7 @@ def test_no_list_of_all_indices_is_made(batch_size, shuffle):
 
 
 @pytest.mark.usefixtures("gradual")
-def test_shuffled_loader_yields_torchs_batches_and_goes_on():
+def test_shuffled_loader_yields_torchs_batches_and_resumes():
     def loader() -> DataLoader[Any]:
         return DataLoader(Rows(5000), 7, shuffle=True, generator=seeded(3))
 

@@ -500,7 +500,7 @@ def test_dispatching_needs_the_ranks():
         next(iter(loader))
 
 
-def test_custom_slice_function_is_told_whose_part_it_cuts():
+def test_custom_slice_function_receives_the_process_index():
     calls = []
 
     def cut(batch: Any, bounds: slice, process_index: int, num_processes: int) -> Any:

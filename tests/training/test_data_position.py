@@ -145,7 +145,7 @@ def test_resumed_run_is_bit_for_bit_equal(ranks, num_processes, kind):
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"stream, workers", "stream, lasting workers", "split"}))
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2)])
-def test_another_number_of_ranks_goes_on_in_the_same_order(ranks, kind, before, after):
+def test_another_number_of_ranks_resumes_in_the_same_order(ranks, kind, before, after):
     through = ranks.run(before, go_on, kind, 1, None, None)[0]["epochs"]
     first = ranks.run(before, go_on, kind, 1, None, 4)[0]
     rest = ranks.run(after, go_on, kind, 2, first["state"], None)
@@ -158,14 +158,14 @@ def test_another_number_of_ranks_goes_on_in_the_same_order(ranks, kind, before, 
 
 
 @pytest.mark.parametrize("kind", ["stream, workers", "stream, lasting workers"])
-def test_streams_of_workers_go_on_with_every_sample_once(ranks, kind):
+def test_streams_of_workers_resume_with_every_sample_once(ranks, kind):
     first = ranks.run(2, go_on, kind, 1, None, 4)[0]
     for after in (1, 3):
         rest = ranks.run(after, go_on, kind, 2, first["state"], None)[0]
         assert [sorted(epoch) for epoch in join(first, rest)] == [list(range(LENGTH))] * 3
 
 
-def test_another_batch_size_goes_on_with_every_sample_once(ranks):
+def test_another_batch_size_resumes_with_every_sample_once(ranks):
     first = ranks.run(2, go_on, "seedable", 1, None, 3)[0]
     through = ranks.run(1, go_on, "seedable", 1, None, None)[0]["epochs"]
     rest = ranks.run(1, lambda state: go_on("seedable", 2, state, None, batch_size=10), first["state"])[0]
@@ -286,7 +286,7 @@ def test_positions_in_the_rest_of_an_epoch_are_the_loaders():
 
 
 @pytest.mark.parametrize("kind", [DataLoaderShard, SkipDataLoader])
-def test_loader_that_always_skips_goes_on_as_well(kind):
+def test_loader_that_always_skips_resumes(kind):
     loaders = [kind(range(10), batch_size=2, skip_batches=2) for _ in range(2)]
     next(iter(loaders[0]))
     loaders[1].load_state_dict(loaders[0].state_dict())

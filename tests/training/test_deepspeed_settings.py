@@ -273,7 +273,7 @@ def test_fp8_and_other_objects_are_refused():
         settle({"stage": 2}, num_ranks=2)  # type: ignore[arg-type]
 
 
-def test_scaler_starts_as_the_file_says():
+def test_scaler_starts_with_the_scale_of_the_file():
     zero = settled(
         file_with(fp16={"enabled": True, "loss_scale": 0, "initial_scale_power": 8, "loss_scale_window": 50})
     )

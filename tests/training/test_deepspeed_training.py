@@ -135,7 +135,7 @@ def test_gradient_of_any_window_is_that_of_its_samples(
             torch.testing.assert_close(result[at][1], expected, atol=1e-6, rtol=1e-5)
 
 
-def test_settings_come_from_a_file_and_the_run_says_who_carries_them_out(capsys):
+def test_settings_come_from_a_file_and_the_run_reports_their_effect(capsys):
     config = {
         "zero_optimization": {"stage": 2, "overlap_comm": True},
         "train_batch_size": 8,

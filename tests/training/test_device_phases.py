@@ -105,7 +105,7 @@ def test_phases_last_as_long_as_the_device_takes(device: Device) -> None:
     assert max(ends) == pytest.approx(device.done)
 
 
-def test_late_data_leave_the_device_idle_and_are_told_as_data(device: Device) -> None:
+def test_idle_time_of_the_device_after_late_data_counts_as_data(device: Device) -> None:
     for _ in range(10):
         device.update(data=0.5, forward=0.125, backward=0.0625, wait=0.0)
     device.now = device.done
@@ -133,7 +133,7 @@ def test_record_holds_what_the_device_has_passed_and_waits_for_nothing(device: D
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_function_that_ends_before_its_device_is_told_by_the_programs_times(device: Device, dead: bool) -> None:  # noqa: FBT001
+def test_function_that_ends_before_its_device_has_the_phases_of_the_program(device: Device, dead: bool) -> None:  # noqa: FBT001
     device.update(forward=50.0, backward=50.0, wait=50.0)
     device.dead = dead
     device.clock.flush()
@@ -258,7 +258,7 @@ def late_group() -> Iterator[LateGroup]:
         thread.join()
 
 
-def test_wait_for_a_reduction_that_ends_after_the_backward_is_told_as_such(late_group: LateGroup) -> None:
+def test_reduction_that_ends_after_the_backward_counts_as_a_wait(late_group: LateGroup) -> None:
     """The order of the real calls: autograd has computed, then the stream waits, then the backward returns.
 
     Of a leaf tensor: DDP takes the future of its work from C++, which no work that is written in Python can delay.

@@ -498,7 +498,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_debug_mode_says_what_each_process_has(pair, name):
+def test_debug_mode_lists_the_value_of_each_process(pair, name):
     error = error_on_all(pair, in_debug_mode(MISFITS[name]))
     assert error.startswith(f"DistributedOperationException: {name} needs tensors that agree on all processes")
     first, second = error.splitlines()[1:3]

@@ -262,7 +262,7 @@ def fail_in_forward() -> None:
     raise ValueError("boom")
 
 
-def test_function_that_fails_tells_what_it_spent(session: Session) -> None:
+def test_function_that_fails_reports_its_phases(session: Session) -> None:
     run = session.launch(fail_in_forward)
     with pytest.raises(ValueError, match="boom"):
         run.result()
@@ -277,7 +277,7 @@ def loop(total: int | None) -> None:
 
 
 @pytest.mark.parametrize("total", [1000, None])
-def test_loop_that_cannot_be_wrapped_tells_how_far_it_is(total: int | None) -> None:
+def test_loop_that_cannot_be_wrapped_reports_its_progress(total: int | None) -> None:
     run = launch(loop, 1, args=(total,), output="none")
     run.result()
     (rank,) = run.ranks
@@ -301,7 +301,7 @@ def test_progress_loop_stops_between_two_items(session: Session) -> None:
     assert run.stop() == "ask"
 
 
-def test_prepared_loader_tells_how_far_it_is() -> None:
+def test_prepared_loader_reports_its_progress() -> None:
     def train() -> None:
         import torch
         from torch.utils.data import DataLoader, TensorDataset
@@ -328,7 +328,7 @@ def test_prepared_loader_tells_how_far_it_is() -> None:
 
 
 @pytest.mark.parametrize(("around", "num_syncs"), [("nothing", 4), ("backward", 4), ("both", 2)])
-def test_loop_without_windows_tells_which_backwards_waited_for_the_ranks(around: str, num_syncs: int) -> None:
+def test_loop_without_windows_counts_the_backwards_that_waited_for_the_ranks(around: str, num_syncs: int) -> None:
     def train() -> None:
         import contextlib
 

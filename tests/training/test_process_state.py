@@ -58,7 +58,7 @@ def test_single_process_is_main_and_last(capsys):
     assert capsys.readouterr().out == "hello!"
 
 
-def test_single_process_waits_for_nobody():
+def test_single_process_does_not_wait():
     state = ProcessState(cpu=True)
     state.wait_for_everyone()
     state.destroy_process_group()
@@ -89,7 +89,7 @@ def test_repr_names_rank_and_device():
 @pytest.mark.parametrize(
     ("name", "where"), [("on_process", "process_index"), ("on_local_process", "local_process_index")]
 )
-def test_decorator_must_be_told_the_process(name, where):
+def test_decorator_without_a_process_is_refused(name, where):
     with pytest.raises(ValueError, match=f"{where} is missing: name the process"):
         getattr(ProcessState(cpu=True), name)(print)
 
@@ -129,7 +129,7 @@ def test_variables_that_cannot_work_are_named(changes, message):
         read_place(TORCHRUN | changes)
 
 
-def test_lone_process_with_a_stale_variable_is_told(monkeypatch):
+def test_stale_world_size_in_a_single_process_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"RANK and MASTER_ADDR and MASTER_PORT are not set.*os\.environ\.pop"):
         ProcessState(cpu=True)
@@ -294,7 +294,7 @@ def test_timeout_holds_for_the_group_that_is_up():
     notebook_launch(wait, 2, output="none")
 
 
-def test_backend_that_comes_too_late_is_told(pair):
+def test_backend_given_after_init_process_group_warns(pair):
     def late():
         with pytest.warns(UserWarning, match=r"backend='nccl' has no effect: .* uses 'gloo'"):
             return ProcessState(backend="nccl").backend
@@ -302,7 +302,7 @@ def test_backend_that_comes_too_late_is_told(pair):
     assert list(pair.run(late)) == ["gloo"] * 2
 
 
-def test_functions_run_where_their_decorator_says(trio):
+def test_decorator_chooses_the_rank_that_runs_the_function(trio):
     def work(value):
         """Double."""
         return 2 * value

@@ -60,7 +60,7 @@ def train(num_updates: int, *, checkpoint: str | None = None, loops: bool = True
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3])
-def test_training_goes_on_from_where_it_was_asked_to_save(tmp_path, monkeypatch, num_processes):
+def test_training_resumes_from_the_update_that_was_saved(tmp_path, monkeypatch, num_processes):
     monkeypatch.chdir(tmp_path)
     run = launch(train, num_processes, args=(NUM_UPDATES,), output="none")
     until(functools.partial(has_reported, run), run)
@@ -280,7 +280,7 @@ class SlowPage:
 
 
 @pytest.mark.parametrize("presses", [1, 2])
-def test_rank_may_stop_sooner_than_whoever_asked_it_goes_on(presses):
+def test_rank_may_stop_before_the_caller_of_stop_continues(presses):
     def loop() -> None:
         for number in track(range(10**9)):
             if number < 20:  # A rank that always reports would wait for the thread, which is held up, to read.
@@ -344,7 +344,7 @@ def save_slowly(mark: Path) -> None:
     ("function", "state"),
     [(wait_for_the_last, "waiting"), (reduce_with_the_last, "waiting"), (save_slowly, "saving")],
 )
-def test_rank_says_that_it_waits_or_saves(tmp_path, function, state):
+def test_run_shows_that_a_rank_waits_or_saves(tmp_path, function, state):
     mark = tmp_path / "mark"
     run = launch(function, 2, args=(mark,), output="none")
     until(lambda: run.ranks[0].state == state, run)

@@ -399,6 +399,6 @@ def misuse_hook() -> None:
         (misuse_hook, "comm_hook='power_sgd' compresses what DDP sends.* Use 'bf16', 'fp16' or 'no'"),
     ],
 )
-def test_misuse_of_a_sharded_model_is_an_error_that_says_what_to_write(session, misuse, message):
+def test_misuse_of_a_sharded_model_is_an_error_with_the_right_call(session, misuse, message):
     with pytest.raises((ValueError, RuntimeError), match=message):
         session.run(misuse)

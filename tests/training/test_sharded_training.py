@@ -94,7 +94,7 @@ def test_settings_of_fsdp1_without_effect_are_named_in_one_line(capsys):
     assert "without effect: use_orig_params, limit_all_gathers. Torch's FSDP2 shards the models" in said[0]
 
 
-def test_offload_on_one_process_says_that_it_has_no_effect():
+def test_offload_on_one_process_warns_that_it_has_no_effect():
     from notebook_launcher import Accelerator
 
     with pytest.warns(UserWarning, match="cpu_offload=True.* no effect here: one process keeps whole models.* on cpu"):

@@ -188,7 +188,7 @@ def test_hyperparameters_are_stored_whole(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.json", "metrics.jsonl"]
 
 
-def test_tracker_that_is_not_open_says_so(tmp_path: Path) -> None:
+def test_tracker_that_is_not_open_raises(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"metrics.jsonl is not open. Call init_trackers\(\) first"):
         JSONLinesTracker("run", tmp_path).log({})
 
@@ -287,7 +287,7 @@ def test_unknown_tracker_is_refused(tmp_path: Path, log_with: Any, message: str)
 
 
 @pytest.mark.parametrize("log_with", ["jsonl", "all", JSONLinesTracker])
-def test_tracker_that_needs_a_folder_says_so(log_with: Any) -> None:
+def test_tracker_that_needs_a_folder_raises_without_one(log_with: Any) -> None:
     with pytest.raises(ValueError, match=r"'jsonl' writes to a folder, and there is none. Pass project_dir="):
         filter_trackers(log_with)
 
@@ -319,7 +319,7 @@ def test_cell_may_register_its_class_again() -> None:
         register_tracker_class(Memory)
 
 
-def test_taking_the_name_of_one_of_ours_is_said(tmp_path: Path) -> None:
+def test_tracker_with_the_name_of_a_built_in_tracker_warns(tmp_path: Path) -> None:
     class Mine(Memory):
         name = "jsonl"
 
@@ -394,7 +394,7 @@ def test_tracker_that_does_not_run(state: ProcessState) -> None:
     trackers.end_training()
 
 
-def test_blank_tracker_does_nothing_whatever_it_is_told() -> None:
+def test_blank_tracker_accepts_every_call_and_does_nothing() -> None:
     blank = BlankTracker()
     blank.start()
     blank.log({"loss": 1.0}, step=1, split="test")
@@ -443,7 +443,7 @@ def train(folder: str) -> Any:
     return names, got
 
 
-def test_only_the_main_process_writes_and_every_rank_tells_the_run(session: Session, tmp_path: Path) -> None:
+def test_only_the_main_process_writes_and_every_rank_reports_to_the_run(session: Session, tmp_path: Path) -> None:
     run = session.launch(train, args=(str(tmp_path),))
     results = run.result()
     assert results[0] == (["everywhere", "memory", "jsonl"], ["JSONLinesTracker", "Everywhere"])

@@ -112,7 +112,7 @@ def speak(path, **options):
     ("options", "speakers"),
     [({}, {0}), ({"main_process_only": False}, {0, 1, 2}), ({"in_order": True}, [0, 1, 2])],
 )
-def test_ranks_speak_as_they_are_told(trio, tmp_path, options, speakers):
+def test_options_choose_the_ranks_that_log(trio, tmp_path, options, speakers):
     trio.run(speak, args=(str(tmp_path / "log"),), kwargs=options)
     lines = (tmp_path / "log").read_text().splitlines()
     expected = [f"[RANK {rank}] hello from {rank}" for rank in speakers]

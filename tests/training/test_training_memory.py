@@ -149,7 +149,7 @@ def test_reduction_can_be_chosen():
 
 
 @pytest.mark.parametrize("start", [0, 4])
-def test_when_nothing_fits_it_says_so(start):
+def test_search_raises_when_no_batch_size_fits(start):
     sizes: list[int] = []
     train = find_executable_batch_size(fits_up_to(0, memory=sizes), starting_batch_size=start)
     with pytest.raises(RuntimeError, match=r"No executable batch size found, reached zero\."):
@@ -334,7 +334,7 @@ def test_rank_that_fails_lets_those_that_have_finished_return():
     assert list(notebook_launch(work, 2, output="none", timeout=30)) == [128, "invalid"]
 
 
-def test_when_nothing_fits_all_ranks_say_so():
+def test_all_ranks_raise_when_no_batch_size_fits():
     def work():
         with pytest.raises(RuntimeError, match="reached zero"):
             find_executable_batch_size(fits_up_to(0, memory=[]), 2)()
@@ -358,7 +358,7 @@ def test_model_made_outside_is_refused_afterwards():
     notebook_launch(work, 2, output="none", timeout=30)
 
 
-def test_group_that_is_held_elsewhere_is_told():
+def test_process_group_that_other_code_refers_to_warns():
     def work():
         held = dist.group.WORLD
 
@@ -404,7 +404,7 @@ def test_accelerator_s_models_do_not_stand_in_the_way():
         assert shrunk[:2] == (2, 2)
 
 
-def test_session_goes_on_afterwards():
+def test_session_runs_the_next_call_afterwards():
     def work():
         return search("in forward", {1})
 

@@ -348,7 +348,7 @@ def test_modules_that_changed_since_their_import_are_named(tmp_path: Path, compi
     )
 
 
-def test_function_that_was_compiled_anew_by_itself_has_not_changed(tmp_path: Path) -> None:
+def test_function_that_was_compiled_again_by_itself_has_not_changed(tmp_path: Path) -> None:
     # As IPython's %autoreload does, which leaves the compiled file of the module as it was.
     before, after = "def base():\n    return 1\n", "\n\ndef base():\n    return 2000\n"
     (tmp_path / "patched.py").write_text(f"{before}\nclass Net:\n    def forward(self):\n        return 1\n")

@@ -135,7 +135,7 @@ def test_field_sets_its_option(name, typed, value):
     assert not panel.launch_button.disabled
 
 
-def test_notes_say_which_option_a_restart_or_a_signal_needs():
+def test_notes_name_the_option_that_a_restart_or_a_signal_needs():
     panel = ConfigPanel(train)
     assert "The function starts from the beginning, unless it loads" in note_of(panel, "resume")
     assert "Automatic: no signal; if restarts resume from a checkpoint" in note_of(panel, "preemption_signal")
@@ -581,7 +581,7 @@ def test_code_of_a_panel_without_a_name_asks_for_one(names):
     assert "mine.fn" in panel.code
 
 
-def test_panel_says_that_its_function_was_defined_again(names):
+def test_panel_reports_that_its_function_was_defined_again(names):
     exec("def loop(): pass", names)
     first = names["loop"]
     panel = names["panel"] = ConfigPanel(first, 2)
@@ -592,7 +592,7 @@ def test_panel_says_that_its_function_was_defined_again(names):
     assert "loop was defined again: run this cell again to launch the new one." in panel._running.status.value
 
 
-def test_disabled_stop_button_says_that_there_is_no_run():
+def test_disabled_stop_button_reports_that_there_is_no_run():
     assert ConfigPanel(train).stop_button.tooltip == "There is no run to stop."
 
 
@@ -658,7 +658,7 @@ def test_micro_batch_is_the_functions_own_parameter(name):
     assert panel.effective_batch == 16
 
 
-def test_function_without_a_micro_batch_says_how_to_get_one():
+def test_function_without_a_micro_batch_size_names_the_parameter_to_add():
     panel = ConfigPanel(lambda lr=0.1: lr, 2, gradient_accumulation_steps=4)
     control, note = panel.view.children[2].children[1].children
     assert control.disabled
@@ -804,7 +804,7 @@ def test_code_is_escaped_and_dimmed_while_something_is_wrong(names):
     assert "nbp-stale" in panel.view._code.value
 
 
-def test_field_that_shards_says_what_that_saves_and_costs(names):
+def test_sharding_field_shows_memory_saved_and_bytes_sent(names):
     panel = ConfigPanel(train, 4)
     note = note_of(panel, "shard")
     assert "Each process has all parameters, gradients and optimizer state; enter 4 to keep 1/4 on each" in note
