@@ -181,7 +181,7 @@ def _check_kind(file: Path, values: Mapping[str, Any]) -> None:
     elif values.get("mixed_precision") == "fp8":
         why = f"mixed_precision: fp8, and it can be {', '.join(PRECISIONS)}"
     if why:
-        msg = f"{file} cannot be launched from a notebook: it says {why}. Use `accelerate launch`, or another file."
+        msg = f"{file} cannot be launched from a notebook: it has {why}. Use `accelerate launch`, or another file."
         raise ConfigError(msg)
 
 

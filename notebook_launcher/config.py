@@ -380,7 +380,7 @@ def _devices(value: object) -> tuple[int, ...] | str | None:
         msg = f"devices={value!r} is empty. Pass 'cpu' to use no GPU, or None to use all."
         raise ConfigError(msg, field="devices")
     if len(set(indices)) < len(indices):
-        msg = f"devices={value!r} names a GPU twice. Name each once; num_processes says how many ranks there are."
+        msg = f"devices={value!r} names a GPU twice. Name each once; num_processes sets the number of ranks."
         raise ConfigError(msg, field="devices")
     return indices
 

@@ -54,7 +54,7 @@ def check_fit(engine: Engine | None, start_method: str, devices: object) -> None
         raise ConfigError(msg, field="start_method")
     if isinstance(devices, tuple):
         msg = (
-            f"devices={list(devices)!r} with engine={engine!r}: the numbers are those of this machine. Pass 'cpu', or "
+            f"devices={list(devices)!r} with engine={engine!r}: the numbers count GPUs of this machine. Pass 'cpu', or "
             "None for the GPUs of all nodes."
         )
         raise ConfigError(msg, field="devices")

@@ -87,7 +87,7 @@ def picture_html(title: str, rows: Mapping[str, str], status: str, code: str) ->
     )
     return (
         f'<div style="font-weight:600">Launch <code>{html.escape(title)}</code></div>'
-        f'<div style="{MUTED}">Picture of the panel as it was last. Run this cell to use the panel.</div>'
+        f'<div style="{MUTED}">Last picture of the panel. Run this cell to use the panel.</div>'
         f'<table style="border-collapse:collapse;margin:8px 0">{cells}</table>'
         f"<div>{html.escape(status)}</div>"
         f'<pre style="{CODE}"><code style="background:none;padding:0">{html.escape(code)}</code></pre>'

@@ -83,7 +83,7 @@ COMMAND = Command(
     summary="show a run that outlives its kernel, or stop it",
     description="""\
 Show the output of a run that was launched with detached=True, until the run is over. Ctrl-C leaves it
-running. `runs list --state running` lists the runs that go on.
+running. `runs list --state running` lists the runs in progress.
 
   notebook-launcher attach                     the latest one
   notebook-launcher attach 20261121-14 --stop

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND"]
 
 CHOICES = {
-    "mixed_precision": ("as the environment says", *PRECISIONS),
+    "mixed_precision": ("from the environment", *PRECISIONS),
     "backend": (*BACKENDS, "none"),
     "start_method": START_METHODS,
     "output": OUTPUTS,
@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace) -> int:
 def _present(path: Path) -> LaunchConfig:
     if not path.is_file():
         return LaunchConfig()
-    print(f"The answers in parentheses are those of {path}.")  # noqa: T201
+    print(f"The answers in parentheses come from {path}.")  # noqa: T201
     return load_accelerate_file(path)[0]
 
 

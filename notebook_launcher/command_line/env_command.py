@@ -27,10 +27,10 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="env",
-    summary="check this machine for problems of a launch, and say what to type; exit 1 for a problem",
+    summary="check this machine for problems of a launch, and print what to type; exit 1 for a problem",
     description="""\
 Look at versions, GPUs and who uses them, limits, look-ups of names and variables, and end with a real launch of two
-ranks: reductions with their bandwidth, data-loader workers, a stop. Each warning or problem says what to type.
+ranks: reductions with their bandwidth, data-loader workers, a stop. Each warning or problem comes with what to type.
 
   notebook-launcher env
   notebook-launcher env --json --no-launch      for a report of a problem

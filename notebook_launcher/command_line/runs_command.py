@@ -181,7 +181,7 @@ COMMAND = Command(
     name="runs",
     summary="list, show, compare and delete the runs that have left a folder",
     description="""\
-Runs leave a folder with their settings, metrics and output: those of notebooks and those of `launch`.
+Runs leave a folder with their settings, metrics and output: runs of notebooks and runs of `launch`.
 
   notebook-launcher runs                                  the newest runs
   notebook-launcher runs list --state failed --days 7

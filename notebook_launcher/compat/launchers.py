@@ -66,7 +66,7 @@ def notebook_launcher(
             "Accelerate's own notebook_launcher, or take the variable out of the environment to compute on CPUs."
         )
     if num_processes is None:
-        raise ValueError("num_processes=None: say how many processes to start, as in num_processes=2.")
+        raise ValueError("num_processes=None: pass the number of processes to start, as in num_processes=2.")
     if num_nodes != 1 or node_rank != 0:
         raise ValueError(f"num_nodes={num_nodes}, node_rank={node_rank}: one node is supported. Leave both out.")
     if rdzv_backend not in ("static", "c10d"):

@@ -97,7 +97,7 @@ def _one(run: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
     if not is_hosted(record.folder):
         msg = (
             f"{record.id} was not launched with detached=True, so it belongs to its kernel: live_runs() there "
-            f"returns its handle while it goes on. open_run({record.id!r}) reads what it has recorded."
+            f"returns its handle while it runs. open_run({record.id!r}) reads what it has recorded."
         )
         raise LookupError(msg)
     return record.folder

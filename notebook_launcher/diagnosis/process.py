@@ -25,7 +25,7 @@ VARIABLES = re.compile(
 )
 SECRET = re.compile("key|token|secret|password", re.IGNORECASE)
 PATIENCE = 120
-FORKSERVER = 'omit start_method="fork": the default, "forkserver", works whatever this process did'
+FORKSERVER = 'omit start_method="fork": the default, "forkserver", does not depend on what this process did'
 # Imports modules one after the other, until one has opened the file.
 IMPORTS = """
 import importlib, os, sys

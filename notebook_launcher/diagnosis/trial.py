@@ -46,7 +46,7 @@ def _good(name: str, fact: str) -> Finding:
 def _failure(error: Exception) -> Finding:
     text = f"{type(error).__name__}: {error}"
     advice = (
-        "do what the error says; if it says nothing, send the output of `notebook-launcher env --json` with a report"
+        "follow the error's advice; if there is none, send the output of `notebook-launcher env --json` with a report"
         if isinstance(error, LaunchError)
         else "the error is raised inside a rank: see the versions and variables above"
     )

@@ -107,7 +107,7 @@ def _early_return(hardware: Hardware) -> str:
         notebook_launch(_return_early, **{**hardware.ranks(2), "timeout": SECONDS_TO_FAIL})
     except Exception as error:  # noqa: BLE001 - gloo's error, or the time limit
         return f"{type(error).__name__} after {time.monotonic() - began:.1f} s"
-    raise AssertionError("a rank that waited for one that had returned came out of its collective")
+    raise AssertionError("a rank that waited for a returned rank came out of its collective")
 
 
 def _outlast_the_watchdog() -> None:

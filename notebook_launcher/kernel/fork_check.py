@@ -57,7 +57,7 @@ def adapt(plan: Plan) -> Plan:
     if plan.use_gpu and not health.cuda:
         msg = (
             "start_method='fork' with GPUs: this kernel has touched CUDA, and a fork of it cannot use a GPU. Use "
-            "start_method='forkserver', which works whatever the kernel did, or restart the kernel."
+            "start_method='forkserver', which does not depend on what the kernel did, or restart the kernel."
         )
         raise ConfigError(msg)
     if health.parallel or plan.threads_per_process == 1:

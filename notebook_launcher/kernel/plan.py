@@ -230,7 +230,7 @@ def _working_directory() -> str:
     except FileNotFoundError:
         msg = (
             "the kernel's working directory was deleted (a new folder of the same name does not replace it), and torch "
-            "cannot be imported from a deleted folder. Change to one that exists: os.chdir(...)."
+            "cannot be imported from a deleted folder. Change to an existing folder: os.chdir(...)."
         )
         raise ConfigError(msg) from None
 

@@ -84,7 +84,7 @@ class _Rest:
         """Return the nodes without these, which are down for this reason; raises `ConfigError` if none is left."""
         rest = self.engine.without(nodes)
         if rest is None:
-            raise ConfigError(f"{why}\nNo other node is left to go on with.", field="engine")
+            raise ConfigError(f"{why}\nNo other node is left.", field="engine")
         kept = tuple(num for number, num in enumerate(self.kept) if number not in nodes)
         lost = tuple(num for number, num in enumerate(self.kept) if number in nodes)
         return _Rest(rest, kept, (*self.lost, *lost))

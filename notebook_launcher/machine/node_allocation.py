@@ -112,7 +112,7 @@ def _note_on_folder(nodes: Sequence[NodeInfo]) -> str:
     shown = ", ".join(
         [*lacking[:MAX_SHOWN], *([f"{len(lacking) - MAX_SHOWN} more"] if len(lacking) > MAX_SHOWN else [])]
     )
-    return f", {shown} without this folder (save checkpoints to one that all share, or with save_on_each_node=True)"
+    return f", {shown} without this folder (save checkpoints to a shared folder, or with save_on_each_node=True)"
 
 
 def _first(nodes: Sequence[NodeInfo], num_nodes: int | None) -> Sequence[NodeInfo]:

@@ -274,7 +274,7 @@ def test_config_keeps_answers_and_reports_when_the_input_ends(tmp_path, monkeypa
     assert main(["config", "--config_file", str(path)]) == 0
     assert LaunchConfig.from_yaml(path) == LaunchConfig(num_processes=3, mixed_precision="fp16", devices="cpu")
     assert asked[0] == "Processes (3): "
-    assert "Type one of as the environment says, no, fp16, bf16." in capsys.readouterr().out
+    assert "Type one of from the environment, no, fp16, bf16." in capsys.readouterr().out
     assert main(["config", "--default", "--config_file", str(tmp_path / "d.yaml")]) == 0
     assert LaunchConfig.from_yaml(tmp_path / "d.yaml") == LaunchConfig()
     assert main(["config", "--config_file", str(tmp_path / "d.json")]) == 2

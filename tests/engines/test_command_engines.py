@@ -394,7 +394,7 @@ def test_engines_are_values() -> None:
         (lambda: LaunchConfig(engine="dask"), "engine='dask' is not an engine"),  # type: ignore[arg-type]
         (lambda: LaunchConfig(engine=Commands), "is not an engine"),  # type: ignore[arg-type]
         (lambda: LaunchConfig(engine=Commands([[]]), start_method="fork"), "cannot be forks of this kernel"),
-        (lambda: LaunchConfig(engine=Commands([[]]), devices=[0]), "the numbers are those of this machine"),  # type: ignore[arg-type]
+        (lambda: LaunchConfig(engine=Commands([[]]), devices=[0]), "the numbers count GPUs"),  # type: ignore[arg-type]
     ],
 )
 def test_value_that_cannot_work_is_refused(make: Callable[[], object], message: str) -> None:

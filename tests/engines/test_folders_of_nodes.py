@@ -66,7 +66,7 @@ def test_modules_of_the_notebooks_folder_are_sent_along(engine: Commands) -> Non
     importlib.import_module("another_of_mine")
     run = launch(beside.make, 2, args=(3,), engine=engine, **QUIET)
     assert [(type(batch), batch.size) for batch in run.result()] == [(beside.Batch, 6)] * 2
-    assert "without this folder (save checkpoints to one that all share" in run.snapshot().summary
+    assert "without this folder (save checkpoints to a shared folder" in run.snapshot().summary
 
 
 def save(folder: str, *, on_each_node: bool) -> list[str]:

@@ -155,7 +155,7 @@ def test_error_names_the_last_node_when_it_is_lost(home: Path, tmp_path: Path) -
         run = launch(wait_for_a_loss, 1, engine=engine, resume="checkpoint", **QUIET)
         until(lambda: run.metrics, run)
         lose_node_of(run, 0, gone)
-        with pytest.raises(ConfigError, match=r"(?s)node 0 did not come up: .*\nNo other node is left to go on with\."):
+        with pytest.raises(ConfigError, match=r"(?s)node 0 did not come up: .*\nNo other node is left\."):
             run.result()
 
 

@@ -42,7 +42,7 @@ ADDRESS = re.compile(r"[\d.]+:\d+$")
 QUIET: dict[str, Any] = {
     "output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None, "devices": "cpu",
 }  # fmt: skip
-pytestmark = pytest.mark.filterwarnings("ignore:This Ray cluster asks nobody for a token:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:This Ray cluster asks for no token:UserWarning")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def address() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def engine(address: str) -> Iterator[Ray]:
     """An engine whose agents are up."""
-    with pytest.warns(UserWarning, match="asks nobody for a token"), Ray(address, keep=None) as engine:
+    with pytest.warns(UserWarning, match="asks for no token"), Ray(address, keep=None) as engine:
         notebook_launch(sum_up, 4, engine=engine, **QUIET)
         yield engine
 

@@ -283,7 +283,7 @@ def test_from_yaml_reads_older_and_shorter_files(tmp_path, text, config):
     [
         (
             "distributed_type: MULTI_GPU\nnum_machines: 2\n",
-            r"it says num_machines: 2, but a launch reaches other machines by engine=",
+            r"it has num_machines: 2, but a launch reaches other machines by engine=",
         ),
         ("distributed_type: XLA\n", r"distributed_type: XLA, and it is for a TPU. Use `accelerate launch`"),
         ("distributed_type: MULTI_XPU\n", r"MULTI_XPU, and ranks run on CPUs or NVIDIA GPUs"),

@@ -424,7 +424,7 @@ def test_reopened_notebook_shows_the_panel_as_a_picture_with_its_code(lab):
     page = lab.open("kept.ipynb", height=1600)
     lab.run(page, 0)
     lab.run(page, 1)
-    panel, kept = page.locator(".nbp-panel"), page.get_by_text("Picture of the panel as it was last.")
+    panel, kept = page.locator(".nbp-panel"), page.get_by_text("Last picture of the panel.")
     panel.get_by_label("lr", exact=True).fill("0.625")
     panel.locator("pre", has_text='"lr": 0.625').wait_for()
     assert kept.is_hidden()
@@ -435,7 +435,7 @@ def test_reopened_notebook_shows_the_panel_as_a_picture_with_its_code(lab):
     lab.copy(saved, "untrusted.ipynb")
     for name in ("trusted.ipynb", "untrusted.ipynb"):
         other = lab.open(name, height=1600)
-        other.get_by_text("Picture of the panel as it was last.").wait_for()
+        other.get_by_text("Last picture of the panel.").wait_for()
         if name == "trusted.ipynb":
             other.get_by_text("model not found").wait_for(state="attached")
         shown = lab.cell(other, 1).locator(".jp-Cell-outputWrapper").inner_text()
@@ -446,7 +446,7 @@ def test_reopened_notebook_shows_the_panel_as_a_picture_with_its_code(lab):
         lab.run(other, 0)
         lab.run(other, 1)
         other.locator(".nbp-panel").wait_for()
-        assert other.get_by_text("Picture of the panel as it was last.").is_hidden()
+        assert other.get_by_text("Last picture of the panel.").is_hidden()
         other.close()
 
 
@@ -459,7 +459,7 @@ def test_panel_of_a_dead_kernel_becomes_its_picture(lab):
     page.locator(".nbp-panel").wait_for()
     lab.start(page, 2)
     page.get_by_role("button", name="Ok", exact=True).click()  # JupyterLab says that the kernel has died.
-    page.get_by_text("Picture of the panel as it was last.").wait_for()
+    page.get_by_text("Last picture of the panel.").wait_for()
     assert page.locator(".nbp-panel").is_hidden()
 
 

@@ -275,7 +275,7 @@ def test_names_classes_and_instances_are_found_once(tmp_path: Path) -> None:
         ),
         (
             ["jsonl", "neptune"],
-            r"log_with='neptune' is unknown. .* the name of one that register_tracker_class",
+            r"log_with='neptune' is unknown. .* the name of a class that register_tracker_class",
         ),
         (3, r"log_with=3 is unknown"),
         (int, r"log_with=<class 'int'> is unknown"),

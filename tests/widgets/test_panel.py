@@ -589,7 +589,7 @@ def test_panel_reports_that_its_function_was_defined_again(names):
     exec("def loop(): return 1", names)
     panel.view.draw()
     assert panel.code.endswith("notebook_launch(panel.fn, 2)")
-    assert "loop was defined again: run this cell again to launch the new one." in panel._running.status.value
+    assert "loop was defined again: run this cell again to launch the new version." in panel._running.status.value
 
 
 def test_disabled_stop_button_reports_that_there_is_no_run():

@@ -44,8 +44,8 @@ SEGMENT_FIELDS = {
     "start_method": (
         "Start method",
         {
-            "forkserver": "Processes are forked from a clean helper process: works whatever the kernel did before",
-            "fork": "Processes start as copies of the kernel and share its data, which need not pickle",
+            "forkserver": "Processes are forked from a clean helper process: independent of what the kernel did before",
+            "fork": "Processes start as copies of the kernel and share its data, without pickling",
             "spawn": "Processes start as new interpreters, which takes longest",
         },
     ),

@@ -28,7 +28,7 @@ class SettingsFile:
         self._get = get
         self._put = put
         self.load_button = ipywidgets.Button(
-            description="Load", layout=WIDE, tooltip="Replace the settings by those of the file"
+            description="Load", layout=WIDE, tooltip="Replace the settings by the file's settings"
         )
         self.save_button = ipywidgets.Button(
             description="Save", layout=WIDE, tooltip="Write the settings to the file, for `accelerate launch`"

@@ -319,7 +319,7 @@ class PanelView:
             summary = plan.summary if plan.config.seed is not None else plan.summary.removesuffix(seed)
             is_old = self._state.is_redefined
             name = checks.name_of(self._state.function)
-            newer = f" {name} was defined again: run this cell again to launch the new one." if is_old else ""
+            newer = f" {name} was defined again: run this cell again to launch the new version." if is_old else ""
             self._running.set_ready(f"{summary}.{newer}", is_ready=True, is_news=is_old)
         else:
             self._running.set_ready("The machines' cores and GPUs are checked when you press Launch.", is_ready=True)

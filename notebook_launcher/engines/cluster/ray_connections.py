@@ -32,7 +32,7 @@ KILL_PATIENCE = 5.0
 F_SETPIPE_SZ, PIPE_SIZE = 1031, 1 << 20
 """As the pipes of the agents: what is read at once is sent at once."""
 UNGUARDED = (
-    "This Ray cluster asks nobody for a token, which is Ray's default: whoever reaches its ports can run code on its "
+    "This Ray cluster asks for no token, which is Ray's default: anyone who reaches its ports can run code on its "
     "nodes, and read and change what goes to your ranks. Use a network all of whose hosts you trust, or "
     "RAY_AUTH_MODE=token."
 )

@@ -23,7 +23,7 @@ __all__ = ["RankMagics", "install", "uninstall"]
 NAME = "ranks"
 TARGET = re.compile(r"(?:^|\s)([A-Za-z_]\w*)\s*=(?!=)\s*(.*)$", re.DOTALL)
 """`x = expression` at the end of the line of `%%ranks`."""
-NO_SESSION = "no session is active. `%ranks 4` starts one with 4 ranks; session.activate() uses one that is open."
+NO_SESSION = "no session is active. `%ranks 4` starts one with 4 ranks; session.activate() uses an open session."
 
 
 def install(shell: Any, make_session: Callable[..., Any]) -> RankMagics:

@@ -213,7 +213,7 @@ def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:
         text = f"{rank} {how} after it had returned: in {where}. The values are in the exception's `results`."
     elif outcome.raised is not None:
         argument = _exit_argument(outcome.raised, code)
-        text = f"{rank} called sys.exit({argument}). Return a value, or raise an exception that says what is wrong."
+        text = f"{rank} called sys.exit({argument}). Return a value, or raise an exception that describes the problem."
     elif outcome.exited is None or code is None:
         text = f"{rank} did not start"
     elif code >= 0:

@@ -192,7 +192,7 @@ class Accumulation:
             if steps > 1:
                 raise ValueError(
                     f"backward(loss, weight={weight!r}) outside of accumulate() with gradient_accumulation_steps="
-                    f"{steps}: nothing says where the window ends. Write `with accelerator.accumulate(model):` around "
+                    f"{steps}: the end of the window is unknown. Write `with accelerator.accumulate(model):` around "
                     "forward, backward and step."
                 )
             mine = self._given(weight)

@@ -138,8 +138,8 @@ def folder_to_save(config: ProjectConfiguration, output_dir: str | os.PathLike[s
     if target.exists():
         newest = _numbered(directory)[-1][0]
         raise ValueError(
-            f"{target} exists already, and automatic naming never overwrites a checkpoint. To go on after the newest: "
-            f"ProjectConfiguration(..., iteration={newest + 1}), or call load_state() first."
+            f"{target} exists already, and automatic naming never overwrites a checkpoint. To continue after the "
+            f"newest: ProjectConfiguration(..., iteration={newest + 1}), or call load_state() first."
         )
     return target
 

@@ -273,7 +273,7 @@ def _check_groups(path: Path, optimizer: Any, state: dict[str, Any]) -> None:
     theirs = [len(group["params"]) for group in state["param_groups"]]
     if mine != theirs:
         raise CheckpointError(
-            f"{path} is of an optimizer whose groups have {theirs} parameters, and those of the one here have {mine}; "
+            f"{path} is of an optimizer whose groups have {theirs} parameters; the groups of this one have {mine}; "
             "nothing was loaded. Build the optimizer as it was when it was saved."
         )
 

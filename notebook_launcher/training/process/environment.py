@@ -47,7 +47,7 @@ def read_place(environ: Mapping[str, str]) -> ProcessPlace | None:
         return None
     if missing:
         raise ConfigError(
-            f"WORLD_SIZE={num_processes} says that this process is part of {num_processes}, but "
+            f"WORLD_SIZE={num_processes} makes this process part of {num_processes}, but "
             f"{' and '.join(missing)} {plural_verb('is', len(missing))} not set. notebook_launch(...) and "
             "torchrun set all of them; to run alone, unset WORLD_SIZE: os.environ.pop('WORLD_SIZE')."
         )

@@ -89,8 +89,8 @@ OWN_STATE = (
 BEFORE = (
     "prepare() had made them equal, so ranks have changed them since, before the first update: weights that were "
     "initialised after prepare(), from random numbers of which each rank draws its own, or loaded on some ranks. Do "
-    "that before prepare(), which gives all ranks those of rank 0. Or a step that no prepared optimizer made: write "
-    "`model, optimizer = accelerator.prepare(model, optimizer)`."
+    "that before prepare(), which gives all ranks the weights of rank 0. Or a step was made by an optimizer that was "
+    "not prepared: write `model, optimizer = accelerator.prepare(model, optimizer)`."
 )
 UNOWNED = (
     "No prepared optimizer has this parameter, so something else has changed it. Write `model, optimizer = "

@@ -131,7 +131,7 @@ def _find(entry: Any, *, skip_missing: bool) -> list[type[GeneralTracker] | Gene
         names = ", ".join(map(repr, sorted(_CLASSES)))
         raise ValueError(
             f"log_with={entry!r} is unknown.{hint} It can be {names}, 'all', or a GeneralTracker: its class, an "
-            "instance, or the name of one that register_tracker_class() was given."
+            "instance, or the name of a class that register_tracker_class() was given."
         )
     if not _is_available(one):
         missing = f"{one.name} is not installed. Type %pip install {one.name}"
