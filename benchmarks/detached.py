@@ -1,7 +1,7 @@
 """Measure what it costs to launch detached and to attach: `python benchmarks/detached.py [launches] [reports]`.
 
 In turns, all warm: a plain launch of 2 ranks that do nothing, a detached one, `attach(...)` with a first snapshot of a
-run that goes on, and the parts of a detached launch. Then, in turns, a call of a session in the kernel and in a host.
+run in progress, and the parts of a detached launch. Then, in turns, a call of a session in the kernel and in a host.
 
 With a number of reports: only memory and descriptors of host and client while one rank reports so often, as fast as it
 can, which stands for a day of reports. A host keeps the newest million.

@@ -40,7 +40,7 @@ def variables_of(values: Mapping[str, Any], *, shard: Any) -> dict[str, str]:
 
     Args:
         values: The file.
-        shard: The option in the file's comment; the section that was written with it says nothing more.
+        shard: The option in the file's comment; the section that was written with it adds nothing.
     """
     sections = {key: values[key] for key in SECTIONS if isinstance(values.get(key), dict)}
     shards = values.get("distributed_type") == "FSDP"

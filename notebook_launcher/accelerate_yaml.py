@@ -119,7 +119,7 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
         use_gpu: True if the processes take GPUs.
 
     Raises:
-        ConfigError: The file cannot be written, or Accelerate cannot do what the options say.
+        ConfigError: The file cannot be written, or Accelerate cannot carry out the options.
     """
     import yaml
 

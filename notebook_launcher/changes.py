@@ -28,7 +28,7 @@ def check_change(name: str, wanted: object, tunables: Collection[str]) -> Wanted
         tunables: Settings that the function offers by `tunable(...)`.
 
     Raises:
-        ValueError: There is no such setting, or the value cannot work; the message says what to type.
+        ValueError: There is no such setting, or the value cannot work; the message names what to type.
     """
     if name not in OFFERED and name not in tunables:
         raise ValueError(f"{name}={wanted!r}: this run offers {', '.join([*OFFERED, *sorted(tunables)])}.")

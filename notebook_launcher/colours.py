@@ -2,7 +2,7 @@
 
 Each of the latter has a contrast of at least 3:1 (WCAG 1.4.11) with white and with #111111, JupyterLab's dark page;
 under deuteranopia, protanopia and tritanopia (Machado et al. 2009) any two of the series differ by more than 20 in
-CIE76. tests/drawing/test_drawing_parts.py computes both. Shapes, letters and patterns say the same again.
+CIE76. tests/drawing/test_drawing_parts.py computes both. Shapes, letters and patterns repeat the distinction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Palette:
     """Colours of the live monitor on a background that it knows; lines have a contrast of at least 3:1 with it."""
 
     ranks: tuple[str, ...]
-    """Lines and phases, told apart with any kind of colour vision; further ranks repeat them with other dashes."""
+    """Lines and phases, distinguishable with any kind of colour vision; further ranks repeat them with other dashes."""
     phase_ink: str
     """Letters on a phase."""
     live: str

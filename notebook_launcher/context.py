@@ -307,7 +307,7 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
 
 
 def tunable(name: str, default: float) -> float:
-    """Return a setting that `run.set(name=value)` changes while the run goes on; read it wherever it is used.
+    """Return a setting that `run.set(name=value)` changes during the run; read it wherever it is used.
 
         temperature = tunable("temperature", 0.7)
 

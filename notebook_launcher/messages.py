@@ -266,7 +266,7 @@ class ProfileOrder:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Do something after an update on which all ranks agree; the board says that this record has been sent.
+    """Do something after an update on which all ranks agree; the board announces this record.
 
     Ranks that a change has paused carry out the following ones as they come, until one resumes or stops the run.
     """
@@ -302,9 +302,9 @@ class InputReply:
     """The answer to an `InputRequest`."""
 
     text: str | None
-    """The text that the user typed; None if nobody can answer."""
+    """The text that the user typed; None if no user can answer."""
     reason: str = ""
-    """The reason why nobody can answer."""
+    """The reason why no user can answer."""
     number: int = 0
     """Number of the request; a rank drops the answer to a request other than its last one."""
 

@@ -55,7 +55,7 @@ def close_children(widget: ipywidgets.Widget) -> None:
     for child in getattr(widget, "children", ()):
         close_children(child)
         child.close()
-    held = widget._trait_values  # noqa: SLF001 - asked for by its name, a style would be made anew
+    held = widget._trait_values  # noqa: SLF001 - asked for by its name, a style would be made again
     for part in (held.get("layout"), held.get("style")):
         if part is not None:
             part.close()

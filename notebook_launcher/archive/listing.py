@@ -115,9 +115,9 @@ class RunList(Sequence[RecordedRun]):
         return len(over)
 
     def stop_all(self) -> int:
-        """Stop the detached runs and close the detached sessions among these that go on; return their number.
+        """Stop the detached runs in progress and close the open detached sessions among these; return their number.
 
-        Waits for their ends. A run that is not detached belongs to its kernel, and goes on.
+        Waits for their ends. A run that is not detached belongs to its kernel, and continues.
         """
         from notebook_launcher.detached.attached_run import AttachedRun
         from notebook_launcher.detached.attached_session import AttachedSession
@@ -201,7 +201,7 @@ def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
 
 
 def _holdings(run: RecordedRun) -> str:
-    """Return what a run that goes on takes of the machine: memory of its ranks and GPUs, and its host; else nothing."""
+    """Return what a run in progress takes of the machine: memory of its ranks and GPUs, and its host; else nothing."""
     from notebook_launcher.detached.door import is_hosted, is_session
 
     snapshot = run.snapshot()

@@ -99,7 +99,7 @@ class Once(argparse.Action):
     """Stores an option's value with its text, and refuses a second value.
 
     Args:
-        reads: Returns the value that a text means, or raises `ValueError` with the words that say what to type.
+        reads: Returns the value that a text means, or raises `ValueError` with a text that names what to type.
         options: Options of argparse's action.
     """
 

@@ -53,7 +53,7 @@ def notebook_launcher(
         rdzv_id: Accepted.
         max_restarts: Number of times that all processes start again after one failed.
         monitor_interval: Accepted; deaths are noticed at once.
-        log_line_prefix_template: Accepted; lines say their rank.
+        log_line_prefix_template: Accepted; each line begins with its rank.
 
     Raises:
         ChildFailedError: A process failed; the message has its traceback, and the cause is the exception itself.

@@ -106,40 +106,40 @@ def get_available_trackers() -> list[str]:
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:
-    """Return whether `torch.compile` made this module."""
+    """Return True if `torch.compile` made this module."""
     return hasattr(module, "_orig_mod")
 
 
 def is_initialized() -> bool:
-    """Return whether the shared `AcceleratorState` has been made."""
+    """Return True if the shared `AcceleratorState` has been made."""
     return bool(AcceleratorState._shared_state)  # noqa: SLF001 - ours
 
 
 def is_namedtuple(data: Any) -> bool:
-    """Return whether this is a named tuple."""
+    """Return True if this is a named tuple."""
     return isinstance(data, tuple) and hasattr(data, "_fields")
 
 
 def is_peft_model(model: Any) -> bool:
-    """Return whether the model, without its wrappers, is one of peft's."""
+    """Return True if the model, without its wrappers, is one of peft's."""
     from notebook_launcher.training.unwrapping import extract_model_from_parallel
 
     return any(base.__module__.startswith("peft.") for base in type(extract_model_from_parallel(model)).__mro__)
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:
-    """Return whether something listens on a port of this machine; None: 29500."""
+    """Return True if something listens on a port of this machine; None: 29500."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(("localhost", 29500 if port is None else int(port))) == 0
 
 
 def is_tensor_information(tensor_info: Any) -> bool:
-    """Return whether this is a `TensorInformation`."""
+    """Return True if this is a `TensorInformation`."""
     return isinstance(tensor_info, operations.TensorInformation)
 
 
 def is_torch_tensor(tensor: Any) -> bool:
-    """Return whether this is a tensor."""
+    """Return True if this is a tensor."""
     import torch
 
     return isinstance(tensor, torch.Tensor)
@@ -179,7 +179,7 @@ def parse_choice_from_env(key: str, default: str = "no") -> str:
 
 
 def parse_flag_from_env(key: str, default: bool = False) -> bool:  # noqa: FBT001, FBT002 - Accelerate's signature
-    """Return whether a variable is on."""
+    """Return True if a variable is on."""
     return environment.flag(os.environ, key) if key in os.environ else default
 
 

@@ -35,7 +35,7 @@ class AttachedDebugger:
         self._over: Latch[None] = Latch()
 
     def run(self) -> None:
-        """Answer the prompt until somebody leaves the debugger.
+        """Answer the prompt until a user leaves the debugger.
 
         Raises:
             KeyboardInterrupt: The user left by an interrupt.

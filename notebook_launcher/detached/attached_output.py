@@ -113,7 +113,7 @@ class AttachedOutput:
             self._sink.close()
 
     def detach(self) -> None:
-        """Show nothing more, because the cell has ended; the run goes on."""
+        """Show nothing more, because the cell has ended; the run continues."""
         self._is_detached = True
         with contextlib.suppress(Exception):
             self._sink.close()

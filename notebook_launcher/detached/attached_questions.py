@@ -32,7 +32,7 @@ class AttachedQuestions:
         self._answer = answer
         self._pending: tuple[PendingQuestion, ...] = ()
         self._answered: set[int] = set()
-        """Keys of the questions that were answered here; the host may not have said so yet."""
+        """Keys of the questions that were answered here; the host may not have confirmed it yet."""
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Wakes the thread that waits."""
         self._in_input: tuple[int, int] | None = None
@@ -105,7 +105,7 @@ class AttachedQuestions:
                 return
             text = cell.ask(question.prompt, password=question.password)
         except EOFError as error:
-            # Nobody may be here, but somebody at another client.
+            # No user may be here, but one at another client.
             self._has_given_up, self.can_answer = True, False
             cell.make_sink().text("stderr", f"{error} The question waits for another client.\n")
             return

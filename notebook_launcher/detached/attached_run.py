@@ -193,7 +193,7 @@ class AttachedRun:
         self._command("save")
 
     def set(self, **settings: float | str | None) -> None:
-        """Change settings of the training while it goes on, as `Run.set`."""
+        """Change settings during the training, as `Run.set`."""
         self._command("set", **settings)
 
     def _set_from_page(self, name: str, text: str) -> None:
@@ -239,7 +239,7 @@ class AttachedRun:
         """Wait for the results and return them.
 
         Raises:
-            TimeoutError: The run is not over after `timeout` seconds; the run goes on.
+            TimeoutError: The run is still running after `timeout` seconds.
             RankFailedError: The run's host died.
             BaseException: The exception with which the run failed, as `notebook_launch` raises it.
         """

@@ -39,8 +39,8 @@ __all__ = ["AttachedSession"]
 class AttachedSession(SessionCells):
     """A session whose ranks outlive this kernel: `Session(..., detached=True)` and `attach_session(...)` return it.
 
-    It has the methods of a `Session`. The ranks belong to a host, which carries out one call at a time, whoever of
-    the attached kernels and scripts makes it. They keep their memory until somebody calls `close`.
+    It has the methods of a `Session`. The ranks belong to a host, which carries out one call at a time of
+    all attached kernels and scripts. The ranks keep their memory until one of them calls `close`.
 
     The first interrupt of a call releases the cell, and the call continues; a second within 3 seconds stops the call.
     At the end of a `with` block the session is closed, unless the block ended by an exception or an interrupt.
@@ -80,12 +80,12 @@ class AttachedSession(SessionCells):
 
     @property
     def is_busy(self) -> bool:
-        """True while a call of any client goes on."""
+        """True while a call of any client runs."""
         return self._state().is_busy
 
     @property
     def latest(self) -> AttachedCall | None:
-        """Handle on the latest call of any client, which may go on; None if there is none, or nothing is left of it."""
+        """Handle on the latest call of any client, which may still run; None if there is none, or nothing is left."""
         folder = self._state().latest
         if not folder:
             return None
@@ -138,7 +138,7 @@ class AttachedSession(SessionCells):
         """Open a debugger in a rank's frames, as `Session.debug`; join it if another client has opened one.
 
         Raises:
-            CallOrderError: There is nothing to look into, or nobody can answer the prompt; the message gives the
+            CallOrderError: There is nothing to look into, or no user can answer the prompt; the message gives the
                 reason.
             KeyboardInterrupt: The interrupt button was pressed at the prompt.
         """
@@ -159,7 +159,7 @@ class AttachedSession(SessionCells):
         self._call("forget")
 
     def close(self) -> None:
-        """Stop a call that goes on and end the ranks, for all clients; idempotent."""
+        """Stop the running call and end the ranks, for all clients; idempotent."""
         if not self._is_closed:
             with contextlib.suppress(CallOrderError, OSError, EOFError):  # Another client has closed it.
                 self._call("close")

@@ -28,7 +28,7 @@ def attach(
 ) -> AttachedRun:
     """Return the handle on a detached run, and show the run in this cell or terminal.
 
-    Any number of kernels and terminals may be attached to a run, also after its end, for its results.
+    Any number of kernels and terminals may be attached to a run, even after its end, for its results.
 
     Args:
         run: The run's id, the beginning of its id, or the path of its folder. None and `"last"` mean the latest
@@ -52,7 +52,7 @@ def attach(
 def attach_session(
     name: str | None = None, *, folder: str | os.PathLike[str] = "auto", show: bool = True
 ) -> AttachedSession:
-    """Return a detached session, whose ranks have kept their memory, and show the call that goes on, if one does.
+    """Return a detached session, whose ranks have kept their memory, and show its running call, if there is one.
 
     Any number of kernels and terminals may be attached to a session. Its ranks carry out one call at a time.
 

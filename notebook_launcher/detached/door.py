@@ -1,7 +1,7 @@
 """The socket of a host, in the run's folder: how a host opens it and how a client reaches it.
 
-The folder is closed to other users (mode 0700), both ends ask the system for the other's user, and both say which
-protocol they speak before the first record, because records are pickles.
+The folder is closed to other users (mode 0700), both ends ask the system for the other's user, and both send the
+protocol that they speak before the first record, because records are pickles.
 """
 
 from __future__ import annotations

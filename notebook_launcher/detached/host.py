@@ -40,7 +40,7 @@ class Host(Protocol):
         """The folder with its socket."""
 
     def abandon(self) -> None:
-        """End at once, because nobody knows of it."""
+        """End immediately, because no client knows of it."""
 
     def serve(self) -> None:
         """Serve clients until it is over and they have left."""
@@ -67,7 +67,7 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
         boot.enter_kernel_surroundings(order.surroundings)
         host = _host(order, fds)
         kernel.send(HostReady(run_id=host.folder.name, folder=str(host.folder)))
-    except BrokenPipeError:  # The kernel was interrupted, and nobody knows the run.
+    except BrokenPipeError:  # The kernel was interrupted, and no client knows the run.
         assert host is not None
         host.abandon()
     except BaseException as error:  # noqa: BLE001 - the kernel raises it

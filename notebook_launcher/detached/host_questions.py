@@ -19,7 +19,7 @@ __all__ = ["HostQuestions"]
 
 
 class HostQuestions:
-    """The questions of one run that nobody has answered yet.
+    """The unanswered questions of one run.
 
     Args:
         asked: Called with each new question, and with None after an answer.
@@ -35,7 +35,7 @@ class HostQuestions:
         self._waits_for: Callable[[Question], bool] = lambda _: False
 
     def connect(self, reply: Callable[[Answer], object], waits_for: Callable[[Question], bool]) -> None:
-        """Set where answers go, and what says whether a rank still waits for one; call it before the run begins."""
+        """Set the receiver of answers, and the test if a rank still waits for one; call it before the run begins."""
         self._reply, self._waits_for = reply, waits_for
 
     def put(self, question: Question) -> None:

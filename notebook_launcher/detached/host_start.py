@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_AGE", "checked", "hand_over", "start_detached"]
 
 MAX_AGE = 7 * 86_400.0
-"""Seconds after which a detached run is stopped that has no `timeout`: nobody may be left who knows of it."""
+"""Seconds after which a detached run without `timeout` is stopped: no user may know of it any more."""
 LAST_WORDS = 4000
 
 

@@ -125,7 +125,7 @@ class HostedRun:
 
     @property
     def is_minor(self) -> bool:
-        """True if the run, which is over, was too short to be recorded and its ranks had nothing to say."""
+        """True if the run is over, was too short to be recorded, and its ranks had no output."""
         outcome = self.run.outcome
         return outcome is not None and outcome.results.folder is None
 

@@ -110,7 +110,7 @@ class Journal:
             self._changed.notify_all()
 
     def asked(self, question: PendingQuestion | None) -> None:
-        """Tell clients of a new question, or that one is answered; if nobody is there to answer, say so in a line."""
+        """Send clients a new question, or that one is answered; if no client can answer, write a line about it."""
         with self._changed:
             self._changed.notify_all()
             has_company = time.monotonic() - self._answerable_at < COMPANY

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["MAX_IDLE", "SessionHost"]
 
 MAX_IDLE = 7 * 86_400.0
-"""Seconds without a call after which a session is closed that has no `idle_timeout`: nobody may know of it any more."""
+"""Seconds without a call after which a session without `idle_timeout` is closed: no user may know of it any more."""
 LAST_ANSWER = 1.0
-"""Seconds that clients get to hear that the session is closed."""
+"""Seconds that clients get to receive that the session is closed."""
 SUMMARY_EVERY = 5.0
 """Seconds between two summaries of what the session holds."""
 
@@ -83,7 +83,7 @@ class SessionHost:
             raise
 
     def abandon(self) -> None:
-        """End at once, because nobody knows of the session."""
+        """End immediately, because no client knows of the session."""
         self._wishes.put("close")
 
     def serve(self) -> None:
@@ -188,7 +188,7 @@ class SessionHost:
             raise CallOrderError(msg)
 
     def _see_off(self, call: HostedRun) -> None:
-        """Wait for the end of a call; remove its folder if nobody needs it any more."""
+        """Wait for the end of a call; remove its folder if no client needs it any more."""
         call.conclude()
         self._last_used = time.monotonic()
         call.await_clients(is_expected=True)
@@ -253,7 +253,7 @@ class SessionHost:
             )
 
     def _snapshot(self) -> RunSnapshot:
-        """Return the session as `runs()` shows it: a run that goes on until the session is closed."""
+        """Return the session as `runs()` shows it: a run that lasts until the session is closed."""
         plan, tree = self._ranks.plan, self._ranks.tree
         pids = {} if tree is None else dict(tree.pids)
         ranks = tuple(

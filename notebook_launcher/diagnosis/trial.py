@@ -65,7 +65,7 @@ def _loader(session: Session) -> str:
 
 
 def _stop(session: Session) -> str:
-    # The stop reports where the ranks were, which nobody asked for here. A run's output goes where it was launched.
+    # The stop reports where the ranks were, which is not wanted here. A run's output goes where it was launched.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         run = session.launch(_reduce_for_ever)
         deadline = time.monotonic() + STARTED_WITHIN

@@ -22,7 +22,7 @@ __all__ = ["LIMITS", "PHASES", "RANK_STATES", "RUN_STATES", "Limits", "PhaseLook
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseLook:
-    """Appearance of a phase. Letter, colour, and pattern or height: each alone is enough to tell the phase."""
+    """Appearance of a phase. Letter, colour, and pattern or height: each alone identifies the phase."""
 
     letter: str
     word: str
@@ -51,7 +51,7 @@ Shape = Literal["ring", "disc", "hourglass", "square", "check", "cross", "dash",
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StateLook:
-    """Appearance of a state of a run or of a rank. Each shape and each sign says the same as the colour."""
+    """Appearance of a state of a run or of a rank. Each shape and each sign has the meaning of the colour."""
 
     word: str
     """Word on the page; static tables show the state's own name."""

@@ -37,11 +37,11 @@ def curves_svg(
     """Return metrics as one `<svg>`: small multiples with a legend.
 
     A value that is NaN or infinite is a gap with a mark at the edge of its plot. At most 24 metrics are drawn; a
-    line says how many are not.
+    line counts the others.
 
     Args:
         curves: The metrics of a run.
-        names: Which metrics, in this order; None: all, in the order in which they appeared. One that nobody
+        names: Which metrics, in this order; None: all, in the order in which they appeared. A metric that no rank
             reported gets an empty plot.
         width: In pixels; a page that is narrower scales the picture down.
         log: True if values are drawn on a logarithmic scale, which leaves out those that are not positive.

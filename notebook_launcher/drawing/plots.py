@@ -25,7 +25,7 @@ __all__ = ["MAX_PLOTS", "Plot", "PlotOptions", "draw_plots", "legend_of"]
 
 MAX_PLOTS = 24
 MAX_MARKS = 50
-"""Marks in a plot; further ones could not be told apart."""
+"""Marks in a plot; more could not be distinguished."""
 MAX_POINTS = 30_000
 """Points in a picture, shared among its lines: about 300 kB."""
 PLOT_WIDTH = 290.0

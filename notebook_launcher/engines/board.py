@@ -1,4 +1,4 @@
-"""The board: what the kernel asks of the ranks at their next step, and what the ranks say of themselves.
+"""The board: requests of the kernel for the ranks' next step, and the states that the ranks report.
 
 `context.py` lists the bytes of the page that the ranks map; the kernel knows this class alone.
 """

@@ -49,7 +49,7 @@ class ProcessTree:
         """Start the ranks of this machine.
 
         Args:
-            setup: The settings of all ranks; `setup.place` says which of them are here.
+            setup: The settings of all ranks; `setup.place` names those that are here.
             start_supervisor: One of the ways to start a supervisor.
             listener: A bound socket at which the store is to listen, which the tree closes. None: one of its own.
         """

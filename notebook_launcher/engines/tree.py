@@ -22,7 +22,7 @@ class Tree(Protocol):
     """
 
     board: Board
-    """Requests to the ranks, and what they say of themselves."""
+    """Requests to the ranks, and the states that they report."""
 
     @property
     def setup(self) -> messages.Setup:

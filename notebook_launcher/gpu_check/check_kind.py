@@ -53,7 +53,7 @@ class Check:
     on_cpu: bool = True
     """True if it has a form without GPUs, which shows that the check works and nothing about GPUs."""
     decides: bool = False
-    """True if nobody may claim that GPUs work unless it passes on one."""
+    """True if GPUs count as working only when this check passes on one."""
     limit: float = 120.0
     """Seconds after which its process is ended."""
 

@@ -69,7 +69,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def conclude(outcomes: Sequence[Outcome], num_gpus: int, *, complete: bool) -> str:
-    """Return the last words: the counts, and what they say about GPUs."""
+    """Return the last lines: the counts, and the verdict on GPUs."""
     states = [outcome.state for outcome in outcomes]
     counts = f"{states.count('PASS')} passed, {states.count('FAIL')} failed, {states.count('SKIP')} skipped."
     if not num_gpus:

@@ -1,6 +1,6 @@
 """`gpu-check-<date>.json`: the outcomes with the facts of the machine, to attach to a report of a problem.
 
-Names that tell of a person or a place are replaced by hashes: UUIDs, the host's name, paths.
+Names that identify a person or a place are replaced by hashes: UUIDs, the host's name, paths.
 """
 
 from __future__ import annotations

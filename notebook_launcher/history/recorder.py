@@ -8,7 +8,7 @@
     changes.diff    the working tree beyond the git commit
     rank-0.log ...  the output of each rank; no file for a rank without output
     summary.json    the run's snapshot, replaced as a whole: when the folder is made, every 5 s, at the end
-    reserve         while the run goes on: room for its end, if the disk is full by then
+    reserve         during the run: space that the run frees at its end, for its last state
 
 A run that is over within a second is written at its end, all at once. If it ended without an error, and its ranks wrote
 and reported nothing, it leaves no folder: a loop of such runs in a session would push out all other runs. An error of

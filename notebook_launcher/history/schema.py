@@ -187,7 +187,7 @@ class RunChange:
     time: float
     """Seconds since the launch."""
     source: Literal["code", "monitor", "launcher"] = "code"
-    """Origin of the change: `run.set(...)`, a field of the monitor, or the launcher, which goes on with fewer ranks
+    """Origin of the change: `run.set(...)`, a field of the monitor, or the launcher, which continues with fewer ranks
     (`name="num_processes"`)."""
 
 
@@ -255,9 +255,9 @@ class RunSnapshot:
     usage: Mapping[int, RankUsage] = dataclasses.field(default_factory=dict)
     """Memory and load by rank, sampled from the first second on; of a long run, with longer pauses between samples."""
     changes: tuple[RunChange, ...] = ()
-    """Settings that were changed while the run went on, in order."""
+    """Settings that were changed during the run, in order."""
     settings: tuple[RunSetting, ...] = ()
-    """Settings that can be changed while the run goes on, as they are now: those of its Accelerator, then those that
+    """Settings that can be changed during the run, as they are now: the settings of its Accelerator, then those that
     the function offers."""
 
     @property

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["FEWEST", "usage_curves", "usage_points"]
 
 FEWEST = 3
-"""Samples of a rank from which a picture of them says something."""
+"""Samples of a rank from which a picture of them is drawn."""
 CURVES = (
     ("memory, GB", "memory", 1e9),
     ("load, processors", "load", 1.0),

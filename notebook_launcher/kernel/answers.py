@@ -1,4 +1,4 @@
-"""The condition of every debugger: somebody who answers its prompt."""
+"""The condition of every debugger: a user who can answer its prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["check_answers"]
 
 
 def check_answers(what: str, *, in_cell: bool = True) -> None:
-    """Raise `CallOrderError` if nobody can answer a prompt.
+    """Raise `CallOrderError` if no user can answer a prompt.
 
     Args:
         what: The call or the option that opens a debugger, as the user typed it.

@@ -257,7 +257,7 @@ class Attempt:
 
     @property
     def _is_held(self) -> bool:
-        """True while a debugger or a pause keeps all ranks from going on."""
+        """True while a debugger or a pause holds all ranks."""
         return self.state.debugged is not None or self.requests.paused_after is not None
 
     def next_deadline(self) -> float | None:

@@ -43,7 +43,7 @@ class CallScope:
         return self.ranks is None or rank in self.ranks
 
     def notice_after(self, hang_notice: float | None) -> float | None:
-        """Return the seconds of waiting in a collective after which a line says so; None: never."""
+        """Return the seconds of waiting in a collective after which a line reports it; None: never."""
         return hang_notice if self.ranks is None or hang_notice is None else min(hang_notice, SUBSET_NOTICE)
 
 

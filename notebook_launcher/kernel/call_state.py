@@ -41,9 +41,9 @@ class CallState:
         self.not_started: messages.RankNotStarted | None = None
         """The first rank that could not be started."""
         self.debugged: int | None = None
-        """The rank whose frames the user looks into; nobody is stopped and no clock runs meanwhile."""
+        """The rank whose frames the user looks into; until the user leaves, no rank is stopped and no clock runs."""
         self.left: set[int] = set()
-        """The ranks that were told to leave the process group."""
+        """The ranks that were asked to leave the process group."""
         self.doomed: set[int] = set()
         """The ranks that were sent SIGKILL."""
         self._members = members
@@ -54,7 +54,7 @@ class CallState:
         return [self.outcomes[rank] for rank in sorted(self.outcomes)]
 
     def close(self) -> None:
-        """Close the parcels of outcomes that nobody will read; idempotent."""
+        """Close the parcels of outcomes that will not be read; idempotent."""
         for outcome in self.outcomes.values():
             outcome.close()
 

@@ -107,7 +107,7 @@ def _answer(writer: int) -> None:
 
 
 def _loaded_driver() -> ctypes.CDLL | None:
-    """Return CUDA's driver library if this process has loaded it: without it nobody has initialised CUDA."""
+    """Return CUDA's driver library if this process has loaded it: without it CUDA is not initialised."""
     try:
         return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
     except OSError:

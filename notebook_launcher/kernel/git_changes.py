@@ -1,4 +1,4 @@
-"""Changes of a working tree since its git commit, found by a process of git's while the run goes on."""
+"""Changes of a working tree since its git commit, found by a git process during the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 __all__ = ["GitChanges"]
 
 WHILE_RUNNING = 30.0
-"""Seconds that git gets while the run goes on."""
+"""Seconds that git gets during the run."""
 AT_THE_END = 1.0
 """Seconds from its start for which the end of a run waits for git."""
 
@@ -19,7 +19,7 @@ AT_THE_END = 1.0
 class GitChanges:
     """The difference between the working tree of a repository and its commit; the constructor starts git.
 
-    `poll` must be called until it says that git is over, so that no process is left behind.
+    `poll` must be called until it returns that git is over, so that no process is left behind.
     """
 
     def __init__(self, repository: str) -> None:
@@ -34,7 +34,7 @@ class GitChanges:
                 self._process = subprocess.Popen(words, start_new_session=True, **ours)  # type: ignore[call-overload]
 
     def poll(self, *, wait: bool) -> tuple[bool, str | None]:
-        """Return whether git is over, and the difference; None: git cannot tell, or not in time."""
+        """Return True once git is over, and the difference; None: git has no answer, or not in time."""
         if self._process is None:
             self._output.close()
             return True, None

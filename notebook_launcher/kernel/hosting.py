@@ -25,7 +25,7 @@ class TakesQuestions(Protocol):
     """Protocol of the place where a hosted run's questions wait."""
 
     def connect(self, reply: Callable[[Answer], object], waits_for: Callable[[Question], bool]) -> None:
-        """Set where answers go, and what says whether a rank still waits for one."""
+        """Set the receiver of answers, and the test of whether a rank still waits for one."""
 
     def put(self, question: Question) -> None:
         """Keep a question until a client answers it."""
@@ -33,7 +33,7 @@ class TakesQuestions(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
-    """The destination of a hosted run's output and values: nobody may be there to take them."""
+    """The destination of a hosted run's output and values: no client may be there to take them."""
 
     begin_in: Callable[[str, Path], object]
     """Called with the run's id and folder before the run begins."""

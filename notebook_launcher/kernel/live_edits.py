@@ -1,4 +1,4 @@
-"""Name, tags and notes that the user gives a run while it goes on; its folder, once there is one, keeps them."""
+"""Name, tags and notes that the user gives a run in progress; its folder, once there is one, keeps them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`live_runs()`: handles on the runs that go on in this kernel, for a handle that was lost."""
+"""`live_runs()`: handles on the runs in progress in this kernel, for a handle that was lost."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["live_runs"]
 
 
 def live_runs() -> list[Run]:
-    """Return a handle on each run that goes on in this kernel, the newest first: `live_runs()[0].stop()`.
+    """Return a handle on each run in progress in this kernel, the newest first: `live_runs()[0].stop()`.
 
-    For a run whose handle no variable holds any more. Calls and cells of sessions that go on are among them. Detached
+    For a run whose handle no variable holds any more. Running calls and cells of sessions are among them. Detached
     runs have kernels of their own: `attach()` returns their handles.
     """
     check_not_in_rank("live_runs")

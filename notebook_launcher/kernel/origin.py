@@ -35,10 +35,10 @@ HASH = re.compile(r"[0-9a-f]{40,64}")
 
 
 class Origin:
-    """The files of a run's folder that say where the run comes from.
+    """The files of a run's folder about the origin of the run.
 
     Git compares the working tree with the commit in a process of its own, because that takes 12 ms, and 160 ms among
-    20,000 files, during which nobody would read what the ranks send.
+    20,000 files, during which the ranks' records would wait.
 
     Args:
         function: The function of the run.
@@ -59,7 +59,7 @@ class Origin:
             self._git = GitChanges(git["repository"])
 
     def later(self, *, wait: bool) -> dict[str, str] | None:
-        """Return the files that git has told about, by name; None if git has not finished and `wait` is False."""
+        """Return the files that git has listed, by name; None if git has not finished and `wait` is False."""
         if self._git is None:
             return {}
         is_over, patch = self._git.poll(wait=wait)

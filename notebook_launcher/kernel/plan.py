@@ -215,7 +215,7 @@ def _found(machine: Machine, gpus: tuple[int, ...]) -> str:
 def _lacks_peer_access(machine: Machine, gpus: tuple[int, ...]) -> bool:
     """Return True where NCCL would hang or fail unless it avoids direct transfers between GPUs.
 
-    Cards of the RTX 40 series cannot do them, and drivers before 550.40.07 said that they could; Hugging Face
+    Cards of the RTX 40 series cannot do them, and drivers before 550.40.07 reported that they could; Hugging Face
     Accelerate's launcher has the same check (`check_cuda_p2p_ib_support`).
     """
     if len(gpus) < 2 or not any("RTX 40" in machine.gpus[at].name for at in gpus):

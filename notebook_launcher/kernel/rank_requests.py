@@ -75,7 +75,7 @@ class RankRequests:
         return True
 
     def note_change(self, changed: messages.Changed) -> bool:
-        """Note that a change was carried out; return True if the ranks are paused now, or go on."""
+        """Note that a change was carried out; return True if it paused or resumed the ranks."""
         if changed.action not in ("pause", "resume"):
             return False
         self.paused_after = changed.update if changed.action == "pause" else None

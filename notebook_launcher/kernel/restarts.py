@@ -29,7 +29,7 @@ HOW = (
 
 
 def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
-    """Start all ranks again; where nodes do not come up, start those of the other nodes, and say so.
+    """Start all ranks again; if nodes do not come up, start the ranks of the other nodes, and show a notice.
 
     Args:
         data: The run's record.
@@ -37,7 +37,7 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
         call: The function and its arguments, for ranks that inherit the call by a fork.
 
     Raises:
-        ConfigError: Nodes do not come up, and the run cannot go on without them.
+        ConfigError: Nodes do not come up, and the run cannot continue without them.
         ResourceError: The machine cannot hold the ranks any more.
     """
     before, rest, reason = ranks.plan, None, ""

@@ -149,7 +149,7 @@ class Run:
         return self._data.edits["notes"] or ""
 
     def edit(self, *, name: str | None = None, tags: Iterable[str] | None = None, notes: str | None = None) -> None:
-        """Change the run's name, tags or notes, also after its end; None leaves each as it is.
+        """Change the run's name, tags or notes, even after its end; None leaves each as it is.
 
         Raises:
             ConfigError: The name or a tag is not text.
@@ -270,7 +270,7 @@ class Run:
         return Samples.parse(self._take_sample(starts))
 
     def profile(self, updates: int = 3, *, ranks: Sequence[int] = (0,)) -> Profile:
-        """Profile some updates with `torch.profiler` while the training goes on; wait for the result.
+        """Profile some updates with `torch.profiler` during the training; wait for the result.
 
         The profile begins after an update, the same one on all chosen ranks, and lasts until `updates` further ones are
         made. It ends earlier if the function ends. In a cell the result is a table of the operators that took most
@@ -329,7 +329,7 @@ class Run:
         """Wait for the results and return them.
 
         Raises:
-            TimeoutError: The run is not over after `timeout` seconds; the run goes on.
+            TimeoutError: The run is still running after `timeout` seconds.
             BaseException: The exception with which the run failed, as `notebook_launch` raises it.
         """
         self._wait_for_end(timeout)
@@ -368,8 +368,8 @@ class Run:
                 not wait for the step.
 
         Returns:
-            The last rung that was needed, also after the end of a run that was stopped: "ask", "interrupt",
-            "terminate" or "kill". None if the run ended by itself, or goes on because `wait` is False.
+            The last rung that was needed, even if the stopped run is over: "ask", "interrupt",
+            "terminate" or "kill". None if the run ended by itself, or still runs because `wait` is False.
         """
         if self._data.outcome is not None:
             return self._data.outcome.results.stopped_by
@@ -381,7 +381,7 @@ class Run:
         return self._data.outcome.results.stopped_by if self._data.outcome is not None else None
 
     def save(self) -> None:
-        """Ask for a checkpoint: all ranks write it after the same update, and the training goes on.
+        """Ask for a checkpoint: all ranks write it after the same update, and the training continues.
 
         The first Accelerator that made an update writes the checkpoint with `save_state`, when its loop asks for the
         next batch: to the next folder if `ProjectConfiguration(automatic_checkpoint_naming=True)`, else to
@@ -401,7 +401,7 @@ class Run:
             raise CallOrderError(msg)
 
     def set(self, **settings: float | str | None) -> None:
-        """Change settings of the training while it goes on, on all ranks after the same update.
+        """Change settings during the training, on all ranks after the same update.
 
         `run.set(lr=1e-4)` gives a value, `run.set(lr="x0.5", max_grad_norm=1.0)` a factor and a value. The first
         Accelerator that made an update carries the change out before its next micro-batch. A line in the cell and

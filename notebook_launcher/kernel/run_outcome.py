@@ -18,6 +18,6 @@ class RunOutcome:
     state: Literal["done", "failed", "stopped"]
     """`"stopped"` if the user stopped the run before every rank had returned."""
     results: Results
-    """The values of the ranks that returned, also after a failure."""
+    """The values of the ranks that returned, even after a failure."""
     error: BaseException | None
     """The exception for the cell; None after a success."""

@@ -163,7 +163,7 @@ def watch(run: ShownRun, output: ShownOutput) -> None:
         name = f"notebook-launcher view of {run.name}"
         try:
             threading.Thread(target=_attend, args=(run, view), name=name, daemon=True).start()
-        except RuntimeError:  # There is no room for a thread. The run goes on without a view.
+        except RuntimeError:  # There is no room for a thread. The run continues without a view.
             output.record_from = math.inf
 
 

@@ -75,7 +75,7 @@ def allocate_nodes(
 
     Args:
         nodes: The nodes of the engine.
-        num_processes: As in `LaunchConfig`; likewise `devices`, `backend` and `processes_per_node`.
+        num_processes: As in `LaunchConfig`, and so are `devices`, `backend` and `processes_per_node`.
         devices: See above.
         backend: See above.
         num_nodes: `LaunchConfig.nodes`.

@@ -19,7 +19,7 @@ TEXT_SIZE = 96
 
 
 class Unusable(OSError):  # noqa: N818 - a state of a GPU, which callers expect
-    """A GPU that NVML counts, and does not let this process use. The message says why."""
+    """A GPU that NVML counts, but that this process may not use. The message has the reason."""
 
 
 class _Memory(ctypes.Structure):

@@ -116,7 +116,7 @@ class _Keyboard:
         self._pid = os.getpid()
 
     def ask(self, prompt: str, *, password: bool = False) -> str:
-        """Return the text that the user typed; raises EOFError, with the reason, if nobody can answer."""
+        """Return the text that the user typed; raises EOFError, with the reason, if no user can answer."""
         if os.getpid() != self._pid:
             raise EOFError(
                 f"a process that rank {self._rank} started (a data-loader worker?) asked for input: "

@@ -95,7 +95,7 @@ class Inbox:
         return comm_messages
 
     def ask_text(self, prompt: str) -> str:
-        """Return the line that the user types after a prompt; raises EOFError if nobody can answer."""
+        """Return the line that the user types after a prompt; raises EOFError if no user can answer."""
         reply = self.ask(messages.InputRequest(prompt=prompt))
         if reply.text is None:
             raise EOFError(reply.reason)

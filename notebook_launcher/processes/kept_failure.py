@@ -58,7 +58,7 @@ class KeptFailure:
 
         debugger = RankPdb(rank, ask, sys.stdout)
         debugger.reset()
-        with contextlib.suppress(bdb.BdbQuit, EOFError):  # EOFError: nobody answers any more.
+        with contextlib.suppress(bdb.BdbQuit, EOFError):  # EOFError: no user answers any more.
             # Since Python 3.13 pdb takes the exception itself, and can show the exceptions that led to it.
             shown: Any = self._error if sys.version_info >= (3, 13) else self._error.__traceback__
             debugger.interaction(None, shown)

@@ -94,7 +94,7 @@ class Rendezvous:
         self._ours: Any = None
         """The group that `join` made; None once the function has called `init_process_group`, or the rank has left."""
         self._meeting: Any = None
-        """The part of the store in which the ranks of that group say that they are connected."""
+        """The part of the store in which the ranks of that group report that they are connected."""
         self._made: list[Any] = []
         """Groups that must live until the function has returned; see `_make`."""
         self._asked_backend: str | None = None
@@ -127,7 +127,7 @@ class Rendezvous:
         self._made = made
 
     def state(self) -> GroupState:
-        """Return whether the group is still the one that `join` made, and the number of collectives of each group."""
+        """Return True if the group is still the one that `join` made, and the number of collectives of each group."""
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         if c10d is None:
             return GroupState(is_kept=True, num_calls={})

@@ -30,7 +30,7 @@ def call_function(function: Any, args: Any, kwargs: Any) -> Any:
 def _end_fork(error: BaseException | None) -> NoReturn:
     """End a process that the function forked and that has now left the function, as a script ends after its last line.
 
-    The process must not go on as a second rank. Its exit handlers do not run, because they are the rank's.
+    The process must not continue as a second rank. Its exit handlers do not run, because they are the rank's.
     """
     code = 1
     try:

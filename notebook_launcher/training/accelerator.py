@@ -975,7 +975,7 @@ class Accelerator:
         return contextlib.nullcontext()
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
-        """Return whether a part of the model lies on several devices by a `device_map`, and so cannot be trained."""
+        """Return True if a part of the model lies on several devices by a `device_map`, and so cannot be trained."""
         return any(len(getattr(module, "hf_device_map", ())) > 1 for module in model.modules())
 
     # Parts that `compat` replaces, and what is decided once.

@@ -9,10 +9,10 @@ follows from the gradients' reduction, which no rank completes before every rank
   the reduction of `v`, hence has counted `v - 1`. What rank 0 writes while it counts `u` is seen by all at `u + 1`.
 - On a GPU, a backward returns when its reduction is queued: the wait for an NCCL collective holds up the stream, not
   the program. A program could be any number of updates ahead of its peers. Therefore `UpdateFence` lets it count update
-  `v` only when the reduction of `v - 1` is done, which says that rank 0 has counted `v - 2`. What rank 0 writes while
+  `v` only when the reduction of `v - 1` is done, which proves that rank 0 has counted `v - 2`. What rank 0 writes while
   it counts `u` is seen by all at `u + 2`. The GPU still has the work of a whole window queued, so it does not idle.
 
-Over several machines the same holds, because rank 0 has the store's answer to what it wrote before it goes on. But each
+Over several machines the same holds, because rank 0 waits for the store's answer before it continues. But each
 machine has a board of its own, and a rank that has not seen the request would not look. Therefore the kernel writes a
 request to the board of rank 0 last, when all other machines have it (`engines/cluster/relayed_page.py`).
 """
@@ -139,7 +139,7 @@ class Agreement:
         """Begin before the first update.
 
         Args:
-            notes: Where rank 0 writes the update that it names: the board, or the store.
+            notes: The board or the store, to which rank 0 writes the update that it names.
             chooses: True on rank 0.
             lead: `UpdateFence.lead`; 0 where there is one rank.
         """

@@ -26,7 +26,7 @@ SHORTAGES = (
     "can't allocate memory",  # torch's CPU allocator
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_NOT_SUPPORTED",  # what cuDNN says of a batch that no algorithm has the memory for
+    "CUDNN_STATUS_NOT_SUPPORTED",  # cuDNN's error for a batch that no algorithm has the memory for
 )
 
 
@@ -73,12 +73,12 @@ def find_executable_batch_size(
     with a smaller size. The size that worked is where the next call starts.
 
     On several processes all must call it, and they agree: if memory runs out on any of them, all try again
-    with the same smaller size, also those that had finished. The one that ran out leaves the process group,
+    with the same smaller size, including those that had finished. The one that ran out leaves the process group,
     so that gloo gives an error to those that wait for it in a collective; then all meet in a new group. This
     has limits:
 
     * Models (prepared or DDP) must be made inside the function; one that was made before has lost its group
-      after a failed attempt, and says so. The same holds for groups of `torch.distributed.new_group`.
+      after a failed attempt, and raises an error about it. The same holds for groups of `torch.distributed.new_group`.
     * If something else outside of the function refers to the group, its connections stay open. There is a
       warning then, and a peer that waits in a collective waits until the group's timeout.
     * NCCL does not notice that a peer has left. If memory runs out on one GPU while another waits for it in

@@ -76,7 +76,7 @@ class Preparation:
     compares: bool
     """True if the ranks compare their weights now and then."""
     device_placement: bool
-    """True if objects are moved to the device, unless the call says otherwise."""
+    """True if objects are moved to the device, unless the call sets another value."""
     ddp_handler: DistributedDataParallelKwargs
     dataloader_config: DataLoaderConfiguration
     dynamo_backend: str | None

@@ -53,7 +53,7 @@ class Safepoint:
         self._saves = False
         """True if a checkpoint is due."""
         self._stop_at: int | None = None
-        """Number of the update after which all ranks stop; None: nobody has asked."""
+        """Number of the update after which all ranks stop; None: no stop was requested."""
         self._changes_agreed = Agreement(_notes(rank, "change", context.CHANGE_CHOICE), **options)
         self._num_changes = 0
         """Number of the last change that was carried out."""

@@ -1,4 +1,4 @@
-"""Settings that change while the training goes on: learning rate, clipping, accumulation, and what the user offers."""
+"""Settings that change during the training: learning rate, clipping, accumulation, and what the user offers."""
 
 from __future__ import annotations
 

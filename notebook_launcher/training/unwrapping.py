@@ -38,7 +38,7 @@ def unwrap_model(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile:
         strip_precision(model)
     if compiled is None or not keep_torch_compile:
         return model
-    # What was compiled may be a wrapper around the model, by whose names nobody wants to save it.
+    # What was compiled may be a wrapper around the model, whose names do not belong in a checkpoint.
     return compiled if compiled._orig_mod is model else type(compiled)(model, compiled.dynamo_ctx)  # noqa: SLF001
 
 

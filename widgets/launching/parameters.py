@@ -210,7 +210,7 @@ def _parameter(parameter: inspect.Parameter, names: dict[str, Any]) -> Parameter
 
 
 def _takes_words(annotation: Any, default: Any) -> bool:
-    """Return whether a text may be meant: the type is not known, or one of several is `str`."""
+    """Return True if a text may be meant: the type is not known, or one of several is `str`."""
     return annotation is _TEXT_OR_NUMBER or (annotation in (MISSING, Any) and default in (None, MISSING))
 
 

@@ -24,7 +24,7 @@ class Number:
 
     @property
     def words(self) -> str:
-        """Description of the numbers, for a note that says what to type."""
+        """Description of the numbers, for a note about what to type."""
         if not self.is_whole:
             return f"a number above {self.least}"
         bounds = f"{self.least} or more" if self.most is None else f"{self.least} to {self.most:,}"

@@ -85,9 +85,9 @@ class Monitor(anywidget.AnyWidget):
         """Held while the feed, the outputs or the fields below change: messages of the page, its requests and the
         ticker have threads of their own."""
         self._seen = threading.Event()
-        """Set once a page has said hello."""
+        """Set once a page has sent "hello"."""
         self._pages: set[str] = set()
-        """Identifiers of the pages that have said hello; a reload makes another one."""
+        """Identifiers of the pages that have sent "hello"; a reload makes a new identifier."""
         self._over = threading.Event()
         """Set once the pictures of the end replace the monitor."""
         self._asks_for_all = False
@@ -388,7 +388,7 @@ class Monitor(anywidget.AnyWidget):
             self._draw_pictures(drawing)
 
     def close(self) -> None:
-        """Close the widget; the run goes on."""
+        """Close the widget; the run continues."""
         tap = getattr(self, "_tap", None)  # ipywidgets also closes a monitor whose constructor has failed.
         if tap is not None:
             tap.close(self._comm_id)

@@ -189,7 +189,7 @@ def profile_record(profile: Profile) -> dict[str, Any]:
     tables, room = profile.plain_tables(), MAX_TRACES
     for table in tables:
         table["trace_data"] = ""
-        with contextlib.suppress(OSError):  # There is no trace, or somebody has removed it.
+        with contextlib.suppress(OSError):  # There is no trace, or it was removed.
             path = Path(table["trace"])
             if path.is_file() and path.stat().st_size <= room:
                 room -= path.stat().st_size

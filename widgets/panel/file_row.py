@@ -16,7 +16,7 @@ __all__ = ["FileRow"]
 
 
 class FileRow:
-    """A path with controls beside it; the note below says what was done, or what failed.
+    """A path with controls beside it; the note below shows what was done, or what failed.
 
     Args:
         path: Shown at first.

@@ -162,7 +162,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         return f"<ConfigPanel({name}): {state}>"
 
     def close(self) -> None:
-        """Close the panel with all its widgets; its run goes on."""
+        """Close the panel with all its widgets; its run continues."""
         running = getattr(self, "_running", None)  # ipywidgets also closes a panel whose constructor has failed.
         if running is not None:
             self._kept.close()

@@ -69,9 +69,9 @@ class ClusterTree:
         self.board = Board(self._page)
         self._pids: dict[int, int] = {}
         self._memory: dict[int, int] = {}
-        """By rank: bytes of resident memory, as its node last told."""
+        """By rank: bytes of resident memory, as its node last reported."""
         self._pulses: dict[int, tuple[bool, int, int]] = {}
-        """By rank: the fields of its `Pulse`, as its node last told."""
+        """By rank: the fields of its `Pulse`, as its node last reported."""
         self._parcel_of: tuple[object, set[int]] = (None, set())
         """The record that the last parcel was sent with, and the nodes that have the parcel."""
         self._told_lost: set[int] = set()
@@ -237,11 +237,11 @@ class ClusterTree:
         return found
 
     def memory(self, rank: int) -> int | None:
-        """Return the resident memory of a rank in bytes, as its node last told; None: unknown, or the rank is gone."""
+        """Return the resident memory of a rank in bytes, as its node last reported; None if unknown."""
         return self._memory.get(rank)
 
     def pulses(self, ranks: Iterable[int]) -> dict[int, Pulse]:
-        """Return the activity of these ranks' processes, as their nodes last told."""
+        """Return the activity of these ranks' processes, as their nodes last reported."""
         return {rank: Pulse(*self._pulses[rank]) for rank in ranks if rank in self._pulses}
 
     def close(self) -> None:

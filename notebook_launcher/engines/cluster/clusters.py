@@ -67,7 +67,7 @@ class Cluster:
         self._key = key
         self.nodes: list[Node] = []
         self.taken = threading.Event()
-        """Set when a launch takes the nodes, or somebody closes them; a new one each time that they become idle."""
+        """Set when a launch takes the nodes, or they are closed; a new event each time that they become idle."""
 
     def bring_up(self) -> None:
         """Start the agents that are not up, and have all join; raises `ConfigError` if one cannot."""
@@ -147,7 +147,7 @@ class Cluster:
                 node.has_folder = seen is None or seen.is_there
 
     def end_lost(self) -> None:
-        """End the commands of nodes that are lost: one that was not heard of may still run ranks."""
+        """End the commands of lost nodes: a node that no longer sends may still run ranks."""
         for node in self.nodes:
             if node.lost:
                 node.close()

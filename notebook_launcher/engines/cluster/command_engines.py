@@ -31,7 +31,7 @@ __all__ = ["SSH", "Commands", "Slurm"]
 
 AGENT = ("-m", "notebook_launcher.engines.cluster.agent")
 SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
-"""No terminal, no question that nobody could answer, and an end within 15 s if the network is cut."""
+"""No terminal, no question that waits for an answer, and an end within 15 s if the network is cut."""
 
 
 UP_PATIENCE = 60.0

@@ -23,12 +23,12 @@ class Connection(Protocol):
     """A way to one agent, from its start to its end."""
 
     read_fd: int
-    """Carries what the agent says; who reads closes it. Likewise `write_fd`, in the other direction."""
+    """Descriptor of the agent's output; its reader closes it. `write_fd` is the same in the other direction."""
     write_fd: int
 
     @property
     def origin(self) -> str:
-        """A sentence that says how the agent was started."""
+        """A sentence about how the agent was started."""
         ...
 
     def why(self) -> str:
@@ -40,7 +40,7 @@ class Connection(Protocol):
         ...
 
     def end(self, patience: float) -> None:
-        """Wait for the end of an agent that was told to end; after `patience` seconds kill it. Release everything."""
+        """Wait for the end of an agent that was asked to end; after `patience` seconds kill it. Release everything."""
         ...
 
 
@@ -94,7 +94,7 @@ class CommandConnection:
 
 
 def end_process(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Wait for the end of a process that was told to end; after `patience` seconds kill it."""
+    """Wait for the end of a process that was asked to end; after `patience` seconds kill it."""
     try:
         process.wait(patience)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """Test of a node for the kernel's folder: the kernel puts a mark into it for a moment, and the node looks for that.
 
-A path that exists on both sides says little: every machine has a home folder of that name.
+A path that exists on both sides proves little: every machine has a home folder of that name.
 """
 
 from __future__ import annotations

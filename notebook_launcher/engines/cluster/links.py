@@ -42,7 +42,7 @@ class Link:
         self._is_given_up = False
         """True if nothing is sent any more."""
         if patience is not None:
-            # Where a network is cut, nobody makes room, and a thread that is inside of `write` cannot be called back.
+            # Where a network is cut, no peer makes room, and a thread that is inside of `write` cannot be called back.
             os.set_blocking(write_fd, False)
         self._sending = threading.Lock()
         self._closing = threading.Lock()
@@ -93,7 +93,7 @@ class Link:
 
     def _fill(self, patience: float | None) -> None:
         try:
-            # Silence is what no byte says while this thread watches: a thread that was held up finds the bytes.
+            # Silence: no byte arrives while this thread watches. A thread that was held up finds the bytes.
             is_readable = _wait_for(self._read_fd, select.POLLIN, patience)
             data = os.read(self._read_fd, READ_SIZE) if is_readable else None
         except (OSError, ValueError) as error:

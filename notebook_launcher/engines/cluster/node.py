@@ -27,13 +27,13 @@ PATIENCE = 10.0
 CHUNK = 1 << 20
 """Bytes of a parcel that are sent at once; other records may go between two chunks."""
 END_PATIENCE = 10.0
-"""Seconds that an agent gets to end once it has been told to."""
+"""Seconds that an agent gets to end after the request."""
 GREETING_LINES = 1000
 """Lines that a login may print before the agent's greeting."""
 
 
 class Node:
-    """One agent. Records to it are queued, so that a network that hangs holds up nobody in the kernel.
+    """One agent. Records to it are queued, so that a network that hangs does not delay the kernel.
 
     Args:
         number: The node's number among those of the engine.
@@ -81,7 +81,7 @@ class Node:
 
     @property
     def origin(self) -> str:
-        """A sentence that says how the agent was started."""
+        """A sentence about how the agent was started."""
         return self._connection.origin
 
     def send(self, record: object, *, urgent: bool = False) -> None:

@@ -4,7 +4,7 @@
                        BoardWrite, AskTree, CloseTree, Ping
     agent -> kernel    Joined, FileSeen, Happened, BoardWritten, TreeAnswered, TreeClosed, Pong, Beat
 
-Before them, the agent says what it is, in a line of text (`greeting.py`). `tree` numbers the trees of a kernel, because
+Before them, the agent describes itself in a line of text (`greeting.py`). `tree` numbers the trees of a kernel, because
 records of a tree that was closed may still be under way.
 """
 
@@ -121,7 +121,7 @@ class BoardWrite:
     at: int
     data: bytes
     epoch: int
-    """Number of times that the whole board was written; the agent's states say to which they belong."""
+    """Number of times that the whole board was written; the agent's states name the one to which they belong."""
     number: int = 0
     """If not 0, answered by `BoardWritten`."""
 
@@ -188,7 +188,7 @@ class NodeState:
     has_safepoint: bool
     """As on the node's board."""
     cooperative: bytes
-    """The bytes of the node's ranks, which are consecutive, from COOPERATIVE on; likewise `activities`."""
+    """The bytes of the node's ranks, which are consecutive, from COOPERATIVE on; `activities` has the same order."""
     activities: bytes
     memory: dict[int, int]
     """By rank, in bytes."""

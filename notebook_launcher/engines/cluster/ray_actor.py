@@ -52,7 +52,7 @@ class AgentActor:
 
     def write(self, number: int, data: bytes) -> None:
         """Pass bytes on to the agent when all with smaller numbers have been; no bytes are the end."""
-        with self._lock, contextlib.suppress(OSError, ValueError):  # The stream tells that the agent is gone.
+        with self._lock, contextlib.suppress(OSError, ValueError):  # The stream ends with the agent.
             self._early[number] = data
             while self._next in self._early:
                 data = self._early.pop(self._next)
@@ -64,7 +64,7 @@ class AgentActor:
                     self._stdin.close()
 
     def read(self) -> Iterator[Any]:
-        """Yield what the agent says, and at the end its exit status with its last words."""
+        """Yield the agent's output, and at the end its exit status with its last words."""
         while data := os.read(self._stdout, self.CHUNK):
             yield data
         status = self._agent.wait()

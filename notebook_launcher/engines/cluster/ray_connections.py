@@ -88,7 +88,7 @@ class RayDriver:
 
     @property
     def has_ended(self) -> bool:
-        """True if the process has ended, or was told to."""
+        """True if the process has ended, or was asked to."""
         return self._is_closed or self._process.poll() is not None
 
     def nodes(self) -> list[dict[str, Any]]:

@@ -34,14 +34,14 @@ END_PATIENCE = 15.0
 """Seconds that an agent gets to end its ranks, once its link was closed."""
 MAX_WORDS = 4000
 KIND = "accelerator_type:"
-"""Begins the name of the resource that says which GPUs a node has."""
+"""Begins the name of the resource that names the GPUs of a node."""
 
 
 class Relay:
     """The way between the kernel's pipes and one agent.
 
     Args:
-        fds: The first carries what the kernel says, the second takes what the agent says, the third takes the reason of
+        fds: The first carries the kernel's bytes, the second takes the agent's bytes, the third takes the reason of
             the end, and is closed last.
         request: The node, the resources to ask for, and the runtime environment.
     """
@@ -63,7 +63,7 @@ class Relay:
         )
         self._stream = self._actor.read.options(num_returns="streaming").remote()
         self._has_ended = threading.Event()
-        """Set when the agent has said its last word."""
+        """Set when the agent's last record has arrived."""
         self._lock = threading.Lock()
         self.is_over = threading.Event()
         """Set when the kernel knows of the end."""
@@ -102,7 +102,7 @@ class Relay:
 
         under_way: collections.deque[Any] = collections.deque()
         number = 0
-        with contextlib.suppress(Exception):  # The stream tells that the actor is gone.
+        with contextlib.suppress(Exception):  # The stream ends with the actor.
             while data := os.read(self._read_fd, CHUNK):
                 under_way.append(self._actor.write.remote(number, data))
                 number += 1
@@ -171,9 +171,9 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _free_resources() -> dict[str, dict[str, float]]:
-    """Return what is free on each node; empty if this version of Ray does not say."""
+    """Return what is free on each node; empty if this version of Ray does not report it."""
     with contextlib.suppress(ImportError, AttributeError):
-        from ray._private.state import available_resources_per_node  # No public function says it by node.
+        from ray._private.state import available_resources_per_node  # No public function reports it by node.
 
         return dict(available_resources_per_node())
     return {}
@@ -214,14 +214,14 @@ class Driver:
 
 
 def _end_with(pid: int) -> None:
-    """End this process with the kernel, also if a fork of the kernel holds the other end of the control socket."""
+    """End this process with the kernel, even if a fork of the kernel holds the other end of the control socket."""
     with contextlib.suppress(OSError):
         select.select([os.pidfd_open(pid)], [], [])
     os._exit(0)
 
 
 def _is_guarded() -> bool:
-    """Return whether Ray asks for a token; Ray itself sets the variable if it finds one."""
+    """Return True if Ray asks for a token; Ray itself sets the variable if it finds one."""
     return os.environ.get("RAY_AUTH_MODE", "").lower() not in ("", "disabled")
 
 
@@ -234,7 +234,7 @@ def main() -> None:
     driver = Driver(control)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except Exception as error:  # noqa: BLE001 - told to the kernel, whatever it is
+    except Exception as error:  # noqa: BLE001 - every error is sent to the kernel
         driver.tell(error=f"{type(error).__name__}: {error}"[:MAX_WORDS])
         os._exit(1)
     driver.tell(is_guarded=_is_guarded())

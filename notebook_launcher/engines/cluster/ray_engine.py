@@ -66,7 +66,7 @@ class Ray:
             object.__setattr__(self, "runtime_env", _plain(self.runtime_env))
 
     def look(self) -> tuple[NodeInfo, ...]:
-        """Return the nodes with their CPUs and GPUs, as Ray tells them; starts no agent, and reserves nothing.
+        """Return the nodes with their CPUs and GPUs, as Ray reports them; starts no agent, and reserves nothing.
 
         Raises:
             ConfigError: ray is not installed, or the cluster cannot be reached.
@@ -163,7 +163,7 @@ class RayNodes:
         return self.engine.keep
 
     def covers(self, other: RayNodes) -> bool:
-        """Return whether agents of this key can serve another one: the same first nodes, and no less of each."""
+        """Return True if agents of this key can serve another key: the same first nodes, and no less of each."""
         return len(self.shares) >= len(other.shares) and all(
             mine.node_id == theirs.node_id and mine.cpus >= theirs.cpus and mine.gpus >= theirs.gpus
             for mine, theirs in zip(self.shares, other.shares, strict=False)
@@ -210,7 +210,7 @@ def _check_number(name: str, value: object, least: int, *, is_whole: bool = Fals
 
 
 def _plain(runtime_env: Any) -> dict[str, Any]:
-    """Return a copy that nobody can change from outside; raises `ConfigError` for what JSON cannot hold."""
+    """Return a copy that cannot be changed from outside; raises `ConfigError` for what JSON cannot hold."""
     try:
         return dict(json.loads(json.dumps(dict(runtime_env))))
     except (TypeError, ValueError) as error:

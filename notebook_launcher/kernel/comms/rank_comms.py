@@ -2,7 +2,7 @@
 
 A rank's messages go to the cell in which the rank runs. The page's messages come in the thread that reads the kernel's
 shell channel while a cell is busy (`widgets/monitor/tap.py`), otherwise in the main thread. They wait here for the
-rank: at most one is on its way to a rank, so that a rank that is stuck in C code blocks nobody.
+rank: at most one is on its way to a rank, so that a rank that is stuck in C code blocks no other rank.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RankComms:
         self._updates = CommUpdates()
         """The ranks' messages on their way to the page."""
         self._wake: Callable[[], object] | None = None
-        """Wakes the thread of the run that goes on; None between runs."""
+        """Wakes the thread of the run in progress; None between runs."""
         self.serve: Callable[[], Callable[[], object] | None] = lambda: None
         """Returns a function that makes ranks handle waiting messages between runs; None: these wait for a run."""
         self.cell_message: Any = None

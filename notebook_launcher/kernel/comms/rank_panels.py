@@ -21,7 +21,7 @@ def shown_rank(display: int | str | None, running: Sequence[int], config: Launch
     """Return the rank whose tables and figures are shown, `"all"`, or None for no rank.
 
     Args:
-        display: The choice for this cell; None: the session's, which is the first rank unless `config` says otherwise.
+        display: The choice for this cell; None: the session's, which is the first rank unless `config` names another.
         running: The ranks that run the cell.
         config: The session's options.
 

@@ -30,7 +30,7 @@ class RunOutput:
         num_processes: Number of ranks.
         kept_in: An expression for the lines that do not stay in a cell, such as `run.logs(rank)`.
         displays: Takes each rank's rich output in place of the cell, and returns False for what the cell is to show;
-            None: the cell shows what `LaunchConfig.display` says.
+            None: the cell shows the displays of `LaunchConfig.display`.
         sink: Destination of the output; None: the cell or terminal of the calling code.
         nodes: By rank: the name of its machine; empty if there is one.
     """

@@ -90,7 +90,7 @@ def _marked(html: str, name: str, key: str) -> str:
 
 
 def kept_picture(snapshot: RunSnapshot, curves: Curves, key: str) -> Bundle:
-    """Return the folded picture of a run that goes on, which the page hides while it has the monitor of this key."""
+    """Return the folded picture of a run in progress, which the page hides while it has the monitor of this key."""
     bundle = _folded_picture(snapshot, curves)
     return {**bundle, "text/html": _marked(bundle["text/html"], "kept", key)}
 

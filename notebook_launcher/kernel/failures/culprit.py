@@ -51,7 +51,7 @@ CONSEQUENCES = re.compile(
 )
 TORCHS_COLLECTIVES = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 TOLD_BY_ANOTHER = re.compile(r"rank \d+ could not ")
-"""Begins a `CheckpointError` on ranks that were told of the error of another one; that one raises it itself."""
+"""Begins a `CheckpointError` on ranks that learn of another rank's error; the other rank raises the error itself."""
 COLLECTIVE_ERRORS = re.compile(r"DistBackendError|DistNetworkError|DistStoreError|DistError|RuntimeError")
 
 
@@ -66,7 +66,7 @@ def is_victim_like(report: ExceptionReport) -> bool:
 
 
 def is_secondary(report: ExceptionReport) -> bool:
-    """Return True if another rank has the first failure: this one lost it as a peer, or was told of its failure."""
+    """Return True if another rank has the first failure: this one lost it as a peer, or received its failure."""
     is_told = report.type_name.endswith(".CheckpointError") and TOLD_BY_ANOTHER.match(report.message)
     return bool(is_told) or is_victim_like(report)
 

@@ -1,7 +1,7 @@
 """IPython's `%debug`, for the exception of a run: opens the debugger in the rank that failed.
 
-The exception's own frames are in the rank, so those of the kernel, which `%debug` would show, say nothing. The magic is
-replaced while a session is open, and passes everything else on to IPython's own.
+The exception's own frames are in the rank, so those of the kernel, which `%debug` would show, are of no use. The magic
+is replaced while a session is open, and passes everything else on to IPython's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors of torch whose text does not say what to write, with what to write."""
+"""Errors of torch that do not name the remedy, each with its remedy."""
 
 from __future__ import annotations
 

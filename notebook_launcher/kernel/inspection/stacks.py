@@ -93,7 +93,7 @@ class ThreadStack:
 
     @property
     def user_frames(self) -> tuple[StackFrame, ...]:
-        """The frames of the user's own code; generated code, whose lines are unknown, is nobody's."""
+        """The frames of the user's own code, without generated code, whose lines are unknown."""
         return tuple(frame for frame in self.frames if frame.line and not frame.is_library)
 
     @property

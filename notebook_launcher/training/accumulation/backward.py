@@ -321,7 +321,7 @@ class Accumulation:
             self.members.leaf_notes.num_synced += 1
 
     def _share_buffers(self, window: Window | None, *, ends: bool) -> None:
-        """Where a window ends, copy the buffers of sharded models from rank 0 to all ranks."""
+        """Copy the buffers of sharded models from rank 0 to all ranks if the window ends."""
         if ends:
             for member in self.members.models_and_leaves if window is None else self.state.block.members:
                 member.share_buffers()
@@ -329,7 +329,7 @@ class Accumulation:
     def _watched(self) -> list[tuple[SyncedModel, list[int] | None]]:
         """Return the models that this backward may reach, each with the versions of its gradients before.
 
-        The versions tell two networks of one loop apart. A single network has None in place of them, because every
+        The versions distinguish two networks of one loop. A single network has None in place of them, because every
         gradient is its own, and reading all versions would take time.
         """
         synced_models = self.members.synced_models

@@ -43,7 +43,7 @@ def _by_mesh(parameters: Any) -> dict[Any, list[torch.Tensor]]:
         gradient = parameter.grad
         if gradient is None:
             continue
-        # A plain tensor is not asked: it takes 1 µs to say that it has no such attribute.
+        # A plain tensor is not asked: it takes 1 µs to find that it has no such attribute.
         mesh = None if type(gradient) is torch.Tensor else getattr(gradient, "device_mesh", None)
         groups.setdefault(mesh, []).append(parameter)
     return groups or {None: []}

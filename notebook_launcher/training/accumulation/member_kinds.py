@@ -3,7 +3,7 @@
 | member | its gradients are reduced | a window pauses that |
 |---|---|---|
 | `PreparedModel` | by DDP, in a backward whose forward ran with the switch on | always |
-| `DDPModel`, which the user wrapped | likewise | never |
+| `DDPModel`, which the user wrapped | as a `PreparedModel` | never |
 | `ShardedModel` (`fully_shard`) | by FSDP2, in a backward with the switch on | with `sync_each_batch=False` |
 | `LeafTensor` | after the backward, by `synchronisation.reduce_leaves` | always |
 | `PlainModel`, `StrayParameters` | never: one process, frozen, or not prepared | there is nothing to pause |
@@ -169,7 +169,7 @@ class ShardedModel(PlainModel):
         return iter(self._parameters)
 
     def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
-        """Switch the reduction on or off; return True, because torch does not tell the state before."""
+        """Switch the reduction on or off; return True, because torch does not report the state before."""
         self.module.set_requires_gradient_sync(on)
         return True
 
@@ -187,7 +187,7 @@ class ShardedModel(PlainModel):
         return has_held(self._groups) or super().has_gradients()
 
     def drop_gradients(self) -> None:
-        """Drop all gradients, also those that FSDP2 keeps itself."""
+        """Drop all gradients, including those that FSDP2 keeps itself."""
         super().drop_gradients()
         drop_held(self._groups)
 

@@ -83,7 +83,7 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
 
 
 def unsafe_types(path: Path) -> list[str]:
-    """Return the names of the types in a file that `read_object` refuses; none where torch cannot tell."""
+    """Return the names of the types in a file that `read_object` refuses; none if torch cannot list them."""
     look = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)  # since torch 2.6
     if look is None:
         return []

@@ -64,7 +64,7 @@ def join_state(
     """Return a state with an empty tensor in place of each reference, and these tensors by name, to be filled.
 
     Args:
-        optimizer: Its parameters say how tensors of their shape are spread.
+        optimizer: Its parameters show how tensors of their shape are spread.
         state: From `split_state`.
         outline: Tensors on the meta device, for shapes and dtypes.
     """

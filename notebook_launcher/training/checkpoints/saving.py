@@ -72,7 +72,7 @@ def save_state(
         ValueError: No folder was given and none can be named, or the automatic name is taken, or the layout is unknown
             or impossible.
         CheckpointError: Something cannot be written, or another rank failed; the earlier checkpoint is whole.
-        OSError: The disk does not take it; likewise.
+        OSError: The disk does not take it; the earlier checkpoint is whole.
     """
     check_layout(state_dict_type, on_each_node=bool(config.save_on_each_node))
     writers = Writers.of(process, on_each_node=config.save_on_each_node)

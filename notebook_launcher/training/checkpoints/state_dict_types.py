@@ -43,7 +43,7 @@ def choose_sharded(
     Args:
         states: States of models and optimizers.
         state_dict_type: The layout that was asked for; None: by size.
-        process: This process among its peers; rank 0 says which layout a large model gets.
+        process: This process among its peers; rank 0 chooses the layout of a large model.
         on_each_node: True if each machine has a folder of its own.
     """
     spread = [leaf for state in states for leaf in leaves(state) if is_spread(leaf)]

@@ -171,7 +171,7 @@ def _tensors(obj: Any) -> list[torch.Tensor]:
 
 
 def _write_frame(path: Path, obj: Any) -> list[int] | None:
-    """Write the file with room for the tensors' bytes; return the place of each, or None if torch cannot tell."""
+    """Write the file with room for the tensors' bytes; return the place of each, or None if torch does not know it."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():

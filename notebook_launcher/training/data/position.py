@@ -93,8 +93,8 @@ class Order:
     def replayed(self, owners: Sequence[Any]) -> Iterator[None]:
         """Draw the same order again inside the block.
 
-        Afterwards the default generators are as they were before. Those of samplers and data sets are not,
-        since they go on from there.
+        Afterwards the default generators are as they were before. The generators of samplers and data sets are not,
+        because they continue from there.
         """
         here = _default_states()
         aside = [

@@ -129,7 +129,7 @@ class DataLoaderShard(PreparedLoader):
             if seedable is not None:
                 seedable.initial_seed = plan.seed
         if isinstance(shard, BatchSamplerShard) or (shard is not None and self.num_workers <= 1):
-            # If workers cut a stream, its length does not tell where their parts end.
+            # If workers cut a stream, its length does not show where their parts end.
             shard.check()
         types = [str(getattr(kind, "value", kind)) for kind in self.rng_types or ()]
         if self.synchronized_generator is None:

@@ -66,7 +66,7 @@ def send(parcels: Sequence[BatchParcel], drawn: Round, *, is_last: bool, samples
     sizes = [parcel.objects.numel() for parcel in parcels]
     _announce(BATCH, [int(is_last), samples], drawn, sizes, device)
     others = list(enumerate(parcels, 1))
-    # In two batches, as they are received: the objects say how large the tensors are.
+    # In two batches, as they are received: the objects describe how large the tensors are.
     objects = [dist.P2POp(dist.isend, parcel.objects, rank) for rank, parcel in others]
     tensors = [
         _tensor_op(dist.isend, part, rank, at) for rank, parcel in others for at, part in _filled(parcel.tensors)

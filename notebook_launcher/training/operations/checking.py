@@ -23,7 +23,7 @@ class DistributedOperationException(Exception):  # noqa: N818 - Accelerate's nam
 
 
 def debug_mode() -> bool:
-    """Return whether `ACCELERATE_DEBUG_MODE` is on (1, true, yes or on)."""
+    """Return True if `ACCELERATE_DEBUG_MODE` is on (1, true, yes or on)."""
     return flag(os.environ, "ACCELERATE_DEBUG_MODE")
 
 

@@ -18,12 +18,12 @@ __all__ = ["find_tensors", "honor_type", "is_record", "is_tensor", "map_tensors"
 
 
 def is_tensor(value: Any) -> TypeIs[torch.Tensor]:
-    """Return whether `value` is a tensor."""
+    """Return True if `value` is a tensor."""
     return isinstance(value, torch.Tensor)
 
 
 def is_record(value: Any) -> bool:
-    """Return whether `value` is an instance of a dataclass."""
+    """Return True if `value` is an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 

@@ -52,7 +52,7 @@ def send_to_device(
     Args:
         tensor: Tensors, objects with a `to(device)` (which decide for themselves), or containers of them.
         device: Destination.
-        non_blocking: True if copies from pinned memory may go on while this process does.
+        non_blocking: True if copies from pinned memory may continue while this process runs on.
         skip_keys: Keys of mappings and names of dataclass fields whose values stay where they are.
 
     Returns:

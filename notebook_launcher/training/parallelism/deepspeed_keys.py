@@ -89,7 +89,7 @@ MEANINGLESS = frozenset(
         "zero_force_ds_cpu_optimizer",
     )
 )
-"""Of these, the keys that nobody misses, so that no line names them."""
+"""Of these, the keys that no line names, because their absence does not matter."""
 
 SHARDS = "ParallelismConfig(dp_replicate_size=..., dp_shard_size=...)"
 IN_CODE = "Write it in the training function"

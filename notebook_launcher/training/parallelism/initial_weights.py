@@ -62,7 +62,7 @@ def initialise_on_first(
     """Initialise a module whose own tensors are on the meta device on rank 0 as well, by its own rule.
 
     Raises:
-        ValueError: Nothing says which values the module begins with.
+        ValueError: The values with which the module begins are unknown.
     """
     reset = getattr(module, "reset_parameters", None)
     if initialise is None and not callable(reset):

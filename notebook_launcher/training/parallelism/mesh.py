@@ -188,7 +188,7 @@ def _explain_sum(config: ParallelismConfig, num_processes: int) -> str:
 
 
 _MESHES: weakref.WeakKeyDictionary[Any, dict[Any, DeviceMesh]] = weakref.WeakKeyDictionary()
-"""The meshes over each default process group. Their groups keep sockets open, and nothing tells when a group that an
+"""The meshes over each default process group. Their groups keep sockets open, and it is unknown when a group that an
 Accelerator made is out of use; so each further Accelerator of a process shares them."""
 
 

@@ -1,4 +1,4 @@
-"""The parameters of sharded models in place of those that optimizers were made with, told apart by identity."""
+"""The parameters of sharded models in place of those that optimizers were made with, distinguished by identity."""
 
 from __future__ import annotations
 

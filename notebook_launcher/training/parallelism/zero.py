@@ -87,7 +87,7 @@ def settle(
     Args:
         plugin: DeepSpeed's settings.
         num_ranks: The number of ranks that read different data.
-        steps: Accumulation steps that the call gives; and likewise the others.
+        steps: Accumulation steps that the call gives; the other arguments are from the call, too.
         max_grad_norm: The norm to which gradients are clipped.
         mixed_precision: The precision.
         scaler: The arguments of the scaler that the call gives.

@@ -64,7 +64,7 @@ def read_place(environ: Mapping[str, str]) -> ProcessPlace | None:
 
 
 def flag(environ: Mapping[str, str], name: str) -> bool:
-    """Return whether a variable is on: 1, true, yes, on, t or y."""
+    """Return True if a variable is on: 1, true, yes, on, t or y."""
     return bool(read_bool(environ.get(name, "")))
 
 

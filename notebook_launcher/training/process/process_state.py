@@ -40,8 +40,8 @@ class ProcessState:
             with NCCL. A group that is up already gets it too, and keeps it.
 
     Raises:
-        ConfigError: `WORLD_SIZE` says that there are several processes, and the other variables do not say
-            where they meet.
+        ConfigError: `WORLD_SIZE` is more than 1, and the other variables do not name the place where the
+            processes meet.
     """
 
     device: torch.device

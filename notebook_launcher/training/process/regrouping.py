@@ -3,9 +3,9 @@
     process 0            process 1                 process 2
     function(64) ...     function(64) ...          function(64) returns
     waits in all-reduce  out of memory
-                         says so in the store
+                         writes it to the store
                          leaves the group
-    all-reduce fails                                reads what each one says
+    all-reduce fails                                reads what each wrote
     reads the store
     leaves the group                                leaves the group
     ------------------- all of them: a new group, function(57) -------------------
@@ -70,7 +70,7 @@ class Peers:
         self._number = 0
 
     def agree(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> bool:
-        """Return whether all processes shall try again; there is a new group then.
+        """Return True if all processes shall try again; there is a new group then.
 
         Args:
             error: Exception that ended this process' attempt; None: it succeeded.

@@ -44,7 +44,7 @@ class Bulletin:
         if store is None:
             return False
         if self._store is None or self._store() is not store:
-            self._store = weakref.ref(store)  # with a new process group, everything begins anew
+            self._store = weakref.ref(store)  # with a new process group, everything begins again
             self._names.clear()
         if owner not in self._names:
             kind = type(owner).__name__

@@ -53,7 +53,7 @@ def describe(difference: Difference) -> tuple[str, bool]:
     if distances:
         reason = "Kernels of different devices, or different numbers of threads, can be the reason."
         return f"{text} by rounding alone, first in {next(iter(distances))}. {reason}", False
-    return f"{text}. {SWITCH}", True  # a rank that ended meanwhile has not told in which
+    return f"{text}. {SWITCH}", True  # a rank that ended meanwhile has not reported in which
 
 
 def named(ranks: Iterable[int]) -> str:

@@ -78,7 +78,7 @@ def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAda
 
     Args:
         name: As for `logging.getLogger`; usually `__name__`.
-        log_level: Its level, `"DEBUG"` for instance; None: what the variable `ACCELERATE_LOG_LEVEL` says, or as
+        log_level: Its level, `"DEBUG"` for instance; None: the value of the variable `ACCELERATE_LOG_LEVEL`, or as
             it is. The root logger's level is left alone.
 
     Raises:

@@ -276,7 +276,7 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.flush()
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add batches of images, each an array of shape (N, C, H, W) or as `dataformats=` says."""
+        """Add batches of images, each an array of shape (N, C, H, W) or as `dataformats=` describes."""
         for key, value in values.items():
             self.writer.add_images(key, value, global_step=step, **kwargs)
         self.writer.flush()

@@ -50,7 +50,7 @@ class UpdateProfile:
             self._problem, self._profiler, self.end = f"torch.profiler did not start: {error}", None, update
 
     def finish(self, update: int) -> messages.Profiled:
-        """End the profile and return its result; an error becomes a part of the result, so that the training goes on.
+        """End the profile and return its result; an error becomes a part of the result, and the training continues.
 
         Args:
             update: Number of updates that have been made.
@@ -66,7 +66,7 @@ class UpdateProfile:
             averages = profiler.key_averages()
             record["operators"], record["num_operators"] = _top(averages), len(averages)
             record["trace"], record["problem"] = self._write(profiler)
-        except Exception as error:  # noqa: BLE001 - whatever fails here, the training goes on
+        except Exception as error:  # noqa: BLE001 - no failure here may stop the training
             record["problem"] = f"{type(error).__name__}: {error}"
         return messages.Profiled(**record)
 

@@ -197,7 +197,7 @@ export class RunData {
   }
 
   /**
-   * Forget ranks that do not come back: a run that loses machines goes on with fewer. Their logs stay.
+   * Forget ranks that do not come back: a run that loses machines continues with fewer. Their logs stay.
    * @param {number} before
    * @param {number} after
    */

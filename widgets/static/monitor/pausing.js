@@ -6,7 +6,7 @@ import { h, setAttribute, setText } from "./elements.js";
 const PAUSE = { type: /** @type {const} */ ("pause"), label: "Pause", title: "Hold all ranks after the same update" };
 const RESUME = { type: /** @type {const} */ ("resume"), label: "Resume", title: "Continue training on all ranks" };
 
-/** Button that holds all ranks after the same update, and lets them go on. */
+/** Button that holds all ranks after the same update, and lets them continue. */
 export class PauseButton {
   #action = /** @type {typeof PAUSE | typeof RESUME} */ (PAUSE);
 

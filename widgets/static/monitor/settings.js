@@ -34,7 +34,7 @@ export function problemOf(kind, text) {
 /** @param {ChangeRecord} change */
 const whoOf = ({ source, update }) => `changed by ${source === "monitor" ? "the monitor" : "code"} after update ${update}`;
 
-/** Settings that can be changed while the run goes on, with a field for each, and the changes that were made. */
+/** Settings that can be changed during the run, with a field for each, and the changes that were made. */
 export class Settings extends Section {
   /** @type {Topic[]} */
   topics = ["settings", "changes", "answers", "run"];

@@ -145,7 +145,7 @@ export interface LogRecord {
 
 export type SettingKind = "positive" | "optional" | "count" | "number" | "integer" | "switch";
 
-/** A setting that can be changed while the run goes on. */
+/** A setting that can be changed during the run. */
 export interface SettingRecord {
   name: string;
   text: string;
