@@ -100,7 +100,7 @@ class LaunchConfig:
     check_ranks: bool | None = None
     """Comparison of the weights between ranks. True: an `Accelerator()` made in a rank compares them at updates 1, 2,
     4, 8 and so on, and raises an error if they differ. False: it does not. None: True for this package's
-    `Accelerator`, False for that of `notebook_launcher.compat`."""
+    `Accelerator`, False for the `Accelerator` of `notebook_launcher.compat`."""
     shard: int | None = None
     """Number of ranks that divide each model among themselves: its parameters, gradients and optimizer state (FSDP2).
     An `Accelerator()` made in a rank does this when it prepares the model. With more ranks, each group of this size
@@ -143,7 +143,7 @@ class LaunchConfig:
     """Signal at which the host of a detached run saves the training after its next update and stops the run:
     `"SIGTERM"`, `"SIGUSR1"` or `"SIGUSR2"`. None: SIGTERM with `resume="checkpoint"`, else none."""
     env: Mapping[str, str] = dataclasses.field(default_factory=lambda: types.MappingProxyType({}))
-    """Environment variables that only the ranks get, beside those of the kernel."""
+    """Environment variables that only the ranks get, in addition to the kernel's."""
     output: str = "all"
     """Ranks whose output the cell shows: `"all"`, `"rank0"` or `"none"`. `run.logs(rank)` always has all output."""
     display: str = "rank0"

@@ -120,7 +120,7 @@ class InternalError(LaunchError):
     """A fault of this package, not of the caller's code."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return the traceback that IPython shows: all frames, because a bug report needs those of this package."""
+        """Return the traceback that IPython shows: all frames, because a bug report needs this package's frames."""
         return tracebacks.render(self, whole=True)
 
 

@@ -118,7 +118,7 @@ class Place:
     ranks: tuple[int, ...]
     """The ranks of this machine, consecutive."""
     node: int = 0
-    """Number of this machine among those of the launch."""
+    """Number of this machine among the machines of the launch."""
     num_nodes: int = 1
     store_address: str = "127.0.0.1"
     """The address at which the rendezvous store listens, on the first machine."""
@@ -131,7 +131,7 @@ class Place:
         return self.node == 0
 
     def local_rank(self, rank: int) -> int:
-        """Return the number of a rank among those of this machine."""
+        """Return the number of a rank among the ranks of this machine."""
         return self.ranks.index(rank)
 
 
@@ -242,7 +242,7 @@ class RunCall:
     ranks: tuple[int, ...] | None = None
     """The ranks that call the function; the others return at once. None: all ranks."""
     widget_ranks: tuple[int, ...] = ()
-    """The ranks whose widgets the cell shows; those of other ranks are shown as text."""
+    """The ranks whose widgets the cell shows; widgets of other ranks are shown as text."""
     comm_messages: tuple[CommMessage, ...] = ()
     """Messages of the page to widgets of these ranks, to be handled before the function is called."""
     is_aside: bool = False
@@ -591,7 +591,7 @@ class Failure:
     kept: KeptFrames | None = None
     """The frames that the rank keeps for `Session.debug` until its next call; None if it keeps none."""
     collective: str = ""
-    """The collective in which the rank was when it did not match those of other ranks (`check_collectives=True`)."""
+    """The rank's collective that did not match the other ranks' collectives (`check_collectives=True`)."""
     node: str = ""
     """The name of the rank's machine; empty if all ranks are on one."""
 

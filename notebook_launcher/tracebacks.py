@@ -1,4 +1,4 @@
-"""Tracebacks for a notebook: the frames of the user's code, without those of this package."""
+"""Tracebacks for a notebook: the frames of the user's code, without this package's."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ WITHOUT_EFFECT = {
 SEVERAL = {"env": "NAME=VALUE", "tags": "TAG"}
 """Fields whose option may be given several times, with the word that `--help` shows for one."""
 FLAGS = ("same_network", "standalone", "quiet", "run_path", "enable_cpu_affinity")
-"""Those of them that take no value."""
+"""The options among them that take no value."""
 
 ELSEWHERE = "use `accelerate launch` for it"
 REFUSED = {

@@ -74,7 +74,7 @@ def make_model(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn
     Args:
         target: `package.module:Class`, a folder or file with a configuration of Transformers, or its name
             for a kind of model.
-        arguments: Arguments of the class, or values that replace those of the configuration.
+        arguments: Arguments of the class, or values that replace the configuration's.
 
     Raises:
         ConfigError: There is no such model, or it cannot be made of these arguments.

@@ -45,7 +45,7 @@ BAD_USE = 2
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command that the words name (default: those of this process); return its exit status."""
+    """Run the command that the words name (default: the arguments of this process); return its exit status."""
     words = sys.argv[1:] if words is None else list(words)
     try:
         return _run(words)

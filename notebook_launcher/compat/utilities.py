@@ -38,7 +38,7 @@ def check_os_kernel() -> None:
 
 
 def compare_versions(library_or_version: Any, operation: str, requirement_version: str) -> bool:
-    """Compare a version, or that of an installed package, as in `compare_versions("torch", ">=", "2.4")`."""
+    """Compare a version, or the version of an installed package, as in `compare_versions("torch", ">=", "2.4")`."""
     from packaging.version import parse
 
     compare: Any = CONSTANTS["STR_OPERATION_TO_FUNC"]

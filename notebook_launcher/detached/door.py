@@ -131,7 +131,7 @@ def goes_on(folder: Path) -> bool:
 
 
 def is_session(folder: Path) -> bool:
-    """Return True if the folder is that of a session with `detached=True`, which is open, or whose host was killed."""
+    """Return True if the folder belongs to a session with `detached=True`, which is open, or whose host was killed."""
     return (folder / SESSION_SOCKET).exists()
 
 

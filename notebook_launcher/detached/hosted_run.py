@@ -49,7 +49,7 @@ class HostedRun:
         scope: The call, as the kernel described it.
         parcel: The packed call, which is closed at the end of the run.
         source: Source of the function, as the kernel read it.
-        environment: Versions, commit and variables of the kernel; None: those of this host.
+        environment: Versions, commit and variables of the kernel; None: the host's own.
     """
 
     def __init__(

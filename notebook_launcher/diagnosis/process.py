@@ -78,7 +78,7 @@ def _open_files() -> set[str]:
 
 
 def modules_in_order() -> list[str]:
-    """Return the top-level modules that this process imported, in order, without those of Python itself."""
+    """Return the top-level modules that this process imported, in order, without Python's own."""
     own = {*sys.stdlib_module_names, "__main__", "notebook_launcher"}
     return list(dict.fromkeys(top for name in list(sys.modules) if (top := name.partition(".")[0]) not in own))
 

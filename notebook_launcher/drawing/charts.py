@@ -93,7 +93,7 @@ def by_step(curve: Curve) -> list[tuple[float, float]]:
 def place_of(axis: AxisKind, curves: Curves) -> Callable[[float], float]:
     """Return a function that places a time, in seconds since the launch, on an axis of time or of epochs.
 
-    Epochs are those of a metric that counts them, such as `epoch`; without one, they are seconds.
+    Epochs come from a metric that counts them, such as `epoch`; without one, they are seconds.
     """
     counting = next(filter(is_epoch, curves.names), None)
     if axis != "epoch" or counting is None:

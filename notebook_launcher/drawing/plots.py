@@ -44,7 +44,7 @@ class Plot:
     note: str = ""
     """Text beside the title."""
     names_lines: bool = False
-    """True if the plot names its own lines, because they mean something else than those of other plots."""
+    """True if the plot names its own lines, because they differ in meaning from the lines of other plots."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ def make_scale(
     Args:
         values: Any numbers; what is not finite, and on a log scale what is not positive, does not count.
         start: The pixel of the lowest value, before the margin.
-        end: That of the highest.
+        end: The pixel of the highest value.
         log: True if equal factors take equal room.
         margin: As a part of the range.
     """

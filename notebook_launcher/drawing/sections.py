@@ -124,13 +124,13 @@ def shares_html(phases: Mapping[int, RankPhases]) -> str:
 
 
 def failures_of(snapshot: RunSnapshot) -> list[FailureRecord]:
-    """Return the failures, without those of ranks that ended because the user stopped the run."""
+    """Return the failures, without ranks that ended because the user stopped the run."""
     stopped = {rank.rank for rank in snapshot.ranks if rank.state == "stopped"}
     return [failure for failure in snapshot.failures if failure.victim or failure.rank not in stopped]
 
 
 def because(failure: FailureRecord, failures: Sequence[FailureRecord]) -> str:
-    """Return ` (caused by rank 1)` for a rank that failed because another one did; empty for the culprit."""
+    """Return ` (caused by rank 1)` for a rank that failed because rank 1 did; empty for the culprit."""
     if not failure.victim:
         return ""
     culprit = next((other.rank for other in failures if not other.victim), None)

@@ -102,7 +102,7 @@ class Curves:
         return news
 
     def _find(self, name: str, rank: int) -> Curve | None:
-        """Return a curve, made if there is room for another one; None if there is not."""
+        """Return a curve, made if there is room for it; else None."""
         curve = self._curves.get(name, {}).get(rank)
         if curve is None and self._num_curves < MAX_CURVES:
             self._num_curves += 1

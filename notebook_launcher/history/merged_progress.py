@@ -1,4 +1,4 @@
-"""Progress of a run: that of all its ranks merged into one, and as one line of text."""
+"""Progress of a run: the progress of all its ranks, merged, and as one line of text."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ RESERVE = "reserve"
 """Room for the end of a run, in case the disk is full by then."""
 
 YOUNG = 60.0
-"""Seconds for which a folder without a summary counts as that of a run that is starting."""
+"""Seconds for which a folder without a summary counts as the folder of a run that is starting."""
 
 _ID = re.compile(r"(\d{8}-\d{6})-([\w-]+)-[0-9a-f]{6}", re.ASCII)
 _OURS = re.compile(
@@ -135,7 +135,7 @@ def time_in(run_id: str) -> float:
 
 
 def is_run(folder: Path) -> bool:
-    """Return True if a folder is that of a run, by its name or by its contents."""
+    """Return True if a folder belongs to a run, by its name or by its contents."""
     return bool(_ID.fullmatch(folder.name)) or (folder / SUMMARY).exists()
 
 

@@ -247,7 +247,7 @@ class RunSnapshot:
     and where the other ranks are. For a run that was stopped while ranks waited: the places of its ranks."""
     ranks: tuple[RankSnapshot, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
-    """Failures of the ranks, that of the culprit first."""
+    """Failures of the ranks, the culprit's first."""
     kind: RunKind = "run"
     """Origin of the run: a launch, or a session."""
     phases: Mapping[int, RankPhases] = dataclasses.field(default_factory=dict)

@@ -26,7 +26,7 @@ CURVES = (
 
 
 def usage_points(usage: Mapping[int, RankUsage], after: Mapping[int, float] | None = None) -> Iterator[MetricPoint]:
-    """Yield the samples as points of curves, those of each rank in order.
+    """Yield the samples as points of curves, each rank's in order.
 
     Args:
         usage: The samples by rank.

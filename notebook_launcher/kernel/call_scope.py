@@ -25,7 +25,7 @@ class CallScope:
     name: str = ""
     """The run's name; empty: the function's."""
     arguments: Mapping[str, str] | None = None
-    """The call's arguments for readers; None: those of the function."""
+    """The call's arguments for readers; None: the function's own."""
     is_brief: bool = False
     """True if a run of less than a second has no last line."""
     displays: TakesDisplay | None = None

@@ -40,12 +40,12 @@ class Hosting:
     sink: Sink
     """Takes the output in place of a cell."""
     keep_value: Callable[[int], Any]
-    """Moves a value's parcel to the run's folder, unopened: the value's classes are those of a notebook."""
+    """Moves a value's parcel to the run's folder, unopened: the value's classes belong to a notebook."""
     keep_exception: UnpacksException
     """Moves an exception's parcel to the run's folder, and returns a stand-in."""
     source: str
     """Source of the function, as the kernel that launched it read it."""
     environment: Mapping[str, Any] | None
-    """Versions, commit and variables of that kernel (`describe_environment`); None: those of the host."""
+    """Versions, commit and variables of that kernel (`describe_environment`); None: the host's own."""
     questions: TakesQuestions
     """Keeps what ranks ask the user until a client answers."""

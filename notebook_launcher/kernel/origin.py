@@ -97,7 +97,7 @@ def _cwd() -> str:
 
 
 def source_of(function: Any) -> str:
-    """Return the source of a function, after that of the notebook's functions, classes and constants that it uses."""
+    """Return the source of a function, after the notebook's functions, classes and constants that it uses."""
     while isinstance(function, functools.partial):
         function = function.func
     if getattr(function, "__module__", None) == "__main__":

@@ -90,7 +90,7 @@ class _Rest:
         return _Rest(rest, kept, (*self.lost, *lost))
 
     def plan(self, before: Plan) -> Plan:
-        """Return the plan of a launch on these nodes. Nodes that had no ranks take those of lost ones."""
+        """Return the plan of a launch on these nodes. Nodes that had no ranks take the ranks of lost nodes."""
         num_nodes = min(before.num_nodes, len(self.engine.look()))
         num_spare = num_nodes - len(self.kept)
         num_processes = sum(self.kept) + sum(sorted(self.lost, reverse=True)[: max(0, num_spare)])

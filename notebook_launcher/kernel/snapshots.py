@@ -101,7 +101,7 @@ def take_snapshot(data: RunData) -> RunSnapshot:
 
 
 def take_rank_snapshots(data: RunData, phases: Mapping[int, RankPhases] | None = None) -> tuple[RankSnapshot, ...]:
-    """Return the present state of all ranks as plain data; from any thread. `phases` are those of now, if known."""
+    """Return the present state of all ranks as plain data; from any thread. `phases`: the present ones, if known."""
     phases = data.live.phases if phases is None else phases
     attempt, outcome, hang = data.attempt, data.outcome, data.hang
     # Once for all ranks, of which there may be a thousand. The ranks of a session outlive the run.

@@ -29,7 +29,7 @@ class NodeInfo:
     """Its number among the nodes of the engine."""
     host: str
     address: str
-    """The address at which its ranks meet those of other nodes."""
+    """The address at which its ranks meet the ranks of other nodes."""
     num_cores: int
     gpus: tuple[str, ...]
     """Names of the GPUs that ranks can use."""

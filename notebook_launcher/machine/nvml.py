@@ -1,6 +1,6 @@
 """NVML, NVIDIA's management library: the GPUs, their memory and utilisation, without initialising CUDA.
 
-The functions are those of the NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
+The functions are described in the NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Library:
         return rates.gpu / 100 if known else None
 
     def processes(self, gpu: int | str) -> list[int]:
-        """Return the ids of processes that compute on the GPU; those of another container may have no id here."""
+        """Return the ids of processes that compute on the GPU; processes of another container may have no id here."""
         count, found = ctypes.c_uint(MAX_PROCESSES), (_Process * MAX_PROCESSES)()
         known = self._call("nvmlDeviceGetComputeRunningProcesses_v3", self._handle(gpu), ctypes.byref(count), found)
         return [process.pid for process in found[: count.value]] if known == 0 else []

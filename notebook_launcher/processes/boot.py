@@ -35,7 +35,7 @@ def command(role: Role, fd: int) -> list[str]:
 
 
 def rank_command(start: RankStart) -> tuple[list[str], list[int]]:
-    """Return the command line of a spawned rank and the descriptors that it needs, that of its `RankStart` last."""
+    """Return the command line of a spawned rank and the descriptors that it needs; the last one has its `RankStart`."""
     fd = anonymous_file("rank-start")
     with open(fd, "wb", closefd=False) as file:
         pickle.dump(start, file)

@@ -23,7 +23,7 @@ class CellSources:
         """By file name: the code that was compiled from the cell."""
 
     def add(self, filename: str, place: str, lines: list[str]) -> None:
-        """Install the lines of a cell that is about to run, and drop those of cells of which nothing is left."""
+        """Install the lines of a cell that is about to run, and drop the lines of cells of which nothing is left."""
         for name in [name for name, codes in self._codes.items() if all(code() is None for code in codes)]:
             del self._codes[name]
             linecache.cache.pop(name, None)

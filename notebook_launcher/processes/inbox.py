@@ -39,7 +39,7 @@ class Inbox:
         self._num_asked = 0
         """Number of the last question."""
         self._unread: collections.deque[tuple[Any, list[int]]] = collections.deque()
-        """Records that came while the rank waited for another one, to be read first."""
+        """Records that came while the rank waited for another record; they are read first."""
         self._receiving: list[bool] = []
         """Not empty while a thread waits for a record, and so handles what the page sends to widgets."""
 

@@ -513,7 +513,7 @@ class Accelerator:
         return synchronisation.sync_next(self._prepared.members.inside(model))
 
     def backward(self, loss: torch.Tensor, weight: Any = None, *, reduction: str = "mean", **kwargs: Any) -> None:
-        """Compute gradients; at the end of a window they are those of the mean loss over the whole window.
+        """Compute gradients; at the end of a window they are the gradients of the mean loss over the whole window.
 
         Args:
             loss: A tensor of one element, on any rank: the mean over this micro-batch.
@@ -581,7 +581,7 @@ class Accelerator:
     def check_accumulation(
         self, model: Any, batches: Iterable[Any], loss_function: Callable[..., torch.Tensor], **options: Any
     ) -> AccumulationReport:
-        """Compare accumulated gradients with those of the full batch; see `verify.check_accumulation`."""
+        """Compare accumulated gradients with the gradients of the full batch; see `verify.check_accumulation`."""
         return check_accumulation(self, model, batches, loss_function, **options)
 
     def unwrap_model(
@@ -844,7 +844,7 @@ class Accelerator:
             safe_serialization: Models as safetensors; False: by `torch.save`.
             state_dict_type: Layout of sharded models and their optimizers: `"FULL_STATE_DICT"`, whole tensors that
                 pass through rank 0 one at a time, or `"SHARDED_STATE_DICT"`, a file for each rank. Both load with any
-                number of ranks. None: that of `fsdp_plugin`, else whole up to 10 GB.
+                number of ranks. None: the layout of `fsdp_plugin`, else whole up to 10 GB.
             save_model_func_kwargs: Accepted and without effect.
 
         Returns:

@@ -89,7 +89,7 @@ def find_executable_batch_size(
     Args:
         function: Function to call; None: returns a decorator.
         starting_batch_size: The first size, per process.
-        reduce_batch_size_fn: Returns the next size, which must be smaller; that of process 0 counts. None: 0.9
+        reduce_batch_size_fn: Returns the next size, which must be smaller; the size of process 0 counts. None: 0.9
             times the last one, rounded down; with `accelerator`, the next one that divides the global batch.
         accelerator: Keeps the global batch: its `gradient_accumulation_steps` are raised by the factor that
             the size is reduced by, rounded up.

@@ -60,7 +60,7 @@ class Preparer(Protocol):
 class Preparation:
     """Prepares objects for training on all ranks, and remembers them in `prepared`.
 
-    Arguments and results are those of the Accelerator's methods of the same names.
+    Arguments and results are the same as for the Accelerator's methods of the same names.
     """
 
     process: ProcessState

@@ -139,7 +139,7 @@ def resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[
 
 
 def resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> bool:  # noqa: FBT001
-    """Return True if ranks compare their weights; the default is that of the other guards."""
+    """Return True if ranks compare their weights; the default is the same as for the other guards."""
     if argument is None:
         launched = context.setting("check_ranks")
         return rules.guards if launched is None else bool(launched)

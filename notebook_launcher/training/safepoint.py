@@ -175,7 +175,7 @@ class Safepoint:
         self._end_profile()
 
     def settings(self) -> dict[str, float | None]:
-        """Return the present settings that `run.set` changes, without those of `tunable`."""
+        """Return the present settings that `run.set` changes, without the settings of `tunable`."""
         accelerator = self._accelerator()
         return {} if accelerator is None else present_settings(accelerator)
 

@@ -153,7 +153,7 @@ def open_parcel(fd: int) -> Parcel:
 
 
 def _read_plain(fd: int) -> bytes | None:
-    """Return the whole of a small parcel without buffers, as most calls and values are; None for another one."""
+    """Return the whole of a small parcel without buffers, as most calls and values are; None for a larger one."""
     start = os.pread(fd, PLAIN_SIZE, 0)
     if not HEADER.size <= len(start) < PLAIN_SIZE:
         return None

@@ -249,7 +249,7 @@ def test_a_dead_host_takes_its_ranks_along(home: Path, gate: Path) -> None:
     host = host_of(session)
     family = host.children(recursive=True)
     host.kill()
-    assert f"the host of {call.id} is gone" in str(call.exception())
+    assert f"the host process of {call.id} has ended" in str(call.exception())
     wait_until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
     with pytest.raises(CallOrderError, match=rf"the host process of session {session.id} has ended: it was killed"):
         session.run(get)

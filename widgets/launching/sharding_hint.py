@@ -17,8 +17,8 @@ __all__ = ["parameter_bytes", "sharding_hint"]
 def sharding_hint(num_processes: int, shard: int, num_steps: int, num_bytes: int) -> str:
     """Return what a launch with `shard` saves and costs, against one without.
 
-    The traffic is that of the algorithms: whole models are all-reduced once for each update; a shard gathers parameters
-    twice and reduces gradients once in each micro-batch, and replicas all-reduce their shards once for each update.
+    The traffic follows from the algorithms: whole models are all-reduced once for each update; a shard gathers
+    parameters twice and reduces gradients once in each micro-batch, and replicas all-reduce their shards once for each update.
 
     Args:
         num_processes: The processes of the launch.

@@ -61,7 +61,7 @@ class CurveFeed:
         return [self._whole(key, limit) for key in keys]
 
     def news(self, new: Mapping[tuple[str, int], Points]) -> list[Record]:
-        """Return the points that `fold` returned, to be appended, or whole curves that replace those of the page."""
+        """Return the points that `fold` returned, to be appended, or whole curves that replace the page's."""
         limit = max(4, min(NEW_OF_A_CURVE, NEW_POINTS // max(1, len(new))))
         records, num_replaced = [], 0
         for key, values in new.items():

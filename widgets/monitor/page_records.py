@@ -200,7 +200,7 @@ def profile_record(profile: Profile) -> dict[str, Any]:
 def effective_batch(snapshot: RunSnapshot) -> str:
     """Return `8 x 4 x 2 = 64 samples per update`, as the ranks have counted so far; empty if no rank has.
 
-    The figures are those of a full window, because the last window of an epoch is usually cut short. If most windows
+    The figures describe a full window, because the last window of an epoch is usually cut short. If most windows
     are not full, because their micro-batches vary, the figures are averages.
     """
     known = next((phases for _, phases in sorted(snapshot.phases.items()) if phases.windows and phases.samples), None)

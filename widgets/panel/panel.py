@@ -53,7 +53,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         num_processes: The number of ranks, as in `notebook_launch`.
         kwargs: Arguments of `fn` by name.
         config: Options to begin with.
-        options: Fields of `LaunchConfig` by name. They replace those of `config`.
+        options: Fields of `LaunchConfig` by name. They replace the options of `config`.
 
     Raises:
         ConfigError: An option is invalid, or `fn` has no parameter with a name in `kwargs`.
@@ -148,7 +148,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         Args:
             fn: The function to launch; None: the panel's function, with its arguments.
             args: Positional arguments of `fn`.
-            kwargs: Arguments by name. They replace those of the panel.
+            kwargs: Arguments by name. They replace the panel's arguments.
 
         Raises:
             CallOrderError: The panel's run is not over.
@@ -214,7 +214,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         self._running.show()
 
     def _recall(self) -> None:
-        """Fill in the settings of the panel that this one replaced, else those of the last run; only the first time."""
+        """Fill in the settings of the panel that this one replaced, else of the last run; only the first time."""
         is_first, self._may_recall = self._may_recall, False
         if not is_first:
             return

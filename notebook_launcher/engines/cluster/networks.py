@@ -38,7 +38,7 @@ LOOPBACK = Network("lo", "127.0.0.1", 8)
 
 
 def look_for_networks() -> tuple[Network, ...]:
-    """Return the IPv4 addresses of this machine, other than those of loopback, in the order of its interfaces."""
+    """Return the IPv4 addresses of this machine, without loopback addresses, in the order of its interfaces."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():

@@ -36,7 +36,7 @@ class Node:
     """One agent. Records to it are queued, so that a network that hangs does not delay the kernel.
 
     Args:
-        number: The node's number among those of the engine.
+        number: The node's number among the nodes of the engine.
         connection: The way to the agent, which this node ends.
     """
 

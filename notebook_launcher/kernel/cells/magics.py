@@ -104,7 +104,7 @@ class RankMagics:
     def run_cell(self, line: str, cell: str) -> None:
         """Run the cell on every rank of a session, in the ranks' own `__main__`.
 
-        The cell sees the variables of the ranks, and not those of the notebook. Equal values of its last expression
+        The cell sees the variables of the ranks, not the notebook's. Equal values of its last expression
         are shown once, others by rank.
 
             %%ranks               on all ranks

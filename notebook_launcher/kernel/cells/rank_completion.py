@@ -1,4 +1,4 @@
-"""Completion and inspection inside `%%ranks` cells, by the names of the ranks instead of those of the notebook."""
+"""Completion and inspection inside `%%ranks` cells, by the names of the ranks, not of the notebook."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class SessionCells(ABC):
         """Run code in the ranks' `__main__`, as a notebook runs a cell, and return the last expression's values.
 
         The code sees the variables of earlier cells on the ranks and what functions of `run` left there, and not
-        those of the notebook. IPython's magics, `!commands` and top-level `await` work. Output appears in the cell.
+        the notebook's variables. IPython's magics, `!commands` and top-level `await` work. Output appears in the cell.
 
         Args:
             code: The code, of any number of lines.

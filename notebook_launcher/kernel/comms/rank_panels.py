@@ -1,4 +1,4 @@
-"""Tables and figures of the ranks of a cell: those of one rank as they come, or all of them in tabs at the end."""
+"""Tables and figures of the ranks of a cell: of one rank as they come, or of all ranks in tabs at the end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """IPython's `%debug`, for the exception of a run: opens the debugger in the rank that failed.
 
-The exception's own frames are in the rank, so those of the kernel, which `%debug` would show, are of no use. The magic
+The exception's own frames are in the rank, so the kernel's frames, which `%debug` would show, are of no use. The magic
 is replaced while a session is open, and passes everything else on to IPython's own.
 """
 
@@ -20,7 +20,7 @@ class DebugMagic:
     """A `%debug` that a session installs, and removes when it is closed.
 
     Args:
-        debug: A method that opens the debugger if the exception is that of the session's last run, and else returns
+        debug: A method that opens the debugger if the exception belongs to the session's last run, and else returns
             False; held weakly.
     """
 

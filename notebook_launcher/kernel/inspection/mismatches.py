@@ -2,7 +2,7 @@
 
 With `TORCH_DISTRIBUTED_DEBUG=DETAIL` torch compares the collectives of all ranks before it runs them. On a mismatch
 each rank gets an error that begins with a fingerprint of its own collective. Only that fingerprint is read, because
-those of other ranks, which follow, may be garbled.
+the fingerprints of other ranks, which follow, may be garbled.
 """
 
 from __future__ import annotations

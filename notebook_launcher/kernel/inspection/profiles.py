@@ -63,7 +63,7 @@ class Profile(tuple["messages.Profiled", ...]):
 
 
 def operator_columns(record: messages.Profiled) -> list[Column]:
-    """Return the columns of a rank's table; those of the GPU are empty without one."""
+    """Return the columns of a rank's table; the columns of the GPU are empty without a GPU."""
     rows = record.operators[:SHOWN]
     uses_gpu = any(row[4] for row in rows)
     own = [row[4] if uses_gpu else row[2] for row in record.operators]

@@ -144,7 +144,7 @@ def _describe(flame: Flame) -> str:
 
 
 def _count_own(frame: FlameFrame, lines: collections.Counter[str]) -> int:
-    """Count the samples of each line of the user's code, without those of the user's functions that it calls."""
+    """Count the samples of each line of the user's code, without the samples of the user's functions that it calls."""
     inner = sum(_count_own(child, lines) for child in frame.children)
     if frame.is_wait or frame.is_library:
         return inner

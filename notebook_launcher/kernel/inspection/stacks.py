@@ -85,7 +85,7 @@ class StackFrame:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """The frames of one thread, innermost first, without those of this package."""
+    """The frames of one thread, innermost first, without this package's frames."""
 
     ident: int
     name: str

@@ -4,7 +4,7 @@ In a window of micro-batches i with weights w_i, on all ranks together, the grad
 sum(w_i * g_i) / sum(w_i). The sum of the weights is known only when the window ends. So each backward
 is scaled as if the window were going to be full, by w_i / (num_steps * reference), and if it was not,
 the gradients are corrected once, where the window ends. A full window of equal micro-batches needs no
-correction, and its numbers are those of `loss / num_steps`.
+correction, and its numbers equal `loss / num_steps`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Accumulation:
         self._blocks.clear()
 
     def backward(self, loss: Any, weight: Any, reduction: str, kwargs: dict[str, Any]) -> None:
-        """Compute gradients; at the end of a window they are those of the mean over the whole window."""
+        """Compute gradients; at the end of a window they belong to the mean over the whole window."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or reduction != "mean":
             _check_loss(loss, reduction, weight)
         state, clock = self.state, self.clock

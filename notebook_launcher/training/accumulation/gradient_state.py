@@ -134,7 +134,7 @@ class GradientState:
         return abandoned
 
     def _is_out_of_step(self, window: Window, loader: Any) -> bool:
-        """Return True if the loader ends windows by another batch than that of the micro-batch that begins."""
+        """Return True if the loader ends windows by another batch than the one of the micro-batch that begins."""
         if self.num_steps == 1 or not self.plugin.sync_with_dataloader:
             return False
         if loader is None:

@@ -27,7 +27,7 @@ class LocalSGD:
                 local_sgd.step()
 
     It is another algorithm than data parallelism, with less traffic (Stich, "Local SGD Converges Fast and
-    Communicates Little", ICLR 2019). Buffers, such as those of a batch norm, stay each rank's own. On one process
+    Communicates Little", ICLR 2019). Buffers, such as a batch norm's, stay each rank's own. On one process
     nothing happens.
     """
 

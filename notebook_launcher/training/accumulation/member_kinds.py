@@ -218,7 +218,7 @@ class DDPModel(PlainModel):
 
     @property
     def reduces_next(self) -> bool:
-        """The switch: it may have been another one at the forward."""
+        """The switch: its state may have been different in the forward."""
         return bool(self.module.require_backward_grad_sync)
 
     @contextlib.contextmanager

@@ -67,7 +67,7 @@ class Members:
     def find(self, targets: Iterable[Any]) -> list[Member]:
         """Return the members that the arguments of `accumulate` contain; no arguments mean all members.
 
-        Parameters that an optimizer updates together with those of a member belong to the same window, though
+        Parameters that an optimizer updates together with a member's parameters belong to the same window, though
         their model was not prepared: their gradients gather in the same micro-batches.
 
         Raises:

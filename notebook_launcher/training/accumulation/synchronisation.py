@@ -6,7 +6,7 @@ forward, so a block sets the switches when it begins.
 | a micro-batch is computed | the switch |
 |---|---|
 | as the last of its window: `ends_window` | on |
-| as another one of its window: `pause` | off; on with `sync_each_batch=True`; partly on for sharded models with None |
+| earlier in its window: `pause` | off; on with `sync_each_batch=True`; partly on for sharded models with None |
 | outside any `accumulate` | on |
 | inside `no_sync`: `without_sync` | off |
 | inside `trigger_sync_in_backward`: `sync_next` | on, for the forwards before as well |

@@ -20,7 +20,7 @@ __all__ = ["AccumulationReport", "check_accumulation"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationReport:
-    """The difference between accumulated gradients and those of the full batch."""
+    """The difference between accumulated gradients and the gradients of the full batch."""
 
     max_difference: float
     """The largest absolute difference of an element."""

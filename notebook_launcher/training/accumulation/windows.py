@@ -55,7 +55,7 @@ class Window:
         self.key = frozenset(map(id, members))
         self._parameters: frozenset[int] | None = None
         self.broken = False
-        """True if a backward failed half way, so that the gradients are not those of whole micro-batches."""
+        """True if a backward failed half way, so that the gradients are not of whole micro-batches."""
         self.token: object | None = None
         """The loader's iteration that the window began in."""
         self.drawn_at = 0

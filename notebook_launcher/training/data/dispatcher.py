@@ -51,7 +51,7 @@ class DataLoaderDispatcher(PreparedLoader):
         even_batches: See `Portions`.
         uneven: See `Portions`; `"leave"` is as `even_batches`, since Accelerate always evens out here.
         stack: Active loaders; the loader is among them while it is iterated.
-        progress: That of a loader whose rest this is; None: one's own.
+        progress: The progress of the loader whose rest this is; None: one's own.
         kwargs: As `DataLoader`'s.
     """
 

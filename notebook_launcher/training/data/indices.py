@@ -1,6 +1,6 @@
 """The indices that torch's own samplers draw, as tensors: a sampler's list of 10^8 Python integers takes 4 GB.
 
-The numbers, their order, and what is drawn from which generator are those of the samplers' `__iter__`.
+The numbers, their order, and what is drawn from which generator equal the samplers' `__iter__`.
 """
 
 from __future__ import annotations

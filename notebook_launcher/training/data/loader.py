@@ -132,7 +132,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
 
     @property
     def split_batches(self) -> bool:
-        """True if `batch_size` is that of all ranks together."""
+        """True if `batch_size` counts all ranks together."""
         raise NotImplementedError
 
     @property

@@ -37,7 +37,7 @@ class Position(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class LoaderProgress:
-    """The progress of a loader; a loader of the rest of an epoch shares that of the whole."""
+    """The progress of a loader; a loader of the rest of an epoch shares the progress of the whole."""
 
     iteration: int
     """The number of the next loop's epoch, counted from 0."""

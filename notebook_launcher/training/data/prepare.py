@@ -71,7 +71,7 @@ def prepare_data_loader(
         process_index: Which of them this is; None: this process' rank.
         split_batches: True if each rank gets a slice of every batch; False: every `num_processes`-th batch.
         put_on_device: True if batches are moved to `device`.
-        rng_types: Which generators every rank takes from rank 0 before each epoch; None: that of the sampler.
+        rng_types: Which generators every rank takes from rank 0 before each epoch; None: the sampler's generator.
         dispatch_batches: True if rank 0 reads for all. None: for an iterable data set, if `put_on_device`. With
             False, every rank reads its own shards of a Hugging Face `datasets` stream that has enough of them.
         even_batches: True if the last round is filled with samples from the start.

@@ -50,7 +50,7 @@ class DataLoaderShard(PreparedLoader):
         check_ranks: True if ranks compare before each epoch what they are about to walk through. If so, all of
             them must begin each loop.
         stack: Active loaders; the loader is among them while it is iterated.
-        progress: That of a loader whose rest this is; None: one's own.
+        progress: The progress of the loader whose rest this is; None: one's own.
         kwargs: As `DataLoader`'s.
     """
 
@@ -106,7 +106,7 @@ class DataLoaderShard(PreparedLoader):
 
     @property
     def split_batches(self) -> bool:
-        """True if `batch_size` is that of all ranks together."""
+        """True if `batch_size` counts all ranks together."""
         return self.shard is not None and self.shard.split_batches
 
     @property

@@ -16,7 +16,7 @@ __all__ = ["SkipBatchSampler"]
 
 
 class SkipBatchSampler(BatchSampler):
-    """A batch sampler that skips the first `skip_batches` batches of another one in every iteration."""
+    """A batch sampler that skips the first `skip_batches` batches of another sampler in every iteration."""
 
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
         self.batch_sampler = batch_sampler

@@ -40,7 +40,7 @@ def materialise(modules: Iterable[torch.nn.Module], device: torch.device, made: 
     """Give parameters and buffers that are on the meta device memory on `device`, with arbitrary values.
 
     Args:
-        modules: The modules; their own tensors alone, not those of modules inside of them.
+        modules: The modules; their own tensors alone, not the tensors of modules inside of them.
         device: Device on which the tensors get memory.
         made: Tensors that were made before; it grows.
     """

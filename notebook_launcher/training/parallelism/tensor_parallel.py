@@ -75,7 +75,7 @@ def apply_plan(
 
 
 def share_generators(group: Any) -> None:
-    """Give the ranks of a group the same random numbers from now on, those of its first rank.
+    """Give the ranks of a group the random numbers of its first rank from now on.
 
     Each of them computes the layers that are not cut, so that dropout must drop the same elements.
     """

@@ -51,7 +51,7 @@ class AttemptOutcome(enum.Enum):
     DONE = b"done"
     GAVE_UP = b"gave up"
     RELEASED = b"released"
-    """It failed because another one had given up."""
+    """It failed because another rank had given up."""
     FAILED = b"failed"
 
 

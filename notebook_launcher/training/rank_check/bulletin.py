@@ -1,4 +1,4 @@
-"""Plain data that ranks write for each other into the process group's store; no rank waits for another one.
+"""Plain data that ranks write for each other into the process group's store; no rank waits for another rank.
 
 A collective pairs with whatever the peers call next, so a check that adds one could hang where the program alone
 would not. A key in the store pairs with nothing: a peer's word is there, or it is not.

@@ -28,7 +28,7 @@ WATCH_INTERVAL = 0.1
 SEND_INTERVAL = 0.2
 """Seconds between two records: an eye follows no more."""
 MAX_RECORD_SPANS = 64
-"""Spans in a record, those of about 16 micro-batches."""
+"""Spans in a record, about 16 micro-batches."""
 
 _now = time.monotonic  # The kernel's clock too: ranks can be laid side by side.
 
