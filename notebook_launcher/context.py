@@ -85,7 +85,7 @@ class AgreedStop(Protocol):
     num_backwards: int
 
     def is_past_stop(self) -> bool:
-        """Return True if updates were made beyond the last one."""
+        """Return True if updates were made after the one at which all ranks were to stop."""
         ...
 
     def settings(self) -> dict[str, float | None]:
@@ -210,7 +210,7 @@ def report(*, step: int | None = None, **metrics: Any) -> None:
         step: The step that the metrics belong to, an integer or a tensor of one; None: the run counts.
         metrics: Anything that `float()` takes; a tensor must have one element. A picture is an image of Pillow, a
             figure of matplotlib, a `histogram(...)`, or an array or tensor of shape (H, W, C) or (C, H, W) with 1, 3
-            or 4 channels, in bytes or in floats from 0 to 1; one with more than 1024 pixels on a side is made smaller.
+            or 4 channels, in bytes or in floats from 0 to 1; a larger one than 1024 pixels on a side is made smaller.
 
     Raises:
         TypeError: A value is neither a number nor a picture, or the step not an integer.

@@ -65,7 +65,7 @@ class AttachedQuestions:
 
     @contextlib.contextmanager
     def served(self) -> Iterator[bool]:
-        """Say that this thread waits in the block; yield True if it can ask the user, so that `serve` may be called."""
+        """Mark this thread as waiting in the block; yield True if it can ask the user, so that `serve` may run."""
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or self._has_given_up or cell.why_no_answers():
             yield False

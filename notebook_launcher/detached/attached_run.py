@@ -259,7 +259,7 @@ class AttachedRun:
         return self._wait_async().__await__()
 
     async def _wait_async(self) -> Results:
-        # Unlike that of a `Run`, cancelling the wait does not stop the run.
+        # Unlike with a `Run`, cancelling the wait does not stop the run.
         while not self._over.is_set:
             self._follow()
             await asyncio.sleep(AWAKE_EVERY)

@@ -96,7 +96,7 @@ class HostedRun:
         """Wait for the end of the run, and keep its ending. Stop the run if its folder is deleted meanwhile."""
         while not self.run.wait(self._doorway.LOOK_EVERY):
             if self._doorway.is_gone:
-                # Nobody could stop the run any more, and its results would have no place.
+                # No client could stop the run any more, and its results would have no place.
                 self._journal.text("stderr", f"{self.folder} was deleted, so the run is stopped\n")
                 self.run.stop()
         self._keep_ending()

@@ -38,7 +38,7 @@ class Board:
         self.page[context.SAVES_ASKED] = (self.page[context.SAVES_ASKED] + 1) % 256
 
     def announce_change(self, number: int) -> None:
-        """Tell the ranks that this many changes lie in their channels."""
+        """Announce to the ranks that this many changes are in their channels."""
         self.page[context.CHANGES_ASKED] = number % 256
 
     @property

@@ -35,7 +35,7 @@ class RankPipes:
         self.streams: dict[int, Stream] = {}
         """By descriptor: the pipes from which the kernel reads the rank's output."""
         self._output = select.poll()
-        """Says whether one of these pipes has something to read."""
+        """Reports if one of these pipes has something to read."""
         self.their_streams: list[int] = []
         """Descriptors to which the rank writes, until they are handed over."""
         try:

@@ -54,7 +54,7 @@ def names_at_definition(source: str) -> set[str]:
     """Return the global names that a definition needs at once: decorators, defaults, bases, annotations."""
     tables = [symtable.symtable(source, "<exported>", "exec")]
     names = set(_global_names(tables[0]))
-    # The body of a class is executed with the class; that of a function is not.
+    # The body of a class is executed with the class; the body of a function is not.
     for child in tables[0].get_children():
         if child.get_type() == "class":
             names |= set(_global_names(child))

@@ -167,7 +167,7 @@ class Recorder:
             # A write has failed, perhaps because the disk is full. The final summary is small, so try once more.
             with contextlib.suppress(Exception):
                 self._write_summary(self._reader.snapshot())
-        with contextlib.suppress(Exception):  # Also if earlier writes failed: it ends the process of git.
+        with contextlib.suppress(Exception):  # Even after failed writes: it ends the process of git.
             self._write_late(wait=True)
         self._make_room()
 

@@ -98,7 +98,7 @@ def find_home(chosen: str | os.PathLike[str] | None = "auto") -> Path | None:
         if named == "off":
             return None
         return Path(named).expanduser().absolute()
-    # The specification says to ignore a relative path: https://specifications.freedesktop.org/basedir-spec/latest/
+    # The specification ignores a relative path: https://specifications.freedesktop.org/basedir-spec/latest/
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (state if state.is_absolute() else Path.home() / ".local/state") / "notebook-launcher/runs"
 

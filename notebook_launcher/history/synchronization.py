@@ -68,7 +68,7 @@ def slowest_rank(snapshot: RunSnapshot) -> int | None:
     """Return the rank that the others wait for; None if no rank stands out.
 
     This is the rank whose loop is behind. If the loops of all ranks keep step, because the ranks wait for each other,
-    it is the rank that waits clearly less than another one.
+    it is the rank that waits clearly less than another rank.
     """
     done = {rank.rank: rank.done for rank in snapshot.ranks if rank.done is not None}
     if len(done) > 1 and max(done.values()) - min(done.values()) > 1 + 0.01 * max(done.values()):

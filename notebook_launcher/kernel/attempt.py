@@ -81,7 +81,7 @@ class Attempt:
         self._paused_at: float | None = None
         """Time since which a rank waits for the user's input, which stops the clock of `_deadline`."""
         self._fail_at: float | None = None
-        """Time at which the other ranks are stopped, because one has failed."""
+        """Time at which the other ranks are stopped, because a rank has failed."""
         self._leave_at: float | None = None
         """Time at which ranks that have ended the call leave the process group."""
         self._may_debug = debug
@@ -112,7 +112,7 @@ class Attempt:
 
     @property
     def is_ending(self) -> bool:
-        """True while the ranks are being stopped, or are about to be because one has failed."""
+        """True while the ranks are being stopped, or are about to be because a rank has failed."""
         return self.ladder is not None or self._fail_at is not None or self.state.debugged is not None
 
     @property
@@ -134,7 +134,7 @@ class Attempt:
         self.tree.send(rank, messages.DebugFailure())
 
     def end_debugging(self, rank: int) -> None:
-        """Go on with the usual end of a failed run, if this is the rank that was debugged."""
+        """Continue with the usual end of a failed run, if this is the rank that was debugged."""
         if rank != self.state.debugged:
             return
         self.state.debugged = None

@@ -59,7 +59,7 @@ class CallState:
             outcome.close()
 
     def replace(self, outcome: RankOutcome) -> None:
-        """Set the outcome of a rank, in place of an earlier one."""
+        """Set the outcome of a rank, in place of an earlier outcome."""
         if outcome.rank in self.outcomes:
             self.outcomes[outcome.rank].close()
         self.outcomes[outcome.rank] = outcome

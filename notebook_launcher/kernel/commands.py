@@ -93,7 +93,7 @@ Command = ProfileCommand | SampleCommand | StopCommand | SaveCommand | ChangeCom
 
 
 class CommandQueue:
-    """The commands that a run's thread has not carried out yet; any thread may put one."""
+    """The commands that a run's thread has not carried out yet; any thread may add a command."""
 
     def __init__(self) -> None:
         self.stop_asked_at = math.inf

@@ -33,7 +33,7 @@ NCCL_START = "the first collective takes seconds"
 PEER_VARIABLES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 FIRST_GOOD_DRIVER = (550, 40, 7)
 HIDDEN = {ROCM_VARIABLE: "-1"}
-"""Values that hide all GPUs, where that is not the empty one."""
+"""Values that hide all GPUs, if the empty value does not."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

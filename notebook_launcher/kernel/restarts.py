@@ -119,8 +119,8 @@ def _sequel(before: Plan, after: Plan, checkpoints: Sequence[str]) -> str:
     where = f"on {plural(after.num_nodes, 'node')}"
     whence = f"from the checkpoint {Path(checkpoints[-1]).name}" if checkpoints else "from the beginning"
     if after.num_processes == before.num_processes:
-        return f"Going on with all {after.num_processes} ranks {where} that are left, {whence}"
-    return f"Going on with {after.num_processes} of {before.num_processes} ranks {where}, {whence}"
+        return f"Continuing with all {after.num_processes} ranks {where} that are left, {whence}"
+    return f"Continuing with {after.num_processes} of {before.num_processes} ranks {where}, {whence}"
 
 
 def _first_line(reason: str) -> str:

@@ -140,7 +140,7 @@ class Results(Sequence[Any]):
     def concat(self) -> Any:
         """Return the ranks' tensors, arrays, tables or lists one after another, in rank order; in dicts by key.
 
-        Numbers and tensors without dimensions become the items of a list or of one tensor. Raises as `mean` does.
+        Numbers and tensors without dimensions become the items of a list or of one tensor. Raises the errors of `mean`.
         """
         return combining.concatenated(self._all_values())
 

@@ -286,7 +286,7 @@ class _Rank:
             self._failure.forget()
 
     def _debug(self) -> None:
-        # A cell waits for the debugger, also if the run itself was launched in the background.
+        # A cell waits for the debugger, even if the run itself was launched in the background.
         self._inbox.can_ask = self._in_call = True
         try:
             if self._failure is not None:

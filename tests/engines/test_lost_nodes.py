@@ -115,8 +115,8 @@ def test_resumed_run_continues_with_the_ranks_of_the_other_node(
     assert len(before) == 3 * SAVED_AFTER
     seen = [*before, *(one for value in results for one in value[2])]
     assert sorted(seen) == [(epoch, float(number)) for epoch in range(2) for number in range(NUM_SAMPLES)]
-    line = f"train: node {lost} did not come up: its command ended with 255. Going on with {left} of 3 ranks on 1 node"
-    assert line + ", from the checkpoint first" in capfd.readouterr().out
+    line = f"node {lost} did not come up: its command ended with 255. Continuing with {left} of 3 ranks on 1 node"
+    assert f"train: {line}, from the checkpoint first" in capfd.readouterr().out
     record = open_run(run.id).snapshot()
     assert (record.num_processes, len(record.ranks), record.restarts) == (left, left, 1)
     (change,) = record.changes

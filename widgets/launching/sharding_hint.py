@@ -18,7 +18,8 @@ def sharding_hint(num_processes: int, shard: int, num_steps: int, num_bytes: int
     """Return what a launch with `shard` saves and costs, against one without.
 
     The traffic follows from the algorithms: whole models are all-reduced once for each update; a shard gathers
-    parameters twice and reduces gradients once in each micro-batch, and replicas all-reduce their shards once for each update.
+    parameters twice and reduces gradients once in each micro-batch; replicas all-reduce their shards once for each
+    update.
 
     Args:
         num_processes: The processes of the launch.

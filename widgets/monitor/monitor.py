@@ -308,7 +308,7 @@ class Monitor(anywidget.AnyWidget):
                     pause = min(2 * pause, KEEP_EVERY)
                     keep_at = time.monotonic() + pause
         finally:
-            self._end()  # Also after an error of this package, which Python then prints.
+            self._end()  # Even after an error of this package, which Python then prints.
 
     def _send_news(self) -> None:
         with self._lock:

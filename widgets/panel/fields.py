@@ -243,7 +243,7 @@ class Segments:
     def _pressed(self, word: str, *, is_down: bool) -> None:
         if self._is_unreported:
             return
-        self.choose(word)  # One button is always down, also if the user presses it again.
+        self.choose(word)  # One button is always down, even if the user presses it again.
         if is_down:
             self._chosen(word)
 

@@ -106,7 +106,7 @@ class Link:
         self._unread += data
 
     def close_sending(self) -> None:
-        """Tell the other end that nothing more comes; idempotent."""
+        """Announce to the other end that nothing more comes; idempotent."""
         with self._closing, contextlib.suppress(OSError):
             fd, self._write_fd = self._write_fd, -1
             if fd >= 0:

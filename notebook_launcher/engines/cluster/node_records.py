@@ -56,7 +56,7 @@ class Join:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LookForFile:
-    """Say by `FileSeen` whether there is a file of this path."""
+    """Ask if there is a file of this path; answered by `FileSeen`."""
 
     path: str
 

@@ -1,7 +1,7 @@
 """The actor that runs one node's agent as a child process and passes bytes on between it and Ray.
 
 Ray sends this class by value, so it imports the standard library alone: a node where this package is missing must be
-able to say so.
+able to report that.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ class RayConnection:
         return self._words
 
     def why(self) -> str:
-        """Return the first line that Ray, or the agent's actor, says about the end."""
+        """Return the first line of Ray, or of the agent's actor, about the end."""
         return (self._end_words(1.0) or "").partition("\n")[0]
 
     def last_words(self) -> str:

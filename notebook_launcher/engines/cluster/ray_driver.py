@@ -86,7 +86,7 @@ class Relay:
             ray.kill(self._actor)
 
     def _end(self, words: str) -> None:
-        """Tell the kernel of the end, once."""
+        """Report the end to the kernel, once."""
         with self._lock:
             if self.is_over.is_set():
                 return

@@ -38,7 +38,7 @@ class Ray:
     """
 
     address: str = "auto"
-    """The cluster's address, `"HOST:PORT"`. `"auto"`: the one that this kernel is connected to, else that of the
+    """The cluster's address, `"HOST:PORT"`. `"auto"`: the one that this kernel is connected to, else the address in the
     variable RAY_ADDRESS, else the one that runs on this machine."""
     max_nodes: int | None = None
     """The most nodes to use. None: all of them."""

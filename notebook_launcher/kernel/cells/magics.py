@@ -113,7 +113,7 @@ class RankMagics:
             -p a,b --push         set variables of the notebook on the ranks first
             -s name --session     another session than the active one: the name of its variable
             -d 2 --display        the rank whose tables and figures are shown; all: a tab for each rank
-            -t --time             say how long each rank took
+            -t --time             show how long each rank took
             -q --quiet            show no values
         """
         options_text, target, expression = _split_target(line)

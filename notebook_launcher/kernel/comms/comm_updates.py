@@ -19,7 +19,7 @@ MAX_WAITING = 1000
 
 
 def supersedes(new: CommMessage, old: CommMessage) -> bool:
-    """Return True if a message changes all that an earlier one to the same widget changes."""
+    """Return True if a message changes all that an earlier message to the same widget changes."""
     return new.comm_id == old.comm_id and bool(_names(old)) and _names(new) >= _names(old)
 
 
@@ -70,7 +70,7 @@ class CommUpdates:
 
 
 def _merged(earlier: CommMessage, record: CommMessage) -> CommMessage | None:
-    """Return one update for two; None if they cannot be one."""
+    """Return one update for two; None if they cannot be merged."""
     if supersedes(record, earlier):
         return record
     if not _names(earlier) or earlier.buffers or record.buffers:

@@ -40,7 +40,7 @@ def picture_of(
     notebook holds the picture alone and no widget, which would be missing without its kernel.
 
     JupyterLab shows an SVG output of a notebook that it does not trust as text, and an image inside HTML as it is.
-    Whoever has no HTML takes the SVG itself.
+    Front ends without HTML take the SVG itself.
     """
     from notebook_launcher.drawing.page import picture_html, static_html, static_svg, static_text
 

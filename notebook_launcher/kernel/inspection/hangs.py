@@ -244,7 +244,7 @@ class HangWatch:
         return hang.end_line(now) if lasted >= 2 * self._notice_after else ""
 
     def _announce(self, now: float) -> str:
-        """Return a line for a wait without one; a wait that was announced before must last twice as long."""
+        """Return a line for a wait that has none yet; a wait that was announced before must last twice as long."""
         if self.hang is None or self._is_announced:
             return ""
         if now - min(self.hang.since.values()) < 2 * self._announced.get(self.hang.key, 0.0):
@@ -268,7 +268,7 @@ class HangWatch:
         absent: Mapping[int, str],
         dump: Callable[[Iterable[int]], Mapping[int, str]],
     ) -> Hang | None:
-        """Ask the ranks that have not moved for their stacks, and if one waits in a collective, all others."""
+        """Ask the ranks that have not moved for their stacks, and if such a rank waits in a collective, all others."""
         stacks = {stack.rank: stack for stack in Stacks.parse(dump(due))}
         waiting = {rank: self._stretches[rank].since for rank, stack in stacks.items() if self._note(stack, now)}
         if not waiting:

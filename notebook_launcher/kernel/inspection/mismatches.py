@@ -1,4 +1,4 @@
-"""Collectives that do not match: which rank runs which one, on which tensors, at which line.
+"""Collectives that do not match: which rank runs which collective, on which tensors, at which line.
 
 With `TORCH_DISTRIBUTED_DEBUG=DETAIL` torch compares the collectives of all ranks before it runs them. On a mismatch
 each rank gets an error that begins with a fingerprint of its own collective. Only that fingerprint is read, because

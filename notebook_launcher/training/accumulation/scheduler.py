@@ -30,7 +30,7 @@ class AcceleratedScheduler:
             optimizers: Those whose updates it follows: its own, or all.
             step_with_optimizer: False: every `step()` advances it.
             steps_per_update: 1; Accelerate's number of processes in `compat`.
-            gradient_state: Says whether a micro-batch is the last of its window.
+            gradient_state: Knows if a micro-batch is the last of its window.
         """
         self.scheduler = scheduler
         self.optimizers = optimizers

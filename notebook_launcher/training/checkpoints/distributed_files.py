@@ -80,7 +80,7 @@ def read_outline(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def read_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill tensors in place with the saved ones of the same names; each rank reads what its parts need, without waiting.
+    """Fill tensors in place with the saved ones of their names; each rank reads what its parts need, without waiting.
 
     Raises:
         CheckpointError: A tensor is missing, or has another shape, or a file cannot be read.

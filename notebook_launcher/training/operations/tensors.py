@@ -94,7 +94,7 @@ def find_device(data: Any) -> torch.device | None:
 def slice_tensors(
     data: Any,
     tensor_slice: slice,
-    process_index: int | None = None,  # noqa: ARG001 - what a slicing function for dispatched batches is told
+    process_index: int | None = None,  # noqa: ARG001 - an argument of slicing functions for dispatched batches
     num_processes: int | None = None,  # noqa: ARG001
 ) -> Any:
     """Cut every tensor along dimension 0; tensors without dimensions, and whatever else, stay whole."""

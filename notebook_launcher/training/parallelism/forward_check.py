@@ -65,7 +65,7 @@ class _ForwardCheck:
         self._num_forwards = 0
         self._mode: Mode | None = None
         self._compares = False
-        self._bulletin.write(self, TOPIC, [0, None])  # in the order of `prepare`, which is that of all ranks
+        self._bulletin.write(self, TOPIC, [0, None])  # in the order of `prepare`, the same on all ranks
 
     def __reduce__(self) -> tuple[type[_Unchecked], tuple[()]]:
         return _Unchecked, ()

@@ -180,7 +180,7 @@ class ProcessState:
         return self._goes_first(self.is_local_main_process)
 
     @contextlib.contextmanager
-    def _goes_first(self, first: bool) -> Iterator[None]:  # noqa: FBT001 - the one thing there is to say
+    def _goes_first(self, first: bool) -> Iterator[None]:  # noqa: FBT001 - its only argument
         if not first:
             self._barrier(wait=True)  # for as long as the first one works
             yield

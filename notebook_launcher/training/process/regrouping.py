@@ -81,7 +81,7 @@ class Peers:
             # Before it leaves: a process that gets an error from that must find the reason.
             self._store.set(f"{self._number}/given up", "")
         if mine is AttemptOutcome.FAILED:
-            # The error must not be hidden by that of a store that has ended with the others.
+            # The error of a store that has ended with the others must not hide this error.
             with contextlib.suppress(RuntimeError):
                 self._store.set(self._key(self._rank), mine.value)
             return False
@@ -166,7 +166,7 @@ def _take_from_torch(group: object) -> None:
 
 
 def _take_from_models() -> None:
-    # Such as those of the attempt that an Accelerator still lists.
+    # Such as models of the attempt that an Accelerator still lists.
     for thing in gc.get_objects():
         # `isinstance` would wake lazy objects.
         if issubclass(type(thing), DistributedDataParallel) and "process_group" in vars(thing):

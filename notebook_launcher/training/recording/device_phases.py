@@ -50,7 +50,7 @@ class DevicePhaseClock(PhaseClock):
         super().__init__(send, set_activity, settings_now)
         self._record = record
         self._moments: list[DeviceMoment | None] = []
-        """That of each mark; None for the one between a backward and its wait for the ranks."""
+        """The moment of each mark; None for the mark between a backward and its wait for the ranks."""
         self._waits: dict[int, DeviceMoment | None] = {}
         """By the mark that ends a wait for the ranks: where the wait began, if that backward was watched."""
         self._began_to_wait: DeviceMoment | None = None

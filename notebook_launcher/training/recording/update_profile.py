@@ -96,7 +96,7 @@ def _top(averages: list[FunctionEventAvg]) -> tuple[tuple[str, int, float, float
         )
         for event in averages
     ]
-    # By the device that does the work: with a GPU, the CPU's time is mostly that of starting kernels.
+    # By the device that does the work: with a GPU, the CPU's time mostly goes into starting kernels.
     uses_device = any(row[4] for row in rows)
     rows.sort(key=lambda row: -(row[4] if uses_device else row[2]))
     return tuple(rows[:MAX_OPERATORS])
