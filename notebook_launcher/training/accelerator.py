@@ -303,7 +303,7 @@ class Accelerator:
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """The scaler of fp16 losses; None in other precisions."""
-        return self._updates.scaler
+        return self._accumulation.scaler
 
     @property
     def gradient_accumulation_steps(self) -> int:

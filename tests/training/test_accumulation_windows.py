@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator, GradientAccumulationPlugin, verify_accumulation
+from notebook_launcher import Accelerator, GradientAccumulationPlugin, GradScalerKwargs, verify_accumulation
 from tests.support.toy_training import full_gradient, make_data, make_model
 
 mse = torch.nn.functional.mse_loss
@@ -380,6 +380,21 @@ def test_overflow_skips_step_and_schedule():
         scheduler.step()
     assert not training.accelerator.optimizer_step_was_skipped
     assert scheduler.get_last_lr() == [0.05]
+
+
+def test_autocast_between_two_steps_leaves_the_second_optimizers_gradients_alone():
+    scaler = GradScalerKwargs(init_scale=1024.0)
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[scaler])
+    models = [accelerator.prepare(torch.nn.Linear(1, 1, bias=False)) for _ in range(2)]
+    optimizers = [accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
+    for model in models:
+        accelerator.backward(model(torch.ones(1, 1)).mean())
+    accelerator.clip_grad_norm_([parameter for model in models for parameter in model.parameters()], 10.0)
+    optimizers[0].step()
+    with accelerator.autocast():
+        assert accelerator.native_amp
+    optimizers[1].step()
+    assert models[1].weight.grad.tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -72,12 +72,6 @@ class Updates:
         self._unscaled: set[int] = set()
         self._stepped: set[int] = set()
 
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """The gradient scaler, updated by the last steps; None in other precisions than fp16."""
-        self.update_scaler()
-        return self._accumulation.scaler
-
     def parameters_changed(self) -> None:
         """Have the members of each optimizer looked up again."""
         self._accumulation.members.changed()
@@ -146,12 +140,14 @@ class Updates:
             self.update_scaler()
         return outcome, skipped or not happened
 
-    def update_scaler(self) -> None:
-        """Update the scale by the steps since the last update of the scaler."""
-        if self._stepped and self._accumulation.scaler is not None:
+    def update_scaler(self) -> torch.amp.GradScaler | None:
+        """Update the scale by the steps since its last update; return the scaler, if there is one."""
+        scaler = self._accumulation.scaler
+        if self._stepped and scaler is not None:
             self._stepped.clear()
             self._unscaled.clear()
-            self._accumulation.scaler.update()
+            scaler.update()
+        return scaler
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
         """Return True if `zero_grad()` clears; the gradients then count as not synchronised."""

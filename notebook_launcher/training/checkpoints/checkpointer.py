@@ -63,9 +63,8 @@ class Checkpointer:
         self._rank_check = rank_check
         self._state_dict_type = state_dict_type
 
-    @property
-    def _parts(self) -> Parts:
-        return Parts.of(self._prepared, self._gradient_state, self._rules, scaler=self._updates.scaler)
+    def _collect_parts(self) -> Parts:
+        return Parts.of(self._prepared, self._gradient_state, self._rules, scaler=self._updates.update_scaler())
 
     def save(self, obj: Any, f: str | os.PathLike[str], *, safe: bool) -> None:
         """Write an object to a file, once, and whole or not at all."""
@@ -82,7 +81,7 @@ class Checkpointer:
         """Write everything that training needs to continue; every rank must call it."""
         with context.activity(context.SAVING):
             folder = save_state(
-                self._parts,
+                self._collect_parts(),
                 self._process,
                 self.project,
                 output_dir,
@@ -98,7 +97,7 @@ class Checkpointer:
     ) -> Path | None:
         """Load what `save_state` wrote; every rank must call it."""
         return load_state(
-            self._parts,
+            self._collect_parts(),
             self._process,
             self.project,
             input_dir,
