@@ -47,7 +47,7 @@ def resolve_precision(argument: Any, conflicts: list[str]) -> str:
         chosen = _precision("mixed_precision", argument)
         _compare("mixed_precision", chosen, conflicts)
         return chosen
-    launched = _launched("mixed_precision")
+    launched = context.setting("mixed_precision")
     if launched is not None:
         return str(launched)
     return _precision(PRECISION_VARIABLE, os.environ.get(PRECISION_VARIABLE, "no"))
@@ -106,7 +106,7 @@ def resolve_accumulation(
 
 
 def _steps(given: int | None, rules: Rules, conflicts: list[str]) -> int:
-    launched = _launched("gradient_accumulation_steps")
+    launched = context.setting("gradient_accumulation_steps")
     if rules.environment_wins and STEPS_VARIABLE in os.environ:
         return steps_of(os.environ)
     if given is not None:
@@ -118,7 +118,7 @@ def _steps(given: int | None, rules: Rules, conflicts: list[str]) -> int:
 def resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> float | None:
     """Return the norm that gradients are clipped to before each update, or None."""
     if argument is None:
-        launched = _launched("max_grad_norm")
+        launched = context.setting("max_grad_norm")
         return None if launched is None else float(launched)
     if isinstance(argument, bool) or not isinstance(argument, (int, float)) or not argument > 0:
         raise ValueError(f"max_grad_norm={argument!r} must be a number above 0, or None for no clipping.")
@@ -128,7 +128,7 @@ def resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> float
 
 def resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[str]) -> DistributedDataParallelKwargs:
     """Return the arguments of DDP, with the launch's communication hook if the code names none."""
-    launched = _launched("comm_hook")
+    launched = context.setting("comm_hook")
     handler = handler or DistributedDataParallelKwargs()
     if launched is None or launched == "no":
         return handler
@@ -141,7 +141,7 @@ def resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[
 def resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> bool:  # noqa: FBT001
     """Return True if ranks compare their weights; the default is that of the other guards."""
     if argument is None:
-        launched = _launched("check_ranks")
+        launched = context.setting("check_ranks")
         return rules.guards if launched is None else bool(launched)
     if not isinstance(argument, bool):
         raise TypeError(f"check_ranks={argument!r} is a {type(argument).__name__}; it must be True or False, or None.")
@@ -165,7 +165,7 @@ def resolve_loaders(config: DataLoaderConfiguration | None, **shortcuts: Any) ->
 
 def resolve_shard(config: Any, conflicts: list[str]) -> int | None:
     """Return the launch's number of ranks that share a model out; sizes in the code win."""
-    launched = _launched("shard")
+    launched = context.setting("shard")
     if getattr(config, "total_size", 1) == 1:
         return None if launched is None else int(launched)
     _compare("shard", config.dp_shard_size, conflicts)
@@ -191,12 +191,7 @@ def report_conflicts(conflicts: list[str]) -> None:
         rank.send(messages.Notice(text=text))
 
 
-def _launched(name: str) -> Any:
-    """Return a setting of the launch, or of an exported script; None if neither gave one."""
-    return context.setting(name)
-
-
 def _compare(name: str, chosen: Any, conflicts: list[str]) -> None:
-    launched = _launched(name)
+    launched = context.setting(name)
     if launched is not None and launched != chosen:
         conflicts.append(f"{name}={chosen!r} in the code, {launched!r} in the launch")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from notebook_launcher import context
 from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
+from notebook_launcher.training.parallelism.deepspeed_call import CallSettings, take_over
 from notebook_launcher.training.parallelism.zero import Asked, ZeroSettings, settle
 from notebook_launcher.training.plugins import GradScalerKwargs
 
@@ -296,3 +298,18 @@ def test_settings_changed_before_the_accelerator_count():
     plugin = DeepSpeedPlugin(zero_stage=2)
     plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 16
     assert settle(plugin, num_ranks=2).micro_batch_size == 16
+
+
+def test_settings_differ_from_those_of_an_exported_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = CallSettings(
+        mixed_precision=None,
+        gradient_accumulation_steps=None,
+        gradient_accumulation_plugin=None,
+        max_grad_norm=None,
+        fsdp_plugin=None,
+        parallelism_config=None,
+        scaler=None,
+    )
+    monkeypatch.setattr(context._Current, "adopted", {"max_grad_norm": 0.5})
+    with pytest.raises(ValueError, match=r"gradient_clipping=1.0 and the launch's max_grad_norm=0.5 differ"):
+        take_over(DeepSpeedPlugin(hf_ds_config=TYPICAL), call)

@@ -14,6 +14,7 @@ from typing import Any
 from notebook_launcher.training.parallelism.deepspeed_factories import refuse_factories
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO, check_keys, value_at
 from notebook_launcher.training.process.environment import flag
+from notebook_launcher.training_settings import STEPS_VARIABLE
 
 __all__ = ["DeepSpeedPlugin", "is_asked_for"]
 
@@ -26,7 +27,6 @@ KEYS = {
     "offload_param_device": "zero_optimization.offload_param.device",
 }
 """Arguments of the plugin, each with its key in a file."""
-STEPS_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 VARIABLES = {
     "gradient_accumulation_steps": STEPS_VARIABLE,
     "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",

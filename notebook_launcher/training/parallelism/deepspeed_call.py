@@ -69,7 +69,7 @@ def report(zero: ZeroSettings | None) -> None:
 
 
 def _settle(plugin: DeepSpeedPlugin, call: CallSettings) -> ZeroSettings:
-    shard = _launched("shard")
+    shard = context.setting("shard")
     if plugin.zero_stage == 0 and shard is not None and shard > 1:
         raise ValueError(
             f"DeepSpeed's zero_stage=0 keeps a whole model on each rank, but the launch's shard={shard} shares it out. "
@@ -124,10 +124,5 @@ def _asked(name: str, argument: Any) -> list[Asked]:
     """Return what the call gives: the argument, else the launch's option."""
     if argument is not None:
         return [Asked(value=argument, where=f"Accelerator({name}={argument!r})")]
-    launched = _launched(name)
+    launched = context.setting(name)
     return [] if launched is None else [Asked(value=launched, where=f"the launch's {name}={launched!r}")]
-
-
-def _launched(name: str) -> Any:
-    """Return an option of the launch; None without a launcher, and if the launch gave none."""
-    return getattr(getattr(context.current(), "settings", None), name, None)
