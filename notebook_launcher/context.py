@@ -14,7 +14,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from notebook_launcher.changes import OFFERED
+from notebook_launcher.changes import ACCELERATOR_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -323,8 +323,12 @@ def tunable(name: str, default: float) -> float:
     if not isinstance(default, (int, float)):
         msg = f"tunable({name!r}, {default!r}): the default is a {type(default).__name__}; it must be a number."
         raise TypeError(msg)
-    if not isinstance(name, str) or not name.isidentifier() or name in OFFERED:
-        taken = f"; {', '.join(OFFERED)} are settings of the Accelerator" if name in OFFERED else ""
+    if not isinstance(name, str) or not name.isidentifier() or name in ACCELERATOR_SETTINGS:
+        taken = (
+            f"; {', '.join(ACCELERATOR_SETTINGS)} are settings of the Accelerator"
+            if name in ACCELERATOR_SETTINGS
+            else ""
+        )
         msg = f"tunable({name!r}): the name must be a keyword for run.set, such as temperature{taken}."
         raise ValueError(msg)
     context = _Current.context

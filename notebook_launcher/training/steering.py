@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher import context, messages
-from notebook_launcher.changes import apply_change
+from notebook_launcher.changes import ACCELERATOR_SETTINGS, apply_change
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,13 +36,11 @@ def present_settings(accelerator: Any) -> dict[str, float | None]:
 
 def change_settings(accelerator: Any, wanted: Mapping[str, Wanted]) -> dict[str, tuple[Any, Any]]:
     """Change settings of an Accelerator and of the user; return the values before and after, by name."""
-    made = {}
-    for name, value in wanted.items():
-        change = {"lr": _change_rate, "max_grad_norm": _change_norm, "gradient_accumulation_steps": _change_steps}.get(
-            name
-        )
-        made[name] = _change_tunable(name, value) if change is None else change(accelerator, value)
-    return made
+    own = {"lr": _change_rate, "max_grad_norm": _change_norm, "gradient_accumulation_steps": _change_steps}
+    return {
+        name: own[name](accelerator, value) if name in ACCELERATOR_SETTINGS else _change_tunable(name, value)
+        for name, value in wanted.items()
+    }
 
 
 def _change_rate(accelerator: Any, wanted: Wanted) -> tuple[Any, Any]:

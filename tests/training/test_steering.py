@@ -11,9 +11,9 @@ from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, launch, notebook_launch, open_run, report, tunable
-from notebook_launcher.changes import apply_change, check_change, read_wanted
+from notebook_launcher.changes import ACCELERATOR_SETTINGS, apply_change, check_change, read_wanted
 from notebook_launcher.errors import CallOrderError, RunStoppedError
-from notebook_launcher.training.steering import change_settings, scale_rates
+from notebook_launcher.training.steering import change_settings, present_settings, scale_rates
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -163,6 +163,14 @@ def test_impossible_changes_are_refused(name: str, wanted: Any, words: str) -> N
 @pytest.mark.parametrize(("wanted", "after"), [(3, 3), ("x0.5", 2.0), (" *1e-1", 0.4), ("x 2", 8.0)])
 def test_factors_multiply(wanted: Any, after: float) -> None:
     assert apply_change(4.0, check_change("lr", wanted, ())) == pytest.approx(after)
+
+
+def test_every_setting_in_the_table_is_shown_and_can_be_changed() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))
+    wanted = dict.fromkeys(ACCELERATOR_SETTINGS, 2)
+    assert [after for _, after in change_settings(accelerator, wanted).values()] == [2, 2, 2]
+    assert present_settings(accelerator) == wanted
 
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
