@@ -28,6 +28,7 @@ __all__ = [
     "begin_call",
     "current",
     "enter",
+    "notify",
     "progress",
     "report",
     "report_values",
@@ -197,6 +198,15 @@ def begin_call(call_id: int) -> None:
 def current() -> RankContext | None:
     """Return the rank that this process, or the rank that forked it, is; None outside a run."""
     return _Current.context
+
+
+def notify(text: str) -> None:
+    """Show a line in the cell, once for all ranks: rank 0 of a run sends it, and nothing else does."""
+    rank = _Current.context
+    if rank is not None and rank.rank == 0:
+        from notebook_launcher.messages import Notice  # here, because they take a third of the time of importing this
+
+        rank.send(Notice(text=text))
 
 
 def report(*, step: int | None = None, **metrics: Any) -> None:

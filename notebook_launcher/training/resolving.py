@@ -7,7 +7,7 @@ import difflib
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import context, messages
+from notebook_launcher import context
 from notebook_launcher.training.plugins import (
     DataLoaderConfiguration,
     DDPCommunicationHookType,
@@ -174,21 +174,17 @@ def resolve_shard(config: Any, conflicts: list[str]) -> int | None:
 
 def report_dropped(names: Sequence[str]) -> None:
     """Report in one line the settings of FSDP1 that have no effect."""
-    rank = context.current()
-    if names and rank is not None and rank.rank == 0:
-        text = (
+    if names:
+        context.notify(
             f"FullyShardedDataParallelPlugin: without effect: {', '.join(names)}. Torch's FSDP2 shards the models, and "
             "does that by itself."
         )
-        rank.send(messages.Notice(text=text))
 
 
 def report_conflicts(conflicts: list[str]) -> None:
     """Report in one line the settings in which the code and the launch differ."""
-    rank = context.current()
-    if conflicts and rank is not None and rank.rank == 0:
-        text = "Accelerator(): " + "; ".join(conflicts) + ". The code wins."
-        rank.send(messages.Notice(text=text))
+    if conflicts:
+        context.notify("Accelerator(): " + "; ".join(conflicts) + ". The code wins.")
 
 
 def _compare(name: str, chosen: Any, conflicts: list[str]) -> None:

@@ -187,9 +187,7 @@ class Safepoint:
         if not (configuration.automatic_checkpoint_naming and configuration.project_dir):
             folder = Path(configuration.project_dir or ".") / "checkpoints" / f"update_{self._num_updates}"
         saved = accelerator.save_state(folder)
-        rank = context.current()
-        if rank is not None and rank.rank == 0:
-            rank.send(messages.Notice(text=f"saved {saved}, after update {self._num_updates}"))
+        context.notify(f"saved {saved}, after update {self._num_updates}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nobody, ()  # An Accelerator that is pickled does not answer to another launch.

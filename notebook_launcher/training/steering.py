@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher import context, messages
+from notebook_launcher import context
 from notebook_launcher.changes import ACCELERATOR_SETTINGS, apply_change
 
 if TYPE_CHECKING:
@@ -63,13 +63,10 @@ def _change_rate(accelerator: Any, wanted: Wanted) -> tuple[Any, Any]:
 
 
 def _note_unchanged(wanted: Wanted) -> None:
-    rank = context.current()
-    if rank is not None and rank.rank == 0:
-        text = (
-            f"lr={wanted!r} changed nothing: the rate is 0 at this update, as at the start of a warm-up, and no factor "
-            "changes that. Ask again after the next update."
-        )
-        rank.send(messages.Notice(text=text))
+    context.notify(
+        f"lr={wanted!r} changed nothing: the rate is 0 at this update, as at the start of a warm-up, and no factor "
+        "changes that. Ask again after the next update."
+    )
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:

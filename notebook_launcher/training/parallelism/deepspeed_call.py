@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from notebook_launcher import context, messages
+from notebook_launcher import context
 from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin, is_asked_for
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
 from notebook_launcher.training.parallelism.zero import Asked, settle
@@ -63,9 +63,8 @@ def take_over(
 
 def report(zero: ZeroSettings | None) -> None:
     """Report in one line of the run that torch carries the settings out."""
-    rank = context.current()
-    if zero is not None and rank is not None and rank.rank == 0:
-        rank.send(messages.Notice(text=f"Accelerator(): {zero.describe()}"))
+    if zero is not None:
+        context.notify(f"Accelerator(): {zero.describe()}")
 
 
 def _settle(plugin: DeepSpeedPlugin, call: CallSettings) -> ZeroSettings:
