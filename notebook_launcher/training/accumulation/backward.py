@@ -75,9 +75,9 @@ class Accumulation:
         self.scaler = scaler
         self.clock = clock
         self.safepoint = safepoint
-        self.has_stepped = False
-        """True if an optimizer has stepped since the last backward outside any block."""
         self.check = check
+        self._has_stepped = False
+        """True if an optimizer has stepped since the last backward outside any block."""
         self._device = process.device
         self._rules = rules
         self._num_processes = process.num_processes
@@ -151,10 +151,14 @@ class Accumulation:
         if clock is not None:
             clock.end_backward(synced=syncs)
 
+    def note_step(self) -> None:
+        """Note that an optimizer has stepped, so that a backward outside any block belongs to the next update."""
+        self._has_stepped = True
+
     def _act_between_updates(self) -> None:
         """Save, change settings or stop where neither a block nor a loader begins the next micro-batch."""
-        due = self.has_stepped and self.safepoint is not None and self.safepoint.is_due
-        self.has_stepped = False
+        due = self._has_stepped and self.safepoint is not None and self.safepoint.is_due
+        self._has_stepped = False
         if due and self.safepoint is not None and not self.state.in_dataloader:
             self.safepoint.act()
 

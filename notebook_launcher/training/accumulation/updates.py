@@ -106,7 +106,7 @@ class Updates:
             outcome, skipped = prepared.optimizer.step(closure), prepared.step_was_skipped
         else:
             outcome, skipped = self._scaled_step(prepared, closure)
-        self._accumulation.has_stepped = True
+        self._accumulation.note_step()
         if clock is not None:
             clock.mark("step")
         return outcome, skipped
