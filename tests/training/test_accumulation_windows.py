@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, GradientAccumulationPlugin, GradScalerKwargs, verify_accumulation
+from notebook_launcher.training.accumulation.windows import Window
 from tests.support.toy_training import full_gradient, make_data, make_model
 
 mse = torch.nn.functional.mse_loss
@@ -524,3 +526,13 @@ def test_two_open_windows_are_saved_and_restored(tmp_path):
     for one, other in zip(through[:2], resumed[:2], strict=True):
         models = (part.model if isinstance(part, Training) else part for part in (one, other))
         torch.testing.assert_close(*(model.state_dict() for model in models), rtol=0, atol=0)
+
+
+def test_reset_window_is_as_new():
+    window, new = Window(), Window()
+    names = [field.name for field in dataclasses.fields(Window)]
+    of_models = {"members", "key", "_parameters", "broken", "token", "drawn_at", "versions"}
+    for name in set(names) - of_models:
+        setattr(window, name, 7)
+    window.reset()
+    assert [getattr(window, name) for name in names] == [getattr(new, name) for name in names]

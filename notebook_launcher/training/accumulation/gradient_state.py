@@ -101,7 +101,7 @@ class GradientState:
 
     def window_of(self, members: Sequence[Member]) -> Window:
         """Return the window of a set of members."""
-        window = Window(() if self._rules.shared_window else members)
+        window = Window(() if self._rules.shared_window else tuple(members))
         key = window.key
         if key in self.windows:
             window = self.windows[key]
