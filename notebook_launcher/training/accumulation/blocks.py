@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from notebook_launcher.training.accumulation.backward import Accumulation
+    from notebook_launcher.training.accumulation.gradient_state import Abandoned
     from notebook_launcher.training.accumulation.member_kinds import Member
     from notebook_launcher.training.accumulation.windows import Window
     from notebook_launcher.training.rules import Rules
@@ -70,8 +71,8 @@ class MicroBatchBlock:
             self._safepoint.act()
         context.step_boundary()
         self._outer, self.outer_block = state.current, state.block
-        for abandoned, progress in state.enter(window):
-            self._drop(abandoned, progress)
+        for abandoned in state.enter(window):
+            self._drop(abandoned)
         if state.is_out_of_step and self._rules.guards:
             self._warn_of_reading()
         if window.num_batches == 1:
@@ -104,14 +105,15 @@ class MicroBatchBlock:
             )
         state.block, self.outer_block = self.outer_block, None
 
-    def _drop(self, window: Window, progress: str) -> None:
+    def _drop(self, abandoned: Abandoned) -> None:
         """Drop the gradients of a window that was left before its end."""
-        for member in window.members or self.members:
+        for member in abandoned.window.members or self.members:
             member.drop_gradients()
         self._warn_once(
             "abandoned",
-            f"{progress}, by a break, an exception or a last micro-batch without a backward: its gradients were "
-            "dropped, so that they do not mix with the next window's.",
+            f"a window of {abandoned.num_steps} micro-batches was left after {abandoned.num_batches}, by a break, an "
+            "exception or a last micro-batch without a backward: its gradients were dropped, so that they do not mix "
+            "with the next window's.",
         )
 
     def _warn_of_reading(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.training.accumulation.synchronisation import ends_window
 from notebook_launcher.training.accumulation.windows import Window
@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["GradientState"]
+__all__ = ["Abandoned", "GradientState"]
+
+
+class Abandoned(NamedTuple):
+    """A window that was left before its end."""
+
+    window: Window
+    num_steps: int
+    """Micro-batches of a full window."""
+    num_batches: int
+    """Micro-batches that it held."""
 
 
 class GradientState:
@@ -110,8 +120,8 @@ class GradientState:
             self.windows[key] = window
         return window
 
-    def enter(self, window: Window) -> list[tuple[Window, str]]:
-        """Begin a micro-batch; return the windows whose gradients must be dropped, each with a text of its progress."""
+    def enter(self, window: Window) -> list[Abandoned]:
+        """Begin a micro-batch; return the windows whose gradients must be dropped."""
         loader = self.stack.active
         token = None if loader is None else loader.iteration_token
         self.is_out_of_step = self._is_out_of_step(window, loader)
@@ -142,15 +152,13 @@ class GradientState:
         before, window.drawn_at = window.drawn_at, loader.num_drawn
         return before == loader.num_drawn and window.token is loader.iteration_token
 
-    def _abandoned(self, window: Window, token: object | None) -> list[tuple[Window, str]]:
+    def _abandoned(self, window: Window, token: object | None) -> list[Abandoned]:
         """Reset the windows that were left before their end and whose gradients would get into this window."""
         abandoned = []
         for other in self.windows.values():
             is_open = other.num_batches > 0 or other.broken
             if is_open and self._is_abandoned(other, token) and (other is window or other.shares_parameters(window)):
-                abandoned.append(
-                    (other, f"a window of {other.divisor} micro-batches was left after {other.num_batches}")
-                )
+                abandoned.append(Abandoned(other, other.divisor, other.num_batches))
                 other.reset()
                 other.broken = False
         return abandoned
