@@ -128,7 +128,7 @@ def test_unusable_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: s
 
 def test_auto_takes_what_the_call_gives():
     auto = file_with(gradient_accumulation_steps="auto", gradient_clipping="auto", bf16={"enabled": "auto"})
-    zero = settled(auto, steps=8, max_grad_norm=0.25, mixed_precision="bf16")
+    zero = settled(auto, num_steps=8, max_grad_norm=0.25, mixed_precision="bf16")
     assert (zero.gradient_accumulation_steps, zero.max_grad_norm) == (8, 0.25)
     assert zero.mixed_precision is None, "the call decides"
 
@@ -152,7 +152,11 @@ def test_missing_batch_size_follows_from_the_others(sizes: dict[str, Any], expec
 @pytest.mark.parametrize(
     ("config", "call", "message"),
     [
-        ({"gradient_accumulation_steps": 2}, {"steps": 4}, r"gradient_accumulation_steps=2 and Accelerator\(steps=4\)"),
+        (
+            {"gradient_accumulation_steps": 2},
+            {"num_steps": 4},
+            r"gradient_accumulation_steps=2 and .*\(num_steps=4\)",
+        ),
         ({"gradient_clipping": 1.0}, {"max_grad_norm": 0.5}, r"gradient_clipping=1.0 and Accelerator\(max_grad_norm"),
         ({"bf16": {"enabled": True}}, {"mixed_precision": "no"}, r"precision='bf16' and Accelerator\(mixed_precision"),
         ({"fp16": {"enabled": False}}, {"mixed_precision": "fp16"}, "fp16.enabled=False and Accelerator"),

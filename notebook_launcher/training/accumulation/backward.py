@@ -2,7 +2,7 @@
 
 In a window of micro-batches i with weights w_i, on all ranks together, the gradient of the mean loss is
 sum(w_i * g_i) / sum(w_i). The sum of the weights is known only when the window ends. So each backward
-is scaled as if the window were going to be full, by w_i / (num_steps * reference), and if it was not,
+is scaled as if the window were going to be full, by w_i / (num_steps * unit), and if it was not,
 the gradients are corrected once, where the window ends. A full window of equal micro-batches needs no
 correction, and its numbers are those of `loss / num_steps`.
 """
@@ -137,7 +137,7 @@ class Accumulation:
             self._run(loss, factor, kwargs, is_watched=is_watched)
         except BaseException:
             if window is not None:
-                window.broken = True
+                window.is_broken = True
             raise
         self._note_gradients(window, watched, ends=ends)
         if check is not None:
@@ -189,22 +189,22 @@ class Accumulation:
 
     def _scale_alone(self, weight: Any, reduction: str) -> float | torch.Tensor:
         """Return the factor of a loss outside any block."""
-        steps = self.state.num_steps
+        num_steps = self.state.num_steps
         if self._rules.nominal_divisor:
-            return 1.0 / steps
+            return 1.0 / num_steps
         if weight is not None:
-            if steps > 1:
+            if num_steps > 1:
                 raise ValueError(
                     f"backward(loss, weight={weight!r}) outside of accumulate() with gradient_accumulation_steps="
-                    f"{steps}: nothing says where the window ends. Write `with accelerator.accumulate(model):` around "
-                    "forward, backward and step."
+                    f"{num_steps}: nothing says where the window ends. Write `with accelerator.accumulate(model):` "
+                    "around forward, backward and step."
                 )
             mine = self._given(weight)
             total = self._total(mine)
             return ratio(self._num_data_ranks * (mine if reduction == "mean" else float(mine > 0)), total, 0.0)
         weights = self._round_weights()
-        if weights is None or steps > 1:
-            return 1.0 / steps
+        if weights is None or num_steps > 1:
+            return 1.0 / num_steps
         return float(self._num_data_ranks * weights[self._data_rank] / (sum(weights) or 1))
 
     def _scale_in(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
@@ -215,7 +215,7 @@ class Accumulation:
             return 1.0 / self.state.num_steps
         if not window.check_gathered() and self._rules.guards:
             self._warn_of_change()
-        if window.num_backwards == 0 and window.divisor > 1 and self._rules.guards:
+        if window.num_backwards == 0 and window.num_steps > 1 and self._rules.guards:
             self._check_fresh()
         again = window.backwards_in_block > 0
         if again:
@@ -224,13 +224,13 @@ class Accumulation:
             mine = self._weigh_counted(window)
         else:
             mine = self._given(weight)
-            window.weigh("given", mine, 0.0, self._reference_of_given(mine))
+            window.weigh("given", mine, 0.0, self._unit_of_given(mine))
             mine = mine if reduction == "mean" else float(mine > 0)
         first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
         if first_is_last:  # Nothing is there to be corrected; a second backward of the block needs the factor, too.
             window.correction = ratio(self._full_weight(window), window.world_weight, 1.0)
             return self._num_data_ranks * mine / (window.world_weight or 1.0)
-        factor = mine / (window.divisor * window.reference)
+        factor = mine / (window.num_steps * window.unit)
         return factor * window.correction if again and self.state.sync_gradients else factor
 
     def _weigh_counted(self, window: Window) -> float:
@@ -238,15 +238,15 @@ class Accumulation:
         loader = self.state.stack.active
         weights = None if loader is None else self._round_weights()
         if loader is None or weights is None:
-            mine = window.reference if window.kind == "counted" else 1.0
+            mine = window.unit if window.kind == "counted" else 1.0
             window.weigh("counted", mine, mine * self._num_data_ranks, mine)
             return mine
         full = float(loader.current_full_rows or max(loader.current_round.rows) or 1)
-        reference = window.reference if window.kind == "counted" else full
+        unit = window.unit if window.kind == "counted" else full
         # If no loader counted the first micro-batch, a full micro-batch weighs 1.
-        unit = full if reference == 1.0 else 1.0
-        mine = weights[self._data_rank] / unit
-        window.weigh("counted", mine, sum(weights) / unit, reference)
+        per_weight = full if unit == 1.0 else 1.0
+        mine = weights[self._data_rank] / per_weight
+        window.weigh("counted", mine, sum(weights) / per_weight, unit)
         return mine
 
     def _given(self, weight: Any) -> float:
@@ -265,14 +265,14 @@ class Accumulation:
             loader.repeat_is_known = True
         return weights
 
-    def _reference_of_given(self, weight: float) -> float:
+    def _unit_of_given(self, weight: float) -> float:
         # In fp16 a loss that is weighed with thousands of tokens overflows, so weights are taken
         # in multiples of the first, which all ranks agree on once.
         if self.scaler is None:
             return 1.0
-        if self.state.given_reference is None:
-            self.state.given_reference = float(self._total(max(weight, 1.0))) / self._num_data_ranks
-        return self.state.given_reference
+        if self.state.given_unit is None:
+            self.state.given_unit = float(self._total(max(weight, 1.0))) / self._num_data_ranks
+        return self.state.given_unit
 
     def _total(self, weight: float) -> float | torch.Tensor:
         if self._num_data_ranks == 1:
@@ -314,7 +314,7 @@ class Accumulation:
 
     def _full_weight(self, window: Window) -> float:
         """Return the sum of all ranks' weights in a full window."""
-        return self._num_data_ranks * window.divisor * window.reference
+        return self._num_data_ranks * window.num_steps * window.unit
 
     def _take_synced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""

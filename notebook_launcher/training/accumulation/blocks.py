@@ -76,7 +76,7 @@ class MicroBatchBlock:
         if state.is_out_of_step and self._rules.guards:
             self._warn_of_reading()
         if window.num_batches == 1:
-            window.versions = [-1 if probe is None else probe._version for probe in self.probes]  # noqa: SLF001
+            window.weight_versions = [-1 if probe is None else probe._version for probe in self.probes]  # noqa: SLF001
         elif self._rules.guards:
             self._check_untouched()
         state.block = self
@@ -127,7 +127,7 @@ class MicroBatchBlock:
         )
 
     def _check_untouched(self) -> None:
-        for probe, version in zip(self.probes, self._window.versions, strict=False):
+        for probe, version in zip(self.probes, self._window.weight_versions, strict=False):
             if probe is not None and probe._version != version:  # noqa: SLF001
                 self._warn_once(
                     "touched",

@@ -210,8 +210,8 @@ class Updates:
             if window is not state.current and window.num_backwards and not owned.isdisjoint(key):
                 raise RuntimeError(
                     f"step(): this {type(prepared.optimizer).__name__} also updates models whose window is still open, "
-                    f"with {window.num_batches} of {window.divisor} micro-batches. Pass all models of an optimizer to "
-                    "the same accumulate(), as in accumulate(encoder, decoder), or give each model an optimizer."
+                    f"with {window.num_batches} of {window.num_steps} micro-batches. Pass all models of an optimizer "
+                    "to the same accumulate(), as in accumulate(encoder, decoder), or give each model an optimizer."
                 )
 
     def _check_window(self, window: Window, closure: Callable[[], Any] | None) -> None:
@@ -219,11 +219,11 @@ class Updates:
         state = self._accumulation.state
         if closure is not None and (window.num_batches > 1 or not state.sync_gradients):
             raise ValueError(
-                f"step(closure) in a window of {window.divisor} micro-batches: the closure computes one of them, and "
+                f"step(closure) in a window of {window.num_steps} micro-batches: the closure computes one of them, and "
                 "the step needs the gradient of all. Call backward(loss) before step(), without a closure; LBFGS "
                 "and others that call their closure again need gradient_accumulation_steps=1."
             )
-        if closure is None and window.divisor > 1 and window.backwards_in_block == 0:
+        if closure is None and window.num_steps > 1 and window.backwards_in_block == 0:
             found = find_gradient(state.block.members, window.gathered)
             if found is not None and found != window.gathered:
                 self._accumulation.warn_once(

@@ -34,13 +34,13 @@ class Window:
     """Members whose gradients the window gathers; empty for the one window that everything shares."""
     key: frozenset[int] = dataclasses.field(init=False)
     _parameters: frozenset[int] | None = None
-    broken: bool = False
+    is_broken: bool = False
     """True if a backward failed half way, so that the gradients are not those of whole micro-batches."""
-    token: object | None = None
+    iteration: object | None = None
     """The loader's iteration that the window began in."""
-    drawn_at: int = 0
+    num_drawn: int = 0
     """Number of batches that the loader had drawn when the last micro-batch began."""
-    versions: list[int] = dataclasses.field(default_factory=list)
+    weight_versions: list[int] = dataclasses.field(default_factory=list)
     """Versions of the weights when the window began."""
 
     # What `reset` forgets.
@@ -56,9 +56,9 @@ class Window:
     """True if an update was put off because the window's last micro-batch had no backward."""
     kind: str | None = None
     """`"given"` if `backward` got `weight=`, `"counted"` if not; None before the first backward."""
-    divisor: int = 1
+    num_steps: int = 1
     """Micro-batches of a full window, when this one began."""
-    reference: float = 1.0
+    unit: float = 1.0
     """The unit of weights: the size of a full micro-batch where weights are counted."""
     weight: float = 0.0
     """Sum of this rank's weights."""
@@ -76,8 +76,8 @@ class Window:
         self.num_batches = self.num_backwards = self.backwards_in_block = 0
         self.gathered = self.kind = None
         self.is_deferred = False
-        self.divisor = 1
-        self.reference = self.correction = 1.0
+        self.num_steps = 1
+        self.unit = self.correction = 1.0
         self.weight = self.world_weight = 0.0
 
     def shares_parameters(self, other: Window) -> bool:
@@ -110,11 +110,11 @@ class Window:
             )
         return False
 
-    def weigh(self, kind: str, weight: float, world_weight: float, reference: float) -> None:
+    def weigh(self, kind: str, weight: float, world_weight: float, unit: float) -> None:
         """Count a micro-batch; raise ValueError if the window's other micro-batches were weighed in another way."""
         if self.kind is None:
             self.kind = kind
-            self.reference = reference
+            self.unit = unit
         elif self.kind != kind:
             have, miss = ("weight=", "none") if kind == "given" else ("no weight=", "one")
             raise ValueError(

@@ -81,7 +81,7 @@ def _settle(plugin: DeepSpeedPlugin, call: CallSettings) -> ZeroSettings:
     return settle(
         plugin,
         num_ranks=_num_ranks() // same_data,
-        steps=_asked("gradient_accumulation_steps", call.gradient_accumulation_steps or in_plugin),
+        num_steps=_asked("gradient_accumulation_steps", call.gradient_accumulation_steps or in_plugin),
         max_grad_norm=_asked("max_grad_norm", call.max_grad_norm),
         mixed_precision=_asked("mixed_precision", call.mixed_precision),
         scaler=call.scaler,
@@ -92,13 +92,13 @@ def _with_settings(call: CallSettings, zero: ZeroSettings) -> CallSettings:
     accumulation = call.gradient_accumulation_plugin or GradientAccumulationPlugin()
     if zero.stage == 1 and accumulation.sync_each_batch is None:
         accumulation = dataclasses.replace(accumulation, sync_each_batch=False)
-    steps = zero.gradient_accumulation_steps
-    if steps is not None:
-        accumulation = dataclasses.replace(accumulation, num_steps=steps)
+    num_steps = zero.gradient_accumulation_steps
+    if num_steps is not None:
+        accumulation = dataclasses.replace(accumulation, num_steps=num_steps)
     return dataclasses.replace(
         call,
         mixed_precision=zero.mixed_precision or call.mixed_precision,
-        gradient_accumulation_steps=call.gradient_accumulation_steps if steps is None else None,
+        gradient_accumulation_steps=call.gradient_accumulation_steps if num_steps is None else None,
         gradient_accumulation_plugin=accumulation,
         max_grad_norm=zero.max_grad_norm or call.max_grad_norm,
         fsdp_plugin=_fsdp_plugin(zero),
