@@ -122,9 +122,9 @@ class Accumulation:
         window = state.current
         if window is None:
             self._act_between_updates()
-            factor, ends = self._scale_alone(weight, reduction), True
+            factor, ends = self._factor_outside_blocks(weight, reduction), True
         else:
-            factor, ends = self._scale_in(window, weight, reduction), state.sync_gradients
+            factor, ends = self._factor_in_window(window, weight, reduction), state.sync_gradients
         syncs = waits_for_ranks(window, self.members, ends=ends, num_processes=self._num_processes)
         is_watched = clock is not None and clock.begin_backward(syncs=syncs)
         check = self.check
@@ -143,7 +143,7 @@ class Accumulation:
         if check is not None:
             check.left_out.compare()
             check.compare(written)
-        # A window of one counted micro-batch needs no correction: `_scale_in` knew its whole weight.
+        # A window of one counted micro-batch needs no correction: `_factor_in_window` knew its whole weight.
         if ends and window is not None and (window.num_backwards != 1 or window.kind != "counted"):
             self._correct(window, pending)
         if self.safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
@@ -187,7 +187,7 @@ class Accumulation:
         assert self.clock is not None
         torch.autograd.Variable._execution_engine.queue_callback(self.clock.mark_computed)  # noqa: SLF001
 
-    def _scale_alone(self, weight: Any, reduction: str) -> float | torch.Tensor:
+    def _factor_outside_blocks(self, weight: Any, reduction: str) -> float | torch.Tensor:
         """Return the factor of a loss outside any block."""
         num_steps = self.state.num_steps
         if self._rules.nominal_divisor:
@@ -199,7 +199,7 @@ class Accumulation:
                     f"{num_steps}: nothing says where the window ends. Write `with accelerator.accumulate(model):` "
                     "around forward, backward and step."
                 )
-            mine = self._given(weight)
+            mine = self._given_weight(weight)
             total = self._total(mine)
             return ratio(self._num_data_ranks * (mine if reduction == "mean" else float(mine > 0)), total, 0.0)
         weights = self._round_weights()
@@ -207,23 +207,23 @@ class Accumulation:
             return 1.0 / num_steps
         return float(self._num_data_ranks * weights[self._data_rank] / (sum(weights) or 1))
 
-    def _scale_in(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
+    def _factor_in_window(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
         """Count the micro-batch in its window, and return the factor of its loss."""
         if self._rules.nominal_divisor:
             window.num_backwards += 1
             window.backwards_in_block += 1
             return 1.0 / self.state.num_steps
         if not window.check_gathered() and self._rules.guards:
-            self._warn_of_change()
+            self._warn_of_changed_gradients()
         if window.num_backwards == 0 and window.num_steps > 1 and self._rules.guards:
-            self._check_fresh()
+            self._warn_of_old_gradients()
         again = window.backwards_in_block > 0
         if again:
-            self._check_again(window)
+            self._warn_of_second_backward(window)
         if weight is None:
             mine = self._weigh_counted(window)
         else:
-            mine = self._given(weight)
+            mine = self._given_weight(weight)
             window.weigh("given", mine, 0.0, self._unit_of_given(mine))
             mine = mine if reduction == "mean" else float(mine > 0)
         first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
@@ -249,7 +249,7 @@ class Accumulation:
         window.weigh("counted", mine, sum(weights) / per_weight, unit)
         return mine
 
-    def _given(self, weight: Any) -> float:
+    def _given_weight(self, weight: Any) -> float:
         """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""
         value = _checked_weight(weight)
         weights = self._round_weights()
@@ -309,22 +309,22 @@ class Accumulation:
         if window is not None and not ends:
             window.gathered = find_gradient(self.state.block.members, window.gathered)
         if self._num_processes > 1:
-            self._take_synced(watched)
-            self._share_buffers(window, ends=ends)
+            self._note_reduced(watched)
+            self._broadcast_buffers(window, ends=ends)
 
     def _full_weight(self, window: Window) -> float:
         """Return the sum of all ranks' weights in a full window."""
         return self._num_data_ranks * window.num_steps * window.unit
 
-    def _take_synced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
+    def _note_reduced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""
         for model, before in watched:
             if model.has_gradients() if before is None else model.grad_versions() != before:
-                self._note(model)
+                self._note_backward(model)
         if self.members.leaves and reduce_leaves(self.members.leaves):
             self.members.leaf_notes.num_synced += 1
 
-    def _share_buffers(self, window: Window | None, *, ends: bool) -> None:
+    def _broadcast_buffers(self, window: Window | None, *, ends: bool) -> None:
         """Give every rank rank 0's buffers of sharded models, where a window ends."""
         if ends:
             for member in self.members.models_and_leaves if window is None else self.state.block.members:
@@ -342,7 +342,7 @@ class Accumulation:
         noted = (model for model in synced_models if (model.notes.forwards or model.notes.answered & FORWARD_SYNCED))
         return [(model, model.grad_versions()) for model in noted]
 
-    def _note(self, model: SyncedModel) -> None:
+    def _note_backward(self, model: SyncedModel) -> None:
         """Note whether a model's gradients, which a backward has just written to, are the same on all ranks."""
         notes = model.notes
         if notes.forwards == FORWARD_SYNCED and not model.require_backward_grad_sync:
@@ -356,7 +356,7 @@ class Accumulation:
             notes.num_synced += 1
         notes.answered, notes.forwards = notes.forwards or FORWARD_REPEATED, 0
 
-    def _check_fresh(self) -> None:
+    def _warn_of_old_gradients(self) -> None:
         """Warn if gradients are there before the first backward of a window: a short window would rescale them."""
         if any(probe is not None and has_values(probe.grad) for probe in self.state.block.probes):
             self.warn_once(
@@ -367,7 +367,7 @@ class Accumulation:
                 "model's loss passes: discriminator.requires_grad_(False).",
             )
 
-    def _warn_of_change(self) -> None:
+    def _warn_of_changed_gradients(self) -> None:
         self.warn_once(
             "changed",
             "gradients were changed between two micro-batches of a window, by another model's loss or by your code: "
@@ -376,7 +376,7 @@ class Accumulation:
             "gradients where accelerator.sync_gradients is True.",
         )
 
-    def _check_again(self, window: Window) -> None:
+    def _warn_of_second_backward(self, window: Window) -> None:
         if self._rules.guards and window.backwards_in_block >= max(1, len(self.state.block.members)):
             self.warn_once(
                 "two backwards",
