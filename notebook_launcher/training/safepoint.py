@@ -46,15 +46,15 @@ class Safepoint:
         self._fence = fence
         """Keeps this rank from running ahead of its peers' view of the board."""
         options: dict[str, Any] = {"chooses": rank.rank == 0, "lead": fence.lead if rank.num_processes > 1 else 0}
-        self._saves_agreed = Agreement(_notes(rank, "save", context.SAVE_CHOICE), **options)
-        self._stop_agreed = Agreement(_notes(rank, "stop", context.STOP_CHOICE), **options)
+        self._saves_agreed = Agreement(_slot(rank, "save", context.SAVE_CHOICE), **options)
+        self._stop_agreed = Agreement(_slot(rank, "stop", context.STOP_CHOICE), **options)
         self._seen = 0
         """The last request for a checkpoint that was carried out."""
         self._saves = False
         """True if a checkpoint is due."""
         self._stop_at: int | None = None
         """Number of the update after which all ranks stop; None: nobody has asked."""
-        self._changes_agreed = Agreement(_notes(rank, "change", context.CHANGE_CHOICE), **options)
+        self._changes_agreed = Agreement(_slot(rank, "change", context.CHANGE_CHOICE), **options)
         self._num_changes = 0
         """Number of the last change that was carried out."""
         self._changes_due = 0
@@ -193,7 +193,7 @@ class Safepoint:
         return _nobody, ()  # An Accelerator that is pickled does not answer to another launch.
 
 
-def _notes(rank: RankContext, name: str, place: slice) -> ChoiceSlot:
+def _slot(rank: RankContext, name: str, place: slice) -> ChoiceSlot:
     return BoardSlot(rank.board, place) if rank.num_nodes == 1 else StoreSlot(rank, name)
 
 
