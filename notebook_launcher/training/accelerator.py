@@ -71,7 +71,7 @@ HANDLERS = (
     InitProcessGroupKwargs,
     ProfileKwargs,
 )
-ELSEWHERE = {
+UNSUPPORTED_ARGUMENTS = {
     "deepspeed_plugins": "one DeepSpeedPlugin serves all models: pass it as deepspeed_plugin=.",
     "torch_tp_plugin": "pass parallelism_config=ParallelismConfig(tp_size=2), for 2 ranks that share a layer.",
     "megatron_lm_plugin": "Megatron-LM is not supported. To shard, pass parallelism_config=ParallelismConfig(...).",
@@ -1060,10 +1060,10 @@ def _path(directory: str | os.PathLike[str] | None) -> str | None:
 
 def _refuse(unsupported: dict[str, Any]) -> None:
     for name, value in unsupported.items():
-        if name not in ELSEWHERE:
-            known = [*Accelerator.__init__.__annotations__, *ELSEWHERE]
+        if name not in UNSUPPORTED_ARGUMENTS:
+            known = [*Accelerator.__init__.__annotations__, *UNSUPPORTED_ARGUMENTS]
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {close[0]}=?" if close else ""
             raise TypeError(f"Accelerator() has no argument {name}=.{hint}")
         if value is not None:
-            raise ValueError(f"Accelerator({name}=...): {ELSEWHERE[name]}")
+            raise ValueError(f"Accelerator({name}=...): {UNSUPPORTED_ARGUMENTS[name]}")
