@@ -22,7 +22,7 @@ from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.checkpoints.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
-from notebook_launcher.training.parallelism.deepspeed_call import CallSettings, report, take_over
+from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments, announce_zero, apply_deepspeed
 from notebook_launcher.training.parallelism.mesh import make_layout
 from notebook_launcher.training.parallelism.sharded_models import Sharding
 from notebook_launcher.training.plugins import (
@@ -176,7 +176,7 @@ class Accelerator:
         ddp_handler = resolving.resolve_hook(handlers.get(DistributedDataParallelKwargs), conflicts)
         self.init_handler: InitProcessGroupKwargs = handlers.get(InitProcessGroupKwargs) or InitProcessGroupKwargs()
         self.profile_handler: ProfileKwargs | None = handlers.get(ProfileKwargs)
-        call = CallSettings(
+        call = AcceleratorArguments(
             mixed_precision=mixed_precision,
             gradient_accumulation_steps=gradient_accumulation_steps,
             gradient_accumulation_plugin=gradient_accumulation_plugin,
@@ -185,7 +185,7 @@ class Accelerator:
             parallelism_config=parallelism_config,
             scaler=handlers.get(GradScalerKwargs),
         )
-        self.deepspeed_plugin, zero, call = take_over(deepspeed_plugin, call)
+        self.deepspeed_plugin, zero, call = apply_deepspeed(deepspeed_plugin, call)
         self.scaler_handler: GradScalerKwargs = call.scaler or GradScalerKwargs()
         chosen_precision = self._resolve_precision(call.mixed_precision, conflicts)
         plugin = resolving.resolve_accumulation(
@@ -266,7 +266,7 @@ class Accelerator:
             skip_missing=rules.skip_missing_trackers,
         )
         resolving.report_conflicts(conflicts)
-        report(zero)
+        announce_zero(zero)
 
     # Settings.
 

@@ -12,7 +12,7 @@ from notebook_launcher.training.plugins import GradScalerKwargs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Asked", "ZeroSettings", "settle"]
+__all__ = ["GivenSetting", "ZeroSettings", "resolve_zero"]
 
 STAGES = {
     0: "every rank keeps a whole model",
@@ -27,7 +27,7 @@ MOST_NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GivenSetting:
     """A setting that the call gives beside DeepSpeed's."""
 
     value: Any
@@ -73,13 +73,13 @@ class ZeroSettings:
             )
 
 
-def settle(
+def resolve_zero(
     plugin: DeepSpeedPlugin,
     *,
     num_ranks: int,
-    num_steps: Sequence[Asked] = (),
-    max_grad_norm: Sequence[Asked] = (),
-    mixed_precision: Sequence[Asked] = (),
+    num_steps: Sequence[GivenSetting] = (),
+    max_grad_norm: Sequence[GivenSetting] = (),
+    mixed_precision: Sequence[GivenSetting] = (),
     scaler: GradScalerKwargs | None = None,
 ) -> ZeroSettings:
     """Return what the settings come to for so many ranks.
@@ -115,7 +115,7 @@ def settle(
     )
 
 
-def _agree(key: str, value: Any, asked: Sequence[Asked]) -> Any:
+def _agree(key: str, value: Any, asked: Sequence[GivenSetting]) -> Any:
     """Return the settled value of a key; None if nothing gives one."""
     for one in asked:
         if value is not None and one.value != value:
@@ -160,7 +160,7 @@ def _settle_batches(plugin: DeepSpeedPlugin, num_steps: int | None, num_ranks: i
     return (rest if num_steps is None else num_steps), (rest if micro is None else micro)
 
 
-def _settle_precision(plugin: DeepSpeedPlugin, asked: Sequence[Asked]) -> str | None:
+def _settle_precision(plugin: DeepSpeedPlugin, asked: Sequence[GivenSetting]) -> str | None:
     switches = {name: [plugin.get_value(key) for key in keys] for name, keys in PRECISIONS.items()}
     chosen = [name for name, values in switches.items() if True in values]
     if plugin.get_value("torch_autocast.enabled") is True:
