@@ -38,10 +38,8 @@ class GradientState:
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
         self.stack = LoaderStack(self._loop_begins)
-        self.current: Window | None = None
-        """The window whose block was entered last, and has not been left."""
         self.block: Any = None
-        """The block that was entered last, and has not been left."""
+        """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None
         """The unit of weights given by hand, under a gradient scaler."""
         self.num_blocks = 0
@@ -56,6 +54,12 @@ class GradientState:
         self._last: Window | None = None
         self.loaded: dict[int, dict[str, Any]] = {}
         """Windows of a checkpoint whose models have not been used since, by their numbers."""
+
+    @property
+    def current(self) -> Window | None:
+        """The window of the block that was entered last, and has not been left."""
+        window: Window | None = None if self.block is None else self.block.window
+        return window
 
     @property
     def active_dataloader(self) -> Any | None:
@@ -140,7 +144,7 @@ class GradientState:
         self.sync_gradients = ends_window(
             window.num_batches, num_steps, loader, sync_with_dataloader=self.plugin.sync_with_dataloader
         )
-        self.current = self._last = window
+        self._last = window
         return abandoned
 
     def _is_out_of_step(self, window: Window, loader: Any) -> bool:
@@ -185,12 +189,11 @@ class GradientState:
             window.iteration is not None and iteration is not window.iteration and self._is_over(window)
         )
 
-    def leave(self, window: Window, outer: Window | None, *, failed: bool) -> bool:
+    def leave(self, window: Window, *, failed: bool) -> bool:
         """End a micro-batch; return False if its window can have no end any more.
 
         A micro-batch that failed before its backward does not count.
         """
-        self.current = outer
         if window.backwards_in_block == 0:
             self.left_out = window.iteration, (self.sync_gradients or window.is_deferred) and not failed
         if failed and window.backwards_in_block == 0:

@@ -91,9 +91,10 @@ class Updates:
     def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
         """Step where the window ends; return the result of the optimizer, and True if the step was skipped."""
         state = self._accumulation.state
-        if self._rules.guards and state.current is not None:
-            self._check_window(state.current, closure)
-        if not state.sync_gradients or self._puts_off(state.current):
+        window = state.current
+        if self._rules.guards and window is not None:
+            self._check_window(window, closure)
+        if not state.sync_gradients or self._puts_off(window):
             return None, prepared.step_was_skipped
         if self._rules.guards:
             self._check_complete(prepared)
@@ -156,11 +157,11 @@ class Updates:
             return state.sync_gradients
         if state.loaded:
             return False
-        owned = self._accumulation.members.of_optimizer(prepared.optimizer)
+        owned, current = self._accumulation.members.of_optimizer(prepared.optimizer), state.current
         for key, window in state.windows.items():
             if not window.num_backwards:
                 continue
-            if window is state.current and state.sync_gradients and window.backwards_in_block:
+            if window is current and state.sync_gradients and window.backwards_in_block:
                 continue
             if not key or any(id(member) in key for member in owned):
                 return False
