@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["OFFERED", "Wanted", "apply_change", "check_change", "read_wanted"]
+__all__ = ["ACCELERATOR_SETTINGS", "SettingKind", "Wanted", "apply_change", "check_change", "read_wanted"]
 
 Wanted: TypeAlias = "float | str | None"
 """A new value; a factor, such as `"x0.5"`; None: no clipping."""
-OFFERED = ("lr", "max_grad_norm", "gradient_accumulation_steps")
-"""Settings that every Accelerator offers."""
+SettingKind: TypeAlias = Literal["positive", "optional", "count"]
+"""The values that a setting takes: numbers above 0; the same or None; whole numbers from 1 on."""
+ACCELERATOR_SETTINGS: dict[str, SettingKind] = {
+    "lr": "positive",
+    "max_grad_norm": "optional",
+    "gradient_accumulation_steps": "count",
+}
+"""Settings that every Accelerator offers; `training/steering.py` changes them."""
 FACTOR = re.compile(r"\s*[x*]\s*(?P<factor>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*")
 
 
@@ -30,22 +36,23 @@ def check_change(name: str, wanted: object, tunables: Collection[str]) -> Wanted
     Raises:
         ValueError: There is no such setting, or the value cannot work; the message names what to type.
     """
-    if name not in OFFERED and name not in tunables:
-        raise ValueError(f"{name}={wanted!r}: this run offers {', '.join([*OFFERED, *sorted(tunables)])}.")
-    if name == "gradient_accumulation_steps":
+    kind = ACCELERATOR_SETTINGS.get(name)
+    if kind is None and name not in tunables:
+        raise ValueError(f"{name}={wanted!r}: this run offers {', '.join([*ACCELERATOR_SETTINGS, *sorted(tunables)])}.")
+    if kind == "count":
         if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-            raise ValueError(f"gradient_accumulation_steps={wanted!r} must be a whole number, 1 or more.")
+            raise ValueError(f"{name}={wanted!r} must be a whole number, 1 or more.")
         return wanted
-    if wanted is None and name == "max_grad_norm":
+    if wanted is None and kind == "optional":
         return None
     if isinstance(wanted, str) and (found := FACTOR.fullmatch(wanted)):
         number = _number(found["factor"])
     else:
         number = wanted if isinstance(wanted, (int, float)) else None
-    fits = name in tunables or (number is not None and number > 0 and not isinstance(wanted, bool))
+    fits = kind is None or (number is not None and number > 0 and not isinstance(wanted, bool))
     if number is None or not fits or not math.isfinite(number):
-        least = "a number" if name in tunables else "a number, more than 0"
-        none = ", or None for no clipping" if name == "max_grad_norm" else ""
+        least = "a number" if kind is None else "a number, more than 0"
+        none = ", or None for no clipping" if kind == "optional" else ""
         raise ValueError(f'{name}={wanted!r} must be {least}, or a factor such as "x0.5"{none}.')
     return wanted  # type: ignore[return-value]
 

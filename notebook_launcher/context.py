@@ -14,7 +14,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from notebook_launcher.changes import OFFERED
+from notebook_launcher.changes import ACCELERATOR_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +28,7 @@ __all__ = [
     "begin_call",
     "current",
     "enter",
+    "notify",
     "progress",
     "report",
     "report_values",
@@ -201,6 +202,15 @@ def current() -> RankContext | None:
     return _Current.context
 
 
+def notify(text: str) -> None:
+    """Show a line in the cell, once for all ranks: rank 0 of a run sends it, and nothing else does."""
+    rank = _Current.context
+    if rank is not None and rank.rank == 0:
+        from notebook_launcher.messages import Notice  # here, because they take a third of the time of importing this
+
+        rank.send(Notice(text=text))
+
+
 def report(*, step: int | None = None, **metrics: Any) -> None:
     """Send metrics and pictures to the run: `report(step=3, loss=loss, sample=image, weights=histogram(w))`.
 
@@ -325,8 +335,12 @@ def tunable(name: str, default: float) -> float:
     if not isinstance(default, (int, float)):
         msg = f"tunable({name!r}, {default!r}): the default is a {type(default).__name__}; it must be a number."
         raise TypeError(msg)
-    if not isinstance(name, str) or not name.isidentifier() or name in OFFERED:
-        taken = f"; {', '.join(OFFERED)} are settings of the Accelerator" if name in OFFERED else ""
+    if not isinstance(name, str) or not name.isidentifier() or name in ACCELERATOR_SETTINGS:
+        taken = (
+            f"; {', '.join(ACCELERATOR_SETTINGS)} are settings of the Accelerator"
+            if name in ACCELERATOR_SETTINGS
+            else ""
+        )
         msg = f"tunable({name!r}): the name must be a keyword for run.set, such as temperature{taken}."
         raise ValueError(msg)
     context = _Current.context

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from notebook_launcher.text import name_rank
 from notebook_launcher.training_settings import TrainingSettings  # noqa: TC001 - loaded once, before ranks are forked
@@ -78,6 +78,8 @@ DUMP_SIGNAL = signal.SIGRTMAX - 5
 """The signal at which a rank writes the stacks of all its threads, even while it is stuck in C code."""
 COMM_SIGNAL = signal.SIGRTMAX - 6
 """The signal at which a rank that runs a call reads what the page has sent to its widgets."""
+ChangeAction: TypeAlias = Literal["set", "pause", "resume", "save", "stop", "profile"]
+ChangeSource: TypeAlias = Literal["code", "monitor"]
 
 
 # kernel -> rank and back
@@ -273,10 +275,10 @@ class Change:
 
     number: int
     """Number of the change in this attempt, from 1 on."""
-    action: Literal["set", "pause", "resume", "save", "stop", "profile"]
+    action: ChangeAction
     values: dict[str, float | str | None] = dataclasses.field(default_factory=dict)
     """New values, by setting: numbers, factors such as `"x0.5"`, or None."""
-    source: Literal["code", "monitor"] = "code"
+    source: ChangeSource = "code"
     """Origin of the request: a call such as `run.set`, or the monitor's page."""
     profile: ProfileOrder | None = None
     """Updates and ranks to profile, for the action "profile"."""
@@ -531,10 +533,10 @@ class Changed:
 
     time: float
     update: int
-    action: Literal["set", "pause", "resume", "save", "stop", "profile"]
+    action: ChangeAction
     values: dict[str, tuple[float | None, float | None]]
     """Values before and after, by setting."""
-    source: Literal["code", "monitor"] = "code"
+    source: ChangeSource = "code"
     """Origin of the request."""
 
 

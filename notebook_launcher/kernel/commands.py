@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.inspection.profiles import Profile
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.latch import Latch
-    from notebook_launcher.kernel.rank_requests import ChangeAction, ChangeSource
+    from notebook_launcher.messages import ChangeAction, ChangeSource
 
 __all__ = [
     "ChangeCommand",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict, deque
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from notebook_launcher import messages
+from notebook_launcher.changes import ACCELERATOR_SETTINGS
 from notebook_launcher.history.schema import (
     MAX_SPANS,
     MetricPoint,
@@ -18,19 +19,9 @@ from notebook_launcher.history.schema import (
 )
 from notebook_launcher.units import describe_values
 
-if TYPE_CHECKING:
-    from typing import Literal
-
 __all__ = ["LiveRecords", "describe_change"]
 
 T = TypeVar("T")
-
-KINDS: dict[str, Literal["positive", "optional", "count"]] = {
-    "lr": "positive",
-    "max_grad_norm": "optional",
-    "gradient_accumulation_steps": "count",
-}
-"""Values that the settings of an Accelerator take."""
 
 MAX_METRICS = 1_000_000
 """Points of `report(...)` that are kept; beyond this number the oldest are dropped."""
@@ -180,7 +171,9 @@ class LiveRecords:
 
     def settings_now(self) -> tuple[RunSetting, ...]:
         """Return the settings that can be changed, with their last known values."""
-        own = [RunSetting(name=name, value=value, kind=KINDS[name]) for name, value in self.settings.items()]
+        own = [
+            RunSetting(name=name, value=value, kind=ACCELERATOR_SETTINGS[name]) for name, value in self.settings.items()
+        ]
         offered = [
             RunSetting(
                 name=name,

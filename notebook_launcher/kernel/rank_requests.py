@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
 
@@ -12,11 +12,9 @@ if TYPE_CHECKING:
 
     from notebook_launcher.changes import Wanted
     from notebook_launcher.engines.tree import Tree
+    from notebook_launcher.messages import ChangeAction, ChangeSource
 
-__all__ = ["ChangeAction", "ChangeSource", "RankRequests"]
-
-ChangeAction: TypeAlias = Literal["set", "pause", "resume", "save", "stop", "profile"]
-ChangeSource: TypeAlias = Literal["code", "monitor"]
+__all__ = ["RankRequests"]
 
 
 class RankRequests:

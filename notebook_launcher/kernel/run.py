@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.inspection.profiles import Profile
     from notebook_launcher.kernel.inspection.stacks import Stacks
-    from notebook_launcher.kernel.rank_requests import ChangeAction, ChangeSource
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run_data import RunData
     from notebook_launcher.kernel.run_outcome import RunOutcome
+    from notebook_launcher.messages import ChangeAction, ChangeSource
 
 __all__ = ["Run"]
 

@@ -22,7 +22,7 @@ from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.checkpoints.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
-from notebook_launcher.training.parallelism.deepspeed_call import CallSettings, report, take_over
+from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments, announce_zero, apply_deepspeed
 from notebook_launcher.training.parallelism.mesh import make_layout
 from notebook_launcher.training.parallelism.sharded_models import Sharding
 from notebook_launcher.training.plugins import (
@@ -45,6 +45,7 @@ from notebook_launcher.training.recording.profiling import build_profiler
 from notebook_launcher.training.recording.trackers import Trackers
 from notebook_launcher.training.rules import EXACT, Rules
 from notebook_launcher.training.safepoint import make_safepoint
+from notebook_launcher.training.steering import Steering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -71,7 +72,7 @@ HANDLERS = (
     InitProcessGroupKwargs,
     ProfileKwargs,
 )
-ELSEWHERE = {
+UNSUPPORTED_ARGUMENTS = {
     "deepspeed_plugins": "one DeepSpeedPlugin serves all models: pass it as deepspeed_plugin=.",
     "torch_tp_plugin": "pass parallelism_config=ParallelismConfig(tp_size=2), for 2 ranks that share a layer.",
     "megatron_lm_plugin": "Megatron-LM is not supported. To shard, pass parallelism_config=ParallelismConfig(...).",
@@ -176,7 +177,7 @@ class Accelerator:
         ddp_handler = resolving.resolve_hook(handlers.get(DistributedDataParallelKwargs), conflicts)
         self.init_handler: InitProcessGroupKwargs = handlers.get(InitProcessGroupKwargs) or InitProcessGroupKwargs()
         self.profile_handler: ProfileKwargs | None = handlers.get(ProfileKwargs)
-        call = CallSettings(
+        call = AcceleratorArguments(
             mixed_precision=mixed_precision,
             gradient_accumulation_steps=gradient_accumulation_steps,
             gradient_accumulation_plugin=gradient_accumulation_plugin,
@@ -185,7 +186,7 @@ class Accelerator:
             parallelism_config=parallelism_config,
             scaler=handlers.get(GradScalerKwargs),
         )
-        self.deepspeed_plugin, zero, call = take_over(deepspeed_plugin, call)
+        self.deepspeed_plugin, zero, call = apply_deepspeed(deepspeed_plugin, call)
         self.scaler_handler: GradScalerKwargs = call.scaler or GradScalerKwargs()
         chosen_precision = self._resolve_precision(call.mixed_precision, conflicts)
         plugin = resolving.resolve_accumulation(
@@ -214,7 +215,7 @@ class Accelerator:
         optimizers = LiveOptimizers()
         self.rank_check = self._make_rank_check(optimizers) if checks and num_processes > 1 else None
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
-        safepoint = make_safepoint(self, process)
+        safepoint = make_safepoint(process)
         self.gradient_state.stack.on_next = None if safepoint is None else safepoint.act
         self._accumulation = Accumulation(
             self.gradient_state,
@@ -230,6 +231,9 @@ class Accelerator:
         self._updates = Updates(
             self._accumulation, optimizers, rules, num_processes=num_processes, max_grad_norm=max_grad_norm
         )
+        self._steering = Steering(self._prepared, self._updates, self.gradient_state)
+        if safepoint is not None:
+            safepoint.connect(self._steering, self._save_update)
         computes_in = self.mixed_precision if self.native_amp else "no"
         self._preparation = Preparation(
             process=process,
@@ -266,7 +270,7 @@ class Accelerator:
             skip_missing=rules.skip_missing_trackers,
         )
         resolving.report_conflicts(conflicts)
-        report(zero)
+        announce_zero(zero)
 
     # Settings.
 
@@ -303,7 +307,7 @@ class Accelerator:
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """The scaler of fp16 losses; None in other precisions."""
-        return self._updates.scaler
+        return self._accumulation.scaler
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -978,6 +982,10 @@ class Accelerator:
         """Return True if a part of the model lies on several devices by a `device_map`, and so cannot be trained."""
         return any(len(getattr(module, "hf_device_map", ())) > 1 for module in model.modules())
 
+    def _save_update(self, number: int) -> Any:
+        """Save after the update with this number, as the launcher asks, and return the folder."""
+        return self.save_state(self._checkpointer.folder_of_update(number))
+
     # Parts that `compat` replaces, and what is decided once.
 
     def _make_rank_check(self, optimizers: LiveOptimizers) -> RankCheck:
@@ -1060,10 +1068,10 @@ def _path(directory: str | os.PathLike[str] | None) -> str | None:
 
 def _refuse(unsupported: dict[str, Any]) -> None:
     for name, value in unsupported.items():
-        if name not in ELSEWHERE:
-            known = [*Accelerator.__init__.__annotations__, *ELSEWHERE]
+        if name not in UNSUPPORTED_ARGUMENTS:
+            known = [*Accelerator.__init__.__annotations__, *UNSUPPORTED_ARGUMENTS]
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {close[0]}=?" if close else ""
             raise TypeError(f"Accelerator() has no argument {name}=.{hint}")
         if value is not None:
-            raise ValueError(f"Accelerator({name}=...): {ELSEWHERE[name]}")
+            raise ValueError(f"Accelerator({name}=...): {UNSUPPORTED_ARGUMENTS[name]}")

@@ -135,15 +135,15 @@ class Agreement:
     Every rank calls `poll` at every update, with its own number of the update; all ranks number alike.
     """
 
-    def __init__(self, notes: ChoiceSlot, *, chooses: bool, lead: int) -> None:
+    def __init__(self, slot: ChoiceSlot, *, chooses: bool, lead: int) -> None:
         """Begin before the first update.
 
         Args:
-            notes: The board or the store, to which rank 0 writes the update that it names.
+            slot: Place in which rank 0 writes the update that it names: the board, or the store.
             chooses: True on rank 0.
             lead: `UpdateFence.lead`; 0 where there is one rank.
         """
-        self._notes = notes
+        self._slot = slot
         self._chooses = chooses
         self._lead = lead
 
@@ -155,10 +155,10 @@ class Agreement:
                 all ranks have passed the update that it named last; until then, a peer may still look for that update.
             update: Number of the update that this rank has just counted, from 1 on.
         """
-        named, at = self._notes.read()
+        named, at = self._slot.read()
         if self._chooses and named != request and (not at or at + self._lead <= update):
             named, at = request, update + self._lead
-            self._notes.write(named, at)
+            self._slot.write(named, at)
         return named, at
 
 

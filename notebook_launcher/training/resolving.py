@@ -7,7 +7,7 @@ import difflib
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import context, messages
+from notebook_launcher import context
 from notebook_launcher.training.plugins import (
     DataLoaderConfiguration,
     DDPCommunicationHookType,
@@ -84,7 +84,7 @@ def emulates_bf16(capability: tuple[int, int]) -> bool:
 
 
 def resolve_accumulation(
-    steps: int | None, plugin: GradientAccumulationPlugin | None, rules: Rules, conflicts: list[str]
+    num_steps: int | None, plugin: GradientAccumulationPlugin | None, rules: Rules, conflicts: list[str]
 ) -> GradientAccumulationPlugin:
     """Return the plugin with the resolved number of steps."""
     if plugin is not None and not isinstance(plugin, GradientAccumulationPlugin):
@@ -93,25 +93,24 @@ def resolve_accumulation(
             "GradientAccumulationPlugin(num_steps=4), or gradient_accumulation_steps=4."
         )
         raise TypeError(msg)
-    if steps is not None:
-        steps = whole_number("gradient_accumulation_steps", steps)
-    if plugin is not None and steps is not None and steps != 1:
+    if num_steps is not None:
+        num_steps = whole_number("gradient_accumulation_steps", num_steps)
+    if plugin is not None and num_steps is not None and num_steps != 1:
         raise ValueError(
-            f"gradient_accumulation_steps={steps} and gradient_accumulation_plugin={plugin!r} were both given. "
+            f"gradient_accumulation_steps={num_steps} and gradient_accumulation_plugin={plugin!r} were both given. "
             "Pass num_steps in the plugin alone."
         )
-    given = plugin.num_steps if plugin is not None and plugin.num_steps is not None else steps
-    settled = _steps(given, rules, conflicts)
-    return dataclasses.replace(plugin or GradientAccumulationPlugin(), num_steps=settled)
+    given = plugin.num_steps if plugin is not None and plugin.num_steps is not None else num_steps
+    return dataclasses.replace(plugin or GradientAccumulationPlugin(), num_steps=_num_steps(given, rules, conflicts))
 
 
-def _steps(given: int | None, rules: Rules, conflicts: list[str]) -> int:
-    launched = context.setting("gradient_accumulation_steps")
+def _num_steps(given: int | None, rules: Rules, conflicts: list[str]) -> int:
     if rules.environment_wins and STEPS_VARIABLE in os.environ:
         return steps_of(os.environ)
     if given is not None:
         _compare("gradient_accumulation_steps", given, conflicts)
         return given
+    launched = context.setting("gradient_accumulation_steps")
     return steps_of(os.environ) if launched is None else int(launched)
 
 
@@ -174,21 +173,17 @@ def resolve_shard(config: Any, conflicts: list[str]) -> int | None:
 
 def report_dropped(names: Sequence[str]) -> None:
     """Report in one line the settings of FSDP1 that have no effect."""
-    rank = context.current()
-    if names and rank is not None and rank.rank == 0:
-        text = (
+    if names:
+        context.notify(
             f"FullyShardedDataParallelPlugin: without effect: {', '.join(names)}. Torch's FSDP2 shards the models, and "
             "does that by itself."
         )
-        rank.send(messages.Notice(text=text))
 
 
 def report_conflicts(conflicts: list[str]) -> None:
     """Report in one line the settings in which the code and the launch differ."""
-    rank = context.current()
-    if conflicts and rank is not None and rank.rank == 0:
-        text = "Accelerator(): " + "; ".join(conflicts) + ". The code wins."
-        rank.send(messages.Notice(text=text))
+    if conflicts:
+        context.notify("Accelerator(): " + "; ".join(conflicts) + ". The code wins.")
 
 
 def _compare(name: str, chosen: Any, conflicts: list[str]) -> None:

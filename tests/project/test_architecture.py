@@ -175,9 +175,6 @@ RULES = [
 
 CIRCLES: dict[frozenset[str], str] = {
     frozenset({"errors", "kernel.results"}): "types only: an error carries the results of the ranks that returned",
-    frozenset({"training.accumulation.members", "training.accumulation.targets"}): (
-        "types only: a target is resolved to members"
-    ),
     frozenset(
         {
             "training.accumulation.backward",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator, GradientAccumulationPlugin, verify_accumulation
+from notebook_launcher import Accelerator, GradientAccumulationPlugin, GradScalerKwargs, verify_accumulation
+from notebook_launcher.training.accumulation.windows import Window
 from tests.support.toy_training import full_gradient, make_data, make_model
 
 mse = torch.nn.functional.mse_loss
@@ -382,6 +384,21 @@ def test_overflow_skips_step_and_schedule():
     assert scheduler.get_last_lr() == [0.05]
 
 
+def test_autocast_between_two_steps_leaves_the_second_optimizers_gradients_alone():
+    scaler = GradScalerKwargs(init_scale=1024.0)
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[scaler])
+    models = [accelerator.prepare(torch.nn.Linear(1, 1, bias=False)) for _ in range(2)]
+    optimizers = [accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
+    for model in models:
+        accelerator.backward(model(torch.ones(1, 1)).mean())
+    accelerator.clip_grad_norm_([parameter for model in models for parameter in model.parameters()], 10.0)
+    optimizers[0].step()
+    with accelerator.autocast():
+        assert accelerator.native_amp
+    optimizers[1].step()
+    assert models[1].weight.grad.tolist() == [[1.0]]
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_model_returns_float32(precision):
     training = Training(steps=1, mixed_precision=precision)
@@ -509,3 +526,13 @@ def test_two_open_windows_are_saved_and_restored(tmp_path):
     for one, other in zip(through[:2], resumed[:2], strict=True):
         models = (part.model if isinstance(part, Training) else part for part in (one, other))
         torch.testing.assert_close(*(model.state_dict() for model in models), rtol=0, atol=0)
+
+
+def test_reset_window_is_as_new():
+    window, new = Window(), Window()
+    names = [field.name for field in dataclasses.fields(Window)]
+    of_models = {"members", "key", "_parameters", "is_broken", "iteration", "num_drawn", "weight_versions"}
+    for name in set(names) - of_models:
+        setattr(window, name, 7)
+    window.reset()
+    assert [getattr(window, name) for name in names] == [getattr(new, name) for name in names]

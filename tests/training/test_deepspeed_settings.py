@@ -10,8 +10,8 @@ import pytest
 
 from notebook_launcher import context
 from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
-from notebook_launcher.training.parallelism.deepspeed_call import CallSettings, take_over
-from notebook_launcher.training.parallelism.zero import Asked, ZeroSettings, settle
+from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments, apply_deepspeed
+from notebook_launcher.training.parallelism.zero import GivenSetting, ZeroSettings, resolve_zero
 from notebook_launcher.training.plugins import GradScalerKwargs
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def settled(config: dict[str, Any] | None = None, /, **call: Any) -> ZeroSettings:
     """Return what a file comes to on 2 ranks; `call` gives what the call gives beside it."""
     asked = {
-        name: [Asked(value=value, where=f"Accelerator({name}={value!r})")]
+        name: [GivenSetting(value=value, where=f"Accelerator({name}={value!r})")]
         for name, value in call.items()
         if name != "scaler"
     }
-    return settle(
+    return resolve_zero(
         DeepSpeedPlugin(hf_ds_config=config, zero_stage=None if config else 2),
         num_ranks=2,
         scaler=call.get("scaler"),
@@ -93,8 +93,8 @@ def test_file_is_read_in_every_form_that_accelerate_reads(form: str, tmp_path: P
 
 
 def test_plugin_without_arguments_is_stage_two():
-    assert "ZeRO stage 2: on one rank nothing is sharded" in settle(DeepSpeedPlugin(), num_ranks=1).describe()
-    zero = settle(DeepSpeedPlugin(), num_ranks=4)
+    assert "ZeRO stage 2: on one rank nothing is sharded" in resolve_zero(DeepSpeedPlugin(), num_ranks=1).describe()
+    zero = resolve_zero(DeepSpeedPlugin(), num_ranks=4)
     assert (zero.stage, zero.offloads, zero.mixed_precision, zero.max_grad_norm) == (2, False, None, None)
 
 
@@ -128,7 +128,7 @@ def test_unusable_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: s
 
 def test_auto_takes_what_the_call_gives():
     auto = file_with(gradient_accumulation_steps="auto", gradient_clipping="auto", bf16={"enabled": "auto"})
-    zero = settled(auto, steps=8, max_grad_norm=0.25, mixed_precision="bf16")
+    zero = settled(auto, num_steps=8, max_grad_norm=0.25, mixed_precision="bf16")
     assert (zero.gradient_accumulation_steps, zero.max_grad_norm) == (8, 0.25)
     assert zero.mixed_precision is None, "the call decides"
 
@@ -152,7 +152,11 @@ def test_missing_batch_size_follows_from_the_others(sizes: dict[str, Any], expec
 @pytest.mark.parametrize(
     ("config", "call", "message"),
     [
-        ({"gradient_accumulation_steps": 2}, {"steps": 4}, r"gradient_accumulation_steps=2 and Accelerator\(steps=4\)"),
+        (
+            {"gradient_accumulation_steps": 2},
+            {"num_steps": 4},
+            r"gradient_accumulation_steps=2 and .*\(num_steps=4\)",
+        ),
         ({"gradient_clipping": 1.0}, {"max_grad_norm": 0.5}, r"gradient_clipping=1.0 and Accelerator\(max_grad_norm"),
         ({"bf16": {"enabled": True}}, {"mixed_precision": "no"}, r"precision='bf16' and Accelerator\(mixed_precision"),
         ({"fp16": {"enabled": False}}, {"mixed_precision": "fp16"}, "fp16.enabled=False and Accelerator"),
@@ -272,7 +276,7 @@ def test_fp8_and_other_objects_are_refused():
     with pytest.raises(ValueError, match="MS-AMP has no counterpart"):
         DeepSpeedPlugin(enable_msamp=True)
     with pytest.raises(TypeError, match="is not a DeepSpeedPlugin"):
-        settle({"stage": 2}, num_ranks=2)  # type: ignore[arg-type]
+        resolve_zero({"stage": 2}, num_ranks=2)  # type: ignore[arg-type]
 
 
 def test_scaler_starts_with_the_scale_of_the_file():
@@ -297,11 +301,11 @@ def test_loader_of_another_batch_size_is_refused():
 def test_settings_changed_before_the_accelerator_count():
     plugin = DeepSpeedPlugin(zero_stage=2)
     plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 16
-    assert settle(plugin, num_ranks=2).micro_batch_size == 16
+    assert resolve_zero(plugin, num_ranks=2).micro_batch_size == 16
 
 
 def test_settings_differ_from_those_of_an_exported_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = CallSettings(
+    call = AcceleratorArguments(
         mixed_precision=None,
         gradient_accumulation_steps=None,
         gradient_accumulation_plugin=None,
@@ -312,4 +316,4 @@ def test_settings_differ_from_those_of_an_exported_script(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(context._Current, "adopted", {"max_grad_norm": 0.5})
     with pytest.raises(ValueError, match=r"gradient_clipping=1.0 and the launch's max_grad_norm=0.5 differ"):
-        take_over(DeepSpeedPlugin(hf_ds_config=TYPICAL), call)
+        apply_deepspeed(DeepSpeedPlugin(hf_ds_config=TYPICAL), call)

@@ -2,7 +2,7 @@
 
 In a window of micro-batches i with weights w_i, on all ranks together, the gradient of the mean loss is
 sum(w_i * g_i) / sum(w_i). The sum of the weights is known only when the window ends. So each backward
-is scaled as if the window were going to be full, by w_i / (num_steps * reference), and if it was not,
+is scaled as if the window were going to be full, by w_i / (num_steps * unit), and if it was not,
 the gradients are corrected once, where the window ends. A full window of equal micro-batches needs no
 correction, and its numbers equal `loss / num_steps`.
 """
@@ -75,9 +75,9 @@ class Accumulation:
         self.scaler = scaler
         self.clock = clock
         self.safepoint = safepoint
-        self.has_stepped = False
-        """True if an optimizer has stepped since the last backward outside any block."""
         self.check = check
+        self._has_stepped = False
+        """True if an optimizer has stepped since the last backward outside any block."""
         self._device = process.device
         self._rules = rules
         self._num_processes = process.num_processes
@@ -122,9 +122,9 @@ class Accumulation:
         window = state.current
         if window is None:
             self._act_between_updates()
-            factor, ends = self._scale_alone(weight, reduction), True
+            factor, ends = self._factor_outside_blocks(weight, reduction), True
         else:
-            factor, ends = self._scale_in(window, weight, reduction), state.sync_gradients
+            factor, ends = self._factor_in_window(window, weight, reduction), state.sync_gradients
         syncs = waits_for_ranks(window, self.members, ends=ends, num_processes=self._num_processes)
         is_watched = clock is not None and clock.begin_backward(syncs=syncs)
         check = self.check
@@ -137,13 +137,13 @@ class Accumulation:
             self._run(loss, factor, kwargs, is_watched=is_watched)
         except BaseException:
             if window is not None:
-                window.broken = True
+                window.is_broken = True
             raise
         self._note_gradients(window, watched, ends=ends)
         if check is not None:
             check.left_out.compare()
             check.compare(written)
-        # A window of one counted micro-batch needs no correction: `_scale_in` knew its whole weight.
+        # A window of one counted micro-batch needs no correction: `_factor_in_window` knew its whole weight.
         if ends and window is not None and (window.num_backwards != 1 or window.kind != "counted"):
             self._correct(window, pending)
         if self.safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
@@ -151,10 +151,14 @@ class Accumulation:
         if clock is not None:
             clock.end_backward(synced=syncs)
 
+    def note_step(self) -> None:
+        """Note that an optimizer has stepped, so that a backward outside any block belongs to the next update."""
+        self._has_stepped = True
+
     def _act_between_updates(self) -> None:
         """Save, change settings or stop where neither a block nor a loader begins the next micro-batch."""
-        due = self.has_stepped and self.safepoint is not None and self.safepoint.is_due
-        self.has_stepped = False
+        due = self._has_stepped and self.safepoint is not None and self.safepoint.is_due
+        self._has_stepped = False
         if due and self.safepoint is not None and not self.state.in_dataloader:
             self.safepoint.act()
 
@@ -183,50 +187,50 @@ class Accumulation:
         assert self.clock is not None
         torch.autograd.Variable._execution_engine.queue_callback(self.clock.mark_computed)  # noqa: SLF001
 
-    def _scale_alone(self, weight: Any, reduction: str) -> float | torch.Tensor:
+    def _factor_outside_blocks(self, weight: Any, reduction: str) -> float | torch.Tensor:
         """Return the factor of a loss outside any block."""
-        steps = self.state.num_steps
+        num_steps = self.state.num_steps
         if self._rules.nominal_divisor:
-            return 1.0 / steps
+            return 1.0 / num_steps
         if weight is not None:
-            if steps > 1:
+            if num_steps > 1:
                 raise ValueError(
                     f"backward(loss, weight={weight!r}) outside of accumulate() with gradient_accumulation_steps="
-                    f"{steps}: the end of the window is unknown. Write `with accelerator.accumulate(model):` around "
-                    "forward, backward and step."
+                    f"{num_steps}: the end of the window is unknown. Write `with accelerator.accumulate(model):` "
+                    "around forward, backward and step."
                 )
-            mine = self._given(weight)
+            mine = self._given_weight(weight)
             total = self._total(mine)
             return ratio(self._num_data_ranks * (mine if reduction == "mean" else float(mine > 0)), total, 0.0)
         weights = self._round_weights()
-        if weights is None or steps > 1:
-            return 1.0 / steps
+        if weights is None or num_steps > 1:
+            return 1.0 / num_steps
         return float(self._num_data_ranks * weights[self._data_rank] / (sum(weights) or 1))
 
-    def _scale_in(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
+    def _factor_in_window(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
         """Count the micro-batch in its window, and return the factor of its loss."""
         if self._rules.nominal_divisor:
             window.num_backwards += 1
             window.backwards_in_block += 1
             return 1.0 / self.state.num_steps
         if not window.check_gathered() and self._rules.guards:
-            self._warn_of_change()
-        if window.num_backwards == 0 and window.divisor > 1 and self._rules.guards:
-            self._check_fresh()
+            self._warn_of_changed_gradients()
+        if window.num_backwards == 0 and window.num_steps > 1 and self._rules.guards:
+            self._warn_of_old_gradients()
         again = window.backwards_in_block > 0
         if again:
-            self._check_again(window)
+            self._warn_of_second_backward(window)
         if weight is None:
             mine = self._weigh_counted(window)
         else:
-            mine = self._given(weight)
-            window.weigh("given", mine, 0.0, self._reference_of_given(mine))
+            mine = self._given_weight(weight)
+            window.weigh("given", mine, 0.0, self._unit_of_given(mine))
             mine = mine if reduction == "mean" else float(mine > 0)
         first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
         if first_is_last:  # Nothing is there to be corrected; a second backward of the block needs the factor, too.
             window.correction = ratio(self._full_weight(window), window.world_weight, 1.0)
             return self._num_data_ranks * mine / (window.world_weight or 1.0)
-        factor = mine / (window.divisor * window.reference)
+        factor = mine / (window.num_steps * window.unit)
         return factor * window.correction if again and self.state.sync_gradients else factor
 
     def _weigh_counted(self, window: Window) -> float:
@@ -234,18 +238,18 @@ class Accumulation:
         loader = self.state.stack.active
         weights = None if loader is None else self._round_weights()
         if loader is None or weights is None:
-            mine = window.reference if window.kind == "counted" else 1.0
+            mine = window.unit if window.kind == "counted" else 1.0
             window.weigh("counted", mine, mine * self._num_data_ranks, mine)
             return mine
         full = float(loader.current_full_rows or max(loader.current_round.rows) or 1)
-        reference = window.reference if window.kind == "counted" else full
+        unit = window.unit if window.kind == "counted" else full
         # If no loader counted the first micro-batch, a full micro-batch weighs 1.
-        unit = full if reference == 1.0 else 1.0
-        mine = weights[self._data_rank] / unit
-        window.weigh("counted", mine, sum(weights) / unit, reference)
+        per_weight = full if unit == 1.0 else 1.0
+        mine = weights[self._data_rank] / per_weight
+        window.weigh("counted", mine, sum(weights) / per_weight, unit)
         return mine
 
-    def _given(self, weight: Any) -> float:
+    def _given_weight(self, weight: Any) -> float:
         """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""
         value = _checked_weight(weight)
         weights = self._round_weights()
@@ -261,14 +265,14 @@ class Accumulation:
             loader.repeat_is_known = True
         return weights
 
-    def _reference_of_given(self, weight: float) -> float:
+    def _unit_of_given(self, weight: float) -> float:
         # In fp16 a loss that is weighed with thousands of tokens overflows, so weights are taken
         # in multiples of the first, which all ranks agree on once.
         if self.scaler is None:
             return 1.0
-        if self.state.given_reference is None:
-            self.state.given_reference = float(self._total(max(weight, 1.0))) / self._num_data_ranks
-        return self.state.given_reference
+        if self.state.given_unit is None:
+            self.state.given_unit = float(self._total(max(weight, 1.0))) / self._num_data_ranks
+        return self.state.given_unit
 
     def _total(self, weight: float) -> float | torch.Tensor:
         if self._num_data_ranks == 1:
@@ -305,22 +309,22 @@ class Accumulation:
         if window is not None and not ends:
             window.gathered = find_gradient(self.state.block.members, window.gathered)
         if self._num_processes > 1:
-            self._take_synced(watched)
-            self._share_buffers(window, ends=ends)
+            self._note_reduced(watched)
+            self._broadcast_buffers(window, ends=ends)
 
     def _full_weight(self, window: Window) -> float:
         """Return the sum of all ranks' weights in a full window."""
-        return self._num_data_ranks * window.divisor * window.reference
+        return self._num_data_ranks * window.num_steps * window.unit
 
-    def _take_synced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
+    def _note_reduced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""
         for model, before in watched:
             if model.has_gradients() if before is None else model.grad_versions() != before:
-                self._note(model)
+                self._note_backward(model)
         if self.members.leaves and reduce_leaves(self.members.leaves):
             self.members.leaf_notes.num_synced += 1
 
-    def _share_buffers(self, window: Window | None, *, ends: bool) -> None:
+    def _broadcast_buffers(self, window: Window | None, *, ends: bool) -> None:
         """Copy the buffers of sharded models from rank 0 to all ranks if the window ends."""
         if ends:
             for member in self.members.models_and_leaves if window is None else self.state.block.members:
@@ -338,7 +342,7 @@ class Accumulation:
         noted = (model for model in synced_models if (model.notes.forwards or model.notes.answered & FORWARD_SYNCED))
         return [(model, model.grad_versions()) for model in noted]
 
-    def _note(self, model: SyncedModel) -> None:
+    def _note_backward(self, model: SyncedModel) -> None:
         """Note whether a model's gradients, which a backward has just written to, are the same on all ranks."""
         notes = model.notes
         if notes.forwards == FORWARD_SYNCED and not model.require_backward_grad_sync:
@@ -352,7 +356,7 @@ class Accumulation:
             notes.num_synced += 1
         notes.answered, notes.forwards = notes.forwards or FORWARD_REPEATED, 0
 
-    def _check_fresh(self) -> None:
+    def _warn_of_old_gradients(self) -> None:
         """Warn if gradients are there before the first backward of a window: a short window would rescale them."""
         if any(probe is not None and has_values(probe.grad) for probe in self.state.block.probes):
             self.warn_once(
@@ -363,7 +367,7 @@ class Accumulation:
                 "model's loss passes: discriminator.requires_grad_(False).",
             )
 
-    def _warn_of_change(self) -> None:
+    def _warn_of_changed_gradients(self) -> None:
         self.warn_once(
             "changed",
             "gradients were changed between two micro-batches of a window, by another model's loss or by your code: "
@@ -372,7 +376,7 @@ class Accumulation:
             "backward. Change gradients where accelerator.sync_gradients is True.",
         )
 
-    def _check_again(self, window: Window) -> None:
+    def _warn_of_second_backward(self, window: Window) -> None:
         if self._rules.guards and window.backwards_in_block >= max(1, len(self.state.block.members)):
             self.warn_once(
                 "two backwards",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from notebook_launcher import context
 from notebook_launcher.training.accumulation.member_kinds import Pause
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from notebook_launcher.training.accumulation.backward import Accumulation
+    from notebook_launcher.training.accumulation.gradient_state import Abandoned
     from notebook_launcher.training.accumulation.member_kinds import Member
-    from notebook_launcher.training.accumulation.windows import Window
     from notebook_launcher.training.rules import Rules
 
 __all__ = ["MicroBatchBlock"]
@@ -22,8 +22,8 @@ __all__ = ["MicroBatchBlock"]
 class MicroBatchBlock:
     """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch."""
 
-    __slots__ = ("_clock", "_outer", "_pausable", "_paused", "_rules", "_safepoint", "_state", "_warn_once",
-                 "_window", "free", "members", "outer_block", "probes")  # fmt: skip
+    __slots__ = ("_clock", "_pausable", "_paused", "_rules", "_safepoint", "_state", "_warn_once", "free", "members",
+                 "outer", "probes", "window")  # fmt: skip
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class MicroBatchBlock:
         self.free = True
         """False while the block is entered; a nested block is a copy."""
         self._rules = rules
-        self._window = accumulation.state.window_of(members)
+        self.window = accumulation.state.window_of(members)
         self._pausable = [member for member in members if member.pause is not Pause.NEVER]
         """Members that a window may pause."""
         self.probes = [
@@ -47,11 +47,9 @@ class MicroBatchBlock:
         ]
         """A trained parameter of each member: its version shows whether the weights were changed, and its gradient
         whether there are gradients, without a walk through the model."""
-        self._outer: Window | None = None
-        """The window of the block around this one."""
         self._paused: list[tuple[Member, bool]] = []
         """Members that are switched off for this micro-batch, each with its state before."""
-        self.outer_block: Any = None
+        self.outer: MicroBatchBlock | None = None
         """The block around this one."""
 
     def copy(self) -> MicroBatchBlock:
@@ -63,22 +61,21 @@ class MicroBatchBlock:
         return twin
 
     def __enter__(self) -> None:
-        state, window = self._state, self._window
+        state, window = self._state, self.window
         if self._clock is not None and state.stack.active is None:
             self._clock.mark("data")  # a prepared loader marks its waits itself
         if self._safepoint is not None and self._safepoint.is_due and window.num_batches == 0:
             self._safepoint.act()
         context.step_boundary()
-        self._outer, self.outer_block = state.current, state.block
-        for abandoned, progress in state.enter(window):
-            self._drop(abandoned, progress)
+        for abandoned in state.enter(window):
+            self._drop(abandoned)
         if state.is_out_of_step and self._rules.guards:
             self._warn_of_reading()
         if window.num_batches == 1:
-            window.versions = [-1 if probe is None else probe._version for probe in self.probes]  # noqa: SLF001
+            window.weight_versions = [-1 if probe is None else probe._version for probe in self.probes]  # noqa: SLF001
         elif self._rules.guards:
             self._check_untouched()
-        state.block = self
+        self.outer, state.block = state.block, self
         self.free = False
         if not state.sync_gradients and self._pausable:
             self._paused = pause(self._pausable, sync_each_batch=state.plugin.sync_each_batch)
@@ -86,7 +83,7 @@ class MicroBatchBlock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        state, window = self._state, self._window
+        state, window = self._state, self.window
         if self._paused:
             resume(self._paused)
             self._paused = []
@@ -96,22 +93,23 @@ class MicroBatchBlock:
                 self._check_untouched()
         elif kind is None and self._clock is not None:
             self._clock.end_window(window.world_weight, window.num_batches)
-        if not state.leave(window, self._outer, failed=kind is not None):
+        state.block, self.outer = self.outer, None
+        if not state.leave(window, failed=kind is not None):
             self._warn_once(
                 "no end",
                 "the last micro-batch of a loader had no backward, so the window has no end: its gradients are dropped."
                 " Run its backward with weight=0, and pass weight= in all other backwards of the window, too.",
             )
-        state.block, self.outer_block = self.outer_block, None
 
-    def _drop(self, window: Window, progress: str) -> None:
+    def _drop(self, abandoned: Abandoned) -> None:
         """Drop the gradients of a window that was left before its end."""
-        for member in window.members or self.members:
+        for member in abandoned.window.members or self.members:
             member.drop_gradients()
         self._warn_once(
             "abandoned",
-            f"{progress}, by a break, an exception or a last micro-batch without a backward: its gradients were "
-            "dropped, so that they do not mix with the next window's.",
+            f"a window of {abandoned.num_steps} micro-batches was left after {abandoned.num_batches}, by a break, an "
+            "exception or a last micro-batch without a backward: its gradients were dropped, so that they do not mix "
+            "with the next window's.",
         )
 
     def _warn_of_reading(self) -> None:
@@ -125,7 +123,7 @@ class MicroBatchBlock:
         )
 
     def _check_untouched(self) -> None:
-        for probe, version in zip(self.probes, self._window.versions, strict=False):
+        for probe, version in zip(self.probes, self.window.weight_versions, strict=False):
             if probe is not None and probe._version != version:  # noqa: SLF001
                 self._warn_once(
                     "touched",

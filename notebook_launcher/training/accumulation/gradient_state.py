@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.training.accumulation.synchronisation import ends_window
 from notebook_launcher.training.accumulation.windows import Window
@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["GradientState"]
+__all__ = ["Abandoned", "GradientState"]
+
+
+class Abandoned(NamedTuple):
+    """A window that was left before its end."""
+
+    window: Window
+    num_steps: int
+    """Micro-batches of a full window."""
+    num_batches: int
+    """Micro-batches that it held."""
 
 
 class GradientState:
@@ -28,11 +38,9 @@ class GradientState:
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
         self.stack = LoaderStack(self._loop_begins)
-        self.current: Window | None = None
-        """The window whose block was entered last, and has not been left."""
         self.block: Any = None
-        """The block that was entered last, and has not been left."""
-        self.given_reference: float | None = None
+        """The block that was entered last, and has not been left; its `outer` is the block around it."""
+        self.given_unit: float | None = None
         """The unit of weights given by hand, under a gradient scaler."""
         self.num_blocks = 0
         """Micro-batches begun so far."""
@@ -46,6 +54,12 @@ class GradientState:
         self._last: Window | None = None
         self.loaded: dict[int, dict[str, Any]] = {}
         """Windows of a checkpoint whose models have not been used since, by their numbers."""
+
+    @property
+    def current(self) -> Window | None:
+        """The window of the block that was entered last, and has not been left."""
+        window: Window | None = None if self.block is None else self.block.window
+        return window
 
     @property
     def active_dataloader(self) -> Any | None:
@@ -101,7 +115,7 @@ class GradientState:
 
     def window_of(self, members: Sequence[Member]) -> Window:
         """Return the window of a set of members."""
-        window = Window(() if self._rules.shared_window else members)
+        window = Window(() if self._rules.shared_window else tuple(members))
         key = window.key
         if key in self.windows:
             window = self.windows[key]
@@ -110,27 +124,27 @@ class GradientState:
             self.windows[key] = window
         return window
 
-    def enter(self, window: Window) -> list[tuple[Window, str]]:
-        """Begin a micro-batch; return the windows whose gradients must be dropped, each with a text of its progress."""
+    def enter(self, window: Window) -> list[Abandoned]:
+        """Begin a micro-batch; return the windows whose gradients must be dropped."""
         loader = self.stack.active
-        token = None if loader is None else loader.iteration_token
+        iteration = None if loader is None else loader.iteration_token
         self.is_out_of_step = self._is_out_of_step(window, loader)
-        abandoned = self._abandoned(window, token)
+        abandoned = self._abandoned(window, iteration)
         if window.num_batches == 0:
             self._check_alone(window)
-            window.divisor = self.num_steps
-            window.token = token
-        elif window.token is None:
-            window.token = token
+            window.num_steps = self.num_steps
+            window.iteration = iteration
+        elif window.iteration is None:
+            window.iteration = iteration
         window.num_batches += 1
         self.num_blocks += 1
         window.backwards_in_block = 0
         # A number of steps that is set inside a window holds from the next one on.
-        num_steps = self.num_steps if self._rules.nominal_divisor else window.divisor
+        num_steps = self.num_steps if self._rules.nominal_divisor else window.num_steps
         self.sync_gradients = ends_window(
             window.num_batches, num_steps, loader, sync_with_dataloader=self.plugin.sync_with_dataloader
         )
-        self.current = self._last = window
+        self._last = window
         return abandoned
 
     def _is_out_of_step(self, window: Window, loader: Any) -> bool:
@@ -138,21 +152,23 @@ class GradientState:
         if self.num_steps == 1 or not self.plugin.sync_with_dataloader:
             return False
         if loader is None:
-            return window.token is not None
-        before, window.drawn_at = window.drawn_at, loader.num_drawn
-        return before == loader.num_drawn and window.token is loader.iteration_token
+            return window.iteration is not None
+        before, window.num_drawn = window.num_drawn, loader.num_drawn
+        return before == loader.num_drawn and window.iteration is loader.iteration_token
 
-    def _abandoned(self, window: Window, token: object | None) -> list[tuple[Window, str]]:
+    def _abandoned(self, window: Window, iteration: object | None) -> list[Abandoned]:
         """Reset the windows that were left before their end and whose gradients would get into this window."""
         abandoned = []
         for other in self.windows.values():
-            is_open = other.num_batches > 0 or other.broken
-            if is_open and self._is_abandoned(other, token) and (other is window or other.shares_parameters(window)):
-                abandoned.append(
-                    (other, f"a window of {other.divisor} micro-batches was left after {other.num_batches}")
-                )
+            is_open = other.num_batches > 0 or other.is_broken
+            if (
+                is_open
+                and self._is_abandoned(other, iteration)
+                and (other is window or other.shares_parameters(window))
+            ):
+                abandoned.append(Abandoned(other, other.num_steps, other.num_batches))
                 other.reset()
-                other.broken = False
+                other.is_broken = False
         return abandoned
 
     def _check_alone(self, window: Window) -> None:
@@ -161,32 +177,33 @@ class GradientState:
             if other.num_backwards and other is not window and window.shares_parameters(other):
                 raise ValueError(
                     f"accumulate({_names(window)}): the window of accumulate({_names(other)}) is open, with "
-                    f"{other.num_batches} of {other.divisor} micro-batches, and both train some of the same "
+                    f"{other.num_batches} of {other.num_steps} micro-batches, and both train some of the same "
                     "parameters: their gradients would mix. Pass the same models to each accumulate() of a loop."
                 )
 
-    def _is_abandoned(self, window: Window, token: object | None) -> bool:
+    def _is_abandoned(self, window: Window, iteration: object | None) -> bool:
         """Return True if the open window was left: a micro-batch of this loader iteration does not continue it."""
         if self._rules.keep_abandoned:
             return False
-        return window.broken or (window.token is not None and token is not window.token and self._is_over(window))
+        return window.is_broken or (
+            window.iteration is not None and iteration is not window.iteration and self._is_over(window)
+        )
 
-    def leave(self, window: Window, outer: Window | None, *, failed: bool) -> bool:
+    def leave(self, window: Window, *, failed: bool) -> bool:
         """End a micro-batch; return False if the window can no longer end, because the loader is exhausted.
 
         A micro-batch that failed before its backward does not count.
         """
-        self.current = outer
         if window.backwards_in_block == 0:
-            self.left_out = window.token, (self.sync_gradients or window.is_deferred) and not failed
+            self.left_out = window.iteration, (self.sync_gradients or window.is_deferred) and not failed
         if failed and window.backwards_in_block == 0:
             window.num_batches -= 1
-            window.drawn_at = -1  # The batch may be tried again.
+            window.num_drawn = -1  # The batch may be tried again.
             window.is_deferred = False
         elif window.is_deferred or self.lacks_end(window):
             return self._defer(window)
         elif failed and self.sync_gradients:
-            window.broken = True
+            window.is_broken = True
         elif self.sync_gradients:
             window.reset()
         return True
@@ -200,22 +217,22 @@ class GradientState:
     def _defer(self, window: Window) -> bool:
         """Have a window take one more micro-batch in place of one without a backward; return False if it cannot."""
         window.is_deferred = False
-        window.broken = self.end_of_dataloader and self.plugin.sync_with_dataloader
-        if not window.broken:
+        window.is_broken = self.end_of_dataloader and self.plugin.sync_with_dataloader
+        if not window.is_broken:
             window.num_batches -= 1
-        return not window.broken
+        return not window.is_broken
 
     def _loop_begins(self) -> None:
         """Forget that the last loop was left inside a window, because the new loop may not use `accumulate`."""
         last = self._last
-        if not self._rules.keep_abandoned and self.current is None and last is not None and last.token is not None:
+        if not self._rules.keep_abandoned and self.current is None and last is not None and last.iteration is not None:
             self.sync_gradients = self.sync_gradients or self._is_over(last)
 
     def _is_over(self, window: Window) -> bool:
         """Return True if the iteration that the window began in has ended; not for windows that span epochs."""
         if not self.plugin.sync_with_dataloader:
             return False
-        return all(loader.iteration_token is not window.token for loader in self.stack.loaders)
+        return all(loader.iteration_token is not window.iteration for loader in self.stack.loaders)
 
     @property
     def has_open_window(self) -> bool:
@@ -239,20 +256,20 @@ class GradientState:
     def state_dict(self) -> dict[str, Any]:
         """Return the open windows, each with its number in the order in which they came to be."""
         opened = [
-            {"number": number, **{name: getattr(window, name) for name in _KEPT}}
+            {"number": number, **{key: getattr(window, name) for key, name in _KEPT.items()}}
             for number, window in enumerate(self.windows.values())
             if window.num_batches
         ]
-        return {"windows": opened, "given_reference": self.given_reference} if opened else {}
+        return {"windows": opened, "given_reference": self.given_unit} if opened else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the windows that were open when the state was taken; windows of models not known yet wait."""
-        self.given_reference = state.get("given_reference", self.given_reference)
+        self.given_unit = state.get("given_reference", self.given_unit)
         self.loaded = {window["number"]: window for window in state.get("windows", [])}
         for number, window in enumerate(self.windows.values()):
             window.reset()
-            window.token = None
-            window.versions = []
+            window.iteration = None
+            window.weight_versions = []
             _restore(window, self.loaded.pop(number, {}))
 
     def __repr__(self) -> str:
@@ -266,10 +283,19 @@ def _names(window: Window) -> str:
     return ", ".join(member.describe() for member in window.members)
 
 
-_KEPT = ("num_batches", "num_backwards", "divisor", "kind", "reference", "weight", "world_weight")
+_KEPT = {
+    "num_batches": "num_batches",
+    "num_backwards": "num_backwards",
+    "divisor": "num_steps",
+    "kind": "kind",
+    "reference": "unit",
+    "weight": "weight",
+    "world_weight": "world_weight",
+}
+"""Parts of a window in a checkpoint, by the names there: fields of the window."""
 
 
 def _restore(window: Window, state: dict[str, Any]) -> None:
-    for name in _KEPT:
-        if name in state:
-            setattr(window, name, state[name])
+    for key, name in _KEPT.items():
+        if key in state:
+            setattr(window, name, state[key])

@@ -5,17 +5,23 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.accumulation import targets as lookup
+import torch
+
 from notebook_launcher.training.accumulation.ddp import Notes, SyncedModel
-from notebook_launcher.training.accumulation.member_kinds import LeafTensor, PlainModel, StrayParameters, member_of
+from notebook_launcher.training.accumulation.member_kinds import (
+    LeafTensor,
+    PlainModel,
+    StrayParameters,
+    member_of,
+    synchronises_itself,
+)
 from notebook_launcher.training.accumulation.shared_buffers import SharedBuffers
+from notebook_launcher.training.accumulation.targets import flatten, parameters_of
 from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.training.unwrapping import synced_part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import torch
+    from collections.abc import Iterable, Iterator
 
     from notebook_launcher.training.accumulation.member_kinds import Member
 
@@ -74,8 +80,8 @@ class Members:
             ValueError: A target contains nothing that was prepared.
             TypeError: A target is neither a module nor a tensor, nor has it parameters.
         """
-        flat = lookup.flatten(targets)
-        found = {id(member): member for target in flat for member in self._resolve(target)}
+        flat = flatten(targets)
+        found = {id(member): member for target in flat for member in self._with_strays(target)}
         if not flat:
             found = {id(member): member for member in self.models_and_leaves}
         for strays in self._look_for_strays():
@@ -87,12 +93,56 @@ class Members:
         return list(found.values())
 
     def inside(self, target: Any) -> list[Member]:
-        """Return the members that a model or tensor contains; an empty list if it was not prepared."""
-        return lookup.resolve(target, self)
+        """Return the members that hold a target's parameters; an empty list if it has none of a member's.
 
-    def _resolve(self, target: Any) -> list[Member]:
-        found = lookup.resolve(target, self)
-        mine = {id(parameter) for parameter in lookup.parameters_of(target)}
+        Modules inside the target that `prepare` returned are found first. Parameters that are left over then belong
+        to the member that holds most of them, and so on.
+
+        Args:
+            target: A module, a tensor, an optimizer, or any object with `parameters()`. Modules in it that synchronise
+                their own gradients (`fully_shard`, DistributedDataParallel) and whose optimizer was prepared become
+                members.
+
+        Raises:
+            TypeError: The target has no parameters to look at.
+        """
+        found = list(self._prepared_inside(target)) if isinstance(target, torch.nn.Module) else []
+        left = {id(parameter) for parameter in parameters_of(target)}
+        left.difference_update(id(parameter) for member in found for parameter in member.parameters())
+        others = [(member, {id(parameter) for parameter in member.parameters()}) for member in self.models_and_leaves]
+        while left:
+            member, held = max(others, key=lambda pair: len(left & pair[1]), default=(None, set()))
+            if member is None or left.isdisjoint(held):
+                break
+            found.append(member)
+            left -= held
+        return found
+
+    def _prepared_inside(self, module: torch.nn.Module) -> Iterator[Member]:
+        """Yield the members among a module and its submodules, the outermost of each branch."""
+        pending, seen = [module], set()
+        while pending:
+            one = pending.pop()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            member: Member | None = next((member for member in self._of_modules if member.module is one), None)
+            if member is None and synchronises_itself(one) and self._owns_any(one.parameters()):
+                self._owned.clear()
+                member = self._add_module(one)
+            if member is None:
+                pending.extend(reversed(list(one.children())))
+            else:
+                yield member
+
+    def _owns_any(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Return True if a prepared optimizer updates one of these parameters, and no member contains it."""
+        mine = {id(tensor) for strays in self._look_for_strays() for tensor in strays.tensors}
+        return any(id(parameter) in mine for parameter in parameters)
+
+    def _with_strays(self, target: Any) -> list[Member]:
+        found = self.inside(target)
+        mine = {id(parameter) for parameter in parameters_of(target)}
         strays = [one for one in self._look_for_strays() if any(id(tensor) in mine for tensor in one.tensors)]
         if not found and self._strict and mine:
             self._check_strays(target, strays)
@@ -115,15 +165,6 @@ class Members:
                 f"gradients, and each of the {self._num_processes} ranks would train a model of its own. {advice}"
             )
 
-    def by_module(self, module: torch.nn.Module) -> Member | None:
-        """Return the member that a module is, if it is one."""
-        return next((member for member in self._of_modules if member.module is module), None)
-
-    def owns_any(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Return True if a prepared optimizer updates one of these parameters, and no member contains it."""
-        mine = {id(tensor) for strays in self._look_for_strays() for tensor in strays.tensors}
-        return any(id(parameter) in mine for parameter in parameters)
-
     def contains_any(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Return True if a member contains one of these parameters, or a prepared optimizer updates one."""
         members = [*self.models_and_leaves, *self._look_for_strays()]
@@ -145,7 +186,7 @@ class Members:
         sizes = tuple(len(group["params"]) for group in optimizer.param_groups)
         known = self._owned.get(id(optimizer))
         if known is None or known.sizes != sizes:
-            parameters = lookup.parameters_of(optimizer)
+            parameters = parameters_of(optimizer)
             mine = {id(parameter) for parameter in parameters}
             everything = [*self.models_and_leaves, *self._look_for_strays()]
             members = [one for one in everything if any(id(parameter) in mine for parameter in one.parameters())]
@@ -158,7 +199,7 @@ class Members:
         """Return the parameters of each optimizer that belong to no other member."""
         held = {id(parameter) for member in self.models_and_leaves for parameter in member.parameters()}
         for strays in self._strays.values():
-            everything = lookup.parameters_of(strays.optimizer)
+            everything = parameters_of(strays.optimizer)
             strays.tensors = [parameter for parameter in everything if id(parameter) not in held]
         return [strays for strays in self._strays.values() if strays.tensors]
 
@@ -192,11 +233,6 @@ class Members:
         """Add the parameters of a prepared optimizer, as far as no member has them."""
         self._strays[id(optimizer)] = StrayParameters(optimizer)
         self.changed()
-
-    def adopt(self, module: torch.nn.Module) -> Member:
-        """Add a module that synchronises its own gradients and whose optimizer alone was prepared."""
-        self._owned.clear()
-        return self._add_module(module)
 
     def changed(self) -> None:
         """Forget what was looked up, because members were added or an optimizer has other parameters."""

@@ -73,12 +73,6 @@ class Updates:
         self._unscaled: set[int] = set()
         self._stepped: set[int] = set()
 
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """The gradient scaler, updated by the last steps; None in other precisions than fp16."""
-        self.update_scaler()
-        return self._accumulation.scaler
-
     def parameters_changed(self) -> None:
         """Have the members of each optimizer looked up again."""
         self._accumulation.members.changed()
@@ -98,9 +92,10 @@ class Updates:
     def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
         """Step where the window ends; return the result of the optimizer, and True if the step was skipped."""
         state = self._accumulation.state
-        if self._rules.guards and state.current is not None:
-            self._check_window(state.current, closure)
-        if not state.sync_gradients or self._puts_off(state.current):
+        window = state.current
+        if self._rules.guards and window is not None:
+            self._check_window(window, closure)
+        if not state.sync_gradients or self._puts_off(window):
             return None, prepared.step_was_skipped
         if self._rules.guards:
             self._check_complete(prepared)
@@ -113,7 +108,7 @@ class Updates:
             outcome, skipped = prepared.optimizer.step(closure), prepared.step_was_skipped
         else:
             outcome, skipped = self._scaled_step(prepared, closure)
-        self._accumulation.has_stepped = True
+        self._accumulation.note_step()
         if clock is not None:
             clock.mark("step")
         return outcome, skipped
@@ -147,12 +142,14 @@ class Updates:
             self.update_scaler()
         return outcome, skipped or not happened
 
-    def update_scaler(self) -> None:
-        """Update the scale by the steps since the last update of the scaler."""
-        if self._stepped and self._accumulation.scaler is not None:
+    def update_scaler(self) -> torch.amp.GradScaler | None:
+        """Update the scale by the steps since its last update; return the scaler, if there is one."""
+        scaler = self._accumulation.scaler
+        if self._stepped and scaler is not None:
             self._stepped.clear()
             self._unscaled.clear()
-            self._accumulation.scaler.update()
+            scaler.update()
+        return scaler
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
         """Return True if `zero_grad()` clears; the gradients then count as not synchronised."""
@@ -161,11 +158,11 @@ class Updates:
             return state.sync_gradients
         if state.loaded:
             return False
-        owned = self._accumulation.members.of_optimizer(prepared.optimizer)
+        owned, current = self._accumulation.members.of_optimizer(prepared.optimizer), state.current
         for key, window in state.windows.items():
             if not window.num_backwards:
                 continue
-            if window is state.current and state.sync_gradients and window.backwards_in_block:
+            if window is current and state.sync_gradients and window.backwards_in_block:
                 continue
             if not key or any(id(member) in key for member in owned):
                 return False
@@ -215,8 +212,8 @@ class Updates:
             if window is not state.current and window.num_backwards and not owned.isdisjoint(key):
                 raise RuntimeError(
                     f"step(): this {type(prepared.optimizer).__name__} also updates models whose window is still open, "
-                    f"with {window.num_batches} of {window.divisor} micro-batches. Pass all models of an optimizer to "
-                    "the same accumulate(), as in accumulate(encoder, decoder), or give each model an optimizer."
+                    f"with {window.num_batches} of {window.num_steps} micro-batches. Pass all models of an optimizer "
+                    "to the same accumulate(), as in accumulate(encoder, decoder), or give each model an optimizer."
                 )
 
     def _check_window(self, window: Window, closure: Callable[[], Any] | None) -> None:
@@ -224,11 +221,11 @@ class Updates:
         state = self._accumulation.state
         if closure is not None and (window.num_batches > 1 or not state.sync_gradients):
             raise ValueError(
-                f"step(closure) in a window of {window.divisor} micro-batches: the closure computes one of them, and "
+                f"step(closure) in a window of {window.num_steps} micro-batches: the closure computes one of them, and "
                 "the step needs the gradient of all. Call backward(loss) before step(), without a closure; LBFGS "
                 "and others that call their closure again need gradient_accumulation_steps=1."
             )
-        if closure is None and window.divisor > 1 and window.backwards_in_block == 0:
+        if closure is None and window.num_steps > 1 and window.backwards_in_block == 0:
             found = find_gradient(state.block.members, window.gathered)
             if found is not None and found != window.gathered:
                 self._accumulation.warn_once(

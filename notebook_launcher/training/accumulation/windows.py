@@ -7,12 +7,13 @@ what a full window would have held.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from notebook_launcher.training.spread_tensors import part_of_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import torch
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Window", "find_gradient", "has_values"]
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Window:
     """The micro-batches that one set of models has gathered since its last update.
 
@@ -28,66 +30,55 @@ class Window:
     if a prepared loader counted them, or 1. All micro-batches of a window are weighed the same way.
     """
 
-    __slots__ = (
-        "_parameters",
-        "backwards_in_block",
-        "broken",
-        "correction",
-        "divisor",
-        "drawn_at",
-        "gathered",
-        "is_deferred",
-        "key",
-        "kind",
-        "members",
-        "num_backwards",
-        "num_batches",
-        "reference",
-        "token",
-        "versions",
-        "weight",
-        "world_weight",
-    )
+    members: tuple[Member, ...] = ()
+    """Members whose gradients the window gathers; empty for the one window that everything shares."""
+    key: frozenset[int] = dataclasses.field(init=False)
+    _parameters: frozenset[int] | None = None
+    is_broken: bool = False
+    """True if a backward failed half way, so that the gradients are not of whole micro-batches."""
+    iteration: object | None = None
+    """The loader's iteration that the window began in."""
+    num_drawn: int = 0
+    """Number of batches that the loader had drawn when the last micro-batch began."""
+    weight_versions: list[int] = dataclasses.field(default_factory=list)
+    """Versions of the weights when the window began."""
 
-    def __init__(self, members: Sequence[Member] = ()) -> None:
-        self.members = tuple(members)
-        """Members whose gradients the window gathers; empty for the one window that everything shares."""
-        self.key = frozenset(map(id, members))
-        self._parameters: frozenset[int] | None = None
-        self.broken = False
-        """True if a backward failed half way, so that the gradients are not of whole micro-batches."""
-        self.token: object | None = None
-        """The loader's iteration that the window began in."""
-        self.drawn_at = 0
-        """Number of batches that the loader had drawn when the last micro-batch began."""
-        self.versions: list[int] = []
-        """Versions of the weights when the window began."""
-        self.reset()
+    # What `reset` forgets.
+    num_batches: int = 0
+    """Micro-batches so far, with the current one."""
+    num_backwards: int = 0
+    """Backwards so far."""
+    backwards_in_block: int = 0
+    """Backwards of the current micro-batch."""
+    gathered: tuple[torch.Tensor, int] | None = None
+    """A parameter whose gradient the window has gathered, with the gradient's version after the last backward."""
+    is_deferred: bool = False
+    """True if an update was put off because the window's last micro-batch had no backward."""
+    kind: str | None = None
+    """`"given"` if `backward` got `weight=`, `"counted"` if not; None before the first backward."""
+    num_steps: int = 1
+    """Micro-batches of a full window, when this one began."""
+    unit: float = 1.0
+    """The unit of weights: the size of a full micro-batch where weights are counted."""
+    weight: float = 0.0
+    """Sum of this rank's weights."""
+    world_weight: float | torch.Tensor = 0.0
+    """Sum of all ranks' weights. Those passed as `weight=` are summed when the window ends, on GPUs as a tensor."""
+    correction: float | torch.Tensor = 1.0
+    """The factor by which the gradients were multiplied where the window ended."""
+
+    def __post_init__(self) -> None:
+        self.key = frozenset(map(id, self.members))
 
     def reset(self) -> None:
         """Forget the micro-batches; members stay."""
-        self.num_batches = 0
-        """Micro-batches so far, with the current one."""
-        self.num_backwards = 0
-        """Backwards so far."""
-        self.backwards_in_block = 0
-        """Backwards of the current micro-batch."""
-        self.gathered: tuple[torch.Tensor, int] | None = None
-        """A parameter whose gradient the window has gathered, with the gradient's version after the last backward."""
+        # Not by the fields' defaults in a loop, which takes 1 to 2 us of each update.
+        self.num_batches = self.num_backwards = self.backwards_in_block = 0
+        self.gathered = self.kind = None
         self.is_deferred = False
-        """True if an update was put off because the window's last micro-batch had no backward."""
-        self.kind: str | None = None
-        """`"given"` if `backward` got `weight=`, `"counted"` if not; None before the first backward."""
-        self.divisor = 1
-        """Micro-batches of a full window, when this one began."""
-        self.reference = 1.0
-        """The unit of weights: the size of a full micro-batch where weights are counted."""
-        self.weight = 0.0
-        """Sum of this rank's weights."""
-        self.world_weight: float | torch.Tensor = 0.0
-        """Sum of all ranks' weights. Those passed as `weight=` are summed when the window ends, on GPUs as a tensor."""
-        self.correction: float | torch.Tensor = 1.0
-        """The factor by which the gradients were multiplied where the window ended."""
+        self.num_steps = 1
+        self.unit = self.correction = 1.0
+        self.weight = self.world_weight = 0.0
 
     def shares_parameters(self, other: Window) -> bool:
         """Return True if a parameter has its gradient gathered by both windows."""
@@ -119,11 +110,11 @@ class Window:
             )
         return False
 
-    def weigh(self, kind: str, weight: float, world_weight: float, reference: float) -> None:
+    def weigh(self, kind: str, weight: float, world_weight: float, unit: float) -> None:
         """Count a micro-batch; raise ValueError if the window's other micro-batches were weighed in another way."""
         if self.kind is None:
             self.kind = kind
-            self.reference = reference
+            self.unit = unit
         elif self.kind != kind:
             have, miss = ("weight=", "none") if kind == "given" else ("no weight=", "one")
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
@@ -14,7 +15,6 @@ from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
     import os
-    from pathlib import Path
 
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.updates import Updates
@@ -63,9 +63,8 @@ class Checkpointer:
         self._rank_check = rank_check
         self._state_dict_type = state_dict_type
 
-    @property
-    def _parts(self) -> Parts:
-        return Parts.of(self._prepared, self._gradient_state, self._rules, scaler=self._updates.scaler)
+    def _collect_parts(self) -> Parts:
+        return Parts.of(self._prepared, self._gradient_state, self._rules, scaler=self._updates.update_scaler())
 
     def save(self, obj: Any, f: str | os.PathLike[str], *, safe: bool) -> None:
         """Write an object to a file, once, and whole or not at all."""
@@ -82,7 +81,7 @@ class Checkpointer:
         """Write everything that training needs to continue; every rank must call it."""
         with context.activity(context.SAVING):
             folder = save_state(
-                self._parts,
+                self._collect_parts(),
                 self._process,
                 self.project,
                 output_dir,
@@ -93,12 +92,18 @@ class Checkpointer:
             context.note_checkpoint(str(folder), is_writer=self._process.is_main_process)
             return folder
 
+    def folder_of_update(self, number: int) -> Path | None:
+        """Return the folder for a checkpoint that the launcher asks for after an update; None: automatic naming."""
+        if self.project.automatic_checkpoint_naming and self.project.project_dir:
+            return None
+        return Path(self.project.project_dir or ".") / "checkpoints" / f"update_{number}"
+
     def load_state(
         self, input_dir: str | os.PathLike[str] | None, load_kwargs: dict[str, Any] | None, model_kwargs: dict[str, Any]
     ) -> Path | None:
         """Load what `save_state` wrote; every rank must call it."""
         return load_state(
-            self._parts,
+            self._collect_parts(),
             self._process,
             self.project,
             input_dir,

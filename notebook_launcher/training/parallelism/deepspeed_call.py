@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from notebook_launcher import context, messages
+from notebook_launcher import context
 from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin, is_asked_for
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
-from notebook_launcher.training.parallelism.zero import Asked, settle
+from notebook_launcher.training.parallelism.zero import GivenSetting, resolve_zero
 from notebook_launcher.training.plugins import GradientAccumulationPlugin
 from notebook_launcher.training.process.environment import read_place
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from notebook_launcher.training.parallelism.zero import ZeroSettings
     from notebook_launcher.training.plugins import GradScalerKwargs
 
-__all__ = ["CallSettings", "report", "take_over"]
+__all__ = ["AcceleratorArguments", "announce_zero", "apply_deepspeed"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CallSettings:
+class AcceleratorArguments:
     """Arguments of an Accelerator that DeepSpeed's settings give as well."""
 
     mixed_precision: str | None
@@ -36,9 +36,9 @@ class CallSettings:
     scaler: GradScalerKwargs | None
 
 
-def take_over(
-    plugin: DeepSpeedPlugin | None, call: CallSettings
-) -> tuple[DeepSpeedPlugin | None, ZeroSettings | None, CallSettings]:
+def apply_deepspeed(
+    plugin: DeepSpeedPlugin | None, call: AcceleratorArguments
+) -> tuple[DeepSpeedPlugin | None, ZeroSettings | None, AcceleratorArguments]:
     """Return the plugin, what it comes to, and the call's arguments with DeepSpeed's settings in them.
 
     Args:
@@ -57,18 +57,17 @@ def take_over(
             "Accelerator got both deepspeed_plugin and fsdp_plugin, and torch's fully_shard carries out either one. "
             "Pass one of them."
         )
-    zero = _settle(plugin, call)
+    zero = _resolve_zero(plugin, call)
     return plugin, zero, _with_settings(call, zero)
 
 
-def report(zero: ZeroSettings | None) -> None:
+def announce_zero(zero: ZeroSettings | None) -> None:
     """Report in one line of the run that torch carries the settings out."""
-    rank = context.current()
-    if zero is not None and rank is not None and rank.rank == 0:
-        rank.send(messages.Notice(text=f"Accelerator(): {zero.describe()}"))
+    if zero is not None:
+        context.notify(f"Accelerator(): {zero.describe()}")
 
 
-def _settle(plugin: DeepSpeedPlugin, call: CallSettings) -> ZeroSettings:
+def _resolve_zero(plugin: DeepSpeedPlugin, call: AcceleratorArguments) -> ZeroSettings:
     shard = context.setting("shard")
     if plugin.zero_stage == 0 and shard is not None and shard > 1:
         raise ValueError(
@@ -79,27 +78,27 @@ def _settle(plugin: DeepSpeedPlugin, call: CallSettings) -> ZeroSettings:
     same_data = 1 if sizes is None else sizes.non_data_parallel_size
     accumulation = call.gradient_accumulation_plugin
     in_plugin = None if accumulation is None else accumulation.num_steps
-    return settle(
+    return resolve_zero(
         plugin,
         num_ranks=_num_ranks() // same_data,
-        steps=_asked("gradient_accumulation_steps", call.gradient_accumulation_steps or in_plugin),
+        num_steps=_asked("gradient_accumulation_steps", call.gradient_accumulation_steps or in_plugin),
         max_grad_norm=_asked("max_grad_norm", call.max_grad_norm),
         mixed_precision=_asked("mixed_precision", call.mixed_precision),
         scaler=call.scaler,
     )
 
 
-def _with_settings(call: CallSettings, zero: ZeroSettings) -> CallSettings:
+def _with_settings(call: AcceleratorArguments, zero: ZeroSettings) -> AcceleratorArguments:
     accumulation = call.gradient_accumulation_plugin or GradientAccumulationPlugin()
     if zero.stage == 1 and accumulation.sync_each_batch is None:
         accumulation = dataclasses.replace(accumulation, sync_each_batch=False)
-    steps = zero.gradient_accumulation_steps
-    if steps is not None:
-        accumulation = dataclasses.replace(accumulation, num_steps=steps)
+    num_steps = zero.gradient_accumulation_steps
+    if num_steps is not None:
+        accumulation = dataclasses.replace(accumulation, num_steps=num_steps)
     return dataclasses.replace(
         call,
         mixed_precision=zero.mixed_precision or call.mixed_precision,
-        gradient_accumulation_steps=call.gradient_accumulation_steps if steps is None else None,
+        gradient_accumulation_steps=call.gradient_accumulation_steps if num_steps is None else None,
         gradient_accumulation_plugin=accumulation,
         max_grad_norm=zero.max_grad_norm or call.max_grad_norm,
         fsdp_plugin=_fsdp_plugin(zero),
@@ -120,9 +119,9 @@ def _num_ranks() -> int:
     return 1 if place is None else place.num_processes
 
 
-def _asked(name: str, argument: Any) -> list[Asked]:
+def _asked(name: str, argument: Any) -> list[GivenSetting]:
     """Return what the call gives: the argument, else the launch's option."""
     if argument is not None:
-        return [Asked(value=argument, where=f"Accelerator({name}={argument!r})")]
+        return [GivenSetting(value=argument, where=f"Accelerator({name}={argument!r})")]
     launched = context.setting(name)
-    return [] if launched is None else [Asked(value=launched, where=f"the launch's {name}={launched!r}")]
+    return [] if launched is None else [GivenSetting(value=launched, where=f"the launch's {name}={launched!r}")]

@@ -15,7 +15,7 @@ __all__ = ["ParallelismConfig", "TorchTensorParallelConfig"]
 
 PREFIX = "PARALLELISM_CONFIG_"
 SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
-ELSEWHERE = {
+UNSUPPORTED_SIZES = {
     "cp_size": "context parallelism, which splits each sequence over ranks, is not supported: shorten the sequences, "
     "or shard with dp_shard_size and use activation_checkpointing=True",
     "sp_size": "sequence parallelism of DeepSpeed is not supported: shard with dp_shard_size and use "
@@ -70,7 +70,7 @@ class ParallelismConfig:
     def __post_init__(self) -> None:
         for name in SIZES:
             setattr(self, name, _size(name, getattr(self, name)))
-        for name, why in ELSEWHERE.items():
+        for name, why in UNSUPPORTED_SIZES.items():
             if getattr(self, name) > 1:
                 raise ValueError(f"ParallelismConfig({name}={getattr(self, name)}): {why}.")
 

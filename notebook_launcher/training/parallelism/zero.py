@@ -12,7 +12,7 @@ from notebook_launcher.training.plugins import GradScalerKwargs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Asked", "ZeroSettings", "settle"]
+__all__ = ["GivenSetting", "ZeroSettings", "resolve_zero"]
 
 STAGES = {
     0: "every rank keeps a whole model",
@@ -27,7 +27,7 @@ MOST_NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GivenSetting:
     """A setting that the call gives beside DeepSpeed's."""
 
     value: Any
@@ -73,13 +73,13 @@ class ZeroSettings:
             )
 
 
-def settle(
+def resolve_zero(
     plugin: DeepSpeedPlugin,
     *,
     num_ranks: int,
-    steps: Sequence[Asked] = (),
-    max_grad_norm: Sequence[Asked] = (),
-    mixed_precision: Sequence[Asked] = (),
+    num_steps: Sequence[GivenSetting] = (),
+    max_grad_norm: Sequence[GivenSetting] = (),
+    mixed_precision: Sequence[GivenSetting] = (),
     scaler: GradScalerKwargs | None = None,
 ) -> ZeroSettings:
     """Return what the settings come to for so many ranks.
@@ -87,7 +87,7 @@ def settle(
     Args:
         plugin: DeepSpeed's settings.
         num_ranks: The number of ranks that read different data.
-        steps: Accumulation steps that the call gives; the other arguments are from the call, too.
+        num_steps: Accumulation steps that the call gives; the other arguments are from the call, too.
         max_grad_norm: The norm to which gradients are clipped.
         mixed_precision: The precision.
         scaler: The arguments of the scaler that the call gives.
@@ -99,13 +99,13 @@ def settle(
     if not isinstance(plugin, DeepSpeedPlugin):
         raise TypeError(f"deepspeed_plugin={plugin!r} is not a DeepSpeedPlugin.")
     plugin.check()
-    agreed = _agree("gradient_accumulation_steps", _number(plugin, "gradient_accumulation_steps"), steps)
-    num_steps, micro = _settle_batches(plugin, None if agreed is None else int(agreed), num_ranks)
+    agreed = _agree("gradient_accumulation_steps", _number(plugin, "gradient_accumulation_steps"), num_steps)
+    settled_steps, micro = _settle_batches(plugin, None if agreed is None else int(agreed), num_ranks)
     norm = _agree("gradient_clipping", _number(plugin, "gradient_clipping"), max_grad_norm)
     return ZeroSettings(
         stage=plugin.zero_stage,
         offloads="cpu" in (plugin.offload_optimizer_device, plugin.offload_param_device),
-        gradient_accumulation_steps=num_steps,
+        gradient_accumulation_steps=settled_steps,
         max_grad_norm=float(norm) if norm else None,
         mixed_precision=_settle_precision(plugin, mixed_precision),
         micro_batch_size=micro,
@@ -115,7 +115,7 @@ def settle(
     )
 
 
-def _agree(key: str, value: Any, asked: Sequence[Asked]) -> Any:
+def _agree(key: str, value: Any, asked: Sequence[GivenSetting]) -> Any:
     """Return the settled value of a key; None if nothing gives one."""
     for one in asked:
         if value is not None and one.value != value:
@@ -139,28 +139,28 @@ def _number(plugin: DeepSpeedPlugin, key: str) -> Any:
     return value
 
 
-def _settle_batches(plugin: DeepSpeedPlugin, steps: int | None, num_ranks: int) -> tuple[int | None, int | None]:
+def _settle_batches(plugin: DeepSpeedPlugin, num_steps: int | None, num_ranks: int) -> tuple[int | None, int | None]:
     """Return accumulation steps and samples of a micro-batch: what is missing follows from the whole batch."""
     micro = _number(plugin, "train_micro_batch_size_per_gpu")
     whole = _number(plugin, "train_batch_size")
     if whole is None:
-        return steps, micro
-    factors = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
-    if micro is None and steps is None:
-        factors["gradient_accumulation_steps"] = steps = 1
-    known = (micro or 1) * (steps or 1) * num_ranks
-    if whole % known or (micro is not None and steps is not None and whole != known):
+        return num_steps, micro
+    factors = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": num_steps}
+    if micro is None and num_steps is None:
+        factors["gradient_accumulation_steps"] = num_steps = 1
+    known = (micro or 1) * (num_steps or 1) * num_ranks
+    if whole % known or (micro is not None and num_steps is not None and whole != known):
         product = " x ".join(f"{name}={value}" for name, value in factors.items() if value is not None)
-        relation = "is not" if micro is not None and steps is not None else "is not a multiple of"
+        relation = "is not" if micro is not None and num_steps is not None else "is not a multiple of"
         raise ValueError(
             f"DeepSpeed's train_batch_size={whole} {relation} {product} x {num_ranks} ranks = {known}. Write {known}, "
             f'or "{AUTO}" for one of them.'
         )
     rest = whole // known
-    return (rest if steps is None else steps), (rest if micro is None else micro)
+    return (rest if num_steps is None else num_steps), (rest if micro is None else micro)
 
 
-def _settle_precision(plugin: DeepSpeedPlugin, asked: Sequence[Asked]) -> str | None:
+def _settle_precision(plugin: DeepSpeedPlugin, asked: Sequence[GivenSetting]) -> str | None:
     switches = {name: [plugin.get_value(key) for key in keys] for name, keys in PRECISIONS.items()}
     chosen = [name for name, values in switches.items() if True in values]
     if plugin.get_value("torch_autocast.enabled") is True:
