@@ -18,6 +18,7 @@ from notebook_launcher.training.accumulation.joining import join_uneven_inputs
 from notebook_launcher.training.accumulation.members import Members
 from notebook_launcher.training.accumulation.updates import LiveOptimizers, Updates
 from notebook_launcher.training.accumulation.verify import check_accumulation
+from notebook_launcher.training.agreement import make_fence
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.checkpoints.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
@@ -981,9 +982,13 @@ class Accelerator:
     # Parts that `compat` replaces, and what is decided once.
 
     def _make_rank_check(self, optimizers: LiveOptimizers) -> RankCheck:
-        rank, num_processes = self.process_index, self.num_processes
         return RankCheck(
-            self._prepared.members, optimizers, self.gradient_state, rank=rank, num_processes=num_processes
+            self._prepared.members,
+            optimizers,
+            self.gradient_state,
+            rank=self.process_index,
+            num_processes=self.num_processes,
+            fence=make_fence(self.device, self.num_processes),
         )
 
     def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:

@@ -128,6 +128,12 @@ class UpdateFence:
         if previous is not None:
             previous.synchronize()
 
+    def finish(self) -> None:
+        """Wait until all work that is queued by now is done: every rank has then begun the reductions in it."""
+        mark = None if self._record is None else self._record()
+        if mark is not None:
+            mark.synchronize()
+
 
 class Agreement:
     """One kind of request, such as a checkpoint.
