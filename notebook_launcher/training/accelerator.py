@@ -520,7 +520,7 @@ class Accelerator:
             loss: A tensor of one element, on any rank: the mean over this micro-batch.
             weight: Number of samples or tokens that the mean is over. All ranks' weights are added up, once for each
                 window. None: the number of samples that the prepared loader counted, or 1. Must be given in every
-                micro-batch of a window or in none.
+                micro-batch of a window or in none. A tensor on the GPU stays there; a negative one makes NaN there.
             reduction: `"sum"` if the loss is a sum over `weight`, and not a mean.
             kwargs: For `torch.Tensor.backward`, such as `retain_graph`.
 

@@ -239,7 +239,7 @@ class GradientState:
     def state_dict(self) -> dict[str, Any]:
         """Return the open windows, each with its number in the order in which they came to be."""
         opened = [
-            {"number": number, **{name: getattr(window, name) for name in _KEPT}}
+            {"number": number, **{name: _plain(getattr(window, name)) for name in _KEPT}}
             for number, window in enumerate(self.windows.values())
             if window.num_batches
         ]
@@ -267,6 +267,11 @@ def _names(window: Window) -> str:
 
 
 _KEPT = ("num_batches", "num_backwards", "divisor", "kind", "reference", "weight", "world_weight")
+
+
+def _plain(value: Any) -> Any:
+    """Return a weight that may be on a GPU as a number."""
+    return value if value is None or isinstance(value, (int, float, str)) else value.item()
 
 
 def _restore(window: Window, state: dict[str, Any]) -> None:

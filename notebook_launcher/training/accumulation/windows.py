@@ -82,8 +82,8 @@ class Window:
         """Micro-batches of a full window, when this one began."""
         self.reference = 1.0
         """The unit of weights: the size of a full micro-batch where weights are counted."""
-        self.weight = 0.0
-        """Sum of this rank's weights."""
+        self.weight: float | torch.Tensor = 0.0
+        """Sum of this rank's weights; a tensor where they were given on a GPU."""
         self.world_weight: float | torch.Tensor = 0.0
         """Sum of all ranks' weights; of those given by hand, known when the window ends, and a tensor on GPUs."""
         self.correction: float | torch.Tensor = 1.0
@@ -119,7 +119,7 @@ class Window:
             )
         return False
 
-    def weigh(self, kind: str, weight: float, world_weight: float, reference: float) -> None:
+    def weigh(self, kind: str, weight: float | torch.Tensor, world_weight: float, reference: float) -> None:
         """Count a micro-batch; raise ValueError if the window's other micro-batches were weighed in another way."""
         if self.kind is None:
             self.kind = kind
