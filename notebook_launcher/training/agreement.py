@@ -124,7 +124,10 @@ class UpdateFence:
         """Wait until the previous update's reduction is done, and mark this one's; after each synchronised backward."""
         if self._record is None:
             return
-        previous, self._previous = self._previous, self._record()
+        mark = self._record()
+        if mark is None:  # A wait would end the capture of a CUDA graph, too; what is captured is not carried out.
+            return
+        previous, self._previous = self._previous, mark
         if previous is not None:
             previous.synchronize()
 
