@@ -21,7 +21,7 @@ READS = re.compile(r"\.(?:item|cpu|tolist|numpy|nonzero|to|synchronize)\(|\b(?:f
 """Calls in a line of the user's that wait for the GPU before they return."""
 
 
-class Frame(Protocol):
+class CodePlace(Protocol):
     """A frame of a stack, such as `StackFrame`."""
 
     @property
@@ -41,7 +41,7 @@ class Frame(Protocol):
         """True if it belongs to Python or to an installed package."""
 
 
-def waits_for_gpu(frames: Sequence[Frame], *, uses_gpu: bool) -> bool:
+def waits_for_gpu(frames: Sequence[CodePlace], *, uses_gpu: bool) -> bool:
     """Return True if the innermost of these frames may wait for a GPU.
 
     Args:
