@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import time
 
 from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.machine import devices, nvml
-from notebook_launcher.units import format_bytes
+from notebook_launcher.units import format_bytes, format_seconds
 
 __all__ = ["look_at_gpus"]
 
 AREA = "GPUs"
+SLOW_LOOK = 0.5
+"""Seconds that finding the GPUs may take; with loaded GPUs it takes some hundredths."""
 MOSTLY_TAKEN = 0.5
 """Part of a GPU's memory; if others have taken more, a launch may run out of it."""
 
 
 def look_at_gpus() -> list[Finding]:
     """Return what NVML knows of each visible GPU; one fact if there is none."""
+    began = time.monotonic()
     machine = devices.detect()
+    seconds = time.monotonic() - began
     if not machine.gpus:
         return [Finding(area=AREA, name="GPUs", fact=machine.why_no_gpu)]
     findings = []
@@ -28,11 +33,21 @@ def look_at_gpus() -> list[Finding]:
         findings = [Finding(area=AREA, name="GPUs", fact=machine.why_no_gpu, verdict="problem", advice=advice)]
     with contextlib.suppress(OSError), contextlib.closing(nvml.Library()) as library:
         findings.append(Finding(area=AREA, name="driver", fact=library.driver() or "unknown"))
+        findings += _start(library, machine.gpus[0], seconds)
         findings += [_gpu(library, place, gpu) for place, gpu in enumerate(machine.gpus)]
         whole = [gpu for gpu in machine.gpus if not gpu.is_slice]  # Slices of a GPU have no access to each other.
         findings += [_pair(library, one.index, other.index) for one, other in itertools.combinations(whole, 2)]
     findings += [Finding(area=AREA, name="left out", fact=reason, verdict="warning") for reason in machine.left_out]
     return findings
+
+
+def _start(library: nvml.Library, gpu: devices.GPU, seconds: float) -> list[Finding]:
+    """Return a warning if each launch has to wait for the driver to load the GPUs first."""
+    if seconds < SLOW_LOOK or library.stays_loaded(gpu.key) is not False:
+        return []
+    fact = f"finding them took {format_seconds(seconds)}, as it will at each launch: persistence mode is off"
+    advice = "sudo nvidia-smi -pm 1, or start nvidia-persistenced: the driver then keeps GPUs loaded that nobody uses"
+    return [Finding(area=AREA, name="start", fact=fact, verdict="warning", advice=advice)]
 
 
 def _gpu(library: nvml.Library, place: int, gpu: devices.GPU) -> Finding:

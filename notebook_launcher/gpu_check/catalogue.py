@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notebook_launcher.gpu_check import endings, launches, several_ranks, trainings
+from notebook_launcher.gpu_check import endings, late_ranks, launches, several_ranks, trainings
 
 if TYPE_CHECKING:
     from notebook_launcher.gpu_check.check_kind import Check
 
 __all__ = ["ALL_CHECKS", "find_check"]
 
-_LISTED: tuple[Check, ...] = (*launches.CHECKS, *trainings.CHECKS, *several_ranks.CHECKS, *endings.CHECKS)
+_LISTED: tuple[Check, ...] = (
+    *launches.CHECKS,
+    *trainings.CHECKS,
+    *several_ranks.CHECKS,
+    *late_ranks.CHECKS,
+    *endings.CHECKS,
+)
 ALL_CHECKS = tuple(sorted(_LISTED, key=lambda check: not check.decides))
 
 

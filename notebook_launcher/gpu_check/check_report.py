@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.machine import devices
+from notebook_launcher.machine import devices, nvml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +80,7 @@ def collect_facts() -> dict[str, Any]:
             {"name": gpu.name, "memory": gpu.total_memory, "capability": gpu.capability, "slice": gpu.is_slice}
             for gpu in machine.gpus
         ],
+        "slices": len(nvml.find_slices()),
         "why_no_gpu": machine.why_no_gpu,
         "left_out": machine.left_out,
         "torch": _torch_facts(),

@@ -11,13 +11,13 @@ from typing import Any
 
 from notebook_launcher import ConfigError, Session, launch, notebook_launch
 from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
-from notebook_launcher.machine import devices
+from notebook_launcher.machine import devices, nvml
 
 __all__ = ["CHECKS"]
 
 LOOK = """
 import json, torch
-from notebook_launcher.machine import devices
+from notebook_launcher.machine import devices, nvml
 print(json.dumps([len(devices.detect().gpus), torch.cuda.device_count()]))
 """
 SECONDS_TO_REPORT = 3.0
@@ -29,7 +29,7 @@ def _devices_seen(hardware: Hardware) -> str:
     machine = devices.detect()
     values: list[str | None] = [None]
     if hardware.num_gpus:
-        values += [str(hardware.num_gpus - 1), machine.gpus[0].selector, "0,0"]
+        values += [str(hardware.num_gpus - 1), machine.gpus[0].selector, *nvml.find_slices()[:1], "0,0"]
     seen = []
     for value in values:
         env = {name: text for name, text in os.environ.items() if name != machine.variable}
@@ -39,7 +39,7 @@ def _devices_seen(hardware: Hardware) -> str:
         ours, torchs = json.loads(done.stdout.splitlines()[-1])
         if not hardware.num_gpus:
             return f"launcher {ours}, torch {torchs}"
-        label = "unset" if value is None else "one UUID" if "-" in value else value
+        label = "unset" if value is None else f"one {value[:3]} UUID" if "-" in value else value
         if ours != torchs:
             raise AssertionError(f"{machine.variable} {label}: the launcher sees {ours} GPUs, torch {torchs}")
         seen.append(f"{label}: {ours}")
@@ -104,16 +104,20 @@ def _values_travel(hardware: Hardware) -> str:
     import torch
 
     captured = torch.arange(4.0, device=hardware.device)
+    generator = torch.Generator(hardware.device).manual_seed(3)
 
     def give() -> Any:
         assert captured.sum() == 6
-        return {"value": captured * 2}
+        # A generator of the GPU must not make a context on another one while the call is unpacked.
+        return {"value": captured * 2, "drawn": torch.rand(1, device=generator.device, generator=generator).item()}
 
     def fail() -> None:
         raise TensorError(captured)
 
     (result,) = notebook_launch(give, **hardware.ranks(1))
     assert result["value"].tolist() == [0, 2, 4, 6]
+    drawn = torch.rand(1, device=hardware.device, generator=generator).item()
+    assert result["drawn"] == drawn, f"a captured generator drew {result['drawn']}, and {drawn} here"
     try:
         notebook_launch(fail, **hardware.ranks(1))
     except TensorError as error:
@@ -195,8 +199,6 @@ def _two_ranks_on_one_device(hardware: Hardware) -> str:
 
 
 def _own_context(hardware: Hardware) -> str:
-    from notebook_launcher.machine import nvml
-
     last = hardware.num_gpus - 1
     gpus = devices.detect().gpus
     library = nvml.Library()

@@ -15,7 +15,8 @@ from notebook_launcher.gpu_check.toy_loops import make_batches, make_model, mean
 
 __all__ = ["CHECKS", "where"]
 
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "complex64")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
+          "complex128")  # fmt: skip
 HOOKS = ("fp16", "bf16", "power_sgd", "batched_power_sgd")
 
 
@@ -51,7 +52,14 @@ def _try_operations() -> int:
     import torch
 
     from notebook_launcher import Accelerator
-    from notebook_launcher.training.operations import broadcast, gather, reduce
+    from notebook_launcher.training.operations import (
+        broadcast,
+        broadcast_object_list,
+        gather,
+        gather_object,
+        pad_across_processes,
+        reduce,
+    )
 
     accelerator = Accelerator()
     number = accelerator.process_index
@@ -67,8 +75,14 @@ def _try_operations() -> int:
             assert broadcast(mine.clone()).tolist() == torch.zeros(3).to(mine.dtype).tolist(), f"broadcast of {name}"
             if name not in ("bool", "uint8"):
                 assert reduce(mine, reduction="sum").tolist() == torch.ones(3).to(mine.dtype).tolist(), f"sum of {name}"
-            count += 3
-    return count
+            ragged = pad_across_processes(mine[: 1 + number])
+            assert ragged.tolist() == [*mine[: 1 + number].tolist(), *[0] * (1 - number)], (
+                f"padding of {name} on {where}"
+            )
+            count += 4
+    assert gather_object([number]) == [0, 1]
+    assert broadcast_object_list([number]) == [0]
+    return count + 2
 
 
 def _operations(hardware: Hardware) -> str:

@@ -105,7 +105,7 @@ def _loader(hardware: Hardware) -> None:
     notebook_launch(_load_rows, **hardware.ranks(1))
 
 
-def _count_synchronisations() -> int:
+def _count_synchronisations(*, weighted: bool) -> int:
     import torch
 
     from notebook_launcher import Accelerator
@@ -115,6 +115,7 @@ def _count_synchronisations() -> int:
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
     model, optimizer = accelerator.prepare(model, optimizer)
     batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
+    weight = torch.full((), 16, device=accelerator.device) if weighted else None
     for number in range(8):
         if number == 4:  # The first window allocates and makes states.
             torch.cuda.synchronize()
@@ -123,7 +124,7 @@ def _count_synchronisations() -> int:
             seen = caught.__enter__()
             warnings.simplefilter("always")
         with accelerator.accumulate(model):
-            accelerator.backward(mean_loss(model, batch))
+            accelerator.backward(mean_loss(model, batch), weight=weight)
             optimizer.step()
             optimizer.zero_grad()
     torch.cuda.set_sync_debug_mode("default")
@@ -132,9 +133,14 @@ def _count_synchronisations() -> int:
 
 
 def _synchronisations(hardware: Hardware) -> str:
-    (count,) = notebook_launch(_count_synchronisations, **hardware.ranks(1))
-    assert count <= MOST_SYNCHRONISATIONS, f"a window waited {count} times for the GPU, {MOST_SYNCHRONISATIONS} are due"
-    return f"{count} in a window of 4"
+    counts = []
+    for weighted in (False, True):
+        count_them = functools.partial(_count_synchronisations, weighted=weighted)
+        (count,) = notebook_launch(count_them, **hardware.ranks(1))
+        told = f"a {'weighted ' * weighted}window waited {count} times for the GPU"
+        assert count <= MOST_SYNCHRONISATIONS, f"{told}, {MOST_SYNCHRONISATIONS} are due"
+        counts.append(count)
+    return f"{counts[0]} in a window of 4, {counts[1]} with weights from the GPU"
 
 
 def _time_phases() -> dict[str, float]:

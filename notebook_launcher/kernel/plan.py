@@ -74,7 +74,7 @@ class Plan:
         num, threads = self.num_processes, self.threads_per_process
         parts = [
             plural(num, "GPU rank" if self.use_gpu else "CPU rank"),
-            f"nccl ({NCCL_START})" if self.backend == "nccl" else self.backend or "no process group",
+            self._group,
             f"{plural(threads, 'thread')} each" + self.note,
             self.found,
             f"seed {self.seed}",
@@ -82,6 +82,12 @@ class Plan:
         if self.config.start_method != "forkserver":
             parts.insert(2, self.config.start_method)
         return ", ".join(parts)
+
+    @property
+    def _group(self) -> str:
+        if self.backend is None:
+            return "no process group"
+        return f"{self.backend} ({NCCL_START})" if "nccl" in self.backend else self.backend
 
     def setup(self, *, many_calls: bool) -> messages.Setup:
         """Return the settings of all ranks, with the kernel's present environment; raises `ConfigError`."""

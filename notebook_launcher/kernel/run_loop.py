@@ -170,7 +170,7 @@ class RunLoop:
         data.live.forget_settings()  # Ranks that were started again have their first ones.
         # A single rank has no other rank to wait for.
         notice_after = data.scope.notice_after(config.hang_notice) if data.plan.num_processes > 1 else None
-        self._hangs = HangWatch(notice_after, time.monotonic())
+        self._hangs = HangWatch(notice_after, time.monotonic(), uses_gpu=data.plan.use_gpu)
         return data.attempt
 
     def _watch_for_hangs(self, attempt: Attempt) -> None:
@@ -390,7 +390,8 @@ class RunLoop:
         attempt.pause(paused=bool(self._data.asking))
 
     def _read_stacks(self, attempt: Attempt) -> Stacks:
-        self._data.stacks = stacks = Stacks.parse(attempt.tree.dump_stacks())
+        dumps = attempt.tree.dump_stacks()
+        self._data.stacks = stacks = Stacks.parse(dumps, uses_gpu=self._data.plan.use_gpu)
         self._hangs.forgive()
         return stacks
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-__all__ = ["Library", "Unusable"]
+__all__ = ["Library", "Unusable", "find_slices"]
 
 SUCCESS = 0
 NO_PERMISSION, LOST = 4, 15
@@ -50,6 +50,18 @@ DISTANCES = {
 """Levels of `nvmlDeviceGetTopologyCommonAncestor`."""
 MAX_PROCESSES = 64
 NVML_P2P_CAPS_INDEX_READ = 0
+
+
+def find_slices() -> list[str]:
+    """Return the UUIDs of all slices of this machine's partitioned GPUs; none without NVML."""
+    try:
+        library = Library()
+    except OSError:
+        return []
+    try:
+        return [name for index in range(library.count()) for name in library.slices(index)]
+    finally:
+        library.close()
 
 
 class Library:
@@ -128,6 +140,32 @@ class Library:
         pair = self._handle(gpu), self._handle(other)
         known = self._call("nvmlDeviceGetP2PStatus", *pair, NVML_P2P_CAPS_INDEX_READ, ctypes.byref(status)) == 0
         return status.value == 0 if known else None
+
+    def stays_loaded(self, gpu: int | str) -> bool | None:
+        """Return True if the driver keeps the GPU ready while nobody uses it (persistence mode); None: unknown."""
+        mode = ctypes.c_uint()
+        try:
+            known = self._call("nvmlDeviceGetPersistenceMode", self._handle(gpu), ctypes.byref(mode)) == SUCCESS
+        except OSError:  # This NVML has no such function.
+            return None
+        return bool(mode.value) if known else None
+
+    def slices(self, gpu: int | str) -> list[str]:
+        """Return the UUIDs of the slices that a GPU is partitioned into (MIG); none for a whole GPU."""
+        number = ctypes.c_uint()
+        try:
+            if self._call("nvmlDeviceGetMaxMigDeviceCount", self._handle(gpu), ctypes.byref(number)) != SUCCESS:
+                return []
+            return [name for index in range(number.value) if (name := self._slice(gpu, index))]
+        except OSError:  # This NVML has no such function, or the GPU cannot be used.
+            return []
+
+    def _slice(self, gpu: int | str, index: int) -> str:
+        handle, text = ctypes.c_void_p(), ctypes.create_string_buffer(TEXT_SIZE)
+        if self._call("nvmlDeviceGetMigDeviceHandleByIndex", self._handle(gpu), index, ctypes.byref(handle)) != SUCCESS:
+            return ""
+        self._call("nvmlDeviceGetUUID", handle, text, TEXT_SIZE)
+        return text.value.decode(errors="replace")
 
     def _handle(self, gpu: int | str) -> ctypes.c_void_p:
         handle = ctypes.c_void_p()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bdb
 import contextlib
+import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,8 +48,10 @@ class KeptFailure:
         return KeptFrames(num_frames=len(frames), tensor_bytes=tensor_bytes(frames), gpu_bytes=gpu_bytes())
 
     def forget(self) -> None:
-        """Release the exception and its frames."""
-        self._error = None
+        """Release the exception and its frames, with all memory that only they hold."""
+        if self._error is not None:
+            self._error = None
+            gc.collect()  # A frame that keeps an exception which passed through it is a cycle, and may hold GPU memory.
 
     def debug(self, rank: int, ask: Callable[[str], str]) -> None:
         """Open the debugger in the frame that raised, until the user leaves it; return at once if nothing is kept."""

@@ -18,6 +18,7 @@ from notebook_launcher.training.accumulation.joining import join_uneven_inputs
 from notebook_launcher.training.accumulation.members import Members
 from notebook_launcher.training.accumulation.updates import LiveOptimizers, Updates
 from notebook_launcher.training.accumulation.verify import check_accumulation
+from notebook_launcher.training.agreement import make_fence
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.checkpoints.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
@@ -523,7 +524,7 @@ class Accelerator:
             loss: A tensor of one element, on any rank: the mean over this micro-batch.
             weight: Number of samples or tokens that the mean is over. All ranks' weights are added up, once for each
                 window. None: the number of samples that the prepared loader counted, or 1. Must be given in every
-                micro-batch of a window or in none.
+                micro-batch of a window or in none. A tensor on the GPU stays there; a negative one makes NaN there.
             reduction: `"sum"` if the loss is a sum over `weight`, and not a mean.
             kwargs: For `torch.Tensor.backward`, such as `retain_graph`.
 
@@ -989,9 +990,13 @@ class Accelerator:
     # Parts that `compat` replaces, and what is decided once.
 
     def _make_rank_check(self, optimizers: LiveOptimizers) -> RankCheck:
-        rank, num_processes = self.process_index, self.num_processes
         return RankCheck(
-            self._prepared.members, optimizers, self.gradient_state, rank=rank, num_processes=num_processes
+            self._prepared.members,
+            optimizers,
+            self.gradient_state,
+            rank=self.process_index,
+            num_processes=self.num_processes,
+            fence=make_fence(self.device, self.num_processes),
         )
 
     def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:

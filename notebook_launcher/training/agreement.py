@@ -124,9 +124,18 @@ class UpdateFence:
         """Wait until the previous update's reduction is done, and mark this one's; after each synchronised backward."""
         if self._record is None:
             return
-        previous, self._previous = self._previous, self._record()
+        mark = self._record()
+        if mark is None:  # A wait would end the capture of a CUDA graph, too; what is captured is not carried out.
+            return
+        previous, self._previous = self._previous, mark
         if previous is not None:
             previous.synchronize()
+
+    def finish(self) -> None:
+        """Wait until all work that is queued by now is done: every rank has then begun the reductions in it."""
+        mark = None if self._record is None else self._record()
+        if mark is not None:
+            mark.synchronize()
 
 
 class Agreement:

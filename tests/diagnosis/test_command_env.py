@@ -24,9 +24,12 @@ COMPILER = shutil.which("cc") or shutil.which("gcc")
 # Two GPUs without peer access, on different NUMA nodes. Process 1 uses the second, and nearly all of its memory.
 NVML = r"""
 #include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 #include <string.h>
 static int devices[2] = {0, 1};
-int nvmlInit_v2(void) { return 0; }
+int nvmlInit_v2(void) { if (getenv("PRETEND_UNLOADED")) usleep(700000); return 0; }
+int nvmlDeviceGetPersistenceMode(void *handle, unsigned *mode) { *mode = !getenv("PRETEND_UNLOADED"); return 0; }
 int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = &devices[index]; return 0; }
@@ -101,6 +104,11 @@ def test_gpus_are_reported_with_users_and_the_way_between_them(tmp_path):
     assert told["GPU 1"]["advice"].startswith("end process 1, or choose other GPUs")
     assert told["GPU 0 to 1"]["fact"].startswith("on different NUMA nodes; no peer access")
     assert 'env={"NCCL_P2P_DISABLE": "1"}' in told["GPU 0 to 1"]["advice"]
+    assert "start" not in told
+    done = type_command("env", "--json", "--no-launch", cwd=tmp_path, env={**env, "PRETEND_UNLOADED": "1"})
+    told_again = {one["name"]: one for one in json.loads(done.stdout)["findings"] if one["area"] == "GPUs"}
+    assert told_again["start"]["fact"].endswith("as it will at each launch: persistence mode is off")
+    assert told_again["start"]["advice"].startswith("sudo nvidia-smi -pm 1")
     if "GPUs" in told:  # This torch is built without CUDA, so the pretended GPUs are of no use.
         assert (done.returncode, told["GPUs"]["verdict"]) == (1, "problem")
 

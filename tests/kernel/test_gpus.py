@@ -53,6 +53,14 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
     *handle = &slice;
     return strcmp(uuid, "MIG-cccc") ? 6 : 0;
 }
+int nvmlDeviceGetMaxMigDeviceCount(device *handle, unsigned *count) {
+    *count = handle == &devices[1] ? 3 : 0;
+    return handle == &devices[1] ? 0 : 3;
+}
+int nvmlDeviceGetMigDeviceHandleByIndex(device *handle, unsigned index, void **found) {
+    *found = &slice;
+    return index == 1 ? 0 : 6;
+}
 int nvmlDeviceGetName(void *handle, char *name, unsigned size) { snprintf(name, size, "Pretend"); return 0; }
 int nvmlDeviceGetUUID(device *handle, char *uuid, unsigned size) { snprintf(uuid, size, "%s", handle->uuid); return 0; }
 int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) { *major = 9; *minor = 0; return 0; }
@@ -169,6 +177,22 @@ def test_slices_of_a_partitioned_gpu_are_found_by_their_names(library: Path) -> 
     assert gpus == "[('MIG-cccc', 'MIG-cccc')]"
     _, _, why = look(library, CUDA_VISIBLE_DEVICES="0,0")
     assert why == "CUDA_VISIBLE_DEVICES='0,0' names a GPU twice, which hides all of them"
+
+
+@needs_compiler
+def test_slices_of_all_partitioned_gpus_are_listed(library: Path, tmp_path: Path) -> None:
+    program = "from notebook_launcher.machine import nvml; print(nvml.find_slices())"
+    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "['MIG-cccc']\n"
+    without = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**env, "LD_LIBRARY_PATH": str(tmp_path), "PRETEND_CODES": "4"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert without.stdout == "[]\n"
 
 
 # CUDA's driver as its documentation has it: a child of a process that has initialised it is refused.

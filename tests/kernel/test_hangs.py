@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import Session, launch, notebook_launch, report
+from notebook_launcher.engines.gauges import Pulse
+from notebook_launcher.kernel.inspection.hangs import HangWatch
 from tests.support.toy_runs import wait_until
 
 if TYPE_CHECKING:
@@ -194,6 +196,41 @@ def test_wait_in_a_busy_loop_is_found(tmp_path: Path) -> None:
         assert re.match(rf"rank 0 has waited [\d.]+ m?s in all_reduce \({LINE}\); rank 1 is at ", waiting(run))
         gate.touch()
         run.result(20)
+
+
+def dump_of(*frames: str) -> str:
+    return "\n".join(["Thread 0x00007f0000000000 [python] (most recent call first):", *frames])
+
+
+def watched(tmp_path: Path, waits: tuple[bool, bool], *, uses_gpu: bool, is_asleep: bool) -> str:
+    """Return the notice about two ranks that have not moved; those that wait read a number from a device."""
+    file = tmp_path / "train.py"
+    file.write_text("total = loss.item()\ntime.sleep(60)\n")
+    dumps = {rank: dump_of(f'  File "{file}", line {1 if waits[rank] else 2} in train') for rank in (0, 1)}
+    watch = HangWatch(SOON, 0.0, uses_gpu=uses_gpu)
+    for step in range(1, 60):
+        ticks = 0 if is_asleep else 10 * step  # NCCL and CUDA wait in a busy loop, unless they are told not to.
+        pulses = {rank: Pulse(num_sleeps=7, is_asleep=is_asleep, ticks=ticks) for rank in (0, 1)}
+        told = watch.poll(step / 10, lambda: pulses, {}, lambda ranks: {rank: dumps[rank] for rank in ranks})  # noqa: B023
+        if told:
+            return told
+    return ""
+
+
+@pytest.mark.parametrize("is_asleep", [False, True])
+def test_rank_that_waits_for_its_gpu_while_a_peer_is_elsewhere_is_named(tmp_path: Path, *, is_asleep: bool) -> None:
+    told = watched(tmp_path, (True, False), uses_gpu=True, is_asleep=is_asleep)
+    assert re.fullmatch(
+        r"rank 0 has waited [\d.]+ m?s in CUDA synchronization \(.*train\.py, line 1\); "
+        r"rank 1 is at line 2: time\.sleep\(60\)",
+        told,
+    )
+    assert not watched(tmp_path, (True, False), uses_gpu=False, is_asleep=is_asleep)
+
+
+@pytest.mark.parametrize("is_asleep", [False, True])
+def test_ranks_that_all_wait_for_their_gpus_may_be_computing(tmp_path: Path, *, is_asleep: bool) -> None:
+    assert not watched(tmp_path, (True, True), uses_gpu=True, is_asleep=is_asleep)
 
 
 def return_early() -> None:

@@ -65,6 +65,8 @@ def test_options_that_are_none_are_chosen(make: Any, on: Machine, options: dict[
 
 def test_summary_warns_of_the_slow_first_collective_of_nccl(make: Any) -> None:
     assert "2 GPU ranks, nccl (the first collective takes seconds), 4 threads each" in make(machine(8, 2)).summary
+    both = make(machine(8, 2), backend="cpu:gloo,cuda:nccl").summary
+    assert "cpu:gloo,cuda:nccl (the first collective takes seconds)" in both
     assert "collective" not in make(machine(8)).summary
 
 

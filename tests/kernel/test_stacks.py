@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 import notebook_launcher
 from notebook_launcher import Session
@@ -254,3 +255,43 @@ def test_cell_is_named_and_quoted():
 def test_every_group_call_exists():
     torch_distributed = pytest.importorskip("torch.distributed")
     assert {name for name in stacks.GROUP_CALLS if not hasattr(torch_distributed, name)} == set()
+
+
+@pytest.mark.parametrize("line", ["total = loss.item()", "x = y.to('cpu')", "if bool(flag):", "stream.synchronize()"])
+def test_line_that_reads_from_a_gpu_is_a_wait_of_a_rank_that_uses_one(tmp_path: Path, line: str) -> None:
+    """With NCCL a rank waits for its peers there. No GPU is used: this is about the stack."""
+    file = tmp_path / "train.py"
+    file.write_text(f"import torch\n{line}\nloss.backward()\n")
+    reads, others = (text_dump((str(file), number, "train")) for number in (2, 3))
+    assert calls(Stacks.parse({0: reads, 1: others}, uses_gpu=True)) == ["CUDA synchronization", None]
+    assert calls(Stacks.parse({0: reads, 1: others})) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "expected"),
+    [
+        ("torch/cuda/streams.py", "synchronize", "CUDA synchronization"),
+        ("torch/cuda/__init__.py", "synchronize", "CUDA synchronization"),
+        ("torch/cuda/__init__.py", "_lazy_init", None),
+        ("torch/_tensor_str.py", "_tensor_str", "CUDA synchronization"),
+        ("torch/amp/grad_scaler.py", "_maybe_opt_step", "CUDA synchronization"),
+        ("torch/nn/modules/linear.py", "forward", None),
+    ],
+)
+def test_functions_of_torch_that_wait_for_a_gpu_are_known(file: str, function: str, expected: str | None) -> None:
+    """The files are those of the installed torch, so that a move is noticed."""
+    packages = Path(torch.__file__).parents[1]
+    assert function in (packages / file).read_text()
+    dump = text_dump((f"/usr/lib/python3/dist-packages/{file}", 7, function), ("/home/u/train.py", 7, "train"))
+    assert calls(Stacks.parse({0: dump}, uses_gpu=True)) == [expected]
+
+
+def test_fence_of_updates_is_a_wait_in_the_users_line() -> None:
+    dump = text_dump(
+        ("/x/site-packages/torch/cuda/streams.py", 7, "synchronize"),
+        (f"{PACKAGE}/training/agreement.py", 9, "pass_update"),
+        ("/home/u/train.py", 7, "train"),
+    )
+    (stack,) = Stacks.parse({0: dump})
+    assert stack.waiting_in == "CUDA synchronization"
+    assert here(stack).place == "/home/u/train.py, line 7"

@@ -7,12 +7,14 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from notebook_launcher import LaunchConfig, Session, launch
+from notebook_launcher import LaunchConfig, Session, launch, notebook_launch
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.processes.rendezvous import torchrun_environment
 from tests.support.kernels import ROOT
@@ -88,6 +90,48 @@ def test_word_of_a_watchdog_does_not_outlive_its_group() -> None:
     with Session(2, output="none") as session:
         session.run(give_up)
         assert list(session.run(is_there)) == [False, False]
+
+
+def test_memory_of_a_failed_call_is_released_before_the_next_one() -> None:
+    def fail() -> None:
+        import gc
+        import weakref
+
+        import torch
+
+        gc.disable()
+        held = torch.ones(1000)
+        builtins.held = weakref.ref(held)  # type: ignore[attr-defined]
+        try:
+            int("on purpose")
+        except ValueError as error:
+            kept = error  # The traceback holds this frame, and this frame the error: a cycle, which holds the tensor.
+        raise ValueError(f"on purpose, after {kept!r}")
+
+    def is_held() -> bool:
+        return builtins.held() is not None  # type: ignore[attr-defined]
+
+    with Session(1, output="none") as session:
+        with pytest.raises(ValueError, match="on purpose"):
+            session.run(fail)
+        assert list(session.run(is_held)) == [False]
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
+def test_rank_can_initialise_cuda_whatever_the_fork_server_has_imported() -> None:
+    """A fork of a process that had asked CUDA for anything could not; there is no driver, so torch says only that."""
+
+    def initialise() -> str:
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:
+            return str(error)
+        return "initialised"
+
+    for pause in (0.0, 5.0):  # By then the idle server has imported torch's compiler, which looks at GPUs at its use.
+        time.sleep(pause)
+        (told,) = notebook_launch(initialise, 1, devices="cpu", output="none")
+        assert told == "initialised" or "no NVIDIA driver" in told
 
 
 def test_files_of_nccls_connections_go_with_the_rank_that_is_killed() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -721,3 +722,23 @@ def test_thread_that_outlives_the_function_is_waited_for(kernel: Kernel, start_m
     # Lines of several ranks that arrive together are shown as one.
     assert re.search(r"^\[ranks? [01,]+\] late words$", outcome.stdout, re.MULTILINE)
     assert re.search(r"^\[ranks? [01,]+\] at exit$", outcome.stdout, re.MULTILINE)
+
+
+def test_accelerates_barrier_names_no_gpu_that_does_not_exist() -> None:
+    """Accelerate's own names the GPU with the number of the rank, of which there are fewer where ranks share GPUs."""
+    import torch.distributed as dist
+
+    from notebook_launcher.processes.frameworks import _with_existing_device
+
+    calls: list[int] = []
+    wait = _with_existing_device(lambda state: calls.append(state.local_process_index))
+    shares, has_its_own = SimpleNamespace(local_process_index=1_000_000), SimpleNamespace(local_process_index=-1)
+    wait(shares)
+    assert calls == [1_000_000]  # Without a group Accelerate's own decides.
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wait(shares)
+        wait(has_its_own)
+    finally:
+        dist.destroy_process_group()
+    assert calls == [1_000_000, -1]

@@ -249,3 +249,15 @@ def test_lead_follows_from_the_device(fence: UpdateFence, lead: int) -> None:
     assert fence.lead == lead
     fence.pass_update()
     fence.pass_update()
+
+
+def test_fence_waits_for_nothing_while_a_graph_is_captured() -> None:
+    waits: list[str] = []
+    marks = [SimpleNamespace(synchronize=functools.partial(waits.append, name)) for name in ("first", "second")]
+    queue: list[Any] = [marks[0], None, marks[1]]
+    fence = UpdateFence(lambda: queue.pop(0))
+    fence.pass_update()
+    fence.pass_update()
+    assert waits == []
+    fence.pass_update()
+    assert waits == ["first"]

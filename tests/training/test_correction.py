@@ -59,9 +59,15 @@ def test_total_of_nothing_leaves_the_gradients_as_they_are(total: float, expecte
     not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta"),
     reason="collectives of this torch do not run on the device meta (2.6)",
 )
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("are_tensors", [False, True])
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.usefixtures("two_ranks")
-def test_weighted_window_on_a_device_never_reads_a_number_from_it(steps: int) -> None:
+def test_weighted_window_on_a_device_never_reads_a_number_from_it(
+    steps: int,
+    are_tensors: bool,  # noqa: FBT001
+    reduction: str,
+) -> None:
     """Tensors of the device `meta` have shapes and no numbers: whatever reads one raises."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, check_ranks=False)
     leaf: Any = accelerator.prepare(torch.zeros(4, requires_grad=True))
@@ -69,9 +75,10 @@ def test_weighted_window_on_a_device_never_reads_a_number_from_it(steps: int) ->
     accelerator._accumulation._device = leaf.device
     with pytest.raises(RuntimeError, match="cannot be called on meta"):
         leaf.sum().item()
-    for weight in (3.0, 1.0, 2.0):
+    weights: list[Any] = [torch.empty((), device="meta") if are_tensors else weight for weight in (3.0, 1.0, 2.0)]
+    for weight in weights:
         with accelerator.accumulate(leaf):
-            accelerator.backward((leaf * 2).sum(), weight=weight)
+            accelerator.backward((leaf * 2).sum(), weight=weight, reduction=reduction)
     assert leaf.grad.device.type == "meta"
     if steps == 1:
-        accelerator.backward((leaf * 2).sum(), weight=5.0)  # Outside of any window.
+        accelerator.backward((leaf * 2).sum(), weight=weights[0], reduction=reduction)  # Outside of any window.

@@ -32,9 +32,9 @@ class Device:
         self.done = 100.0
         """When the device will be done with all that is queued."""
         self.sent: list[Any] = []
-        self.dead = False
+        self.dead = self.is_capturing = False
         monkeypatch.setattr(phases, "_now", lambda: self.now)
-        self.clock = DevicePhaseClock(self.sent.append, lambda: Moment(self))
+        self.clock = DevicePhaseClock(self.sent.append, lambda: None if self.is_capturing else Moment(self))
         self.clock.mark(None)
 
     def compute(self, seconds: float, queueing: float = 0.0) -> None:
@@ -68,6 +68,7 @@ class Moment:
         self.device, self.at = device, max(device.now, device.done)
 
     def query(self) -> bool:
+        assert not self.device.is_capturing
         if self.device.dead:
             raise RuntimeError("device-side assert")
         return self.at <= self.device.now
@@ -141,6 +142,40 @@ def test_function_that_ends_before_its_device_has_the_phases_of_the_program(devi
     assert 0 < sum(seconds.values()) < 0.01
     assert all(seconds[phase] >= 0 for phase in seconds)
     assert sum(record.windows for record in device.sent) == 1
+    assert sum(record.samples for record in device.sent) == 0  # They have not arrived; their memory may hold anything.
+
+
+def test_device_is_asked_nothing_while_a_graph_is_captured(device: Device) -> None:
+    device.update(forward=0.5, backward=0.5, wait=0.5)
+    device.now = device.done
+    device.is_capturing = True
+    for _ in range(3):
+        device.now += 1.0
+        device.clock.mark("forward")
+    assert not device.sent
+    device.is_capturing = False
+    device.now += 1.0
+    device.clock.mark("forward")
+    assert device.sums()["backward"] == pytest.approx(0.5, rel=0.02)
+    assert sum(record.windows for record in device.sent) == 1
+
+
+def test_process_without_a_gpu_in_use_is_told_by_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(phases, "_now", lambda: now[0])
+    sent: list[Any] = []
+    clock = DevicePhaseClock(sent.append, lambda: None)
+    clock.mark(None)
+    now[0] += 1.0
+    clock.mark("forward")
+    assert sum(record.seconds["forward"] for record in sent) == pytest.approx(1.0)
+
+
+def test_weight_that_cannot_be_counts_as_nothing(device: Device) -> None:
+    device.clock.end_window(torch.tensor(float("nan")), 2)
+    device.now += 1.0
+    device.clock.flush()
+    assert [(record.windows, record.samples) for record in device.sent] == [(1, 0.0)]
 
 
 def test_device_that_never_answers_costs_bounded_memory(device: Device) -> None:

@@ -14,6 +14,7 @@ import math
 import os
 from typing import TYPE_CHECKING
 
+from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT
 from notebook_launcher.kernel.inspection.stacks import GROUP_CALLS, Stacks
 from notebook_launcher.units import format_elapsed, plural_verb, rank_list
 
@@ -160,14 +161,16 @@ class HangWatch:
     Args:
         notice_after: `LaunchConfig.hang_notice`: seconds of waiting after which a wait counts; None: never.
         began: Time at which the ranks begin, by `time.monotonic()`.
+        uses_gpu: True if the ranks use GPUs.
     """
 
-    def __init__(self, notice_after: float | None, began: float = -math.inf) -> None:
+    def __init__(self, notice_after: float | None, began: float = -math.inf, *, uses_gpu: bool = False) -> None:
         self.hang: Hang | None = None
         """The present wait; None if no rank waits for others."""
         self._notice_after = math.inf if notice_after is None else notice_after
         self._interval = min(max(self._notice_after / 4, SHORTEST_INTERVAL), LONGEST_INTERVAL)
         self._is_on = notice_after is not None
+        self._uses_gpu = uses_gpu
         self._look_at = began + min(FIRST_LOOK, self._interval)
         """Time of the next look, by `time.monotonic()`."""
         self._stretches: dict[int, _Stretch] = {}
@@ -255,6 +258,9 @@ class HangWatch:
     def _since(self, rank: int) -> float | None:
         return self._stretches[rank].since if rank in self._stretches else None
 
+    def _parse(self, dumps: Mapping[int, str]) -> Stacks:
+        return Stacks.parse(dumps, uses_gpu=self._uses_gpu)
+
     def _note(self, stack: RankStack, now: float) -> bool:
         """Record a rank's stack, and return True if the rank has waited for others since it last moved."""
         stretch = self._stretches[stack.rank]
@@ -269,12 +275,12 @@ class HangWatch:
         dump: Callable[[Iterable[int]], Mapping[int, str]],
     ) -> Hang | None:
         """Ask the ranks that have not moved for their stacks, and if such a rank waits in a collective, all others."""
-        stacks = {stack.rank: stack for stack in Stacks.parse(dump(due))}
+        stacks = {stack.rank: stack for stack in self._parse(dump(due))}
         waiting = {rank: self._stretches[rank].since for rank, stack in stacks.items() if self._note(stack, now)}
         if not waiting:
             return None
         others = self._stretches.keys() - set(due)
-        stacks |= {stack.rank: stack for stack in Stacks.parse(dump(others))} if others else {}
+        stacks |= {stack.rank: stack for stack in self._parse(dump(others))} if others else {}
         for rank in others:
             if rank not in stacks or stacks[rank].waiting_in is None:
                 del self._stretches[rank]  # The request has moved the rank, so its period starts again.
@@ -286,14 +292,19 @@ class HangWatch:
         somebody_is_missing = bool(absent) or any(
             stack.waiting_in not in calls for rank, stack in stacks.items() if rank not in waiting
         )
-        # If every rank has entered a collective, they may be moving data. If all are idle, no data will ever come.
-        is_dead = waiting.keys() == stacks.keys() and all(self._stretches[rank].is_idle(now) for rank in waiting)
+        # If every rank has entered a collective, they may be moving data. If all are idle, no data will ever come, but
+        # to ranks whose GPUs may still be computing.
+        is_dead = (
+            waiting.keys() == stacks.keys()
+            and CUDA_WAIT not in calls
+            and all(self._stretches[rank].is_idle(now) for rank in waiting)
+        )
         return hang if somebody_is_missing or is_dead else None
 
 
 def _is_in_call(stack: RankStack) -> bool:
-    """Return True if the stack names a function of torch.distributed, not only a place where ranks may wait."""
-    return stack.waiting_in in GROUP_CALLS
+    """Return True if the stack names a wait, and not only a place where ranks may wait."""
+    return stack.waiting_in in GROUP_CALLS or stack.waiting_in == CUDA_WAIT
 
 
 def _call(stack: RankStack) -> str:

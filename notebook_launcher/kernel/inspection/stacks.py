@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT, waits_for_gpu
 from notebook_launcher.travel import cells
 from notebook_launcher.units import rank_list
 
@@ -90,6 +91,8 @@ class ThreadStack:
     ident: int
     name: str
     frames: tuple[StackFrame, ...]
+    uses_gpu: bool = False
+    """True if its rank uses a GPU."""
 
     @property
     def user_frames(self) -> tuple[StackFrame, ...]:
@@ -98,12 +101,15 @@ class ThreadStack:
 
     @property
     def waiting_in(self) -> str | None:
-        """The function of torch.distributed that the thread is inside; None if it is in none."""
+        """The function of torch.distributed that the thread is inside, or the wait for its GPU; None: neither."""
         # The outermost one: the user calls all_gather_object, which calls all_gather.
         for frame in reversed(self.frames):
             if frame.file.endswith(C10D) and frame.function in GROUP_CALLS:
                 return frame.function
-        return _implied_wait(self.frames) if self.frames else None
+        if not self.frames:
+            return None
+        implied = _implied_wait(self.frames)
+        return CUDA_WAIT if implied is None and waits_for_gpu(self.frames, uses_gpu=self.uses_gpu) else implied
 
     @property
     def is_compiling(self) -> bool:
@@ -152,8 +158,8 @@ PRESENT = _Tense(
 PAST = _Tense(("was", "were"), ("was", "were"), ("had ended its function", "had ended their functions"))
 
 
-def parse_stacks(rank: int, dump: str) -> RankStack:
-    """Read one dump of all threads; text around it is skipped."""
+def parse_stacks(rank: int, dump: str, *, uses_gpu: bool = False) -> RankStack:
+    """Read one dump of all threads, of a rank that uses a GPU or not; text around it is skipped."""
     threads: list[tuple[int, str, list[StackFrame]]] = []
     for line in dump.splitlines():
         if header := THREAD.match(line):
@@ -163,7 +169,7 @@ def parse_stacks(rank: int, dump: str) -> RankStack:
             threads[-1][2].append(StackFrame(_unescape(frame["function"]), _unescape(frame["file"]), number))
     # faulthandler lists the newest thread first, so the main thread is the last.
     return RankStack(
-        rank, tuple(ThreadStack(ident, name, _relevant(frames)) for ident, name, frames in reversed(threads))
+        rank, tuple(ThreadStack(ident, name, _relevant(frames), uses_gpu) for ident, name, frames in reversed(threads))
     )
 
 
@@ -179,9 +185,9 @@ class Stacks(tuple[RankStack, ...]):
     __slots__ = ()
 
     @classmethod
-    def parse(cls, dumps: Mapping[int, str]) -> Stacks:
-        """Read the dump of each rank."""
-        return cls(parse_stacks(rank, dump) for rank, dump in sorted(dumps.items()))
+    def parse(cls, dumps: Mapping[int, str], *, uses_gpu: bool = False) -> Stacks:
+        """Read the dump of each rank; `uses_gpu`: all ranks use GPUs."""
+        return cls(parse_stacks(rank, dump, uses_gpu=uses_gpu) for rank, dump in sorted(dumps.items()))
 
     @property
     def verdict(self) -> str:

@@ -18,6 +18,12 @@ from notebook_launcher.training.accumulation import gradients
 from notebook_launcher.training.accumulation.blocks import MicroBatchBlock
 from notebook_launcher.training.accumulation.correction import keep_or_read, ratio, rescale
 from notebook_launcher.training.accumulation.ddp import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
+from notebook_launcher.training.accumulation.given_weights import (
+    as_total,
+    checked_weight,
+    has_sparse_gradients,
+    one_if_used,
+)
 from notebook_launcher.training.accumulation.gradients import InitialGradient
 from notebook_launcher.training.accumulation.synchronisation import reduce_leaves, waits_for_ranks
 from notebook_launcher.training.accumulation.windows import find_gradient, has_values
@@ -89,6 +95,8 @@ class Accumulation:
         self._version = -1
         self.warn_once = Warner()
         self._initial = InitialGradient()
+        self._sparse: tuple[int, bool] = -1, False
+        """True if weights must be numbers, because those of 0 concern sparse gradients; and for which members."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_blocks": {}}  # by ids, which are other objects' in another process
@@ -173,7 +181,10 @@ class Accumulation:
         gradient = kwargs.pop("gradient", None)
         if gradient is None and loss.is_complex():
             loss.backward(**kwargs)  # type: ignore[no-untyped-call] # torch's error explains it.
-        gradient = self._initial.of(loss, factor) if gradient is None else gradient * factor
+        if gradient is None:
+            gradient = self._initial.of(loss, factor)
+        else:
+            gradient = gradient * (factor.to(gradient) if isinstance(factor, torch.Tensor) else factor)
         if isinstance(factor, torch.Tensor) or factor:
             gradients.backward(loss, gradient, kwargs)
             return
@@ -201,7 +212,7 @@ class Accumulation:
                 )
             mine = self._given_weight(weight)
             total = self._total(mine)
-            return ratio(self._num_data_ranks * (mine if reduction == "mean" else float(mine > 0)), total, 0.0)
+            return ratio(self._num_data_ranks * (mine if reduction == "mean" else one_if_used(mine)), total, 0.0)
         weights = self._round_weights()
         if weights is None or num_steps > 1:
             return 1.0 / num_steps
@@ -221,11 +232,11 @@ class Accumulation:
         if again:
             self._warn_of_second_backward(window)
         if weight is None:
-            mine = self._weigh_counted(window)
+            mine: float | torch.Tensor = self._weigh_counted(window)
         else:
             mine = self._given_weight(weight)
             window.weigh("given", mine, 0.0, self._unit_of_given(mine))
-            mine = mine if reduction == "mean" else float(mine > 0)
+            mine = mine if reduction == "mean" else one_if_used(mine)
         first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
         if first_is_last:  # Nothing is there to be corrected; a second backward of the block needs the factor, too.
             window.correction = ratio(self._full_weight(window), window.world_weight, 1.0)
@@ -249,9 +260,11 @@ class Accumulation:
         window.weigh("counted", mine, sum(weights) / per_weight, unit)
         return mine
 
-    def _given_weight(self, weight: Any) -> float:
+    def _given_weight(self, weight: Any) -> float | torch.Tensor:
         """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""
-        value = _checked_weight(weight)
+        if self._sparse[0] != self.members.version:
+            self._sparse = self.members.version, has_sparse_gradients(self.members.models_and_leaves)
+        value = checked_weight(weight, self._device, reads=self._sparse[1])
         weights = self._round_weights()
         return 0.0 if weights is not None and any(weights) and not weights[self._data_rank] else value
 
@@ -265,19 +278,19 @@ class Accumulation:
             loader.repeat_is_known = True
         return weights
 
-    def _unit_of_given(self, weight: float) -> float:
+    def _unit_of_given(self, weight: float | torch.Tensor) -> float:
         # In fp16 a loss that is weighed with thousands of tokens overflows, so weights are taken
         # in multiples of the first, which all ranks agree on once.
         if self.scaler is None:
             return 1.0
         if self.state.given_unit is None:
-            self.state.given_unit = float(self._total(max(weight, 1.0))) / self._num_data_ranks
+            self.state.given_unit = float(self._total(max(float(weight), 1.0))) / self._num_data_ranks
         return self.state.given_unit
 
-    def _total(self, weight: float) -> float | torch.Tensor:
+    def _total(self, weight: float | torch.Tensor) -> float | torch.Tensor:
         if self._num_data_ranks == 1:
             return weight
-        total = torch.full((1,), weight, dtype=torch.float64, device=self._device)  # `tensor` waits for the GPU
+        total = as_total(weight, self._device)
         dist.all_reduce(total, group=self._data_group)
         return keep_or_read(total)
 
@@ -285,7 +298,7 @@ class Accumulation:
         """Begin the all-reduce of the weights that only their ranks know, beside the backward."""
         if self._num_data_ranks == 1 or window.backwards_in_block > 1:
             return None
-        total = torch.full((1,), window.weight, dtype=torch.float64, device=self._device)
+        total = as_total(window.weight, self._device)
         return total, dist.all_reduce(total, group=self._data_group, async_op=True)
 
     def _correct(self, window: Window, pending: Any) -> None:
@@ -399,17 +412,3 @@ def _check_loss(loss: Any, reduction: str, weight: Any) -> None:
         )
     if reduction == "sum" and weight is None:
         raise ValueError("reduction='sum' needs weight=: the number of samples or tokens that the loss adds up.")
-
-
-def _checked_weight(weight: Any) -> float:
-    try:
-        value = float(weight)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"weight={weight!r} is not a number. Pass the number of samples or tokens that the loss averages over."
-        ) from error
-    if not value >= 0.0 or value == float("inf"):
-        raise ValueError(
-            f"weight={weight!r} must be 0 or more: the number of samples or tokens that the loss averages over."
-        )
-    return value

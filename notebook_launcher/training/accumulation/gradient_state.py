@@ -256,7 +256,7 @@ class GradientState:
     def state_dict(self) -> dict[str, Any]:
         """Return the open windows, each with its number in the order in which they came to be."""
         opened = [
-            {"number": number, **{key: getattr(window, name) for key, name in _KEPT.items()}}
+            {"number": number, **{key: _plain(getattr(window, name)) for key, name in _KEPT.items()}}
             for number, window in enumerate(self.windows.values())
             if window.num_batches
         ]
@@ -293,6 +293,11 @@ _KEPT = {
     "world_weight": "world_weight",
 }
 """Parts of a window in a checkpoint, by the names there: fields of the window."""
+
+
+def _plain(value: Any) -> Any:
+    """Return a weight that may be on a GPU as a number."""
+    return value if value is None or isinstance(value, (int, float, str)) else value.item()
 
 
 def _restore(window: Window, state: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ class InitialGradient:
     def of(self, loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
         """Return the gradient with which the backward of a loss of one element begins."""
         if isinstance(factor, torch.Tensor):
-            return factor.to(loss.dtype).expand_as(loss)
+            return factor.to(loss).expand_as(loss)
         made = self._made
         if made is None or made[0] != factor or made[1].dtype != loss.dtype or made[1].device != loss.device:
             # `torch.tensor` would copy the number, and wait for the GPU.

@@ -60,8 +60,8 @@ class Window:
     """Micro-batches of a full window, when this one began."""
     unit: float = 1.0
     """The unit of weights: the size of a full micro-batch where weights are counted."""
-    weight: float = 0.0
-    """Sum of this rank's weights."""
+    weight: float | torch.Tensor = 0.0
+    """Sum of this rank's weights; a tensor if they were given on a GPU."""
     world_weight: float | torch.Tensor = 0.0
     """Sum of all ranks' weights. Those passed as `weight=` are summed when the window ends, on GPUs as a tensor."""
     correction: float | torch.Tensor = 1.0
@@ -110,7 +110,7 @@ class Window:
             )
         return False
 
-    def weigh(self, kind: str, weight: float, world_weight: float, unit: float) -> None:
+    def weigh(self, kind: str, weight: float | torch.Tensor, world_weight: float, unit: float) -> None:
         """Count a micro-batch; raise ValueError if the window's other micro-batches were weighed in another way."""
         if self.kind is None:
             self.kind = kind

@@ -7,7 +7,8 @@
 
 A rank that has come out of a reduction knows that every other rank has entered it, and so has written. No rank
 waits for another one, and no collective is added that could pair with one of the user's. Reductions 1, 2, 4, 8 and
-so on are compared: 20 comparisons in a million updates.
+so on are compared: 20 comparisons in a million updates. A backward on a GPU only queues its reduction, so there a
+rank waits for its GPU before it reads, at these updates alone.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.updates import LiveOptimizers
+    from notebook_launcher.training.agreement import UpdateFence
 
 __all__ = ["RankCheck", "notify"]
 
@@ -69,6 +71,12 @@ class Unit:
     tensors: list[tuple[str, torch.Tensor]]
     """The parameters with their names, if they are trained, not ignored by DDP, and whole on each rank."""
 
+    @property
+    def is_to_compare(self) -> bool:
+        """True after a reduction whose number is a power of two and that was not compared yet."""
+        update = self.notes.num_synced
+        return self.notes.compared < update and not update & (update - 1)
+
     @classmethod
     def of_model(cls, model: SyncedModel) -> Unit:
         """Return the unit of a model."""
@@ -90,7 +98,14 @@ class RankCheck:
     """Compares between ranks the parameters that an Accelerator keeps equal, and their optimizer states."""
 
     def __init__(
-        self, members: Members, optimizers: LiveOptimizers, state: GradientState, *, rank: int, num_processes: int
+        self,
+        members: Members,
+        optimizers: LiveOptimizers,
+        state: GradientState,
+        *,
+        rank: int,
+        num_processes: int,
+        fence: UpdateFence,
     ) -> None:
         self._members = members
         self._optimizers = optimizers
@@ -99,7 +114,8 @@ class RankCheck:
         self._num_processes = num_processes
         self.bulletin = Bulletin(rank, num_processes)
         self.forgotten = ForgottenOptimizers(members)
-        self.left_out = LeftOut(state, rank, num_processes)
+        self.left_out = LeftOut(state, rank, num_processes, fence)
+        self._fence = fence
         self._same_inputs = 0
         self._notified: set[str] = set()
 
@@ -119,11 +135,11 @@ class RankCheck:
         Raises:
             RuntimeError: The ranks' weights, optimizer states or learning rates differ; on every rank.
         """
-        for unit in written:
-            update = unit.notes.num_synced
-            if unit.notes.compared >= update or update & (update - 1):
-                continue  # the backward did not reach it
-            unit.notes.compared = update
+        reached = [unit for unit in written if unit.is_to_compare]
+        if reached:
+            self._fence.finish()
+        for unit in reached:
+            update = unit.notes.compared = unit.notes.num_synced
             found = self.bulletin.read(unit.owner, f"record {update}")
             records = {rank: Record(*record) for rank, record in found.items()}
             self._compare_inputs(records)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.ddp import SyncedModel
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.agreement import UpdateFence
 
 __all__ = ["LeftOut"]
 
@@ -27,10 +28,11 @@ __all__ = ["LeftOut"]
 class LeftOut:
     """Finds windows out of which some ranks have left a micro-batch that others have used."""
 
-    def __init__(self, state: GradientState, rank: int, num_processes: int) -> None:
+    def __init__(self, state: GradientState, rank: int, num_processes: int, fence: UpdateFence) -> None:
         self._state = state
         self._rank = rank
         self._num_processes = num_processes
+        self._fence = fence
         self._bulletin = Bulletin(rank, num_processes)
         self._num_reductions = 0
         """Backwards so far that have reduced the gradients; a rank's n-th one is paired with every other rank's."""
@@ -70,6 +72,7 @@ class LeftOut:
         held, self._held = self._held, None
         if held is None:
             return
+        self._fence.finish()  # On a GPU a peer could otherwise be about to write.
         found = self._bulletin.read(self, self._topic)
         others = [rank for rank in range(self._num_processes) if found.get(rank) != held]
         if not others:

@@ -9,6 +9,7 @@ queued, so the time falls to the phase "data", as it should.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -98,6 +99,12 @@ class DevicePhaseClock(PhaseClock):
         super().flush()
         self._is_ending, self._last = False, (None, 0.0)
 
+    def _report(self, now: float) -> None:
+        # While a CUDA graph is captured no moment can be queued, and to ask whether one is passed ends the capture.
+        is_capturing = self._moments[-1:] == [None] and any(moment is not None for moment in self._moments)
+        if self._is_ending or not is_capturing:
+            super()._report(now)
+
     def _sums(self) -> tuple[dict[str, float], dict[str, int], list[tuple[str, float, float]]]:
         times = self._read()
         done = len(times)
@@ -105,9 +112,12 @@ class DevicePhaseClock(PhaseClock):
         self._phases, self._times = self._phases[:done], times
         sums = super()._sums()
         self._phases, self._times = later_phases, later_times
+        windows = [
+            (count, _arrived(weight, self._moments[mark])) for mark, count, weight in self._weights if mark < done
+        ]
         self._moments = self._moments[done:]
         self._waits = {mark - done: moment for mark, moment in self._waits.items() if mark >= done}
-        self._windows += [(count, float(weight)) for mark, count, weight in self._weights if mark < done]
+        self._windows += windows
         self._weights = [(mark - done, count, weight) for mark, count, weight in self._weights if mark >= done]
         return sums
 
@@ -149,6 +159,22 @@ def _has_passed(moment: DeviceMoment) -> bool:
         return moment.query()
     except RuntimeError:  # The context is dead: nothing will be measured any more.
         return True
+
+
+def _arrived(weight: Any, end: DeviceMoment | None) -> float:
+    """Return the weight of a window that ended at a moment; 0 where it did not come from the device, or cannot be."""
+    if isinstance(weight, torch.Tensor) and not _is_behind(end):
+        return 0.0
+    number = float(weight)
+    return number if math.isfinite(number) else 0.0
+
+
+def _is_behind(moment: DeviceMoment | None) -> bool:
+    """Return True if the device has carried out all that was queued before a moment, and lives."""
+    try:
+        return moment is not None and moment.query()
+    except RuntimeError:
+        return False
 
 
 def _seconds(start: DeviceMoment, end: DeviceMoment) -> float:

@@ -1,0 +1,151 @@
+"""Checks of ranks of which one lags, where the other's program runs ahead of its GPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from notebook_launcher import launch, notebook_launch
+from notebook_launcher.gpu_check.check_kind import Check, Hardware
+from notebook_launcher.gpu_check.toy_loops import make_batches, make_model, mean_loss
+
+__all__ = ["CHECKS"]
+
+LAG = 0.05
+"""Seconds by which rank 1 comes later to each update."""
+NUM_UPDATES = 12
+NOTICE_AFTER = 2.0
+SECONDS_TO_NOTICE = 20.0
+
+
+def _lag(rank: int) -> None:
+    if rank == 1:
+        time.sleep(LAG)
+
+
+def _leave_out_alike() -> int:
+    """Leave every third micro-batch out on all ranks; return how many were left out."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(gradient_accumulation_steps=3)
+    (rows,) = make_batches([8 * 3 * NUM_UPDATES * accelerator.num_processes])
+    model: Any = make_model()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(TensorDataset(*rows), batch_size=8))
+    num_left_out = 0
+    for number, batch in enumerate(loader):
+        with accelerator.accumulate(model):
+            if number % 3 == 1:
+                num_left_out += 1
+                continue
+            loss = mean_loss(model, batch)
+            _lag(accelerator.process_index)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return num_left_out
+
+
+def _left_out(hardware: Hardware) -> str:
+    counts = list(notebook_launch(_leave_out_alike, **hardware.ranks(2)))
+    assert counts == [NUM_UPDATES] * 2, f"the ranks left out {counts}"
+    return f"{NUM_UPDATES} left out by both, no false alarm"
+
+
+def _diverge() -> None:
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator()
+    model: Any = make_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    batch = tuple(part.to(accelerator.device) for part in make_batches([8])[0])
+    for number in range(3):
+        loss = mean_loss(model, batch)
+        _lag(accelerator.process_index)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 1 and accelerator.process_index == 1:
+            with torch.no_grad():
+                next(model.parameters()).add_(1.0)
+    accelerator.backward(mean_loss(model, batch))
+
+
+def _divergence(hardware: Hardware) -> str:
+    try:
+        notebook_launch(_diverge, **hardware.ranks(2))
+    except RuntimeError as error:
+        found = str(error)
+    else:
+        found = "no error"
+    assert "update 4: the weights of Sequential on rank 1 differ" in found, found
+    return "found at update 4"
+
+
+def _train_behind() -> None:
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator()
+    model: Any = make_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    batch = tuple(part.to(accelerator.device) for part in make_batches([8])[0])
+    for _ in range(NUM_UPDATES):
+        with accelerator.accumulate(model):
+            loss = mean_loss(model, batch)
+            _lag(accelerator.process_index)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _wait_is_sync(hardware: Hardware) -> str:
+    run = launch(_train_behind, **hardware.ranks(2))
+    run.result()
+    told, expected = run.phases[0].seconds["sync"], LAG * NUM_UPDATES
+    assert told > 0.6 * expected, f"rank 0 told {told:.2f} s of waiting, rank 1 lagged by {expected:.2f} s"
+    return f"{told:.2f} s of waiting for a rank that lagged by {expected:.2f} s"
+
+
+def _read_a_sum() -> None:
+    import torch
+    import torch.distributed as dist
+
+    from notebook_launcher import Accelerator, report
+
+    device = Accelerator().device
+    total = torch.ones(1, device=device)
+    dist.all_reduce(total)  # NCCL connects the GPUs.
+    report(begun=float(total))
+    if dist.get_rank() == 0:
+        dist.all_reduce(total)
+        total.item()
+    time.sleep(100)
+
+
+def _hang_is_named(hardware: Hardware) -> str:
+    run = launch(_read_a_sum, **{**hardware.ranks(2), "hang_notice": NOTICE_AFTER})
+    began = time.monotonic()
+    try:
+        while not (told := run.snapshot().waiting):
+            assert not run.wait(0.1), run.exception()
+            seconds = time.monotonic() - began
+            assert seconds < SECONDS_TO_NOTICE, f"no notice of a rank that waits, after {seconds:.0f} s"
+    finally:
+        run.stop(at_once=True)
+    assert told.startswith("rank 0 has waited"), told
+    return str(told).partition(" (")[0]
+
+
+CHECKS = (
+    Check(name="same micro-batch left out while a rank lags", run=_left_out, num_gpus=2),
+    Check(name="weights that differ are found while a rank lags", run=_divergence, num_gpus=2),
+    Check(name="wait for a late rank is told as sync", run=_wait_is_sync, num_gpus=2),
+    Check(name="rank that waits for a peer is named", run=_hang_is_named, num_gpus=2),
+)

@@ -1,0 +1,58 @@
+"""Waits for a GPU in a stack: with NCCL a rank waits for its peers there, and not in the collective, which returns.
+
+A collective of NCCL holds up the GPU's stream. The program goes on, and stops at the next line that needs a result.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["CUDA_WAIT", "waits_for_gpu"]
+
+CUDA_WAIT = "CUDA synchronization"
+SYNCHRONIZE = ("/torch/cuda/__init__.py", "/torch/cuda/streams.py")
+READERS = ("/torch/_tensor.py", "/torch/_tensor_str.py", "/torch/amp/grad_scaler.py", "/torch/nn/utils/clip_grad.py")
+"""Files of torch that read numbers from a GPU: `print(loss)`, the scaler's overflow flags, the norm's check."""
+READS = re.compile(r"\.(?:item|cpu|tolist|numpy|nonzero|to|synchronize)\(|\b(?:float|int|bool)\(")
+"""Calls in a line of the user's that wait for the GPU before they return."""
+
+
+class CodePlace(Protocol):
+    """A frame of a stack, such as `StackFrame`."""
+
+    @property
+    def function(self) -> str:
+        """Name of its function."""
+
+    @property
+    def file(self) -> str:
+        """File of its code."""
+
+    @property
+    def source(self) -> str:
+        """Its line of code."""
+
+    @property
+    def is_library(self) -> bool:
+        """True if it belongs to Python or to an installed package."""
+
+
+def waits_for_gpu(frames: Sequence[CodePlace], *, uses_gpu: bool) -> bool:
+    """Return True if the innermost of these frames may wait for a GPU.
+
+    Args:
+        frames: Frames of a thread, innermost first.
+        uses_gpu: True if the thread's rank uses a GPU, so that a read of a number is a wait.
+    """
+    top = frames[0]
+    if top.file.endswith(SYNCHRONIZE):
+        return top.function == "synchronize"
+    if not uses_gpu:
+        return False
+    if top.is_library:
+        return top.file.endswith(READERS)
+    return READS.search(top.source) is not None
