@@ -82,6 +82,8 @@ class Accumulation:
         self.clock = clock
         self.safepoint = safepoint
         self.check = check
+        self.is_in_closure = False
+        """True while an optimizer calls its closure, which may compute the gradients several times."""
         self._has_stepped = False
         """True if an optimizer has stepped since the last backward outside any block."""
         self._device = process.device
@@ -128,6 +130,7 @@ class Accumulation:
             _check_loss(loss, reduction, weight)
         state, clock = self.state, self.clock
         window = state.current
+        weight = self._own_weight(window, weight)
         if window is None:
             self._act_between_updates()
             factor, ends = self._factor_outside_blocks(weight, reduction), True
@@ -151,8 +154,8 @@ class Accumulation:
         if check is not None:
             check.left_out.compare()
             check.compare(written)
-        # A window of one counted micro-batch needs no correction: `_factor_in_window` knew its whole weight.
-        if ends and window is not None and (window.num_backwards != 1 or window.kind != "counted"):
+        # A window of one micro-batch that all ranks can count needs no correction: its whole weight was known before.
+        if ends and window is not None and (window.num_backwards != 1 or window.kind == "given"):
             self._correct(window, pending)
         if self.safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
             self.safepoint.count(updated=ends and (syncs or self._num_processes == 1))
@@ -250,15 +253,23 @@ class Accumulation:
         weights = None if loader is None else self._round_weights()
         if loader is None or weights is None:
             mine = window.unit if window.kind == "counted" else 1.0
-            window.weigh("counted", mine, mine * self._num_data_ranks, mine)
+            window.weigh("equal", mine, mine * self._num_data_ranks, mine)
             return mine
+        if loader.counts_otherwise and self._rules.guards and (window.num_steps > 1 or self._num_data_ranks > 1):
+            self.warn_once("counts otherwise", loader.counts_otherwise)
         full = float(loader.current_full_rows or max(loader.current_round.rows) or 1)
         unit = window.unit if window.kind == "counted" else full
-        # If no loader counted the first micro-batch, a full micro-batch weighs 1.
-        per_weight = full if unit == 1.0 else 1.0
+        per_weight = full if window.kind == "equal" else 1.0
         mine = weights[self._data_rank] / per_weight
         window.weigh("counted", mine, sum(weights) / per_weight, unit)
         return mine
+
+    def _own_weight(self, window: Window | None, weight: Any) -> Any:
+        """Return a weight that this rank alone knows: the user's, or the rows of a ready batch; None: there is none."""
+        loader = self.state.stack.active
+        if weight is not None or loader is None or self._rules.nominal_divisor:
+            return weight
+        return None if window is None and self.state.num_steps > 1 else loader.current_rows
 
     def _given_weight(self, weight: Any) -> float | torch.Tensor:
         """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""
@@ -390,7 +401,11 @@ class Accumulation:
         )
 
     def _warn_of_second_backward(self, window: Window) -> None:
-        if self._rules.guards and window.backwards_in_block >= max(1, len(self.state.block.members)):
+        if (
+            self._rules.guards
+            and not self.is_in_closure
+            and window.backwards_in_block >= max(1, len(self.state.block.members))
+        ):
             self.warn_once(
                 "two backwards",
                 "two backwards in one accumulate(): the block is one micro-batch, so their losses add up, and at the "

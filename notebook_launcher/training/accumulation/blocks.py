@@ -113,6 +113,15 @@ class MicroBatchBlock:
         )
 
     def _warn_of_reading(self) -> None:
+        if self._state.was_read_ahead:
+            self._warn_once(
+                "read ahead",
+                "accumulate() is used after a loop that read all batches of the prepared loader, as list(loader) does. "
+                "Outside the loop no batch is known to be the last, and all micro-batches weigh the same. Loop over the "
+                "prepared loader itself, `for batch in loader:`; or pass weight=len(inputs) to backward, and end the "
+                "last window yourself.",
+            )
+            return
         self._warn_once(
             "out of step",
             "accumulate() was entered without a new batch from the prepared loader: the loop reads ahead, or cuts a "

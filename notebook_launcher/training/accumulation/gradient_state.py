@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from notebook_launcher.training.accumulation.synchronisation import ends_window
 from notebook_launcher.training.accumulation.windows import Window
 from notebook_launcher.training.data.rounds import LoaderStack
@@ -46,8 +48,12 @@ class GradientState:
         """Micro-batches begun so far."""
         self.left_out: tuple[object | None, bool] | None = None
         """The loader's iteration in which a micro-batch had no backward, and True if it was the last of its window."""
+        self.was_read_ahead = False
+        """True if the last loop read all of its loader and no micro-batch began meanwhile, as `list(loader)` does."""
         self.is_out_of_step = False
         """True if the micro-batch began without a batch of its own from the loader that ends its window."""
+        self._blocks_before_loop = 0
+        """Micro-batches that had begun when the last loop over a prepared loader began."""
         self._rules = rules
         self.windows: dict[frozenset[int], Window] = {}
         """The window of each set of members; the key of a window that all members share is empty."""
@@ -152,7 +158,7 @@ class GradientState:
         if self.num_steps == 1 or not self.plugin.sync_with_dataloader:
             return False
         if loader is None:
-            return window.iteration is not None
+            return self.was_read_ahead or window.iteration is not None
         before, window.num_drawn = window.num_drawn, loader.num_drawn
         return before == loader.num_drawn and window.iteration is loader.iteration_token
 
@@ -222,8 +228,23 @@ class GradientState:
             window.num_batches -= 1
         return not window.is_broken
 
+    def note_end(self, loader: Any) -> None:
+        """Note that a loop over a prepared loader has come to its end."""
+        is_unused = self.num_blocks == self._blocks_before_loop and loader.num_drawn > 1
+        # Whoever evaluates, and so needs no accumulate(), computes no gradients.
+        self.was_read_ahead = is_unused and torch.is_grad_enabled()
+
+    @property
+    def has_left_window(self) -> bool:
+        """True if a window is open whose loop has ended, by a break for example."""
+        last = self._last
+        if not self._rules.guards or last is None or last.iteration is None:
+            return False
+        return last.num_batches > 0 and self._is_over(last)
+
     def _loop_begins(self) -> None:
         """Forget that the last loop was left inside a window, because the new loop may not use `accumulate`."""
+        self._blocks_before_loop, self.was_read_ahead = self.num_blocks, False
         last = self._last
         if not self._rules.keep_abandoned and self.current is None and last is not None and last.iteration is not None:
             self.sync_gradients = self.sync_gradients or self._is_over(last)

@@ -105,7 +105,11 @@ class Updates:
         if self.max_grad_norm is not None:
             self._clip(parameters_of(prepared), self.max_grad_norm, 2.0, [prepared])
         if self._accumulation.scaler is None:
-            outcome, skipped = prepared.optimizer.step(closure), prepared.step_was_skipped
+            self._accumulation.is_in_closure = closure is not None
+            try:
+                outcome, skipped = prepared.optimizer.step(closure), prepared.step_was_skipped
+            finally:
+                self._accumulation.is_in_closure = False
         else:
             outcome, skipped = self._scaled_step(prepared, closure)
         self._accumulation.note_step()

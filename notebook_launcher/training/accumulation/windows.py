@@ -55,7 +55,9 @@ class Window:
     is_deferred: bool = False
     """True if an update was put off because the window's last micro-batch had no backward."""
     kind: str | None = None
-    """`"given"` if `backward` got `weight=`, `"counted"` if not; None before the first backward."""
+    """`"given"` if each rank alone knows the weights of its micro-batches, by `weight=` or by the rows of a ready
+    batch; `"counted"` if a prepared loader knows the samples of all ranks; `"equal"` if the first micro-batch came
+    from no prepared loader, so that a full one weighs 1; None before the first backward."""
     num_steps: int = 1
     """Micro-batches of a full window, when this one began."""
     unit: float = 1.0
@@ -115,7 +117,7 @@ class Window:
         if self.kind is None:
             self.kind = kind
             self.unit = unit
-        elif self.kind != kind:
+        elif (self.kind == "given") != (kind == "given"):
             have, miss = ("weight=", "none") if kind == "given" else ("no weight=", "one")
             raise ValueError(
                 f"backward() got {have} after micro-batches of the same window got {miss}: their mean has no meaning. "

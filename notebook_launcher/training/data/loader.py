@@ -14,6 +14,7 @@ from notebook_launcher.training.data.loader_arguments import data_arguments, fet
 from notebook_launcher.training.data.mixin import DataLoaderStateMixin
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners, pack, unpack
 from notebook_launcher.training.data.rounds import LoaderStack
+from notebook_launcher.training.data.row_watch import watch_rows
 from notebook_launcher.training.data.samplers import (
     SeedableRandomSampler,
     get_sampler,
@@ -217,7 +218,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             progress.position = start
             deliveries, moved = self._moving(self._deliveries(start, order))
             # DataLoader looks at the name of every attribute that is set, which takes 0.4 us.
-            attributes = vars(self)
+            attributes, watch = vars(self), watch_rows(self, self._place)
             on_next = self.stack.on_next if len(self.stack.loaders) == 1 else None
             for batch, drawn, is_last, position in self._with_progress(deliveries, start):
                 attributes["current_round"], attributes["end_of_dataloader"], attributes["iteration_token"] = (
@@ -226,12 +227,15 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
                     token,
                 )
                 attributes["num_drawn"] += 1
+                if watch is not None:
+                    watch.look(batch, drawn)
                 progress.position = position
                 yield batch if moved is None else moved(batch)
                 if on_next is not None:
                     on_next()
             progress.count_epoch(start.epoch)
             self._warn_of_repetition(drawn)
+            self.stack.note_end(self)
         finally:
             if self.iteration_token is token:
                 self.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,9 @@ def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = Fals
 
     Args:
         data: Tensors with a row for each sample of this rank's batch, also nested; or a list of objects, one
-            for each sample. What has another length, such as a mean loss, belongs to the batch as a whole: it
-            is gathered, and left out only of ranks that had no sample of their own.
+            for each sample; or an array of NumPy, whose rows are such objects. What has another length, such as a
+            mean loss, belongs to the batch as a whole: it is gathered, and left out only of ranks that had no sample
+            of their own.
         loader: The prepared loader that the batch came from; None: nothing is left out.
         use_gather_object: True to gather a list of objects even if they are tensors.
         copies: Number of neighbouring ranks that read the same data; the first of them counts.
@@ -49,6 +51,12 @@ def _gather(data: Any, counts: Round | None, *, as_objects: bool) -> Any:
     if isinstance(data, Mapping) and not as_objects:
         return operations.nested.rebuild(data, lambda part: _gather(part, counts, as_objects=False))
     return _gather_objects(data, counts)
+
+
+def _has_rows(data: Any) -> bool:
+    """Return True for an array of NumPy with dimensions; NumPy is not imported for it."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(data, numpy.ndarray) and data.ndim > 0
 
 
 def _only_tensors(data: Any) -> bool:
@@ -84,7 +92,7 @@ def _keep(gathered: torch.Tensor, lengths: list[int], counts: Round) -> torch.Te
 
 
 def _gather_objects(data: Any, counts: Round | None) -> list[Any]:
-    mine = list(data) if isinstance(data, (list, tuple)) else [data]
+    mine = list(data) if isinstance(data, (list, tuple)) or _has_rows(data) else [data]
     by_rank: list[list[Any]] = operations.gather_object([mine])
     if counts is not None:
         if tuple(map(len, by_rank)) == counts.rows:

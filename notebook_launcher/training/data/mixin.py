@@ -19,6 +19,9 @@ class DataLoaderStateMixin:
             comes, or with `drop_last`.
         current_full_rows: Samples of a full batch of one rank, as the loop began; None if unknown, or outside a loop.
         current_round: The current batches of all ranks, counted; None if unknown.
+        current_rows: Rows of this rank's batch, if the data set makes batches ready (`batch_size=None`): other ranks
+            cannot know them. None for all other batches, which their samplers count.
+        counts_otherwise: Warning that the rows of batches vary while their samples do not; empty without a reason.
         iteration_token: Something that every loop has its own of; None outside a loop.
         num_drawn: Batches that the loop has drawn so far.
         repeat_is_known: True if a backward or `gather_for_metrics` has left out a batch that a rank got again.
@@ -29,6 +32,8 @@ class DataLoaderStateMixin:
     remainder: int = -1
     current_full_rows: int | None = None
     current_round: Round | None = None
+    current_rows: int | None = None
+    counts_otherwise: str = ""
     iteration_token: object | None = None
     num_drawn: int = 0
     repeat_is_known: bool = False
@@ -45,6 +50,7 @@ class DataLoaderStateMixin:
         self.remainder = -1
         self.current_full_rows = None
         self.current_round = None
+        self.current_rows = None
         self.iteration_token = None
 
     def begin(self) -> None:

@@ -53,6 +53,11 @@ class LoaderStack:
         if self._on_begin is not None and (on_begin := self._on_begin()) is not None:
             on_begin()
 
+    def note_end(self, loader: Any) -> None:
+        """Note that a loop over `loader` has come to its end."""
+        if (state := self.gradient_state()) is not None:
+            state.note_end(loader)
+
     def end(self, loader: Any) -> None:
         """Remove `loader` from the stack, wherever it stands."""
         kept = [ref for ref in self._loaders if ref() is not None]

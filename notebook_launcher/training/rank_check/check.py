@@ -24,7 +24,7 @@ from notebook_launcher import context, messages
 from notebook_launcher.training.accumulation.ddp import FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.rank_check.bulletin import Bulletin
-from notebook_launcher.training.rank_check.divergence import Difference, describe
+from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe
 from notebook_launcher.training.rank_check.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.forgotten import ForgottenOptimizers
 from notebook_launcher.training.rank_check.left_out import LeftOut
@@ -59,6 +59,8 @@ class Record(NamedTuple):
     """Fingerprint of the model's inputs; None where a prepared loader shares the data out."""
     outside: int | None
     """Fingerprint of the parameters that unprepared optimizers update beside the prepared models; None without any."""
+    num_steps: int
+    """Micro-batches of a full window."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ class RankCheck:
             update = unit.notes.compared = unit.notes.num_synced
             found = self.bulletin.read(unit.owner, f"record {update}")
             records = {rank: Record(*record) for rank, record in found.items()}
+            _compare_steps(records, f"update {update}")
             self._compare_inputs(records)
             self._compare_outside(records)
 
@@ -183,6 +186,7 @@ class RankCheck:
             rates=self._rates(unit),
             inputs=unit.notes.inputs if self._state.stack.active is None else None,
             outside=fingerprint(self.forgotten.outside_parameters()) if self.forgotten.outside else None,
+            num_steps=self._state.num_steps if self._state.current is None else self._state.current.num_steps,
         )
 
     def _judge(self, unit: Unit, records: dict[int, Record], where: str, gather: Callable[..., dict[int, Any]]) -> None:
@@ -283,6 +287,18 @@ class RankCheck:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nobody, ()  # The ranks of another launch need not all have a copy.
+
+
+def _compare_steps(records: dict[int, Record], where: str) -> None:
+    """Raise RuntimeError if the ranks' windows have different numbers of micro-batches; on every rank."""
+    by_rank = {rank: record.num_steps for rank, record in sorted(records.items())}
+    if len(set(by_rank.values())) > 1:
+        numbers = ", ".join(f"{number} on rank {rank}" for rank, number in by_rank.items())
+        raise RuntimeError(
+            f"{where}: gradient_accumulation_steps differs between the ranks: {numbers}. Windows then hold different "
+            "numbers of micro-batches, and the ranks soon make different numbers of updates. Give all ranks the same "
+            f"number: micro-batches may have different sizes. {SWITCH}"
+        )
 
 
 def notify(text: str) -> None:

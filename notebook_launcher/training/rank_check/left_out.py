@@ -54,7 +54,7 @@ class LeftOut:
             return
         self._num_reductions += 1
         # Weights that were given are added up over the ranks where a window ends.
-        if found is not None and found[0] is window.iteration and window.kind == "counted":
+        if found is not None and found[0] is window.iteration and window.kind != "given":
             held = [self._state.num_blocks, window.num_batches, window.num_backwards]
             if self._bulletin.write(self, self._topic, held):
                 self._held = held
