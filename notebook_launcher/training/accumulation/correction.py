@@ -24,7 +24,7 @@ def keep_or_read(total: torch.Tensor) -> float | torch.Tensor:
 
 
 def ratio(numerator: float, total: float | torch.Tensor, otherwise: float) -> float | torch.Tensor:
-    """Return `numerator / total`, or `otherwise` where the total is 0."""
+    """Return `numerator / total`, or `otherwise` if the total is 0."""
     if isinstance(total, torch.Tensor):
         return torch.where(total == 0, otherwise, numerator / total)
     return numerator / total if total else otherwise

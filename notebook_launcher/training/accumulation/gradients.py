@@ -21,7 +21,7 @@ __all__ = ["InitialGradient", "backward", "without_sparse_rows"]
 
 
 class InitialGradient:
-    """The factor of a loss as a tensor, made again only where the factor changes."""
+    """The factor of a loss as a tensor, made again only if the factor changes."""
 
     def __init__(self) -> None:
         self._made: tuple[float, torch.Tensor] | None = None

@@ -317,7 +317,7 @@ class LeafTensor(Member):
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self.syncs = True
-        """The switch: False where a micro-batch keeps the gradient on its rank."""
+        """The switch: False if a micro-batch keeps the gradient on its rank."""
         self.was_reduced = False
         """True after a backward whose gradient was averaged over the ranks."""
 
