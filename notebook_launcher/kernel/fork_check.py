@@ -28,7 +28,7 @@ __all__ = ["ForkHealth", "adapt", "try_fork"]
 BUDGET = 1.0
 """Seconds that the child gets; a healthy child needs far less, as the parallel operation takes under a millisecond."""
 DRIVER_BUDGET = 15.0
-"""Seconds that it gets where it has to ask the driver, which may wake up every GPU first."""
+"""Seconds that the child gets if it has to ask the driver, which may wake up every GPU first."""
 CUDA_SUCCESS = 0
 CUDA_POISONED = b"c"
 CUDA_CLEAN = b"-"

@@ -1,4 +1,4 @@
-"""`live_runs()`: handles on the runs in progress in this kernel, for a handle that was lost."""
+"""`live_runs()`: handles on the runs in progress in this kernel, in case a handle was lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restarts after a failure: on the same machines, or on those that are left, if the run resumes from a checkpoint."""
+"""Restarts after a failure: on the same machines, or on the remaining ones, if the run resumes from a checkpoint."""
 
 from __future__ import annotations
 

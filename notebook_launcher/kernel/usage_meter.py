@@ -1,4 +1,4 @@
-"""Memory and load of a run's ranks over time, read from outside: the ranks have no part in it."""
+"""Memory and load of a run's ranks over time, read from outside, without any work of the ranks."""
 
 from __future__ import annotations
 

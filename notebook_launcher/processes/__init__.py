@@ -1,1 +1,1 @@
-"""The process side: what runs outside the kernel."""
+"""The process side: code of the processes outside the kernel."""

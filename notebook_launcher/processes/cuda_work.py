@@ -1,4 +1,4 @@
-"""Work that a call has queued on its GPU: waited for before the call counts as returned, and a context that has died.
+"""Waits for the work that a call has queued on its GPU before the call counts as returned; finds a lost CUDA context.
 
 A kernel that fails (a device-side assert, an illegal address) leaves its error to the next CUDA call, wherever that is,
 and every later CUDA call of the process fails too.

@@ -4,7 +4,7 @@
 
 Hugging Face Accelerate and Lightning Fabric pass `timeout=` to `init_process_group`, and skip that call if there is a
 group already. In a rank, the existing group gets the timeout. Accelerate's barrier names the GPU with the number of the
-rank, which does not exist where ranks share GPUs; there it names none. A version of these libraries without the
+rank, which does not exist if ranks share GPUs; then the barrier names no GPU. A version of these libraries without the
 functions that are replaced here is left as it is.
 """
 

@@ -1,4 +1,4 @@
-"""The records that a rank receives: in their order, or the one that the rank waits for while others are kept."""
+"""The records that a rank receives: in their order; a rank that waits for one record keeps the others for later."""
 
 from __future__ import annotations
 

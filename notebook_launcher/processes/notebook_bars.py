@@ -1,4 +1,4 @@
-"""tqdm.notebook in a rank: bars are widgets where the cell shows them, and text bars elsewhere."""
+"""tqdm.notebook in a rank: bars are widgets if the cell shows them, and otherwise text."""
 
 from __future__ import annotations
 

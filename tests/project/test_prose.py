@@ -1,6 +1,6 @@
 """Docstrings and terms begin with a verb or a noun: a question word makes a reader wait for the subject.
 
-Words that leave open what is meant have a ceiling, which may only fall.
+Words that leave open what is meant are not used.
 """
 
 from __future__ import annotations
@@ -15,17 +15,8 @@ WORDS = "What|How|Where|Who|Whose|Whether"
 QUESTION = re.compile(rf'"""(?:{WORDS})\b|^\s+\w+: (?:{WORDS})\b', re.MULTILINE)
 CELL = re.compile(rf"^\| [^|]+ \| (?:{WORDS})\b", re.MULTILINE | re.IGNORECASE)
 NAME = re.compile(r"def (test_\w*(?:_says|_said|_tells|_told|_whoever|_anew)\w*)")
-CEILINGS = {
-    "go on": (r"\bgo(?:es|ing|ne)? on\b", 5),
-    "say, tell": (r"\b(?:says?|said|tells?|told)\b", 60),
-    "those of, that of": (r"\b(?:those|that) of\b", 3),
-    "another one": (r"\banother one\b", 4),
-    "nobody, whoever": (r"\b(?:nobody|somebody|whoever)\b", 5),
-    "likewise": (r"\blikewise\b", 0),
-    "return whether": (r"\breturn whether\b", 0),
-    "also if, also after": (r"\balso (?:if|after)\b", 0),
-}
-"""By pattern: the number of its matches in the package and the widgets that a change may not exceed."""
+UNCLEAR = (r"\blikewise\b", r"\breturn whether\b", r"\balso (?:if|after)\b")
+"""Words that leave open what they refer to."""
 
 
 def _questions(source: str) -> list[str]:
@@ -59,11 +50,12 @@ def test_names_of_tests_state_an_outcome():
     assert not [name for path in ROOT.glob("tests/**/test_*.py") for name in NAME.findall(path.read_text())]
 
 
-@pytest.mark.parametrize("words", CEILINGS)
-def test_words_without_a_subject_do_not_spread(words):
-    pattern, ceiling = CEILINGS[words]
-    matches = re.compile(pattern, re.IGNORECASE)
-    sources = [
-        path.read_text() for folder in ("notebook_launcher", "widgets") for path in ROOT.glob(f"{folder}/**/*.py")
-    ]
-    assert sum(len(matches.findall(source)) for source in sources) <= ceiling
+@pytest.mark.parametrize("words", UNCLEAR)
+def test_words_that_leave_their_subject_open_are_not_used(words):
+    found = {
+        str(path.relative_to(ROOT))
+        for folder in ("notebook_launcher", "widgets")
+        for path in ROOT.glob(f"{folder}/**/*.py")
+        if re.search(words, path.read_text(), re.IGNORECASE)
+    }
+    assert not found

@@ -118,7 +118,7 @@ def test_place_is_read_from_torchrun_s_variables(changes, place):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"MASTER_PORT": ""}, r"WORLD_SIZE=4 says .* part of 4, but MASTER_PORT is not set\."),
+        ({"MASTER_PORT": ""}, r"WORLD_SIZE=4 makes .* part of 4, but MASTER_PORT is not set\."),
         ({"RANK": "", "MASTER_ADDR": ""}, r"but RANK and MASTER_ADDR are not set\. notebook_launch"),
         ({"RANK": "4"}, r"RANK=4 with WORLD_SIZE=4: it must be 0 to 3\."),
         ({"RANK": "first"}, r"RANK='first' must be a whole number"),

@@ -1,4 +1,4 @@
-"""Updates of ranks to their widgets in the page: at most so often, and only the last of several."""
+"""Updates of ranks to their widgets in the page: limited in rate, and of several updates only the last."""
 
 from __future__ import annotations
 

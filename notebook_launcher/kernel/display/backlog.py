@@ -23,7 +23,7 @@ HALF = 500_000
 
 
 def num_bytes(text: str) -> int:
-    """Return the size of a text in a Jupyter message, where a newline takes two bytes and an escape six."""
+    """Return the size of a text in a Jupyter message: a newline takes two bytes, and an escape six."""
     return len(json.dumps(text, ensure_ascii=False).encode())
 
 

@@ -1,4 +1,4 @@
-"""The text of a failure: in full where the exception is raised, in one line everywhere else."""
+"""The text of a failure: in full where the exception is raised, else in one line."""
 
 from __future__ import annotations
 

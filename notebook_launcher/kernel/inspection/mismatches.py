@@ -36,7 +36,7 @@ NAMES = {
     "ALLTOALL": "all_to_all",
     "ALLTOALL_BASE": "all_to_all_single",
 }
-"""Public names of torch's collectives, where they are not the same in lower case."""
+"""Public names of torch's collectives, unless they are the same in lower case."""
 SIZES_DIFFER = re.compile(
     r"Is there a distributed collective mismatch in your code\?"
     r"|op\.preamble\.length <= op\.nbytes"  # torch 2.6

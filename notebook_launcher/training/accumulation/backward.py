@@ -74,7 +74,7 @@ class Accumulation:
             scaler: Scales fp16 losses; None in other precisions.
             clock: Times the phases, if a launcher listens.
             safepoint: Saves and stops all ranks together, if a launcher may ask for it.
-            check: Compares the ranks' weights now and then, where there are several ranks.
+            check: Compares the ranks' weights now and then, if there are several ranks.
         """
         self.state = state
         self.members = members

@@ -117,9 +117,9 @@ class MicroBatchBlock:
             self._warn_once(
                 "read ahead",
                 "accumulate() is used after a loop that read all batches of the prepared loader, as list(loader) does. "
-                "Outside the loop no batch is known to be the last, and all micro-batches weigh the same. Loop over the "
-                "prepared loader itself, `for batch in loader:`; or pass weight=len(inputs) to backward, and end the "
-                "last window yourself.",
+                "Outside the loop no batch is known to be the last, and all micro-batches weigh the same. Loop over "
+                "the prepared loader itself, `for batch in loader:`; or pass weight=len(inputs) to backward, and end "
+                "the last window yourself.",
             )
             return
         self._warn_once(

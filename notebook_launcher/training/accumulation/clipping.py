@@ -1,4 +1,4 @@
-"""Clipping of gradients, also where some are sharded, over one mesh or several, and others are whole.
+"""Clipping of gradients, even if some are sharded (over one mesh or several) and others are whole.
 
 Torch's functions take one kind at a time (torch 2.13: "got mixed torch.Tensor and DTensor").
 """

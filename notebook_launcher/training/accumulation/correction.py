@@ -1,7 +1,7 @@
 """The correction of a window's gradients, once it is known what the window held.
 
-On a CPU its factor is a number. Where the ranks' weights were reduced on a GPU, it stays a tensor there: to read it
-would have the program wait for all that is queued, once for each update.
+On a CPU its factor is a number. If the ranks' weights were reduced on a GPU, the factor stays a tensor there, because
+reading it would make the program wait for all queued work, once for each update.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def keep_or_read(total: torch.Tensor) -> float | torch.Tensor:
 
 
 def ratio(numerator: float | torch.Tensor, total: float | torch.Tensor, otherwise: float) -> float | torch.Tensor:
-    """Return `numerator / total`, or `otherwise` where the total is 0."""
+    """Return `numerator / total`, or `otherwise` if the total is 0."""
     if isinstance(total, torch.Tensor):
         return torch.where(total == 0, otherwise, numerator / total)
     return numerator / total if total else otherwise

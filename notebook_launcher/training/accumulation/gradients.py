@@ -1,8 +1,9 @@
 """The backward of a loss whose initial gradient is known: calls torch's engine without the checks of `Tensor.backward`.
 
 `Tensor.backward` makes or inspects the initial gradient and parses its arguments: a quarter of a small backward, 21 of
-91 µs. A loss of one element and an initial gradient of its own shape leave nothing to inspect, so the same call of the
-engine follows at once. It has no public name; where torch has none, or anything is unusual, `Tensor.backward` runs.
+91 µs. A loss of one element and an initial gradient of its own shape leave nothing to inspect, so this module calls
+the engine directly. The engine's function has no public name: if torch lacks it, or anything is unusual,
+`Tensor.backward` runs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["InitialGradient", "backward", "without_sparse_rows"]
 
 
 class InitialGradient:
-    """The factor of a loss as a tensor, made again only where the factor changes."""
+    """The factor of a loss as a tensor, made again only if the factor changes."""
 
     def __init__(self) -> None:
         self._made: tuple[float, torch.Tensor] | None = None

@@ -1,7 +1,7 @@
 """Check that a loss is the mean over its micro-batch, in the units in which micro-batches are weighed.
 
 Accumulation adds up gradients of means. A loss that is divided by something else, such as the number of tokens of the
-whole window, is not a mean over its micro-batch: where a window is cut short, its gradient is too large.
+whole window, is not a mean over its micro-batch: if a window is cut short, its gradient is too large.
 """
 
 from __future__ import annotations

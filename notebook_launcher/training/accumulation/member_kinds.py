@@ -8,8 +8,8 @@
 | `LeafTensor` | after the backward, by `synchronisation.reduce_leaves` | always |
 | `PlainModel`, `StrayParameters` | never: one process, frozen, or not prepared | there is nothing to pause |
 
-A sharded model with several replicas is reduced partly inside a window: over the ranks that share a replica out, and
-not over the replicas. `synchronisation.py` decides when a switch is off.
+Inside a window, the gradients of a sharded model with several replicas are reduced partly: over the ranks that share a
+replica, not over the replicas. `synchronisation.py` decides when a switch is off.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ class LeafTensor(Member):
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self.syncs = True
-        """The switch: False where a micro-batch keeps the gradient on its rank."""
+        """The switch: False if a micro-batch keeps the gradient on its rank."""
         self.was_reduced = False
         """True after a backward whose gradient was averaged over the ranks."""
 

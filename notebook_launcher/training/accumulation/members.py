@@ -212,7 +212,7 @@ class Members:
         self.changed()
 
     def share_buffers(self, model: torch.nn.Module) -> None:
-        """Give every rank rank 0's buffers where a window ends, as DDP does at each forward."""
+        """Copy the buffers from rank 0 to every rank where a window ends, as DDP does at each forward."""
         for member in self._of_modules:
             if member.module is model:
                 member.buffers = SharedBuffers(model)

@@ -1,4 +1,4 @@
-"""An optimizer that steps where a window ends, once, and knows whether it did."""
+"""An optimizer that steps once, where a window ends, and knows if it stepped."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Buffers of a sharded model, such as a batch norm's statistics: rank 0's on every rank.
+"""Buffers of a sharded model, such as a batch norm's statistics: copied from rank 0 to every rank.
 
-DistributedDataParallel broadcasts them before each forward; `fully_shard` leaves each rank its own.
+DistributedDataParallel broadcasts buffers before each forward; `fully_shard` leaves each rank its own buffers.
 """
 
 from __future__ import annotations

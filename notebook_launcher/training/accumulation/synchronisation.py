@@ -1,4 +1,4 @@
-"""When gradients are synchronised: every decision about that is in this file.
+"""Decisions on when gradients are synchronised; all of them are in this file.
 
 A backward reduces a member's gradients over the ranks if the member's switch is on. DDP reads its switch at the
 forward, so a block sets the switches when it begins.
@@ -12,7 +12,7 @@ forward, so a block sets the switches when it begins.
 | inside `trigger_sync_in_backward`: `sync_next` | on, for the forwards before as well |
 
 Leaf tensors have no hooks, so `reduce_leaves` reduces them after the backward. Optimizers and schedulers step where
-a window ends, also with `sync_each_batch=True`: `GradientState.sync_gradients`.
+a window ends, even with `sync_each_batch=True`: `GradientState.sync_gradients`.
 """
 
 from __future__ import annotations

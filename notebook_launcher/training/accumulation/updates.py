@@ -78,7 +78,7 @@ class Updates:
         self._accumulation.members.changed()
 
     def observe(self) -> dict[str, Any]:
-        """Return `learning_rate`, of each optimizer's first group, and `grad_norm`, where gradients are clipped."""
+        """Return `learning_rate`, of each optimizer's first group, and `grad_norm` if gradients are clipped."""
         groups = [group for prepared in self.optimizers for group in prepared.param_groups[:1]]
         rates = [group["lr"] for group in groups if "lr" in group]
         named = {f"learning_rate_{number}" if number else "learning_rate": rate for number, rate in enumerate(rates)}

@@ -1,8 +1,8 @@
 """The windows of gradient accumulation: the count and the weights of their micro-batches.
 
 A window is the micro-batches between two updates. It ends after `num_steps` of them, or where its
-loader ends. Its contents are counted on the way, so that the gradient can be divided by them and not by
-what a full window would have held.
+loader ends. Its contents are counted on the way, so that the gradient is divided by the
+weight that the window held, not by the weight of a full window.
 """
 
 from __future__ import annotations
