@@ -27,7 +27,15 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel, channel_pair
-from notebook_launcher.processes import frontend, pages, rendezvous
+from notebook_launcher.processes import (
+    frameworks,
+    frontend,
+    inherited,
+    libraries,
+    pages,
+    rank_process,
+    rendezvous,
+)
 from notebook_launcher.processes.supervisor import run_supervisor
 
 if TYPE_CHECKING:
@@ -59,6 +67,7 @@ def main(fd: int) -> None:
     kernel_pid = os.getppid()
     os.chdir("/")  # The kernel's folder may be deleted, and torch's modules cannot be imported in a deleted folder.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # Otherwise the import of NumPy starts a pool of threads.
+    rank_process.open_streams()
     with _garbage_left():
         _import_now()
     become = _Server(Channel(socket.socket(fileno=fd)), kernel_pid).serve()
@@ -70,8 +79,14 @@ def _import_now() -> None:
     import torch.distributed
     import torch.nn.parallel  # noqa: F401
 
+    with contextlib.suppress(ImportError):
+        import numpy.random  # noqa: F401  # Ranks seed it, and NumPy 2 imports it at its first use.
+
     rendezvous.install()
     frontend.warm()
+    frameworks.install()
+    libraries.open_now()
+    inherited.forget_exit_handlers()
 
 
 def _do_chores(launches: LaunchClock) -> None:
@@ -80,7 +95,18 @@ def _do_chores(launches: LaunchClock) -> None:
         for name in PREPARED:
             with contextlib.suppress(Exception):  # A rank imports a module by itself if the import fails here.
                 importlib.import_module(name)
+        _empty_tables()
+        inherited.forget_exit_handlers()
     pages.collapse()
+
+
+def _empty_tables() -> None:
+    """Empty tables that torch's compiler has filled at its import, as each making of a process group does.
+
+    A rank would copy 340 of the server's pages for that.
+    """
+    with contextlib.suppress(Exception):  # It is not imported, or has no such function.
+        sys.modules["torch._dynamo.trace_rules"].clear_lru_cache()
 
 
 class LaunchClock:

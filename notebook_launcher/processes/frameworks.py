@@ -29,7 +29,7 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Make the changes in this process, which is a rank, once the libraries are imported."""
+    """Make the changes, once the libraries are imported, in a rank or in a process from which ranks are forked."""
     fabric = {f"{package}.utilities.distributed": _patch_fabric for package in ("lightning_fabric", "lightning.fabric")}
     after_import({"accelerate.state": _patch_accelerate, "torch.multiprocessing": _patch_spawn, **fabric})
 

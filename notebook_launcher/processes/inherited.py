@@ -9,30 +9,31 @@ import sys
 import weakref
 from typing import Any
 
-__all__ = ["finish_multiprocessing", "forget", "move_log_handlers"]
+__all__ = ["finish_multiprocessing", "forget", "forget_exit_handlers", "move_log_handlers"]
 
 
 def forget(start_method: str) -> None:
-    """Drop the parent's children and exit handlers and, of the kernel, its process groups."""
+    """Drop the parent's children and, of the kernel, its exit handlers and process groups."""
     if start_method == "spawn":
         return
     _forget_children()
-    _forget_exit_handlers()
-    if start_method == "fork":  # The fork server ran nothing of the user's.
+    if start_method == "fork":  # The fork server ran nothing of the user's, and has dropped its own exit handlers.
+        forget_exit_handlers()
         _forget_process_groups()
         _forget_being_alone()
 
 
-def _forget_exit_handlers() -> None:
-    # The kernel runs the user's handlers. torch's handlers, inherited from the fork server, take 45 ms: one imports
-    # a module to describe what was compiled, 170 others release operators that end with the process anyway. The
-    # standard library registers its handlers once per process, at an import or first use that is past.
+def forget_exit_handlers() -> None:
+    """Drop the exit handlers of this process, which does not run them, or of its parent, which does."""
+    # The kernel runs the user's handlers. torch's handlers in the fork server take 45 ms: one imports a module to
+    # describe what was compiled, 170 others release operators that end with the process anyway. The standard library
+    # registers its handlers once per process, at an import or first use that is past.
     atexit._clear()
     atexit.register(logging.shutdown)
     # A copy of the kernel's TemporaryDirectory must not remove the folder. The entries are kept alive, because the
     # objects that they hold may do something when they are freed.
     finalize: Any = weakref.finalize
-    _Kept.finalizers = dict(finalize._registry)
+    _Kept.finalizers = (_Kept.finalizers, dict(finalize._registry))
     finalize._registry.clear()
     finalize._registered_with_atexit = False
 

@@ -11,6 +11,8 @@ import contextlib
 import ctypes
 import os
 
+from notebook_launcher.processes.libraries import libc
+
 __all__ = ["collapse"]
 
 HUGE = 1 << 21
@@ -22,7 +24,7 @@ MADV_COLLAPSE = 25
 def collapse() -> None:
     """Collapse this process's private anonymous memory into huge pages, if the system allows it."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
-        madvise = ctypes.CDLL(None, use_errno=True).madvise
+        madvise = libc().madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         for start, end in _anonymous_regions():
             if madvise(start, end - start, MADV_HUGEPAGE) != 0:

@@ -105,7 +105,8 @@ class _Rank:
         self._widgets = frontend.install(
             start.rank, self._channel.send_and_wait, self._inbox.ask, send_soon=self._channel.send
         )
-        frameworks.install()
+        if start.setup.start_method != "forkserver":  # Its forks have inherited the changes.
+            frameworks.install()
 
     def serve(self) -> None:
         stacks = anonymous_file("stacks")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -12,11 +11,20 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.processes import inherited
+from notebook_launcher.processes.libraries import libc
 
 if TYPE_CHECKING:
     from notebook_launcher.processes.rank_start import RankStart
 
-__all__ = ["die_with_parent", "flush", "leave", "mend_output", "redirect_output", "reset_signals"]
+__all__ = [
+    "die_with_parent",
+    "flush",
+    "leave",
+    "mend_output",
+    "open_streams",
+    "redirect_output",
+    "reset_signals",
+]
 
 PR_SET_PDEATHSIG = 1
 FIRST_OWN_FD = 3
@@ -26,7 +34,7 @@ def die_with_parent() -> None:
     """Have Linux kill this process when its parent dies."""
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc().prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -42,11 +50,20 @@ def reset_signals() -> None:
 
 def redirect_output(start: RankStart) -> None:
     """Make the rank's pipes its standard output and error, and its standard input empty."""
-    old = sys.stdout, sys.stderr
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (start.stdout_fd, 1), (start.stderr_fd, 2)):
         os.dup2(source, target, inheritable=True)
         os.close(source)
+    if start.setup.start_method != "forkserver":  # Its forks have inherited such streams.
+        open_streams()
+
+
+def open_streams() -> None:
+    """Replace the standard streams by ones that write whole lines, and point logging handlers at the new ones.
+
+    The fork server does this once for all ranks: in each rank, it would copy 380 pages of the server's memory.
+    """
+    old = sys.stdout, sys.stderr
     # Line buffering, so that the last lines before a crash reach the pipe.
     form: dict[str, Any] = {"buffering": 1, "encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
     streams = [open(fd, "w", **form) for fd in (1, 2)]  # noqa: SIM115 - they stay open for the rank's life

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import sys
-from typing import Any
+
+from notebook_launcher.processes.libraries import openblas_setter
 
 __all__ = ["choose_gpu", "seed", "set_threads"]
-
-OPENBLAS_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
-"""In NumPy's own builds (since 1.26, and before), and in a system's."""
 
 
 def seed(number: int, *, use_gpu: bool) -> None:
@@ -30,19 +27,11 @@ def set_threads(num_threads: int) -> None:
     import torch
 
     torch.set_num_threads(num_threads)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        _set_openblas_threads(numpy, num_threads)
-
-
-def _set_openblas_threads(numpy: Any, num_threads: int) -> None:
     # In a fork OpenBLAS is loaded already and has read its parent's environment: eight ranks on eight cores would
     # multiply matrices with 64 threads.
-    core = numpy._core if hasattr(numpy, "_core") else numpy.core  # numpy._core since NumPy 2
-    library = ctypes.CDLL(core._multiarray_umath.__file__)
-    for name in OPENBLAS_SETTERS:
-        if (set_num_threads := getattr(library, name, None)) is not None:
-            set_num_threads(num_threads)
-            return
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and (set_openblas := openblas_setter(numpy)) is not None:
+        set_openblas(num_threads)
 
 
 def choose_gpu(rank: int, local_rank: int) -> None:

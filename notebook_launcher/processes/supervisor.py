@@ -11,7 +11,6 @@ only (its channel, a pidfd of the kernel, a pidfd of each rank, a pipe that SIGC
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import select
@@ -21,16 +20,18 @@ import socket
 import subprocess
 import time
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel
 from notebook_launcher.processes import boot, leftovers
+from notebook_launcher.processes.libraries import libc
 from notebook_launcher.processes.rank import run_rank
 from notebook_launcher.processes.rank_start import RankStart
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from notebook_launcher.travel import FunctionCall
 
 __all__ = ["main", "run_supervisor"]
@@ -48,7 +49,7 @@ def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = No
     with contextlib.suppress(OSError, AttributeError):
         # Orphans of ranks (a data-loader worker whose rank was killed) become children of this process, so that
         # `kill_all` finds them.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisor = _Supervisor(Channel(sock))
     start = None
     try:
@@ -290,9 +291,9 @@ class _Supervisor:
 
 
 def _children() -> list[int]:
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
     try:
-        return [int(pid) for pid in children.read_text(encoding="ascii").split()]
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
+            return [int(pid) for pid in children.read().split()]
     except OSError:
         return []
 

@@ -1,0 +1,39 @@
+"""Shared libraries that processes call into, each opened once: a fork of the fork server inherits it open."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from typing import Any
+
+__all__ = ["libc", "open_now", "openblas_setter"]
+
+OPENBLAS_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
+"""In NumPy's own builds (since 1.26, and before), and in a system's."""
+
+
+def open_now() -> None:
+    """Open the libraries that every rank uses, in a process from which ranks are forked."""
+    libc()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        openblas_setter(numpy)
+
+
+@functools.lru_cache(maxsize=1)
+def libc() -> ctypes.CDLL:
+    """Return the functions of the C library."""
+    library = ctypes.CDLL(None)
+    getattr(library, "prctl", None)  # From now on its attribute: supervisors and ranks need it.
+    return library
+
+
+@functools.lru_cache(maxsize=1)
+def openblas_setter(numpy: Any) -> Any:
+    """Return the function that sets the threads of NumPy's OpenBLAS; None if NumPy has another library."""
+    core = numpy._core if hasattr(numpy, "_core") else numpy.core  # numpy._core since NumPy 2
+    library = ctypes.CDLL(core._multiarray_umath.__file__)
+    for name in OPENBLAS_SETTERS:
+        if (setter := getattr(library, name, None)) is not None:
+            return setter
+    return None
