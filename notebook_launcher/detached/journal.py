@@ -52,6 +52,10 @@ class Journal:
         """Keep text."""
         self._add("text", (stream, text), len(text))
 
+    def print(self, text: str) -> None:
+        """Keep text of standard output."""
+        self.text("stdout", text)
+
     def status(self, text: str) -> None:
         """Keep the line of progress in place of the last one."""
         with self._changed:

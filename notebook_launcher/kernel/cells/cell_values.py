@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,20 +27,24 @@ def show_values(
     """Show the values of a cell's last expression.
 
     Args:
-        sink: The cell.
+        sink: The cell, with all earlier output sent.
         outputs: By rank: the value; ranks without a value are left out.
         num_ranks: Number of ranks that ran the cell.
         rich_rank: The rank whose value is shown as HTML or as a picture, if it has such a form; None: none is.
     """
+    rich = outputs.get(rich_rank) if isinstance(rich_rank, int) else None
+    if rich is not None and not rich.is_rich:
+        rich = None
+    # Without rich values it is text alone, which the cell may print by itself.
+    write = sink.print if rich is None else functools.partial(sink.text, "stdout")
     for text, ranks in _alike(outputs).items():
         head = f"[{'all' if len(ranks) == num_ranks > 1 else _short_list(ranks)}]"
-        shown = outputs[rich_rank] if isinstance(rich_rank, int) and rich_rank in ranks else None
-        if shown is not None and shown.is_rich:
-            sink.text("stdout", f"{head}\n")
-            sink.display(shown.data, shown.metadata)
+        if rich is not None and rich_rank in ranks:
+            write(f"{head}\n")
+            sink.display(rich.data, rich.metadata)
         else:
-            sink.text("stdout", f"{head} " + text.replace("\n", "\n" + " " * (len(head) + 1)) + "\n")
-    sink.flush()
+            write(f"{head} " + text.replace("\n", "\n" + " " * (len(head) + 1)) + "\n")
+    sink.close()
 
 
 def show_tabs(

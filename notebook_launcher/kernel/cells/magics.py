@@ -66,6 +66,8 @@ class RankMagics:
         self._shell = shell
         self._make_session = make_session
         self._parser = _parser()
+        self._no_options = self._parser.parse_argstring("")
+        """The options of a line that has none: parsing it takes as long as compiling a short cell."""
         self._matcher: Any = None
         """The completer's matcher; None until `connect`, and before IPython 8.6."""
         self.active: Any = None
@@ -117,7 +119,7 @@ class RankMagics:
             -q --quiet            show no values
         """
         options_text, target, expression = _split_target(line)
-        options = self._parser.parse_argstring(options_text)
+        options = self._parser.parse_argstring(options_text) if options_text.strip() else self._no_options
         session = self._session(options.session)
         code = f"{cell}\n{expression}" if expression and cell.strip() else expression or cell
         results = session.execute_cell(

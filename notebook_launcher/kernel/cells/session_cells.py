@@ -172,8 +172,7 @@ class SessionCells(ABC):
             outputs = show_tabs(sink, panels, outputs, running)
         show_values(sink, outputs, num_ranks=len(running), rich_rank=shown)
         if shows_time:
-            sink.text("stdout", f"{_durations(results)}\n")
-            sink.flush()
+            sink.print(f"{_durations(results)}\n")
         return results
 
     def push(self, values: Mapping[str, Any] | None = None, /, *, ranks: RankChoice = None, **named: Any) -> None:

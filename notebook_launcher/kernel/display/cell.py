@@ -67,6 +67,9 @@ class Sink(Protocol):
     def text(self, stream: Stream, text: str) -> None:
         """Append text."""
 
+    def print(self, text: str) -> None:
+        """Append text to standard output as the calling code prints, after all output that was sent."""
+
     def status(self, text: str) -> None:
         """Redraw the live area; an empty text removes it."""
 
@@ -171,6 +174,18 @@ class CellSink:
             self._send("stream", {"name": stream, "text": text})
         else:
             redirected.write(text)
+
+    def print(self, text: str) -> None:
+        """Append text to standard output, as a `print` of the cell if this is the cell's own thread.
+
+        ipykernel sends what a cell has printed before it reports the end of the cell, so nobody has to wait for that: a
+        `flush` switches to the thread that publishes and back, 0.3 ms where cores are busy.
+        """
+        if threading.current_thread() is threading.main_thread() and self._parent is self._kernel.get_parent("shell"):
+            sys.stdout.write(text)
+            return
+        self.text("stdout", text)
+        self.flush()
 
     def status(self, text: str) -> None:
         """Redraw the live area, one display that is updated in place; an empty text removes it."""
@@ -292,6 +307,10 @@ class StreamSink:
             self._draw_status("")
             _write(getattr(sys, stream), text)
             self._draw_status(status)
+
+    def print(self, text: str) -> None:
+        """Write text."""
+        self.text("stdout", text)
 
     def status(self, text: str) -> None:
         """Redraw one line in a terminal; elsewhere nothing is written, because it could not be removed again."""
