@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["ProcessTree"]
 
 READ_SIZE = 1 << 20
+RECORDS_AT_ONCE = 4
+"""The most records of one rank in one batch of events: a short call's begin and end come together."""
 STACKS_QUIET = 0.02
 STACKS_BUDGET = 0.5
 """Seconds that the ranks get to write their stacks."""
@@ -220,17 +222,20 @@ class ProcessTree:
 
     def _on_record(self, rank: int) -> list[Event]:
         pipes = self._pipes[rank]
-        # Before the record is received: a rank that shows rich output continues to write once the record is received.
-        happened = self.drain(rank)
-        try:
-            received = pipes.channel.receive(wait=False)
-        except BlockingIOError:
-            return happened  # An earlier event of the same batch has received the record.
-        if received is None:
-            self._selector.unregister(pipes.channel)
-            pipes.has_hung_up = True
-            return happened
-        return [*happened, *self._record(rank, *received)]
+        happened: list[Event] = []
+        for _ in range(RECORDS_AT_ONCE):
+            # Before the record is received: a rank that shows rich output continues to write once it is received.
+            happened += self.drain(rank)
+            try:
+                received = pipes.channel.receive(wait=False)
+            except BlockingIOError:
+                break
+            if received is None:
+                self._selector.unregister(pipes.channel)
+                pipes.has_hung_up = True
+                break
+            happened += self._record(rank, *received)
+        return happened
 
     def _record(self, rank: int, record: Any, fds: list[int]) -> list[Event]:
         if isinstance(record, messages.RankReady):
