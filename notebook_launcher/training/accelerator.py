@@ -45,6 +45,7 @@ from notebook_launcher.training.recording.profiling import build_profiler
 from notebook_launcher.training.recording.trackers import Trackers
 from notebook_launcher.training.rules import EXACT, Rules
 from notebook_launcher.training.safepoint import make_safepoint
+from notebook_launcher.training.steering import Steering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -214,7 +215,7 @@ class Accelerator:
         optimizers = LiveOptimizers()
         self.rank_check = self._make_rank_check(optimizers) if checks and num_processes > 1 else None
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
-        safepoint = make_safepoint(self, process)
+        safepoint = make_safepoint(process)
         self.gradient_state.stack.on_next = None if safepoint is None else safepoint.act
         self._accumulation = Accumulation(
             self.gradient_state,
@@ -230,6 +231,9 @@ class Accelerator:
         self._updates = Updates(
             self._accumulation, optimizers, rules, num_processes=num_processes, max_grad_norm=max_grad_norm
         )
+        self._steering = Steering(self._prepared, self._updates, self.gradient_state)
+        if safepoint is not None:
+            safepoint.connect(self._steering, self._save_update)
         computes_in = self.mixed_precision if self.native_amp else "no"
         self._preparation = Preparation(
             process=process,
@@ -977,6 +981,10 @@ class Accelerator:
     def verify_device_map(self, model: torch.nn.Module) -> bool:
         """Return whether a part of the model lies on several devices by a `device_map`, and so cannot be trained."""
         return any(len(getattr(module, "hf_device_map", ())) > 1 for module in model.modules())
+
+    def _save_update(self, number: int) -> Any:
+        """Save after the update with this number, as the launcher asks, and return the folder."""
+        return self.save_state(self._checkpointer.folder_of_update(number))
 
     # Parts that `compat` replaces, and what is decided once.
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher import context, messages
 from notebook_launcher.training.agreement import Agreement, BoardSlot, StoreSlot, make_fence
 from notebook_launcher.training.recording.update_profile import UpdateProfile
-from notebook_launcher.training.steering import change_settings, present_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from notebook_launcher.changes import Wanted
     from notebook_launcher.context import RankContext
     from notebook_launcher.training.agreement import ChoiceSlot, UpdateFence
     from notebook_launcher.training.process.process_state import ProcessState
@@ -31,11 +32,29 @@ MAX_NEW_CHANGES = 128
 """Changes that may wait; a larger difference means that the board's number lags behind the records in the channel."""
 
 
+class ChangingSettings(Protocol):
+    """The part of `training.steering.Steering` that is used here."""
+
+    @property
+    def has_open_window(self) -> bool:
+        """True if settings may not change now."""
+        ...
+
+    def settings(self) -> dict[str, float | None]:
+        """Return the present settings of the Accelerator."""
+        ...
+
+    def change(self, wanted: Mapping[str, Wanted]) -> dict[str, tuple[Any, Any]]:
+        """Change settings; return the values before and after, by name."""
+        ...
+
+
 class Safepoint:
     """Counts the updates of an Accelerator, and carries out requests after the update that all ranks agree on."""
 
-    def __init__(self, accelerator: Any, rank: RankContext, fence: UpdateFence) -> None:
-        self._accelerator = weakref.ref(accelerator)
+    def __init__(self, rank: RankContext, fence: UpdateFence) -> None:
+        self._steering: Callable[[], ChangingSettings | None] = lambda: None
+        self._save_update: Callable[[], Callable[[int], Any] | None] = lambda: None
         self._rank = rank
         self.num_backwards = 0
         """Backwards so far: a rank that makes none any more does not wait for the others' update to stop."""
@@ -61,6 +80,15 @@ class Safepoint:
         """Number of the last change that is due."""
         self._profile: UpdateProfile | None = None
         """The profile that is under way on this rank."""
+
+    def connect(self, steering: ChangingSettings, save: Callable[[int], Any]) -> None:
+        """Set what carries requests out. Both are held weakly, because they hold models.
+
+        Args:
+            steering: The settings.
+            save: A bound method that saves a checkpoint after the update with this number, and returns its folder.
+        """
+        self._steering, self._save_update = weakref.ref(steering), weakref.WeakMethod(save)
 
     def count(self, *, updated: bool) -> None:
         """Count a backward; `updated`: all ranks have reduced their gradients, every rank at the same update."""
@@ -129,10 +157,10 @@ class Safepoint:
             raise context.RunStopped
 
     def _change(self) -> None:
-        accelerator, receive = self._accelerator(), self._rank.next_change
-        if accelerator is None or receive is None:
+        steering, receive = self._steering(), self._rank.next_change
+        if steering is None or receive is None:
             return
-        if accelerator.gradient_state.has_open_window:
+        if steering.has_open_window:
             self.is_due = True  # Of other models: after the next micro-batch, on all ranks alike.
             return
         is_paused, before = False, self._rank.set_activity(context.COMPUTING)
@@ -143,12 +171,12 @@ class Safepoint:
                 if change.action in ("pause", "resume"):
                     is_paused = change.action == "pause"
                     self._rank.set_activity(context.WAITING if is_paused else before)
-                self._carry_out(change, accelerator)
+                self._carry_out(change, steering)
         finally:
             self._rank.set_activity(before)
 
-    def _carry_out(self, change: messages.Change, accelerator: Any) -> None:
-        values = change_settings(accelerator, change.values)
+    def _carry_out(self, change: messages.Change, steering: ChangingSettings) -> None:
+        values = steering.change(change.values)
         if change.profile is not None and self._rank.rank in change.profile.ranks:
             self._end_profile()
             self._profile = UpdateProfile(self._rank.rank, change.profile, self._num_updates)
@@ -176,18 +204,13 @@ class Safepoint:
 
     def settings(self) -> dict[str, float | None]:
         """Return the present settings that `run.set` changes, without those of `tunable`."""
-        accelerator = self._accelerator()
-        return {} if accelerator is None else present_settings(accelerator)
+        steering = self._steering()
+        return {} if steering is None else steering.settings()
 
     def _save(self) -> None:
-        accelerator = self._accelerator()
-        if accelerator is None:
-            return
-        configuration, folder = accelerator.project_configuration, None
-        if not (configuration.automatic_checkpoint_naming and configuration.project_dir):
-            folder = Path(configuration.project_dir or ".") / "checkpoints" / f"update_{self._num_updates}"
-        saved = accelerator.save_state(folder)
-        context.notify(f"saved {saved}, after update {self._num_updates}")
+        save = self._save_update()
+        if save is not None:
+            context.notify(f"saved {save(self._num_updates)}, after update {self._num_updates}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nobody, ()  # An Accelerator that is pickled does not answer to another launch.
@@ -201,9 +224,9 @@ def _nobody() -> None:
     pass
 
 
-def make_safepoint(accelerator: Any, process: ProcessState) -> Safepoint | None:
-    """Return the safepoint of an Accelerator; None without a launcher."""
+def make_safepoint(process: ProcessState) -> Safepoint | None:
+    """Return a safepoint, for one Accelerator; None without a launcher."""
     rank = context.current()
     if rank is None:
         return None
-    return Safepoint(accelerator, rank, make_fence(process.device, process.num_processes))
+    return Safepoint(rank, make_fence(process.device, process.num_processes))

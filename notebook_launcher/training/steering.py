@@ -8,13 +8,17 @@ import torch
 
 from notebook_launcher import context
 from notebook_launcher.changes import ACCELERATOR_SETTINGS, apply_change
+from notebook_launcher.training.plugins import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from notebook_launcher.changes import Wanted
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.updates import Updates
+    from notebook_launcher.training.prepared import Prepared
 
-__all__ = ["change_settings", "present_settings", "scale_rates"]
+__all__ = ["Steering", "scale_rates"]
 
 GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 """Entries of a parameter group that are learning rates."""
@@ -22,44 +26,76 @@ SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")
 """Attributes of schedulers that list a learning rate for each parameter group."""
 
 
-def present_settings(accelerator: Any) -> dict[str, float | None]:
-    """Return the values of an Accelerator's settings by name, without those that only a GPU knows."""
-    settings: dict[str, float | None] = {}
-    for prepared in accelerator._prepared.optimizers[:1]:  # noqa: SLF001 - ours
-        rate = prepared.optimizer.param_groups[0]["lr"]
-        if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu":  # A read would wait for the GPU.
-            settings["lr"] = float(rate)
-    settings["max_grad_norm"] = accelerator._updates.max_grad_norm  # noqa: SLF001 - ours
-    settings["gradient_accumulation_steps"] = accelerator.gradient_accumulation_steps
-    return settings
+class Steering:
+    """The settings of an Accelerator that a run changes, and how."""
 
+    def __init__(self, prepared: Prepared, updates: Updates, gradient_state: GradientState) -> None:
+        """Take what has the settings.
 
-def change_settings(accelerator: Any, wanted: Mapping[str, Wanted]) -> dict[str, tuple[Any, Any]]:
-    """Change settings of an Accelerator and of the user; return the values before and after, by name."""
-    own = {"lr": _change_rate, "max_grad_norm": _change_norm, "gradient_accumulation_steps": _change_steps}
-    return {
-        name: own[name](accelerator, value) if name in ACCELERATOR_SETTINGS else _change_tunable(name, value)
-        for name, value in wanted.items()
-    }
+        Args:
+            prepared: The optimizers and schedulers, with the learning rates.
+            updates: Clips gradients.
+            gradient_state: Counts micro-batches.
+        """
+        self._prepared = prepared
+        self._updates = updates
+        self._gradient_state = gradient_state
 
+    @property
+    def has_open_window(self) -> bool:
+        """True if gradients have been gathered that no update has used: settings change between two windows."""
+        return self._gradient_state.has_open_window
 
-def _change_rate(accelerator: Any, wanted: Wanted) -> tuple[Any, Any]:
-    prepared = accelerator._prepared  # noqa: SLF001 - ours
-    optimizers = [one.optimizer for one in prepared.optimizers]
-    schedulers = [one.scheduler for one in prepared.schedulers]
-    if not optimizers:
-        return None, None
-    before = float(optimizers[0].param_groups[0]["lr"])
-    for optimizer in optimizers:
-        own = float(optimizer.param_groups[0]["lr"])
-        own_schedulers = [one for one in schedulers if getattr(one, "optimizer", None) is optimizer]
-        if own:
-            scale_rates(optimizer, own_schedulers, apply_change(own, wanted) / own)
-        elif isinstance(wanted, str) or own_schedulers:
-            _note_unchanged(wanted)
-        else:
-            _set_rates(optimizer, apply_change(own, wanted))
-    return before, float(optimizers[0].param_groups[0]["lr"])
+    def settings(self) -> dict[str, float | None]:
+        """Return the values of the settings by name, without those that only a GPU knows."""
+        settings: dict[str, float | None] = {}
+        for prepared in self._prepared.optimizers[:1]:
+            rate = prepared.optimizer.param_groups[0]["lr"]
+            if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu":  # A read would wait for the GPU.
+                settings["lr"] = float(rate)
+        settings["max_grad_norm"] = self._updates.max_grad_norm
+        settings["gradient_accumulation_steps"] = self._gradient_state.num_steps
+        return settings
+
+    def change(self, wanted: Mapping[str, Wanted]) -> dict[str, tuple[Any, Any]]:
+        """Change settings of the Accelerator and of the user; return the values before and after, by name."""
+        own = {
+            "lr": self._change_rate,
+            "max_grad_norm": self._change_norm,
+            "gradient_accumulation_steps": self._change_steps,
+        }
+        return {
+            name: own[name](value) if name in ACCELERATOR_SETTINGS else _change_tunable(name, value)
+            for name, value in wanted.items()
+        }
+
+    def _change_rate(self, wanted: Wanted) -> tuple[Any, Any]:
+        optimizers = [one.optimizer for one in self._prepared.optimizers]
+        schedulers = [one.scheduler for one in self._prepared.schedulers]
+        if not optimizers:
+            return None, None
+        before = float(optimizers[0].param_groups[0]["lr"])
+        for optimizer in optimizers:
+            own = float(optimizer.param_groups[0]["lr"])
+            own_schedulers = [one for one in schedulers if getattr(one, "optimizer", None) is optimizer]
+            if own:
+                scale_rates(optimizer, own_schedulers, apply_change(own, wanted) / own)
+            elif isinstance(wanted, str) or own_schedulers:
+                _note_unchanged(wanted)
+            else:
+                _set_rates(optimizer, apply_change(own, wanted))
+        return before, float(optimizers[0].param_groups[0]["lr"])
+
+    def _change_norm(self, wanted: Wanted) -> tuple[Any, Any]:
+        before = self._updates.max_grad_norm
+        if before is not None or not isinstance(wanted, str):
+            self._updates.max_grad_norm = None if wanted is None else apply_change(before or 0.0, wanted)
+        return before, self._updates.max_grad_norm
+
+    def _change_steps(self, wanted: Wanted) -> tuple[Any, Any]:
+        before = self._gradient_state.num_steps
+        self._gradient_state.num_steps = whole_number("gradient_accumulation_steps", wanted)
+        return before, self._gradient_state.num_steps
 
 
 def _note_unchanged(wanted: Wanted) -> None:
@@ -98,20 +134,6 @@ def _scale_scheduler(scheduler: Any, factor: float) -> None:
             setattr(scheduler, name, [rate * factor for rate in rates])
     for inner in getattr(scheduler, "_schedulers", ()):  # Of ChainedScheduler and SequentialLR.
         _scale_scheduler(inner, factor)
-
-
-def _change_norm(accelerator: Any, wanted: Wanted) -> tuple[Any, Any]:
-    updates = accelerator._updates  # noqa: SLF001 - ours
-    before = updates.max_grad_norm
-    if before is not None or not isinstance(wanted, str):
-        updates.max_grad_norm = None if wanted is None else apply_change(before or 0.0, wanted)
-    return before, updates.max_grad_norm
-
-
-def _change_steps(accelerator: Any, wanted: Wanted) -> tuple[Any, Any]:
-    before = accelerator.gradient_accumulation_steps
-    accelerator.gradient_accumulation_steps = wanted
-    return before, accelerator.gradient_accumulation_steps
 
 
 def _change_tunable(name: str, wanted: Wanted) -> tuple[Any, Any]:

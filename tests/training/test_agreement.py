@@ -22,6 +22,7 @@ from notebook_launcher import LaunchConfig, context
 from notebook_launcher.context import RankContext, RunStopped
 from notebook_launcher.training.agreement import UpdateFence
 from notebook_launcher.training.safepoint import Safepoint
+from notebook_launcher.training.steering import Steering
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,13 +52,14 @@ class Rank(threading.Thread):
         """Reductions that the device has completed."""
         self.num_saved = 0
         self.acts: Acts = []
-        self.project_configuration = SimpleNamespace(automatic_checkpoint_naming=False, project_dir=".")
         rank = RankContext(
             rank=number, num_processes=len(world.fences), pid=world.pid, settings=SETTINGS,
             send=lambda _: None, board=world.boards[number], rendezvous=SimpleNamespace(store=world),
             num_nodes=world.num_nodes,
         )  # fmt: skip
-        self.safepoint = Safepoint(self, rank, world.fences[number](self))
+        self.safepoint = Safepoint(rank, world.fences[number](self))
+        self.steering = Steering(None, None, None)  # type: ignore[arg-type] # Nothing changes here.
+        self.safepoint.connect(self.steering, self.save_state)
 
     def pause(self, ready: Callable[[], bool] = lambda: True) -> None:
         """Let others run until this rank gets its turn, which it does only when it is ready."""
@@ -87,7 +89,7 @@ class Rank(threading.Thread):
         self.ready = lambda: False
         self.world.scheduler.release()
 
-    def save_state(self, _folder: object) -> str:
+    def save_state(self, _update: int) -> str:
         """Save, which all ranks must do together."""
         self.acts.append((self.begun, SAVE))
         self.num_saved += 1

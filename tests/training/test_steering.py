@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from notebook_launcher import Accelerator, launch, notebook_launch, open_run, report, tunable
 from notebook_launcher.changes import ACCELERATOR_SETTINGS, apply_change, check_change, read_wanted
 from notebook_launcher.errors import CallOrderError, RunStoppedError
-from notebook_launcher.training.steering import change_settings, present_settings, scale_rates
+from notebook_launcher.training.steering import scale_rates
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -169,8 +169,8 @@ def test_every_setting_in_the_table_is_shown_and_can_be_changed() -> None:
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))
     wanted = dict.fromkeys(ACCELERATOR_SETTINGS, 2)
-    assert [after for _, after in change_settings(accelerator, wanted).values()] == [2, 2, 2]
-    assert present_settings(accelerator) == wanted
+    assert [after for _, after in accelerator._steering.change(wanted).values()] == [2, 2, 2]
+    assert accelerator._steering.settings() == wanted
 
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
@@ -253,7 +253,7 @@ def test_rate_of_zero_takes_a_number_and_no_factor(capsys: pytest.CaptureFixture
         optimizer = accelerator.prepare(torch.optim.SGD(groups, lr=0.0))
         if scheduled:
             accelerator.prepare(schedulers.LambdaLR(optimizer.optimizer, float))
-        change_settings(accelerator, {"lr": wanted})
+        accelerator._steering.change({"lr": wanted})
         return [float(group["lr"]) for group in optimizer.param_groups]
 
     assert rates(0.25, scheduled=False) == [0.25, 0.25]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
@@ -14,7 +15,6 @@ from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
     import os
-    from pathlib import Path
 
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.updates import Updates
@@ -91,6 +91,12 @@ class Checkpointer:
             )
             context.note_checkpoint(str(folder), is_writer=self._process.is_main_process)
             return folder
+
+    def folder_of_update(self, number: int) -> Path | None:
+        """Return the folder for a checkpoint that the launcher asks for after an update; None: automatic naming."""
+        if self.project.automatic_checkpoint_naming and self.project.project_dir:
+            return None
+        return Path(self.project.project_dir or ".") / "checkpoints" / f"update_{number}"
 
     def load_state(
         self, input_dir: str | os.PathLike[str] | None, load_kwargs: dict[str, Any] | None, model_kwargs: dict[str, Any]
