@@ -46,7 +46,7 @@ def _start(library: nvml.Library, gpu: devices.GPU, seconds: float) -> list[Find
     if seconds < SLOW_LOOK or library.stays_loaded(gpu.key) is not False:
         return []
     fact = f"finding them took {format_seconds(seconds)}, as it will at each launch: persistence mode is off"
-    advice = "sudo nvidia-smi -pm 1, or start nvidia-persistenced: the driver then keeps GPUs loaded that nobody uses"
+    advice = "sudo nvidia-smi -pm 1, or start nvidia-persistenced: the driver then keeps unused GPUs loaded"
     return [Finding(area=AREA, name="start", fact=fact, verdict="warning", advice=advice)]
 
 

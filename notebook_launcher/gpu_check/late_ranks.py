@@ -146,6 +146,6 @@ def _hang_is_named(hardware: Hardware) -> str:
 CHECKS = (
     Check(name="same micro-batch left out while a rank lags", run=_left_out, num_gpus=2),
     Check(name="weights that differ are found while a rank lags", run=_divergence, num_gpus=2),
-    Check(name="wait for a late rank is told as sync", run=_wait_is_sync, num_gpus=2),
+    Check(name="wait for a late rank counts as sync", run=_wait_is_sync, num_gpus=2),
     Check(name="rank that waits for a peer is named", run=_hang_is_named, num_gpus=2),
 )

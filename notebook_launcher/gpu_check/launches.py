@@ -108,7 +108,7 @@ def _values_travel(hardware: Hardware) -> str:
 
     def give() -> Any:
         assert captured.sum() == 6
-        # A generator of the GPU must not make a context on another one while the call is unpacked.
+        # A generator of the GPU must not make a context on another GPU while the call is unpacked.
         return {"value": captured * 2, "drawn": torch.rand(1, device=generator.device, generator=generator).item()}
 
     def fail() -> None:

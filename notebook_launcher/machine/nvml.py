@@ -142,7 +142,7 @@ class Library:
         return status.value == 0 if known else None
 
     def stays_loaded(self, gpu: int | str) -> bool | None:
-        """Return True if the driver keeps the GPU ready while nobody uses it (persistence mode); None: unknown."""
+        """Return True if the driver keeps the GPU ready while it is unused (persistence mode); None: unknown."""
         mode = ctypes.c_uint()
         try:
             known = self._call("nvmlDeviceGetPersistenceMode", self._handle(gpu), ctypes.byref(mode)) == SUCCESS

@@ -160,7 +160,7 @@ def test_device_is_asked_nothing_while_a_graph_is_captured(device: Device) -> No
     assert sum(record.windows for record in device.sent) == 1
 
 
-def test_process_without_a_gpu_in_use_is_known_by_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_a_gpu_in_use_has_the_phases_of_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(phases, "_now", lambda: now[0])
     sent: list[Any] = []

@@ -1,6 +1,6 @@
 """Waits for a GPU in a stack: with NCCL a rank waits for its peers there, and not in the collective, which returns.
 
-A collective of NCCL holds up the GPU's stream. The program goes on, and stops at the next line that needs a result.
+A collective of NCCL holds up the GPU's stream. The program continues, and stops at the next line that needs a result.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Accumulation:
         self.warn_once = Warner()
         self._initial = InitialGradient()
         self._sparse: tuple[int, bool] = -1, False
-        """True if weights must be numbers, because those of 0 concern sparse gradients; and for which members."""
+        """True if weights must be numbers, because weights of 0 concern sparse gradients; and for which members."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_blocks": {}}  # by ids, which are other objects' in another process
