@@ -149,7 +149,8 @@ class RankSnapshot:
     step: int | None = None
     """Step of its last metrics; without metrics, the number of updates that its Accelerator has made."""
     samples_per_second: float | None = None
-    """Samples of all ranks per second, counted by this rank's Accelerator over the last seconds."""
+    """Samples of all ranks per second of elapsed time, counted by this rank's Accelerator: over the last seconds; after
+    the run, over its whole training."""
     memory: int | None = None
     """Bytes of resident memory now; None once it has ended."""
     peak_memory: int | None = None
@@ -264,6 +265,12 @@ class RunSnapshot:
     def is_over(self) -> bool:
         """True if the run has ended, so that nothing changes any more."""
         return self.state in ("done", "failed", "stopped", "lost")
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples of all ranks per second, on average over the ranks that count them; None if none does."""
+        known = [rank.samples_per_second for rank in self.ranks if rank.samples_per_second is not None]
+        return sum(known) / len(known) if known else None
 
 
 class RunReader(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from typing import TypeVar
 
 from notebook_launcher import messages
@@ -17,6 +17,7 @@ from notebook_launcher.history.schema import (
     RunPicture,
     RunSetting,
 )
+from notebook_launcher.kernel.pace import Pace
 from notebook_launcher.units import describe_values
 
 __all__ = ["LiveRecords", "describe_change"]
@@ -32,27 +33,6 @@ ALL_SPANS = 131_072
 MIN_SPANS = 64
 MAX_WAITING = 16
 """Records of phases that wait. To add several costs about as much as to add one: the spans that are kept are copied."""
-RATE_SECONDS = 5.0
-"""Seconds over which a rate is measured."""
-
-
-class _Pace:
-    """Rate at which a count grows."""
-
-    def __init__(self) -> None:
-        self._marks: deque[tuple[float, float]] = deque()
-
-    def note(self, time: float, count: float) -> None:
-        if self._marks and count < self._marks[-1][1]:
-            self._marks.clear()  # The count fell, so another loop has begun.
-        self._marks.append((time, count))
-        while len(self._marks) > 2 and time - self._marks[1][0] > RATE_SECONDS:
-            self._marks.popleft()
-
-    def rate(self) -> float | None:
-        marks = list(self._marks)
-        seconds = marks[-1][0] - marks[0][0] if marks else 0.0
-        return (marks[-1][1] - marks[0][1]) / seconds if seconds > 0 else None
 
 
 class LiveRecords:
@@ -88,9 +68,9 @@ class LiveRecords:
         self._max_spans = min(MAX_SPANS, max(MIN_SPANS, ALL_SPANS // num_ranks))
         self._num_reported: Counter[int] = Counter()
         """By rank: the number of `report(...)` calls, which stands in for a missing step."""
-        self._items: defaultdict[int, _Pace] = defaultdict(_Pace)
+        self._items: defaultdict[int, Pace] = defaultdict(Pace)
         """By rank: the rate of its loop."""
-        self._samples: defaultdict[int, _Pace] = defaultdict(_Pace)
+        self._samples: defaultdict[int, Pace] = defaultdict(Pace)
         """By rank: the rate of samples, as its Accelerator counts them."""
 
     def fold(
@@ -106,8 +86,7 @@ class LiveRecords:
                 self.progress[rank] = record
                 self._items[rank].note(record.time, record.done)
             case messages.Phases():
-                self._num_samples[rank] += record.samples
-                self._samples[rank].note(record.time, self._num_samples[rank])
+                self._count_samples(rank, record)
                 with self._adding:
                     self._waiting[rank].append(record)
                     if len(self._waiting[rank]) >= MAX_WAITING:
@@ -206,9 +185,27 @@ class LiveRecords:
         """Return the rate of the rank's loop, in items per second."""
         return self._items[rank].rate() if rank in self._items else None
 
-    def samples_per_second(self, rank: int) -> float | None:
-        """Return the samples of all ranks that the rank's Accelerator counts per second."""
-        return self._samples[rank].rate() if rank in self._samples else None
+    def samples_per_second(self, rank: int, *, is_over: bool = False) -> float | None:
+        """Return the samples of all ranks that the rank's Accelerator counts per second.
+
+        Args:
+            rank: The rank that counts.
+            is_over: True for the mean of the whole training, False for the last seconds.
+        """
+        if rank not in self._samples:
+            return None
+        return self._samples[rank].mean() if is_over else self._samples[rank].rate()
+
+    def _count_samples(self, rank: int, record: messages.Phases) -> None:
+        end = record.time
+        if record.spans:
+            (_, start, _), (_, last, seconds) = record.spans[0], record.spans[-1]
+            end = last + seconds  # A rank sends the last record at the end of its function.
+            if rank not in self._samples:
+                # Of short spans a record has only the newest ones.
+                self._samples[rank].note(min(start, end - sum(record.seconds.values())), 0.0)
+        self._num_samples[rank] += record.samples
+        self._samples[rank].note(end, self._num_samples[rank])
 
     def _keep(self, rank: int, record: messages.Metrics) -> None:
         step = self._num_reported[rank] if record.step is None else record.step

@@ -139,7 +139,7 @@ def _take_rank_snapshot(
         description=progress.description if progress else "",
         rate=live.items_per_second(rank),
         step=step if step is not None else phases.windows if phases else None,
-        samples_per_second=live.samples_per_second(rank),
+        samples_per_second=live.samples_per_second(rank, is_over=outcome is not None),
         memory=attempt.tree.memory(rank) if attempt is not None and pid is not None else None,
         peak_memory=summary.peak_memory if summary else None,
         gpu_memory=gpu.memory,

@@ -34,6 +34,29 @@ def train(num_updates: int, steps: int) -> str:
     return "returned"
 
 
+def train_with_pauses(pause: float) -> float:
+    """Train as `train` does, with a pause outside of all phases; return the true samples per second of all ranks."""
+    import time
+
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(64, 1)), batch_size=4)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer, data = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+    began = time.monotonic()
+    for _ in range(2):
+        for (inputs,) in data:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(inputs).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            time.sleep(pause)
+    return 128 / (time.monotonic() - began)
+
+
 def fail() -> None:
     raise ValueError("<script>boom</script>")
 
@@ -77,6 +100,18 @@ def test_speed_and_memory_are_measured_against_the_first(runs: list[Run]) -> Non
     assert comparison.seconds["A"] == runs[0].snapshot().seconds
     ratio = comparison.seconds["B"] / comparison.seconds["A"]
     assert f"{ratio:.2f}" in repr(comparison)
+
+
+def test_speed_counts_the_time_outside_of_all_phases(tmp_path: Path) -> None:
+    kept: dict[str, Any] = {"output": "none", "runs_folder": str(tmp_path)}
+    fast, slow = (launch(train_with_pauses, 2, args=(pause,), **kept) for pause in (0.005, 0.05))
+    true = [run.result()[0] for run in (fast, slow)]
+    comparison = compare(fast, slow, tmp_path / slow.id)
+    assert list(comparison.samples_per_second.values()) == pytest.approx([*true, true[1]], rel=0.25)
+    for letter, run in zip("AB", (fast, slow), strict=True):
+        shown = [rank.samples_per_second for rank in run.ranks]
+        assert shown == pytest.approx([comparison.samples_per_second[letter]] * 2, rel=0.1)
+    assert compare(tmp_path / slow.id).samples_per_second["A"] == comparison.samples_per_second["B"]
 
 
 def test_notebook_shows_curves_and_tables(runs: list[Run]) -> None:

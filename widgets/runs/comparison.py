@@ -135,8 +135,8 @@ class Comparison:
 
     @property
     def samples_per_second(self) -> dict[str, float]:
-        """Samples of all ranks per second, as an Accelerator measured them, for the runs that have one."""
-        return {letter: speed for letter, run in self._runs.items() if (speed := _speed(run)) is not None}
+        """Samples of all ranks per second, as an Accelerator counted them, for the runs that have one."""
+        return {letter: speed for letter, run in self._runs.items() if (speed := run.samples_per_second) is not None}
 
     @property
     def peak_memory(self) -> dict[str, int]:
@@ -237,15 +237,6 @@ def _measure(
 
 def _format_speed(samples_per_second: float) -> str:
     return format_number(samples_per_second, 3)
-
-
-def _speed(run: RunSnapshot) -> float | None:
-    speeds = [
-        told.samples / seconds
-        for told in run.phases.values()
-        if (seconds := sum(told.seconds.values())) and told.samples
-    ]
-    return sum(speeds) / len(speeds) if speeds else None
 
 
 def _memory(run: RunSnapshot) -> int | None:

@@ -1,0 +1,46 @@
+"""Rates at which a rank's counts grow: over the last seconds, and over the whole run."""
+
+from __future__ import annotations
+
+from collections import deque
+
+__all__ = ["Pace"]
+
+RATE_SECONDS = 5.0
+"""Seconds over which a rate is measured."""
+
+
+class Pace:
+    """Rate at which a count grows. Time in which it does not grow counts, too."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, float]] = deque()
+        self._first: tuple[float, float] | None = None
+        self._grown: tuple[float, float] | None = None
+        """The first mark, and the last one at which the count had grown: what comes after the work does not count."""
+
+    def note(self, time: float, count: float) -> None:
+        """Note the count at a time."""
+        if self._first is None:
+            self._first = time, count
+        elif count > self._marks[-1][1]:
+            self._grown = time, count
+        if self._marks and count < self._marks[-1][1]:
+            self._marks.clear()  # The count fell, so another loop has begun.
+        self._marks.append((time, count))
+        while len(self._marks) > 2 and time - self._marks[1][0] > RATE_SECONDS:
+            self._marks.popleft()
+
+    def rate(self) -> float | None:
+        """Return the growth per second over the last seconds; None if it is not known."""
+        marks = list(self._marks)
+        return _growth(marks[0], marks[-1]) if marks else None
+
+    def mean(self) -> float | None:
+        """Return the growth per second from the first mark to the last growth; None if it is not known."""
+        return None if self._first is None or self._grown is None else _growth(self._first, self._grown)
+
+
+def _growth(first: tuple[float, float], last: tuple[float, float]) -> float | None:
+    seconds = last[0] - first[0]
+    return (last[1] - first[1]) / seconds if seconds > 0 else None
