@@ -221,7 +221,7 @@ def _records(rank: int, number: int, now: float) -> list[Any]:
         start += seconds
     return [
         messages.Metrics(time=now, step=number, values={"loss": loss, "accuracy": 1 - loss}),
-        messages.Progress(time=now, done=number, total=TOTAL, description="train"),
+        messages.Progress(time=now, done=number, total=TOTAL, description="train", loops=1, items=number),
         messages.Phases(
             time=now, windows=1, micro_batches=1, samples=8000.0, fullest=(1, 8000.0), num_fullest=1,
             seconds={phase: seconds for phase, _, seconds in spans}, counts=dict.fromkeys([one[0] for one in spans], 1),

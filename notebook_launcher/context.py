@@ -118,6 +118,9 @@ class RankContext:
     """The rank's `PhaseClock`, once a loop is measured."""
     last_progress: float = -math.inf
     """Time at which `progress` last sent a record."""
+    num_loops: int = 0
+    num_items: int = 0
+    """Loops that have begun, and items of all loops that are done."""
     safepoint: AgreedStop | None = None
     """The safepoint of the first Accelerator that made an update; it saves and stops all ranks together."""
     waits_since: tuple[int, float] = (-1, 0.0)
@@ -307,12 +310,21 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
     if total is None:
         total = _length(iterable)
     last = -PROGRESS_INTERVAL
+    context.num_loops += 1
+    loop = context.num_loops
     for done, item in enumerate(iterable, 1):
         step_boundary()
+        items = context.num_items
         yield item
+        if context.num_items == items:
+            context.num_items += 1  # Otherwise an inner loop has counted.
         now = time.monotonic()
         if now - last >= PROGRESS_INTERVAL or done == total:
-            context.send(messages.Progress(time=now, done=done, total=total, description=description))
+            context.send(
+                messages.Progress(
+                    time=now, done=done, total=total, description=description, loops=loop, items=context.num_items
+                )
+            )
             last = now
 
 
@@ -369,12 +381,23 @@ def progress(done: int, total: int | None = None, description: str = "") -> None
     context = _Current.context
     if context is None:
         return
+    context.num_loops += done == 1
+    context.num_items += 1
     now = time.monotonic()
     if now - context.last_progress >= PROGRESS_INTERVAL or done == total:
         from notebook_launcher import messages
 
         context.last_progress = now
-        context.send(messages.Progress(time=now, done=done, total=total, description=description))
+        context.send(
+            messages.Progress(
+                time=now,
+                done=done,
+                total=total,
+                description=description,
+                loops=context.num_loops,
+                items=context.num_items,
+            )
+        )
     step_boundary()
 
 

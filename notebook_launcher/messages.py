@@ -471,6 +471,10 @@ class Progress:
     done: int
     total: int | None
     description: str
+    loops: int
+    """Number of loops that have begun, this one included."""
+    items: int
+    """Items of all loops that are done; an item of an outer loop counts only if no inner loop counted in it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,15 +41,15 @@ class MergedProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the remaining items are done, at this rate; None if total or rate is unknown."""
-        if self.total is None or not self.rate:
+        """Seconds until the remaining items are done, at this rate; None if none remain, or an input is unknown."""
+        if self.total is None or not self.rate or self.done >= self.total:
             return None
-        return max(0, self.total - self.done) / self.rate
+        return (self.total - self.done) / self.rate
 
     @property
     def left(self) -> str:
         """The words behind the seconds: a loop that is named after its epoch is not the whole run."""
-        return "left in this epoch" if re.match(r"epoch \d", self.description, re.IGNORECASE) else "left"
+        return "left" if _epoch_of(self.description) is None else "left in this epoch"
 
 
 def merge_progress(ranks: Sequence[RankSnapshot]) -> MergedProgress | None:
@@ -58,10 +58,13 @@ def merge_progress(ranks: Sequence[RankSnapshot]) -> MergedProgress | None:
     if not counting:
         return None
     have_totals = all(rank.total for rank in counting)
+    epochs = {rank.rank: _epoch_of(rank.description) for rank in counting}
+    have_epochs = None not in epochs.values()
 
-    def position(rank: RankSnapshot) -> float:
+    def position(rank: RankSnapshot) -> tuple[int, float]:
         assert rank.done is not None
-        return rank.done / rank.total if have_totals and rank.total else rank.done
+        epoch = (epochs[rank.rank] or 0) if have_epochs else 0
+        return epoch, rank.done / rank.total if have_totals and rank.total else rank.done
 
     slowest = min(counting, key=position)
     assert slowest.done is not None
@@ -72,6 +75,12 @@ def merge_progress(ranks: Sequence[RankSnapshot]) -> MergedProgress | None:
         rate=slowest.rate,
         description=slowest.description,
     )
+
+
+def _epoch_of(description: str) -> int | None:
+    """Return the epoch after which a loop is named; None if it is not."""
+    found = re.match(r"epoch (\d+)", description, re.IGNORECASE)
+    return int(found[1]) if found else None
 
 
 def progress_line(name: str, ranks: Sequence[RankSnapshot]) -> str:
@@ -101,7 +110,7 @@ def _describe(merged: MergedProgress) -> list[str]:
         parts.append(f"{format_share(merged.share)} {format_count(merged.done)}/{format_count(merged.total)}")
     if merged.rate:
         parts.append(format_rate(merged.rate))
-    if merged.seconds_left is not None and merged.done != merged.total:
+    if merged.seconds_left is not None:
         parts.append(f"{format_seconds(math.ceil(merged.seconds_left))} {merged.left}")
     return parts
 

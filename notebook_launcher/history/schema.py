@@ -145,7 +145,8 @@ class RankSnapshot:
     description: str = ""
     """Name of that loop."""
     rate: float | None = None
-    """Items of that loop per second, measured over the last seconds."""
+    """Items per second over the last seconds: of that loop or, while it is shorter than a second, also of those before.
+    """
     step: int | None = None
     """Step of its last metrics; without metrics, the number of updates that its Accelerator has made."""
     samples_per_second: float | None = None

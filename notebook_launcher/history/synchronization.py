@@ -71,7 +71,9 @@ def slowest_rank(snapshot: RunSnapshot) -> int | None:
     it is the rank that waits clearly less than another rank.
     """
     done = {rank.rank: rank.done for rank in snapshot.ranks if rank.done is not None}
-    if len(done) > 1 and max(done.values()) - min(done.values()) > 1 + 0.01 * max(done.values()):
+    # A rank that has begun the next epoch has done less of it, but is not behind.
+    is_one_loop = len({rank.description for rank in snapshot.ranks if rank.done is not None}) == 1
+    if is_one_loop and len(done) > 1 and max(done.values()) - min(done.values()) > 1 + 0.01 * max(done.values()):
         return min(done, key=lambda rank: done[rank])
     return _least_waiting(snapshot.phases)
 

@@ -84,7 +84,7 @@ class LiveRecords:
                 self._keep_picture(rank, record)
             case messages.Progress():
                 self.progress[rank] = record
-                self._items[rank].note(record.time, record.done)
+                self._items[rank].note(record.time, record.items, record.loops)
             case messages.Phases():
                 self._count_samples(rank, record)
                 with self._adding:

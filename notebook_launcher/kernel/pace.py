@@ -8,6 +8,8 @@ __all__ = ["Pace"]
 
 RATE_SECONDS = 5.0
 """Seconds over which a rate is measured."""
+LOOP_SECONDS = 1.0
+"""Seconds after which a loop's own rate is known; a shorter one is measured together with those before it."""
 
 
 class Pace:
@@ -15,18 +17,29 @@ class Pace:
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, float]] = deque()
+        self._loop: object = None
+        self._loop_since = 0.0
+        """The loop that is counted now, and its first mark."""
         self._first: tuple[float, float] | None = None
         self._grown: tuple[float, float] | None = None
         """The first mark, and the last one at which the count had grown: what comes after the work does not count."""
 
-    def note(self, time: float, count: float) -> None:
-        """Note the count at a time."""
+    def note(self, time: float, count: float, loop: object = None) -> None:
+        """Note the count at a time.
+
+        Args:
+            time: Time of the count, in seconds.
+            count: What was counted so far, in all loops.
+            loop: Anything that is equal while one loop goes on.
+        """
+        if loop != self._loop:
+            self._loop, self._loop_since = loop, time
         if self._first is None:
             self._first = time, count
         elif count > self._marks[-1][1]:
             self._grown = time, count
         if self._marks and count < self._marks[-1][1]:
-            self._marks.clear()  # The count fell, so another loop has begun.
+            self._marks.clear()  # Another process counts anew.
         self._marks.append((time, count))
         while len(self._marks) > 2 and time - self._marks[1][0] > RATE_SECONDS:
             self._marks.popleft()
@@ -34,7 +47,11 @@ class Pace:
     def rate(self) -> float | None:
         """Return the growth per second over the last seconds; None if it is not known."""
         marks = list(self._marks)
-        return _growth(marks[0], marks[-1]) if marks else None
+        if not marks:
+            return None
+        if marks[-1][0] - self._loop_since >= LOOP_SECONDS:
+            marks = [mark for mark in marks if mark[0] >= self._loop_since]
+        return _growth(marks[0], marks[-1])
 
     def mean(self) -> float | None:
         """Return the growth per second from the first mark to the last growth; None if it is not known."""

@@ -11,7 +11,7 @@ from notebook_launcher.engines.cluster.packed_events import HOLD, HeldEvents, pa
 from notebook_launcher.engines.events import FromRank, Output, Woken
 
 METRICS = messages.Metrics(time=5.0, step=3, values={"loss": 0.5})
-PROGRESS = messages.Progress(time=5.0, done=1, total=None, description="train")
+PROGRESS = messages.Progress(time=5.0, done=1, total=None, description="train", loops=1, items=1)
 PHASES = messages.Phases(
     time=5.0, windows=1, micro_batches=2, samples=8.0, fullest=(2, 8.0), num_fullest=1, seconds={"sync": 0.1},
     counts={"sync": 1}, spans=(("sync", 4.0, 0.1),), settings={"lr": 0.1},

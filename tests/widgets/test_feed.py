@@ -471,6 +471,24 @@ def test_progress_is_that_of_the_rank_furthest_behind() -> None:
     assert progress_line("train", ranks) == line
 
 
+def test_rank_that_has_begun_the_next_epoch_is_not_behind() -> None:
+    ranks = (
+        RankSnapshot(rank=0, done=1, total=8, rate=9.0, description="epoch 10"),
+        RankSnapshot(rank=1, done=7, total=8, rate=8.0, description="epoch 9"),
+    )
+    merged = merge_progress(ranks)
+    assert merged is not None
+    assert (merged.rank, merged.rate) == (1, 8.0)
+    assert slowest_rank(Reader(ranks=ranks).snapshot()) is None
+
+
+def test_page_and_line_of_a_loop_that_is_done_have_the_same_pace_and_no_time_left() -> None:
+    rank = RankSnapshot(rank=0, done=4, total=4, rate=20.0, description="epoch 7")
+    progress = Feed(Reader(ranks=(rank,))).reset()["run"]["progress"]
+    assert (progress["rate"], progress["seconds_left"]) == (20.0, None)
+    assert progress_line("f", [rank]) == "f: epoch 7, 100 % 4/4, 20 it/s"
+
+
 @pytest.mark.parametrize(
     ("rank", "line"),
     [
