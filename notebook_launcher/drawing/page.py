@@ -23,7 +23,7 @@ from notebook_launcher.drawing.svg import SIZE, SvgPicture, document, stack, tex
 from notebook_launcher.drawing.timeline import mean_shares, sync_text, timeline_picture
 from notebook_launcher.history.usage import usage_curves
 from notebook_launcher.text import clean, escape, one_line
-from notebook_launcher.units import describe_values, format_seconds, format_share, plural
+from notebook_launcher.units import describe_values, format_seconds, format_share, plural, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -166,8 +166,9 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None, width: int 
     lines = [headline(snapshot), *told, one_line(snapshot.summary, 300)]
     lines += [f"error: {one_line(snapshot.error)}"] if _is_bare_error(snapshot) else []
     failures = sections.failures_of(snapshot)
-    for place, failure in enumerate(failures[:MAX_FAILURES]):
-        lines.append(f"rank {failure.rank}{sections.because(failure, failures)}: {one_line(failure.summary)}")
+    for place, group in enumerate(sections.alike(failures)[:MAX_FAILURES]):
+        failure, who = group[0], rank_list(one.rank for one in group)
+        lines.append(f"{who}{sections.because(failure, failures)}: {one_line(failure.summary)}")
         if failure.traceback and not failure.victim and place < MAX_TRACEBACKS:
             lines += [f"    {line}" for line in clean(failure.traceback, 5000).splitlines()]
     lines += (

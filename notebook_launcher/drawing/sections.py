@@ -11,7 +11,15 @@ from notebook_launcher.drawing.legend import PHASES
 from notebook_launcher.drawing.sparks import spark_line
 from notebook_launcher.drawing.tables import FEW_ROWS, MAX_ROWS, Column, folded, table_html
 from notebook_launcher.text import clean, escape, one_line
-from notebook_launcher.units import format_bytes, format_count, format_number, format_seconds, format_share, plural
+from notebook_launcher.units import (
+    format_bytes,
+    format_count,
+    format_number,
+    format_seconds,
+    format_share,
+    plural,
+    rank_list,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     from notebook_launcher.history.schema import FailureRecord, RankPhases, RankSnapshot, RunSnapshot
 
 __all__ = [
+    "alike",
     "because",
     "failures_html",
     "failures_of",
@@ -137,19 +146,39 @@ def because(failure: FailureRecord, failures: Sequence[FailureRecord]) -> str:
     return " (caused by another rank)" if culprit is None else f" (caused by rank {culprit})"
 
 
+def alike(failures: Sequence[FailureRecord]) -> list[list[FailureRecord]]:
+    """Return the failures in order; those that differ in the rank and its output alone are one group."""
+    groups: dict[tuple[bool, str, str], list[FailureRecord]] = {}
+    for failure in failures:
+        groups.setdefault((failure.victim, failure.summary, failure.traceback), []).append(failure)
+    return list(groups.values())
+
+
 def failures_html(failures: Sequence[FailureRecord]) -> str:
-    """Return each rank's error with its traceback; the culprit's comes first and is unfolded."""
-    parts = []
-    for place, failure in enumerate(failures[:FEW_ROWS]):
+    """Return the errors of the ranks with their tracebacks, equal ones once; the culprit's is first and unfolded."""
+    parts, groups = [], alike(failures)
+    for place, group in enumerate(groups[:FEW_ROWS]):
+        failure = group[0]
         body = f'<pre style="{PRE}">{escape(failure.traceback)}</pre>' if failure.traceback else ""
-        if failure.last_lines:
-            lines = escape("\n".join(failure.last_lines))
-            body += f'<div>Last lines of its output:</div><pre style="{PRE}">{lines}</pre>'
-        summary = f"rank {failure.rank}{because(failure, failures)}: {one_line(failure.summary)}"
+        for ranks, last_lines in _outputs(group).items():
+            lines = escape("\n".join(last_lines))
+            whose = "its output" if len(group) == 1 else f"the output of {ranks}"
+            body += f'<div>Last lines of {whose}:</div><pre style="{PRE}">{lines}</pre>'
+        who = rank_list(one.rank for one in group)
+        summary = f"{who}{because(failure, failures)}: {one_line(failure.summary)}"
         parts.append(folded(summary, body, opened=not place) if body else f"<div>{escape(summary)}</div>")
-    if len(failures) > FEW_ROWS:
-        parts.append(f"<div>{plural(len(failures) - FEW_ROWS, 'more rank')} failed.</div>")
+    if num_more := sum(len(group) for group in groups[FEW_ROWS:]):
+        parts.append(f"<div>{plural(num_more, 'more rank')} failed.</div>")
     return "".join(parts)
+
+
+def _outputs(group: Sequence[FailureRecord]) -> dict[str, tuple[str, ...]]:
+    """Return the last lines that the ranks of a group wrote, by rank; equal ones once."""
+    ranks: dict[tuple[str, ...], list[int]] = {}
+    for failure in group[:FEW_ROWS]:
+        if failure.last_lines:
+            ranks.setdefault(failure.last_lines, []).append(failure.rank)
+    return {rank_list(numbers): lines for lines, numbers in ranks.items()}
 
 
 def plain_settings(snapshot: RunSnapshot) -> dict[str, str]:

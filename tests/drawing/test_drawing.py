@@ -396,11 +396,36 @@ def test_values_of_environment_variables_stay_private() -> None:
     assert "hidden-value" not in page
 
 
+def test_equal_failures_are_told_once_with_the_ranks() -> None:
+    failures = tuple(
+        FailureRecord(
+            rank=rank, summary="ValueError: boom", traceback="Traceback\n  boom", last_lines=(f"last {rank}",)
+        )
+        for rank in range(3)
+    )
+    other = FailureRecord(rank=3, summary="KeyError: 3", traceback="Traceback\n  boom")
+    page = static_html(run_of(4, state="failed", failures=(*failures, other)), Curves())
+    assert page.count("Traceback") == 2
+    text = Balanced(page).text
+    for words in (
+        "ranks 0-2: ValueError: boom",
+        "Last lines of the output of rank 1:",
+        "last 2",
+        "rank 3: KeyError: 3",
+    ):
+        assert words in text
+    plain = static_text(run_of(4, state="failed", failures=(*failures, other)))
+    assert plain.count("Traceback") == 2
+    assert "ranks 0-2: ValueError: boom" in plain
+
+
 def test_pages_are_bounded() -> None:
     run = run_of(
         1000,
         phases=phases_of(100),
-        failures=tuple(FailureRecord(rank=rank, summary="x" * 9999, traceback="y" * 10**6) for rank in range(100)),
+        failures=tuple(
+            FailureRecord(rank=rank, summary=f"{rank}" + "x" * 9999, traceback="y" * 10**6) for rank in range(100)
+        ),
     )
     curves = curves_of({f"metric {number} {'z' * 1000}": {0: [1, 2]} for number in range(500)})
     logs = dict.fromkeys(range(64), "w" * 10**6)

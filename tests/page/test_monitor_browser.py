@@ -601,6 +601,20 @@ def test_culprit_is_shown_with_its_traceback_and_victims_are_folded(tab):
     assert tab.text(".nbl-unseen") == "train: failed"
 
 
+def test_equal_failures_are_one_box_with_one_traceback(tab):
+    failure = {"summary": "ValueError: boom", "traceback": "Traceback:\n  here", "victim": False, "last_lines": []}
+    errors = [{**failure, "rank": number} for number in (1, 0, 2, 5)]
+    tab.deliver(reset(run=run(state="failed", is_over=True), errors=errors[:1]))
+    assert tab.texts(".nbl-error-head") == ["rank 1\nValueError: boom"]
+    tab.deliver({"type": "update", "errors": [*errors[1:], {**failure, "rank": 3, "summary": "KeyError: 3"}]})
+    assert tab.texts(".nbl-error-head") == ["ranks 0-2, 5\nValueError: boom", "rank 3\nKeyError: 3"]
+    assert tab.find(".nbl-error pre").count() == 2
+    spoken = [{**failure, "rank": number, "last_lines": [f"last {number // 2}"]} for number in range(3)]
+    tab.deliver(reset(run=run(state="failed", is_over=True), errors=spoken))
+    titles = ["Traceback", "Last lines of output of ranks 0, 1", "Last lines of output of rank 2"]
+    assert tab.texts(".nbl-error summary") == titles
+
+
 def test_run_stopped_on_request_shows_no_error(tab):
     message = reset(
         run=run(state="stopped", is_over=True, error="RunStoppedError: the run was stopped"),

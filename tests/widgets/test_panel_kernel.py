@@ -168,12 +168,14 @@ def test_second_click_on_launch_starts_nothing(kernel: Kernel, cell: str) -> Non
     assert kernel.outcome(cell).stdout.count("train: 2 CPU ranks") == before + 1
 
 
-def test_failure_is_shown_as_in_a_cell_and_launch_is_enabled_again(kernel: Kernel) -> None:
+def test_failure_is_shown_above_the_monitor_and_launch_is_enabled_again(kernel: Kernel) -> None:
     assert "✕ train: failed after" in evaluate(kernel, 'panel.arguments["fails"] = True; run_by_click()')
     error = evaluate(kernel, "panel._running.error.value")
     assert "rank 1 of 2 failed first; rank 0 failed as a consequence." in error
     assert "ValueError: bo&lt;b&gt;o&lt;/b&gt;m" in error
-    assert "raise ValueError(" in error
+    assert "raise ValueError(" not in error  # The monitor below has the traceback.
+    reset = evaluate(kernel, "panel._running._monitor._feed.reset()['errors'][0]['traceback']")
+    assert "raise ValueError(" in reset
     outcome = kernel.execute("panel.results")
     assert outcome.error == "ValueError: bo<b>o</b>m"
     status = evaluate(kernel, 'panel.arguments["fails"] = False; run_by_click()')

@@ -9,6 +9,7 @@ import traceback
 from typing import Any
 
 from notebook_launcher.errors import RemoteTraceback
+from notebook_launcher.messages import Failure
 
 __all__ = ["ansi_to_html", "exception_html"]
 
@@ -18,8 +19,16 @@ COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"
 
 
 def exception_html(error: BaseException) -> str:
-    """Return the traceback that the running shell would print; without a shell, Python's."""
-    return f'<pre class="nbp-traceback" tabindex="0">{ansi_to_html(_text(error).strip())}</pre>'
+    """Return the traceback that the running shell would print; without a shell, Python's.
+
+    Of a failed run, it has one line in place of the rank's traceback, which the monitor has.
+    """
+    text = _text(error)
+    failures = getattr(error, "failures", None)  # Perhaps an attribute of the user's own.
+    first = failures[0] if isinstance(failures, tuple) and failures else None
+    if isinstance(first, Failure) and first.traceback.strip():
+        text = text.replace(first.traceback.rstrip(), first.summary)
+    return f'<pre class="nbp-traceback" tabindex="0">{ansi_to_html(text.strip())}</pre>'
 
 
 def ansi_to_html(text: str) -> str:

@@ -1,6 +1,6 @@
 import { h, KeyedList, setHidden, setText, StateLight } from "./elements.js";
 import { plainText } from "./text.js";
-import { formatRankCount } from "./units.js";
+import { formatRankCount, formatRanks } from "./units.js";
 
 /** @import { RunData } from "./model.js" */
 /** @import { ErrorRecord, StateLook, Topic } from "./wire" */
@@ -26,7 +26,7 @@ export class Errors {
   /** @param {HTMLElement} parent */
   #cards(parent) {
     const failed = () => /** @type {RunData} */ (this.#data).legend.rankState("failed");
-    return new KeyedList(parent, (/** @type {ErrorRecord} */ error) => errorCard(error, failed()));
+    return new KeyedList(parent, (/** @type {ErrorRecord[]} */ group) => errorCard(group, failed()));
   }
 
   /** @param {RunData} data */
@@ -39,25 +39,51 @@ export class Errors {
     setHidden(this.element, !errors.length && !banner);
     setText(this.banner, banner);
     setHidden(this.banner, !banner || culprits.length > 0);
-    this.culprits.show(culprits.map((error) => [keyOf(error), error]));
-    this.victims.show(victims.map((error) => [keyOf(error), error]));
+    this.culprits.show(alike(culprits));
+    this.victims.show(alike(victims));
     const cause = culprits.length ? ` (caused by rank ${culprits[0].rank})` : "";
     setText(this.victimCount, `${formatRankCount(victims.length)} failed as a consequence${cause}`);
     setHidden(this.folded, !victims.length);
   }
 }
 
-/** @param {ErrorRecord} error */
-const keyOf = ({ rank, summary }) => `${rank} ${summary}`;
+/**
+ * Return the errors in order, those that differ in the rank and its output alone as one group; with the groups' keys.
+ * @param {ErrorRecord[]} errors
+ * @returns {[key: string, group: ErrorRecord[]][]}
+ */
+function alike(errors) {
+  const groups = groupBy(errors, ({ summary, traceback }) => `${summary}\n${traceback}`);
+  return groups.map((group) => [`${formatRanks(ranksOf(group))} ${group[0].summary}`, group]);
+}
 
-/** @param {ErrorRecord} error @param {StateLook} failed */
-function errorCard({ rank, summary, traceback, victim, last_lines: lastLines }, failed) {
+/** @param {ErrorRecord[]} group */
+const ranksOf = (group) => group.map(({ rank }) => rank);
+
+/**
+ * @param {ErrorRecord[]} errors
+ * @param {(error: ErrorRecord) => string} keyOf
+ */
+function groupBy(errors, keyOf) {
+  /** @type {Map<string, ErrorRecord[]>} */
+  const groups = new Map();
+  for (const error of errors) groups.set(keyOf(error), [...(groups.get(keyOf(error)) ?? []), error]);
+  return [...groups.values()];
+}
+
+/** @param {ErrorRecord[]} group @param {StateLook} failed */
+function errorCard(group, failed) {
+  const [{ summary, traceback, victim }] = group;
   const light = new StateLight();
-  light.show({ ...failed, word: `rank ${rank}` });
+  light.show({ ...failed, word: formatRanks(ranksOf(group)) });
   const head = h("div", { class: "nbl-error-head" }, light.element, h("code", {}, plainText(summary)));
   const card = h("div", { class: "nbl-error" }, head);
   if (traceback) card.append(foldedText("Traceback", plainText(traceback.trimEnd()), { isOpen: !victim }));
-  if (lastLines.length) card.append(foldedText("Last lines of output", plainText(lastLines.join("\n"))));
+  const outputs = groupBy(group, (error) => error.last_lines.join("\n"));
+  for (const equal of outputs.filter(([error]) => error.last_lines.length)) {
+    const whose = outputs.length > 1 ? ` of ${formatRanks(ranksOf(equal))}` : "";
+    card.append(foldedText(`Last lines of output${whose}`, plainText(equal[0].last_lines.join("\n"))));
+  }
   return { element: card };
 }
 

@@ -10,6 +10,22 @@ export const isNumber = (value) => typeof value === "number" && Number.isFinite(
 /** @param {number} count */
 export const formatRankCount = (count) => `${count} ${count === 1 ? "rank" : "ranks"}`;
 
+/**
+ * Return `rank 2`, `ranks 0, 2` or `ranks 0-3, 7`, as `rank_list` does.
+ * @param {number[]} ranks
+ */
+export function formatRanks(ranks) {
+  /** @type {number[][]} */
+  const spans = [];
+  for (const rank of [...new Set(ranks)].sort((a, b) => a - b)) {
+    const span = spans.at(-1);
+    if (span && rank === span[span.length - 1] + 1) span.push(rank);
+    else spans.push([rank]);
+  }
+  const words = spans.flatMap((span) => (span.length > 2 ? [`${span[0]}-${span[span.length - 1]}`] : span.map(String)));
+  return `${spans.flat().length === 1 ? "rank" : "ranks"} ${words.join(", ")}`;
+}
+
 const [MINUTE, HOUR] = [60, 3600];
 
 /**
