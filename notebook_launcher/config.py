@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import accelerate_yaml, engine_choice
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.text import type_of
 from notebook_launcher.training_settings import PRECISIONS, TrainingSettings
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class LaunchConfig:
     def build(cls, config: LaunchConfig | None, options: Mapping[str, Any]) -> LaunchConfig:
         """Return `config` with its fields replaced by `options`; raise `ConfigError` for an unknown option."""
         if config is not None and not isinstance(config, LaunchConfig):
-            msg = f"config={config!r} is a {type(config).__name__}. Pass a LaunchConfig, or options by name."
+            msg = f"config={config!r} is {type_of(config)}. Pass a LaunchConfig, or options by name."
             raise ConfigError(msg)
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
@@ -305,7 +306,7 @@ def _integer(name: str, value: object, *, minimum: int, maximum: int | None = No
             hint = f" Write {int(value)} without quotes."
         elif name == "num_processes" and isinstance(value, (tuple, list)):
             hint = " Arguments of the function go by name: notebook_launch(fn, 2, args=(...))."
-        msg = f"{name}={value!r} is a {type(value).__name__}; it must be a whole number.{hint}"
+        msg = f"{name}={value!r} is {type_of(value)}; it must be a whole number.{hint}"
         raise ConfigError(msg, field=name)
     if number < minimum:
         msg = f"{name}={value!r} is too small; it must be {minimum} or more."
@@ -318,7 +319,7 @@ def _integer(name: str, value: object, *, minimum: int, maximum: int | None = No
 
 def _positive(name: str, value: object, *, unit: str = "", none: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        msg = f"{name}={value!r} is a {type(value).__name__}; it must be a number{unit and f' of{unit}'}, or None."
+        msg = f"{name}={value!r} is {type_of(value)}; it must be a number{unit and f' of{unit}'}, or None."
         raise ConfigError(msg, field=name)
     if not value > 0 or math.isinf(value):
         msg = f"{name}={value!r} must be more than 0{unit} and finite; None means {none}."
@@ -338,7 +339,7 @@ def _one_of(name: str, value: object, choices: tuple[str, ...], *, or_none: bool
 
 def _check_switch(name: str, value: object) -> None:
     if value is not None and not isinstance(value, bool):
-        msg = f"{name}={value!r} is a {type(value).__name__}; it must be True or False."
+        msg = f"{name}={value!r} is {type_of(value)}; it must be True or False."
         raise ConfigError(msg, field=name)
 
 
@@ -405,7 +406,7 @@ def _folder(name: str, value: object) -> str | None:
         return None
     path = value.__fspath__() if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
-        msg = f"{name}={value!r} is a {type(value).__name__}; it must be a path, 'auto', or None to keep no record."
+        msg = f"{name}={value!r} is {type_of(value)}; it must be a path, 'auto', or None to keep no record."
         raise ConfigError(msg, field=name)
     if not path or "\0" in path:
         msg = f"{name}={value!r} is not a path. Pass a folder, 'auto', or None to keep no record."
@@ -415,7 +416,7 @@ def _folder(name: str, value: object) -> str | None:
 
 def _environment(value: object) -> Mapping[str, str]:
     if not isinstance(value, Mapping):
-        msg = f"env={value!r} is a {type(value).__name__}; it must map names to strings."
+        msg = f"env={value!r} is {type_of(value)}; it must map names to strings."
         raise ConfigError(msg, field="env")
     for key, text in value.items():
         if not isinstance(key, str) or not isinstance(text, str):

@@ -345,7 +345,9 @@ def tunable(name: str, default: float) -> float:
         ValueError: The name is not an identifier, or belongs to a setting of the `Accelerator`.
     """
     if not isinstance(default, (int, float)):
-        msg = f"tunable({name!r}, {default!r}): the default is a {type(default).__name__}; it must be a number."
+        from notebook_launcher.text import type_of
+
+        msg = f"tunable({name!r}, {default!r}): the default is {type_of(default)}; it must be a number."
         raise TypeError(msg)
     if not isinstance(name, str) or not name.isidentifier() or name in ACCELERATOR_SETTINGS:
         taken = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["clean", "did_you_mean", "escape", "first_columns", "name_rank", "one_line", "read_bool"]
+__all__ = ["clean", "did_you_mean", "escape", "first_columns", "name_rank", "one_line", "read_bool", "type_of"]
 
 MAX_TEXT = 50_000
 """Characters of one text that a page takes in; a traceback has about 2,000."""
@@ -37,6 +37,12 @@ def name_rank(rank: int, node: str = "", *, of: int | None = None) -> str:
     """Return `rank 3`, `rank 3 of 8` or `rank 3 of 8 (gpu2)`: with the number of ranks and its machine, if given."""
     total = "" if of is None else f" of {of}"
     return f"rank {rank}{total} ({node})" if node else f"rank {rank}{total}"
+
+
+def type_of(value: object) -> str:
+    """Return the type of a value with its article: `an int`, `a list`."""
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
 
 
 def clean(text: object, limit: int = MAX_TEXT) -> str:

@@ -51,7 +51,7 @@ def check_name(home: Path, config: LaunchConfig) -> None:
         if config.name is not None and name == config.name:
             age = format_seconds(max(0.0, time.time() - run_folders.time_in(folder.name)))
             msg = (
-                f"name={name!r}: a detached session of this name lives since {age} ({folder.name}). "
+                f"name={name!r}: a detached session of this name has been running for {age} ({folder.name}). "
                 f"attach_session({name!r}) reconnects to it, and attach_session({name!r}).close() ends it."
             )
             raise ConfigError(msg, field="name")

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from notebook_launcher import context
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError, ConfigError
+from notebook_launcher.text import type_of
 
 __all__ = ["arguments_by_name", "check_call", "check_not_in_rank", "name_of"]
 
@@ -73,7 +74,7 @@ def check_call(function: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], 
     args, kwargs = _arguments(args, kwargs)
     if not callable(function):
         hint = " Pass the function itself, without calling it." if function is None else ""
-        msg = f"fn={_short(function)} is a {type(function).__name__}, which cannot be called.{hint}"
+        msg = f"fn={_short(function)} is {type_of(function)}, which cannot be called.{hint}"
         raise ConfigError(msg)
     _check_kind(function)
     _check_arguments(function, args, kwargs)
@@ -146,7 +147,7 @@ def _check_options(function: Any, kwargs: Mapping[str, Any]) -> None:
 
 def _arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not isinstance(args, (tuple, list)):
-        msg = f"args={_short(args)} is a {type(args).__name__}; it must be a tuple. Write args=({_short(args)},)."
+        msg = f"args={_short(args)} is {type_of(args)}; it must be a tuple. Write args=({_short(args)},)."
         raise ConfigError(msg)
     if kwargs is None:
         kwargs = {}

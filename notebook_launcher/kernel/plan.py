@@ -75,7 +75,7 @@ class Plan:
         parts = [
             plural(num, "GPU rank" if self.use_gpu else "CPU rank"),
             self._group,
-            f"{plural(threads, 'thread')} each" + self.note,
+            plural(threads, "thread") + " each" * (num > 1) + self.note,
             self.found,
             f"seed {self.seed}",
         ]

@@ -165,7 +165,7 @@ class RunThread:
         unsent = outcome.results.unsent
         for reason in dict.fromkeys(unsent.values()):
             ranks = rank_list(rank for rank in unsent if unsent[rank] == reason)
-            self.data.output.notice(f"{ranks}: {reason} All else of the run is there.", "stderr")
+            self.data.output.notice(f"{ranks}: {reason} Everything else of the run is available.", "stderr")
         return outcome
 
     def _fail(self, fault: BaseException) -> RunOutcome:

@@ -11,6 +11,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.text import type_of
+
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Iterable
@@ -280,7 +282,7 @@ class ProfileKwargs(KwargsHandler):
 def whole_number(name: str, value: Any, *, minimum: int = 1) -> int:
     """Return `value` as an int; raise ValueError if it is not a whole number, of Python or NumPy, or too small."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ValueError(f"{name}={value!r} is a {type(value).__name__}; it must be a whole number.")
+        raise ValueError(f"{name}={value!r} is {type_of(value)}; it must be a whole number.")
     number = operator.index(value)
     if number < minimum:
         raise ValueError(f"{name}={value!r} is too small; it must be {minimum} or more.")

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
+from notebook_launcher.text import type_of
 from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
 from notebook_launcher.training.plugins import (
     DataLoaderConfiguration,
@@ -229,7 +230,7 @@ def resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> 
         launched = context.setting("check_ranks")
         return rules.guards if launched is None else bool(launched)
     if not isinstance(argument, bool):
-        raise TypeError(f"check_ranks={argument!r} is a {type(argument).__name__}; it must be True or False, or None.")
+        raise TypeError(f"check_ranks={argument!r} is {type_of(argument)}; it must be True or False, or None.")
     _compare("check_ranks", argument, conflicts)
     return argument
 

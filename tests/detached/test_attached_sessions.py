@@ -123,7 +123,7 @@ def test_errors_are_those_of_the_ranks_and_cost_no_memory(session: AttachedSessi
     assert "raise OwnError(7)" in str(caught.value.__cause__)
     with pytest.raises(ZeroDivisionError):
         session.execute("1/0")
-    with pytest.raises(ConfigError, match=r"^fn=3 is a int, which cannot be called"):
+    with pytest.raises(ConfigError, match=r"^fn=3 is an int, which cannot be called"):
         session.run(3)  # type: ignore[arg-type]
     assert not session._is_at_rest
     session.forget()
@@ -191,7 +191,8 @@ def test_a_short_call_that_left_no_folder_still_has_its_data(session: AttachedSe
 
 
 def test_a_name_is_taken_once(session: AttachedSession) -> None:
-    taken = rf"^name='exp': a detached session of this name lives since .* \({session.id}\). attach_session\('exp'\)"
+    since = rf"has been running for .* \({session.id}\)"
+    taken = rf"^name='exp': a detached session of this name {since}. attach_session\('exp'\)"
     with pytest.raises(ConfigError, match=taken):
         Session(1, name="exp", detached=True)
     with opened(1, output="none") as one, opened(1, output="none") as another:

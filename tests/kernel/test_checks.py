@@ -45,7 +45,7 @@ class AsyncModel:
     ("function", "args", "kwargs", "message"),
     [
         (None, (), {}, r"fn=None is a NoneType, which cannot be called. Pass the function itself"),
-        (3, (), {}, r"fn=3 is a int, which cannot be called"),
+        (3, (), {}, r"fn=3 is an int, which cannot be called"),
         (coroutine, (), {}, r"coroutine is a coroutine function \(async def\).*asyncio.run\(coroutine\(\)\)"),
         (functools.partial(coroutine), (), {}, r"coroutine is a coroutine function"),
         (AsyncModel(), (), {}, r"AsyncModel is a coroutine function"),

@@ -116,6 +116,7 @@ def test_options_that_were_not_given_are_not_exported(make: Any) -> None:
 def test_summary_names_the_hardware_and_the_chosen_options(make: Any) -> None:
     summary = make(machine(8, 4, has_cuda=False), num_processes=2, seed=7, start_method="spawn").summary
     assert summary == "2 CPU ranks, gloo, spawn, 4 threads each, this torch is built without CUDA, seed 7"
+    assert ", 2 threads, " in make(machine(2), num_processes=1).summary
 
 
 def found(variable: str | None) -> visible_gpus.Choice:

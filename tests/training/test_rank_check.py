@@ -411,7 +411,7 @@ def test_check_ranks_rejects_what_is_no_switch() -> None:
     one: Any = 1
     with pytest.raises(ValueError, match="check_ranks='no' is a str; it must be True or False"):
         LaunchConfig(check_ranks=no)
-    with pytest.raises(TypeError, match="check_ranks=1 is a int; it must be True or False, or None"):
+    with pytest.raises(TypeError, match="check_ranks=1 is an int; it must be True or False, or None"):
         Accelerator(cpu=True, check_ranks=one)
 
 

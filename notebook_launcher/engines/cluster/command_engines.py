@@ -16,6 +16,7 @@ from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.connections import CommandConnection
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.node_allocation import NodeInfo
+from notebook_launcher.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -262,5 +263,5 @@ def _words(name: str, value: object, *, may_be_empty: bool = False) -> tuple[str
 def _check_text(name: str, value: object, *, or_none: bool = False) -> None:
     if (or_none and value is None) or (isinstance(value, str) and value and "\0" not in value):
         return
-    msg = f"{name}={value!r} is a {type(value).__name__}; it must be a string{' or None' if or_none else ''}."
+    msg = f"{name}={value!r} is {type_of(value)}; it must be a string{' or None' if or_none else ''}."
     raise ConfigError(msg, field="engine")

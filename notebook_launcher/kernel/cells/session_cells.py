@@ -19,7 +19,7 @@ from notebook_launcher.kernel.checks import check_not_in_rank
 from notebook_launcher.kernel.comms.rank_panels import RankPanels, shown_rank
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.failures import failure_display
-from notebook_launcher.text import one_line
+from notebook_launcher.text import one_line, type_of
 from notebook_launcher.travel import cells
 from notebook_launcher.travel.rank_function import CellRequest, RankFunction
 from notebook_launcher.units import format_seconds
@@ -143,7 +143,7 @@ class SessionCells(ABC):
             filename: The name under which tracebacks know the code.
         """
         if not isinstance(code, str):
-            msg = f"code={code!r} is a {type(code).__name__}. Pass the code as text, or a function to session.run(fn)."
+            msg = f"code={code!r} is {type_of(code)}. Pass the code as text, or a function to session.run(fn)."
             raise ConfigError(msg)
         members = selected_ranks(ranks, self.num_processes)
         running = range(self.num_processes) if members is None else members

@@ -85,7 +85,7 @@ def _head(record: messages.Profiled) -> str:
 
 def _notes(record: messages.Profiled) -> list[str]:
     left = record.num_operators - SHOWN
-    more = [f"and {plural(left, 'operator')} more"] if left > 0 else []
+    more = [f"and {plural(left, 'more operator')}"] if left > 0 else []
     trace = [f"trace: {record.trace}"] if record.trace else []
     return [*more, *trace, *([record.problem] if record.problem else [])]
 

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from notebook_launcher.text import type_of
 from notebook_launcher.training.parallelism.deepspeed_factories import refuse_factories
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO, check_keys, value_at
 from notebook_launcher.training.process.environment import flag
@@ -175,7 +176,7 @@ def _read(given: Any) -> dict[str, Any]:
     if isinstance(config, dict):
         return copy.deepcopy(config)
     if not isinstance(config, (str, os.PathLike)):
-        raise TypeError(f"hf_ds_config={given!r} is a {type(given).__name__}; it must be a path or a dictionary.")
+        raise TypeError(f"hf_ds_config={given!r} is {type_of(given)}; it must be a path or a dictionary.")
     text = os.fspath(config)
     if not text.lstrip().startswith("{"):
         text = _contents(text)

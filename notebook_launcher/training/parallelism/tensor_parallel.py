@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from notebook_launcher.text import type_of
 from notebook_launcher.training.spread_tensors import is_spread
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _check_sizes(name: str, module: torch.nn.Module, style: str, size: int) -> N
         return
     kind = torch.nn.Embedding if style in EMBEDDINGS else torch.nn.Linear
     if not isinstance(module, kind):
-        message = f"tp_plan: {style!r} is for {kind.__name__} layers, and {name} is a {type(module).__name__}."
+        message = f"tp_plan: {style!r} is for {kind.__name__} layers, and {name} is {type_of(module)}."
         raise ValueError(message)  # noqa: TRY004 - the plan is wrong, and not the type of an argument
     attribute = {
         **dict.fromkeys(CUT_OUTPUTS, "out_features"),
