@@ -274,13 +274,17 @@ class AttachedRun:
     def wait_in_cell(self) -> Results:
         """Wait in the main thread and show the run. The first interrupt releases the cell, a second stops the run."""
         output = self._make_output(None)
+        view = views.RunView(self, output, is_raised=True)
         try:
-            with contextlib.closing(views.RunView(self, output, is_raised=True)) as view:
-                self._follow(output)
-                while not self._wait(view.step()):
-                    pass
+            self._follow(output)
+            while not self._wait(view.step()):
+                pass
+            view.close()
         except KeyboardInterrupt as error:
-            self._detach_cell(output, error)
+            self._release_cell(output, view, error)
+            raise
+        except BaseException:
+            view.close()
             raise
         return self.result()
 
@@ -302,20 +306,21 @@ class AttachedRun:
                 self._questions.serve(min(left, AWAKE_EVERY))
         return self._over.is_set
 
-    def _detach_cell(self, output: AttachedOutput, error: KeyboardInterrupt) -> None:
+    def _release_cell(self, output: AttachedOutput, view: views.RunView, error: KeyboardInterrupt) -> None:
+        """Let the cell end after an interrupt, while the run continues; a second interrupt until then stops the run."""
         come_back = f'attach("{self.id}") reconnects to it'
-        output.say(f"the run continues, and {come_back}; interrupt again within {STOP_WITHIN:g} s to stop it")
         try:
+            output.say(f"the run continues, and {come_back}; interrupt again within {STOP_WITHIN:g} s to stop it")
             is_over = self._over.wait(STOP_WITHIN)
+            output.detach()
+            view.close()
+            what = f"{self.id} {'is over' if is_over else 'is still running'}; {come_back}"
         except KeyboardInterrupt:
             self.stop()
-            failure_display.show_as(error, f"KeyboardInterrupt: {self.name} was stopped")
-            return
-        finally:
             output.detach()
-        failure_display.show_as(
-            error, f"KeyboardInterrupt: {self.id} {'is over' if is_over else 'is still running'}; {come_back}"
-        )
+            view.close()
+            what = f"{self.name} was stopped"
+        failure_display.show_as(error, f"KeyboardInterrupt: {what}")
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Ask the host, or the folder where there is no host any more."""

@@ -119,7 +119,7 @@ class RunView:
         return HELLO_CHECK if poll is None and is_unseen else poll
 
     def close(self) -> None:
-        """Leave a record of the run in place of the monitor; call this method when the run is over."""
+        """Leave a record of the run in place of the monitor; the monitor of a run that goes on stays live."""
         key = "" if self._monitor is None else self._monitor.finish()
         if self._output.last_line:
             self._leave_record(self._output.last_line, key)

@@ -10,12 +10,13 @@ import pytest
 from notebook_launcher.detached.attaching import attach
 from notebook_launcher.detached.door import SOCKET
 from tests.detached.hosts import host_of, release
-from tests.support.kernels import Kernel
+from tests.support.kernels import Kernel, Outcome
 from tests.support.toy_runs import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 DEFINE = """
 import os, time
 from notebook_launcher import attach, launch, notebook_launch
@@ -83,10 +84,36 @@ def test_the_first_interrupt_lets_go_of_the_cell(gate: Path, kernel: Kernel) -> 
     assert kernel.execute("print(attach(show=False).result()[1].values.tolist())").stdout == "[3.0, 3.0, 3.0]\n"
 
 
-def test_the_second_interrupt_stops_the_run(gate: Path, kernel: Kernel) -> None:
-    kernel.execute(DEFINE)
-    cell = kernel.start(f"notebook_launch(train, 2, args=({str(gate)!r},), detached=True)")
-    kernel.wait(cell, until=lambda outcome: "started" in outcome.stdout)
+MONITORED = "monitor=True"
+PATIENT_MONITOR = """
+from notebook_launcher.widgets.monitor import monitor
+monitor.END_BUDGET = 1000.0
+"""
+
+
+def shows_monitor(outcome: Outcome) -> bool:
+    return any(WIDGET_VIEW in display["data"] for display in outcome.displays)
+
+
+def test_a_monitor_stays_live_below_a_cell_that_is_let_go(gate: Path, kernel: Kernel) -> None:
+    kernel.execute(DEFINE + PATIENT_MONITOR)
+    cell = kernel.start(f"notebook_launch(train, 2, args=({str(gate)!r},), detached=True, {MONITORED})")
+    kernel.wait(cell, until=shows_monitor)
+    kernel.interrupt()
+    outcome = kernel.wait(cell)
+    assert "goes on; attach(" in outcome.traceback
+    assert not outcome.of("comm_close")
+    release(gate)
+    ended = kernel.wait(cell, until=lambda outcome: bool(outcome.of("comm_close")))
+    pictures = [update["data"].get("text/plain", "") for update in ended.updates]
+    assert any(picture.startswith("train on 2 ranks: done") for picture in pictures), pictures
+
+
+@pytest.mark.parametrize("monitor", ["monitor=False", MONITORED])
+def test_the_second_interrupt_stops_the_run(gate: Path, kernel: Kernel, monitor: str) -> None:
+    kernel.execute(DEFINE + PATIENT_MONITOR)
+    cell = kernel.start(f"notebook_launch(train, 2, args=({str(gate)!r},), detached=True, {monitor})")
+    kernel.wait(cell, until=shows_monitor if monitor == MONITORED else lambda outcome: "started" in outcome.stdout)
     run = attach(show=False)
     kernel.interrupt()
     kernel.wait(cell, until=lambda outcome: "interrupt again within 3 s" in outcome.stdout)

@@ -329,15 +329,18 @@ class Monitor(anywidget.AnyWidget):
             sink.display(picture, transient={"display_id": below}, update=True)
 
     def finish(self) -> str:
-        """Wait until the picture of a run that is over has replaced the monitor.
+        """Wait until the picture of a run that is over has replaced the monitor; that of a run that goes on stays live.
 
         Returns:
             The key of the monitor if it stays open, to be explored in its page; else an empty text.
         """
         ticker = self._ticker
+        if self.is_live:
+            self.leaves_picture = True  # The code that would leave a record has ended with its cell.
+            return ""
         if ticker is not None:
             ticker.join(END_BUDGET)
-        elif self._wait is not None and self._wait(0):
+        elif self._wait is not None:
             self._end()
         return self.key if self.explorable_since else ""
 
