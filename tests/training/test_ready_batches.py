@@ -87,6 +87,12 @@ def test_batches_of_any_size_weigh_their_rows(session: Session, kind: str, num_s
         assert [gradient for gradient, _ in found] == pytest.approx([mean for _, mean in found], abs=1e-6)
 
 
+def rows(number: int) -> Any:
+    """Return an unprepared loader of so many samples, two in a batch."""
+    samples: Any = torch.ones(number, 1)
+    return DataLoader(samples, batch_size=2)
+
+
 def train(loader: Any, *, num_steps: int = 2, reads_ahead: bool = False) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_steps)
     model = torch.nn.Linear(1, 1, bias=False)
@@ -108,7 +114,8 @@ def test_rows_that_vary_against_the_samples_that_are_counted_get_a_warning() -> 
         UserWarning, match="1 row for 1 sample and one with 3 rows for 1 sample, and a micro-batch weighs"
     ):
         train(joined)
-    alike: Any = DataLoader(torch.ones(8, 2, 1), batch_size=2, collate_fn=torch.cat)
+    bags: Any = torch.ones(8, 2, 1)
+    alike = DataLoader(bags, batch_size=2, collate_fn=torch.cat)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(alike)
@@ -119,7 +126,7 @@ def test_loop_over_a_list_of_all_batches_gets_a_warning() -> None:
     with pytest.warns(
         UserWarning, match=r"a loop that read all batches of the prepared loader, as list\(loader\) does"
     ):
-        train(DataLoader(torch.ones(5, 1), batch_size=2), reads_ahead=True)
+        train(rows(5), reads_ahead=True)
 
 
 def unequal_steps() -> None:
@@ -127,7 +134,7 @@ def unequal_steps() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3 - rank)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(torch.ones(12, 1), batch_size=1))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, rows(24))
     for batch in loader:
         with accelerator.accumulate(model):
             accelerator.backward(model(batch).mean())
@@ -147,7 +154,7 @@ def test_scheduler_that_is_stepped_after_a_loop_was_left_inside_a_window_warns(s
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler: Any = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
-    loader: Any = DataLoader(torch.ones(16, 1), batch_size=2)
+    loader = rows(16)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -175,7 +182,7 @@ def test_optimizer_that_calls_its_closure_again_gets_no_warning() -> None:
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = (model(inputs) - 2 * inputs).square().mean()
+        loss: torch.Tensor = (model(inputs) - 2 * inputs).square().mean()
         accelerator.backward(loss)
         losses.append(loss.item())
         return loss
