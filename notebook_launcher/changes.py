@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 __all__ = ["ACCELERATOR_SETTINGS", "SettingKind", "Wanted", "apply_change", "check_change", "read_wanted"]
 
@@ -25,13 +25,16 @@ ACCELERATOR_SETTINGS: dict[str, SettingKind] = {
 FACTOR = re.compile(r"\s*[x*]\s*(?P<factor>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*")
 
 
-def check_change(name: str, wanted: object, tunables: Collection[str]) -> Wanted:
+def check_change(
+    name: str, wanted: object, tunables: Collection[str], present: Mapping[str, float | None] | None = None
+) -> Wanted:
     """Return a change that can be sent to the ranks.
 
     Args:
         name: The setting.
         wanted: A number, a factor such as `"x0.5"`, or None for `max_grad_norm`.
         tunables: Settings that the function offers by `tunable(...)`.
+        present: The last known values of the Accelerator's settings.
 
     Raises:
         ValueError: There is no such setting, or the value cannot work; the message names what to type.
@@ -54,6 +57,8 @@ def check_change(name: str, wanted: object, tunables: Collection[str]) -> Wanted
         least = "a number" if kind is None else "a number, more than 0"
         none = ", or None for no clipping" if kind == "optional" else ""
         raise ValueError(f'{name}={wanted!r} must be {least}, or a factor such as "x0.5"{none}.')
+    if isinstance(wanted, str) and present and present.get(name, number) is None:
+        raise ValueError(f"{name}={wanted!r} is a factor, but {name} is none, and has no value. Give a number.")
     return wanted  # type: ignore[return-value]
 
 

@@ -108,6 +108,9 @@ class LiveRecords:
     def note_change(self, record: messages.Changed) -> None:
         """Add the settings that were changed."""
         step, seconds = self.last_steps.get(0), record.time - self._launched
+        # What a change tells is known before the first record of phases.
+        own = {name: after for name, (_, after) in record.values.items() if name in ACCELERATOR_SETTINGS}
+        self.settings = {**self.settings, **own}
         self.changes += tuple(
             RunChange(
                 name=name,
@@ -120,7 +123,6 @@ class LiveRecords:
             )
             for name, (before, after) in record.values.items()
         )
-        self.settings = {name: record.values.get(name, (None, value))[1] for name, value in self.settings.items()}
         self.tunables.update(
             {name: after for name, (_, after) in record.values.items() if name in self.tunables and after is not None}
         )

@@ -417,15 +417,15 @@ class Run:
             ValueError: A setting is unknown, or a value cannot work. Nothing is changed.
             CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
         """
-        tunables = self._data.live.tunables
-        checked = {name: check_change(name, value, tunables) for name, value in settings.items()}
+        live = self._data.live
+        checked = {name: check_change(name, value, live.tunables, live.settings) for name, value in settings.items()}
         if checked:
             self._change("set", checked)
 
     def _set_from_page(self, name: str, text: str) -> None:
         """Change one setting to what was typed into the monitor's field for it; errors as for `set`."""
-        tunables = self._data.live.tunables
-        self._change("set", {name: check_change(name, read_wanted(text), tunables)}, "monitor")
+        live = self._data.live
+        self._change("set", {name: check_change(name, read_wanted(text), live.tunables, live.settings)}, "monitor")
 
     def pause(self) -> None:
         """Hold all ranks after the same update, until `run.resume()`; the time limit does not count meanwhile.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from notebook_launcher import Accelerator, launch, notebook_launch, open_run, re
 from notebook_launcher.changes import ACCELERATOR_SETTINGS, apply_change, check_change, read_wanted
 from notebook_launcher.errors import CallOrderError, RunStoppedError
 from notebook_launcher.training.steering import scale_rates
+from notebook_launcher.widgets import Monitor
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -158,6 +160,25 @@ def test_run_without_an_update_cannot_change() -> None:
 def test_impossible_changes_are_refused(name: str, wanted: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check_change(name, wanted, {"temperature"})
+
+
+def test_factor_of_a_setting_that_is_none_is_refused_in_code_and_in_the_monitor(run: Run) -> None:
+    run.set(max_grad_norm=None)
+    until(lambda: len(run.changes) == 1, run)
+    words = r"max_grad_norm='x2' is a factor, but max_grad_norm is none, and has no value\. Give a number"
+    with pytest.raises(ValueError, match=words):
+        run.set(lr="x0.5", max_grad_norm="x2")
+    monitor = Monitor(run)
+    monitor._set("max_grad_norm", "x2")
+    (answer,) = monitor._feed.update()["answers"]  # type: ignore[index] # there is news
+    assert answer["name"] == "max_grad_norm"
+    assert re.match(words, answer["problem"])
+    run.set(max_grad_norm=2.0)
+    until(lambda: len(run.changes) == 2, run)
+    run.set(max_grad_norm="x2")
+    until(lambda: len(run.changes) == 3, run)
+    assert [change.after for change in run.changes] == [None, 2.0, 4.0]
+    monitor.close()
 
 
 @pytest.mark.parametrize(("wanted", "after"), [(3, 3), ("x0.5", 2.0), (" *1e-1", 0.4), ("x 2", 8.0)])
