@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import functools
+import re
 import sys
 import time
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
@@ -438,6 +441,43 @@ def test_typed_argument_without_a_value_is_refused(name, typed, message):
     assert panel.launch_button.disabled
     type_in(panel, name, "")
     assert panel.problems == {}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "right", "wrong", "words"),
+    [
+        (list, "[1, 'a']", "5", "Enter a literal of type list, such as [1, 2]."),
+        (list[int], "[1]", "[1, 'a']", "Enter a literal of type list[int], such as [1, 2]."),
+        (list[int], "[]", "[True]", "of type list[int]"),
+        ("list[float] | None", "[1, 0.5]", "(1, 2)", "of type list[float]"),
+        (dict[str, int], "{'a': 1}", "{1: 2}", "Enter a literal of type dict[str, int], such as {'a': 1}."),
+        (dict[str, list[int]], "{'a': [1]}", "{'a': 1}", "of type dict[str, list[int]]"),
+        (tuple[int, str], "(1, 'a')", "(1, 'a', 2)", "of type tuple[int, str], such as (1, 2)."),
+        (tuple[int, ...], "(1, 2, 3)", "(1, 'a')", "of type tuple[int, ...]"),
+        (frozenset[int], "{1}", "[1]", "of type frozenset[int]"),
+        (Sequence[str], "('a',)", "'a'", "of type Sequence[str]"),
+        (list[int | None], "[1, None]", "['a']", "of type list[int | None]"),
+        (list[Model], "[1]", "1", "Enter a literal of type list["),  # A type of the user's is not checked.
+    ],
+)
+def test_typed_container_has_the_type_of_the_annotation(annotation, right, wrong, words):
+    def function(layers=None):
+        pass
+
+    function.__annotations__["layers"] = annotation
+    (parameter,) = parameters_of(function)
+    assert parameter.parse(right) == ast.literal_eval(right)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        parameter.parse(wrong)
+
+
+def test_code_that_this_machine_cannot_run_says_what_to_fix():
+    panel = ConfigPanel(train)
+    type_in(panel, "num_processes", "65")
+    assert "Fix Processes to run this code on this machine." in panel.view._code.value
+    assert "nbp-copy" not in panel.view._code.value
+    type_in(panel, "num_processes", "2")
+    assert "Fix " not in panel.view._code.value
 
 
 def test_required_argument_that_cannot_be_typed_comes_from_code():

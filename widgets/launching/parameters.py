@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
+from notebook_launcher.widgets.launching.containers import container_fits, container_words, is_container
+
 __all__ = ["MISSING", "Parameter", "is_literal", "parameters_of", "takes_any_name"]
 
 MISSING: Any = inspect.Parameter.empty
@@ -58,6 +60,8 @@ class Parameter:
     positional_only: bool = False
     takes_words: bool = False
     """True if a text that is not a literal is a value: the text itself."""
+    container: Any = MISSING
+    """Annotation of a list, dictionary or the like, of which a typed value has to be one."""
 
     @property
     def is_required(self) -> bool:
@@ -89,6 +93,9 @@ class Parameter:
             return text
         if value is MISSING or not is_number:
             msg = f"Enter {WORDS[self.kind]}."
+            raise ValueError(msg)
+        if self.container is not MISSING and not container_fits(self.container, value):
+            msg = f"Enter {container_words(self.container)}."
             raise ValueError(msg)
         return value
 
@@ -206,7 +213,16 @@ def _parameter(parameter: inspect.Parameter, names: dict[str, Any]) -> Parameter
         choices=choices,
         positional_only=parameter.kind is inspect.Parameter.POSITIONAL_ONLY,
         takes_words=kind == "literal" and _takes_words(annotation, parameter.default),
+        container=_container_of(_resolve(parameter.annotation, names)),
     )
+
+
+def _container_of(annotation: Any) -> Any:
+    """Return the container that an annotation stands for, also one of `Optional`; `MISSING` if it is none."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        members = [_resolve(each, {}) for each in typing.get_args(annotation) if each is not type(None)]
+        annotation = members[0] if len(members) == 1 else MISSING
+    return annotation if is_container(annotation) else MISSING
 
 
 def _takes_words(annotation: Any, default: Any) -> bool:

@@ -29,7 +29,7 @@ TEXT_FIELDS = {
     "num_processes": ("Processes", "automatic"),
     "gradient_accumulation_steps": ("Accumulation steps", "1"),
     "engine": ("Machines", "this machine"),
-    "shard": ("Shard models over", "1 process (no sharding)"),
+    "shard": ("Shard models over", "no sharding"),
     "max_grad_norm": ("Maximum gradient norm", "no clipping"),
     "seed": ("Seed", "a random seed, which is recorded"),
     "timeout": ("Time limit, seconds", "no limit"),

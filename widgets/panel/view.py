@@ -284,6 +284,8 @@ class PanelView:
         code, note = self._state.preview()
         if wrong := self._labels(self._wrong_values()):
             note = f"Fix {wrong} to bring this code up to date."
+        elif unfit := self._labels(key for key in self._state.problems if key):
+            note = f"Fix {unfit} to run this code on this machine."
         stale, copy = (" nbp-stale", "") if note else ("", COPY_BUTTON)
         words = f'<div class="nbp-note">{html.escape(note)}</div>' if note else ""
         return (
