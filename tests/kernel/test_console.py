@@ -473,7 +473,7 @@ def test_cell_keeps_beginning_and_end_of_a_flood_and_counts_the_rest(width):
     assert lines[gap] == f"... {left_out:,} lines of ranks 0, 1 left out here; run.logs(rank) has all ..."
     assert len(lines) - 1 + left_out == num_lines
     assert [int(line.removeprefix("[rank 0]")) for line in lines[:1000]] == list(range(1000))
-    assert [int(line.removeprefix("[rank 1]")) for line in lines[-1000:]] == list(range(num_lines - 1000, num_lines))
+    assert [int(line.removeprefix("[rank 1]")) for line in lines[-700:]] == list(range(num_lines - 700, num_lines))
     assert len(lines) > 9_000 or width == 300
     assert sum(map(len, lines)) > 700_000 or width == 10
 
@@ -539,6 +539,55 @@ def test_line_that_is_larger_than_the_room_is_left_out_alone():
     lines = kept(cell)
     assert lines[-1] == "last"
     assert any("left out here" in line for line in lines)
+
+
+def test_the_launchers_last_line_comes_after_the_end_of_each_rank():
+    cell = Cell(2, kept_in="run.logs(rank)")
+    cell.console.notice("f: 2 CPU ranks")
+    for rank in range(2):  # At once, as in a run that ends before the first tick.
+        cell.feed("".join(f"line {n} of {rank}\n" for n in range(12_000)) + f"the end of {rank}\n", rank)
+    cell.console.finish()
+    cell.console.notice("f: done in 703 ms")
+    lines = kept(cell)
+    (gap,) = [place for place, line in enumerate(lines) if line.startswith("...")]
+    assert lines[0] == "f: 2 CPU ranks"
+    assert lines[gap].startswith("... 14,502 lines of ranks 0, 1 left out here")
+    for rank in range(2):
+        assert [f"[rank {rank}] line 11999 of {rank}", f"[rank {rank}] the end of {rank}"] == [
+            line for line in lines if f"of {rank}" in line
+        ][-2:]
+        assert sum(line.startswith(f"[rank {rank}]") for line in lines[gap:]) == pytest.approx(2500, abs=1)
+    assert lines[-1] == "f: done in 703 ms"
+
+
+@pytest.mark.parametrize("kept_in", [None, "run.logs(rank)"])
+def test_no_flood_of_one_rank_takes_another_ranks_end(kept_in):
+    cell = Cell(2, kept_in=kept_in)
+    for number in range(100):
+        cell.feed(f"{number:0100}\n" * 2000)
+        if number == 97:
+            cell.feed("the end\n", rank=1)
+    cell.console.finish()
+    cell.console.notice("done")
+    lines = cell.finish().splitlines()
+    assert "[rank 1] the end" in lines
+    assert lines[-2:] == [f"[rank 0] {99:0100}", "done"]
+
+
+def test_each_of_many_ranks_keeps_its_end_while_the_cell_stays_bounded():
+    cell = Cell(64, kept_in="run.logs(rank)")
+    for number in range(20):
+        for rank in range(64):
+            cell.feed("".join(f"{n} of round {number} on {rank}\n" for n in range(500)), rank)
+        if number % 3 == 0:
+            cell.tick()
+    for rank in range(0, 64, 2):
+        cell.feed(f"the end of {rank}\n", rank)
+    lines = kept(cell)
+    assert {f"[rank {rank}] the end of {rank}" for rank in range(0, 64, 2)} < set(lines)
+    assert {f"[rank {rank}] 499 of round 19 on {rank}" for rank in range(64)} < set(lines)
+    left_out = sum(int(line.split()[1].replace(",", "")) for line in lines if line.startswith("..."))
+    assert len(lines) - 1 + left_out == 64 * 20 * 500 + 32
 
 
 # The logs.

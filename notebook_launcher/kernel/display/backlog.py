@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.display.folding import TextBlock
+from notebook_launcher.kernel.display.newest import Newest
 from notebook_launcher.units import plural, rank_list
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ class Backlog:
         self._label_size = label_size
         """Characters that a label adds to a line."""
         self._start: list[TextBlock] = []
-        """The first blocks, up to HALF characters, and the launcher's own lines."""
-        self._end: collections.deque[TextBlock] = collections.deque()
-        """The last blocks, up to HALF characters."""
-        self._start_size = self._end_size = 0
-        """Characters of the blocks in `_start` and in `_end`."""
+        """The first blocks, up to HALF characters."""
+        self._end = Newest(HALF, lambda block: len(block.text))
+        """The last blocks, up to HALF characters, and the launcher's own lines between them."""
+        self._start_size = 0
+        """Characters of the blocks in `_start`."""
         self._left_out: collections.Counter[int] = collections.Counter()
         """By rank: the number of lines that were dropped between `_start` and `_end`."""
 
@@ -64,37 +65,29 @@ class Backlog:
     def push(self, block: TextBlock) -> None:
         """Add a block."""
         self.ranks.add(block.rank)
-        # The launcher's own lines are few and must not be lost.
-        if block.rank is None or (not self._end and self._start_size < HALF):
+        if not self._end and self._start_size < HALF:
             self._start.append(block)
             self._start_size += len(block.text)
             return
-        self._end.append(block)
-        self._end_size += len(block.text)
-        while self._end_size > HALF and len(self._end) > 1:
-            oldest = self._end.popleft()
-            self._end_size -= len(oldest.text)
-            self._leave_out(oldest)
+        for dropped in self._end.push(block):
+            self._leave_out(dropped)
 
     def drain_parts(self) -> tuple[list[TextBlock], collections.Counter[int], list[TextBlock]]:
         """Return and forget the first lines, the number of lines left out after them by rank, and the last lines."""
-        parts = self._start, self._left_out, [*self._end]
+        parts = self._start, self._left_out, self._end.drain()
         self.__init__(label_size=self._label_size)  # type: ignore[misc]
         return parts
 
     def drain(self, allowance: float) -> list[TextBlock]:
         """Return and forget the lines, thinned to about `allowance` bytes."""
-        blocks = [*self._start, *self._end]
+        blocks = [*self._start, *self._end.drain()]
         start, end = blocks, list[TextBlock]()
         if self._left_out or sum(map(self._cost, blocks)) > allowance:
-            start = self._fit(blocks, allowance / 2, from_end=False)
-            end = self._fit(blocks, allowance / 2, from_end=True)
-            end.reverse()
+            start, newest = self._fit(blocks, allowance / 2), Newest(allowance / 2, self._cost)
             for block in blocks:
-                if block.rank is None:
-                    start.append(block)
-                else:
-                    self._leave_out(block)
+                for dropped in newest.push(block):
+                    self._leave_out(dropped)
+            end = newest.drain()
             start.append(left_out_note(self._left_out, "run.logs(rank)", start[-1].stream if start else "stdout"))
         self.__init__(label_size=self._label_size)  # type: ignore[misc]
         return start + end
@@ -102,21 +95,18 @@ class Backlog:
     def _cost(self, block: TextBlock) -> int:
         return num_bytes(block.text) + self._label_size * block.text.count("\n")
 
-    def _fit(self, blocks: list[TextBlock], allowance: float, *, from_end: bool) -> list[TextBlock]:
-        """Move blocks from one end of the list into the result, and a part of the block that no longer fits."""
+    def _fit(self, blocks: list[TextBlock], allowance: float) -> list[TextBlock]:
+        """Move blocks from the start of the list into the result, and a part of the block that no longer fits."""
         taken: list[TextBlock] = []
-        side = -1 if from_end else 0
         while blocks and allowance > 0:
-            block = blocks.pop(side)
-            cost = self._cost(block)
+            cost = self._cost(blocks[0])
             if cost > allowance:
-                size = int(len(block.text) * allowance / cost)
-                piece, block_left = split(block, size, from_end=from_end)
+                size = int(len(blocks[0].text) * allowance / cost)
+                piece, blocks[0] = split(blocks[0], size)
                 taken += [piece] if piece.text else []
-                blocks.insert(len(blocks) if from_end else 0, block_left)
                 break
             allowance -= cost
-            taken.append(block)
+            taken.append(blocks.pop(0))
         return taken
 
     def _leave_out(self, block: TextBlock) -> None:
@@ -124,9 +114,9 @@ class Backlog:
         self._left_out[block.rank] += block.text.count("\n")
 
 
-def split(block: TextBlock, size: int, *, from_end: bool) -> tuple[TextBlock, TextBlock]:
-    """Cut a block at the end of a line: return at most `size` characters from one end, and the rest."""
-    place = block.text.find("\n", len(block.text) - size - 1) + 1 if from_end else block.text.rfind("\n", 0, size) + 1
-    first = TextBlock(block.rank, block.stream, block.text[:place])
-    second = TextBlock(block.rank, block.stream, block.text[place:])
-    return (second, first) if from_end else (first, second)
+def split(block: TextBlock, size: int) -> tuple[TextBlock, TextBlock]:
+    """Cut a block at the end of a line: return at most `size` characters from its beginning, and the rest."""
+    place = block.text.rfind("\n", 0, size) + 1
+    return TextBlock(block.rank, block.stream, block.text[:place]), TextBlock(
+        block.rank, block.stream, block.text[place:]
+    )

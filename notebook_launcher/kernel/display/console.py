@@ -248,7 +248,7 @@ class Console:
 
     def _in_room(self, room: Room) -> list[TextBlock]:
         """Return the new lines that the cell has room for; at the end also the lines that were held back."""
-        blocks = room.admit(*self._backlog.drain_parts())
+        blocks = room.admit(*self._backlog.drain_parts(), is_last=self._is_at_end)
         if self._is_at_end:
             self._is_at_end = False
             blocks += room.drain()

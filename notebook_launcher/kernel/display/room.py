@@ -1,7 +1,8 @@
 """The part of a run's output that its cell keeps: the beginning, the end, and between them some of standard error.
 
 A browser slows down with tens of thousands of lines, and the notebook's file keeps them forever. Text that a cell
-shows cannot be removed again, so the end is held back until the run is over, while its newest lines are shown live.
+shows cannot be removed again, so the end, in which each rank has its share, is held back until the run is over, while
+its newest lines are shown live.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.display.backlog import left_out_note, num_bytes, split
-from notebook_launcher.kernel.display.folding import TextBlock
+from notebook_launcher.kernel.display.newest import Newest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from notebook_launcher.kernel.display.folding import TextBlock
 
 __all__ = ["LIVE_LINES", "Room"]
 
@@ -28,18 +31,14 @@ class _Budget:
     lines: int
     bytes: int
 
-    def take(self, block: TextBlock, label_size: int, *, from_end: bool = False) -> tuple[TextBlock, TextBlock]:
-        """Return the lines from one end of a block that fit, and the rest."""
-        part, rest = _cut(block, self.lines, from_end=from_end)
+    def take(self, block: TextBlock, label_size: int) -> tuple[TextBlock, TextBlock]:
+        """Return the lines from the beginning of a block that fit, and the rest."""
+        part = _first_lines(block, self.lines)
         if (cost := _cost(part, label_size)) > self.bytes:
-            size = len(part.text) * max(self.bytes, 0) // cost
-            part, _ = split(part, size, from_end=from_end)
-            length = len(part.text)
-            text = block.text[: len(block.text) - length] if from_end else block.text[length:]
-            rest = dataclasses.replace(block, text=text)
+            part, _ = split(part, len(part.text) * max(self.bytes, 0) // cost)
         self.lines -= part.text.count("\n")
         self.bytes -= _cost(part, label_size)
-        return part, rest
+        return part, dataclasses.replace(block, text=block.text[len(part.text) :])
 
 
 class Room:
@@ -61,15 +60,18 @@ class Room:
         """Room that is left for the beginning, and for standard error after the beginning."""
         self._is_full = False
         """True once a line did not fit into the beginning."""
-        self._held: collections.deque[TextBlock] = collections.deque()
+        self._held = Newest(TAIL[1], lambda block: _cost(block, self._label_size), TAIL[0])
         """The newest lines, held back for the end."""
-        self._held_lines = self._held_bytes = 0
-        """Lines and bytes of the blocks in `_held`."""
         self._left_out: collections.Counter[int] = collections.Counter()
         """By rank: the number of lines that the cell will not show."""
 
     def admit(
-        self, start: list[TextBlock], left_out: collections.Counter[int], end: list[TextBlock]
+        self,
+        start: list[TextBlock],
+        left_out: collections.Counter[int],
+        end: list[TextBlock],
+        *,
+        is_last: bool = False,
     ) -> list[TextBlock]:
         """Return the new lines that are to be shown now.
 
@@ -77,14 +79,14 @@ class Room:
             start: New lines.
             left_out: Number of lines by rank that were dropped after `start`.
             end: The lines that followed.
+            is_last: True to hold back the launcher's own lines, too, where lines before them are held back.
         """
-        shown = self._admit(start)
-        if left_out:
-            self._is_full = True
-            while self._held:
-                self._drop_oldest()
-            self._left_out += left_out
-        return shown + self._admit(end)
+        shown = self._admit(start, is_last=is_last)
+        self._is_full = self._is_full or bool(left_out)
+        for rank in left_out:  # What is left of a rank's output has no gap.
+            self._leave_out(self._held.drop_rank(rank))
+        self._left_out += left_out
+        return shown + self._admit(end, is_last=is_last)
 
     def refund(self, blocks: list[TextBlock], shown: list[str]) -> None:
         """Refund the cost of lines that are shown once for several ranks."""
@@ -95,86 +97,59 @@ class Room:
         """Return a heading and more than enough of the newest lines held back; the heading is empty without any."""
         blocks: list[TextBlock] = []
         num_lines = 0
-        for block in reversed(self._held):
-            part, _ = _cut(block, LIVE_LINES, from_end=True)
-            blocks.append(part)
-            num_lines += part.text.count("\n")
+        for block in self._held.newest_first():
+            blocks.append(_last_lines(block, LIVE_LINES))
+            num_lines += blocks[-1].text.count("\n")
             if num_lines > 8 * LIVE_LINES:
                 break
-        total = self._held_lines + self._left_out.total()
+        total = self._held.num_lines + self._left_out.total()
         return (f"... {total:,} more lines; the newest:" if blocks else ""), blocks[::-1]
 
     def drain(self) -> list[TextBlock]:
         """Return the end of the output, after a line about the lines that are left out before it."""
-        budget, end = _Budget(*TAIL), list[TextBlock]()
-        while self._held:
-            block = self._held.pop()
-            part, rest = budget.take(block, self._label_size, from_end=True)
-            end.append(part)
-            if rest.text:
-                self._leave_out(rest)
-                break
-        while self._held:
-            self._drop_oldest()
         note = [left_out_note(self._left_out, self._where)] if self._left_out else []
-        self._held_lines = self._held_bytes = 0
         self._left_out.clear()
-        return note + [block for block in reversed(end) if block.text]
+        return note + self._held.drain()
 
-    def _admit(self, blocks: Iterable[TextBlock]) -> list[TextBlock]:
+    def _admit(self, blocks: Iterable[TextBlock], *, is_last: bool) -> list[TextBlock]:
         shown = []
         for block in blocks:
             rest = block
-            if block.rank is None:
+            if block.rank is None and not (is_last and self._is_full):
                 shown.append(block)
                 continue
-            if not self._is_full:
+            if block.rank is not None and not self._is_full:
                 part, rest = self._head.take(block, self._label_size)
                 shown += [part] if part.text else []
-            elif block.stream == "stderr":
+            elif block.rank is not None and block.stream == "stderr":
                 part, rest = self._spare.take(block, self._label_size)
                 shown += [part] if part.text else []
             if rest.text:
                 self._is_full = True
-                self._hold(rest)
+                self._leave_out(self._held.push(rest))
         return shown
 
-    def _hold(self, block: TextBlock) -> None:
-        self._held.append(block)
-        self._count(block, 1)
-        while True:
-            oldest = self._held[0]
-            lines = self._held_lines - oldest.text.count("\n")
-            if lines < TAIL[0] and self._held_bytes - _cost(oldest, self._label_size) < TAIL[1]:
-                break
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        oldest = self._held.popleft()
-        self._count(oldest, -1)
-        self._leave_out(oldest)
-
-    def _count(self, block: TextBlock, sign: int) -> None:
-        self._held_lines += sign * block.text.count("\n")
-        self._held_bytes += sign * _cost(block, self._label_size)
-
-    def _leave_out(self, block: TextBlock) -> None:
-        assert block.rank is not None
-        self._left_out[block.rank] += block.text.count("\n")
+    def _leave_out(self, blocks: Iterable[TextBlock]) -> None:
+        for block in blocks:
+            assert block.rank is not None
+            self._left_out[block.rank] += block.text.count("\n")
 
 
 def _cost(block: TextBlock, label_size: int) -> int:
     return num_bytes(block.text) + label_size * block.text.count("\n")
 
 
-def _cut(block: TextBlock, num_lines: int, *, from_end: bool) -> tuple[TextBlock, TextBlock]:
-    """Return some lines from one end of a block, and the rest."""
+def _first_lines(block: TextBlock, num_lines: int) -> TextBlock:
+    """Return a block without the lines after the first ones."""
     if block.text.count("\n") <= num_lines:
-        return block, dataclasses.replace(block, text="")
-    if num_lines <= 0:
-        return dataclasses.replace(block, text=""), block
-    if from_end:
-        place = len(block.text[:-1].rsplit("\n", num_lines)[0]) + 1
-        return dataclasses.replace(block, text=block.text[place:]), dataclasses.replace(block, text=block.text[:place])
-    place = len(block.text) - len(block.text.split("\n", num_lines)[num_lines])
-    return dataclasses.replace(block, text=block.text[:place]), dataclasses.replace(block, text=block.text[place:])
+        return block
+    rest = block.text.split("\n", num_lines)[num_lines] if num_lines > 0 else block.text
+    return dataclasses.replace(block, text=block.text[: len(block.text) - len(rest)])
+
+
+def _last_lines(block: TextBlock, num_lines: int) -> TextBlock:
+    """Return a block without the lines before the last ones."""
+    if block.text.count("\n") <= num_lines:
+        return block
+    place = len(block.text[:-1].rsplit("\n", num_lines)[0]) + 1
+    return dataclasses.replace(block, text=block.text[place:])
