@@ -60,6 +60,8 @@ class AttachedOutput:
         """Time, by `time.monotonic()`, from which on the end of the run is shown by a record instead of a line."""
         self.last_line = ""
         """The run's last line, if the record is to show it."""
+        self.is_raised = False
+        """True if the cell raises the exception with which the run fails."""
         self._from = -math.inf if since is None else time.time() - since
         self._is_detached = False
 

@@ -274,6 +274,7 @@ class AttachedRun:
     def wait_in_cell(self) -> Results:
         """Wait in the main thread and show the run. The first interrupt releases the cell, a second stops the run."""
         output = self._make_output(None)
+        output.is_raised = True
         view = views.RunView(self, output, is_raised=True)
         try:
             self._follow(output)
@@ -363,11 +364,17 @@ class AttachedRun:
             if self._ending is None and self._fault is None:
                 self._await_loss()
             if output is not None:
-                output.end(f"{self.id}: {self._why_lost()}" if self._ending is None else self._ending.last_line)
+                output.end(self._last_line(is_raised=output.is_raised))
         finally:
             self._over.set()
             self._questions.note(())
             self._questions.wake()
+
+    def _last_line(self, *, is_raised: bool) -> str:
+        ending = self._ending
+        if ending is None:
+            return f"{self.id}: {self._why_lost()}"
+        return failure_display.for_raised(ending.last_line, ending.results.failures if is_raised else ())
 
     def _await_loss(self) -> None:
         """Wait until a host that is gone counts as dead: a process closes its sockets shortly before its end."""

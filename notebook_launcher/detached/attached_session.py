@@ -25,6 +25,7 @@ from notebook_launcher.kernel.cells.session_cells import SessionCells
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.failures.debug_magic import DebugMagic
 from notebook_launcher.kernel.origin import source_of
+from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -174,7 +175,7 @@ class AttachedSession(SessionCells):
             scope = dataclasses.replace(
                 scope, name=scope.name or checks.name_of(fn), arguments=describe_arguments(fn, args, kwargs)
             )
-        begin = Begin(scope=scope, source=source_of(fn))
+        begin = Begin(scope=scope, source=source_of(fn), places=cells.places())
         with contextlib.closing(travel.pack_call(fn, args, kwargs)) as parcel, self._connected() as connection:
             ready = connection.hand_over(begin, parcel.fileno())
         self._latest = AttachedCall(Path(ready.folder), self._config, displays, self._magic.install)

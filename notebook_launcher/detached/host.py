@@ -24,6 +24,7 @@ from notebook_launcher.engines.this_machine import adopt, cool_down
 from notebook_launcher.kernel.call_scope import CallScope
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.processes import boot
+from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,6 +88,7 @@ class _RunHost:
     """The host of one run."""
 
     def __init__(self, order: HostOrder, parcel_fd: int) -> None:
+        cells.install_places(order.places)
         scope = CallScope(name=order.name, arguments=order.arguments)
         parcel = AnonymousFile.of(parcel_fd)
         self._hosted = HostedRun(Ranks(order.plan, many_calls=False), scope, parcel, order.source, order.environment)

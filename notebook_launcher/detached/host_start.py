@@ -19,6 +19,7 @@ from notebook_launcher.kernel.argument_text import describe_arguments
 from notebook_launcher.kernel.checks import check_call, name_of
 from notebook_launcher.kernel.origin import describe_environment, source_of
 from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,7 @@ def start_detached(
         arguments=describe_arguments(fn, args, kwargs),
         source=source_of(fn),
         environment=describe_environment(),
+        places=cells.places(),
         surroundings=plan.setup(many_calls=False),
     )
     with contextlib.closing(travel.pack_call(fn, args, kwargs)) as parcel:

@@ -27,7 +27,7 @@ __all__ = [
     "SessionState",
 ]
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Number of this protocol. It changes with every record here, and a host and a client of different numbers part."""
 
 
@@ -42,6 +42,8 @@ class HostOrder:
     source: str
     environment: dict[str, Any]
     """Versions, commit and variables of the kernel."""
+    places: dict[str, str]
+    """By file name: the kernel's cells as readers know them, `Cell In[3]`."""
     surroundings: messages.Setup
     """Environment, import path and working directory of the kernel."""
 
@@ -61,6 +63,8 @@ class Begin:
 
     scope: CallScope
     source: str
+    places: dict[str, str]
+    """As in `HostOrder`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run import record_of
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
 from notebook_launcher.kernel.snapshots import config_as_json
+from notebook_launcher.travel import cells
 from notebook_launcher.units import format_seconds
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ class SessionHost:
 
     def _begin(self, request: Begin, caller: Caller) -> HostReady:
         parcel = AnonymousFile.of(caller.take_descriptor())
+        cells.install_places(request.places)
         try:
             with self._lock:
                 self._check_free()

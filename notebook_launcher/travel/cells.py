@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Cells", "install", "pack", "place_of"]
+__all__ = ["Cells", "install", "install_places", "pack", "place_of", "places"]
 
 Cells: TypeAlias = "dict[str, tuple[str, list[str]]]"
 """By file name: the cell's place, and its lines."""
@@ -25,6 +25,17 @@ def install(cells: Cells) -> None:
     for filename, (place, lines) in cells.items():
         # Without a modification time, so that linecache.checkcache() does not look for the file.
         linecache.cache[filename] = (sum(map(len, lines)), None, lines, place)
+
+
+def places() -> dict[str, str]:
+    """Return the place of each cell of this kernel, by its file name."""
+    in_memory = [name for name, entry in list(linecache.cache.items()) if len(entry) == 4 and entry[1] is None]
+    return {name: place for name in in_memory if (place := place_of(name)) != name}
+
+
+def install_places(places_of_kernel: dict[str, str]) -> None:
+    """Install the places of another process's cells, for texts that this process writes; it has no lines of them."""
+    install({filename: (place, []) for filename, place in places_of_kernel.items()})
 
 
 def place_of(filename: str) -> str:

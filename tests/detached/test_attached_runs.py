@@ -326,7 +326,7 @@ def test_client_checks_the_protocol_and_the_user_of_the_host(tmp_path: Path, mon
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"notebook-launcher host 99\n")
-        with pytest.raises(CallOrderError, match=r"host speaks protocol 99, and this version .* protocol 3"):
+        with pytest.raises(CallOrderError, match=r"host speaks protocol 99, and this version .* protocol 4"):
             door.greet(ours)
         monkeypatch.setattr("os.getuid", lambda: 1_000_000)
         with pytest.raises(PermissionError, match="belongs to user"):
@@ -340,7 +340,7 @@ def test_a_host_of_another_version_is_refused_at_once(home: Path, gate: Path, mo
     run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
     with monkeypatch.context() as patched:
         patched.setattr(door, "GREETING", b"notebook-launcher host 99\n")
-        with pytest.raises(CallOrderError, match=r"host speaks protocol 3.*attach with the version that launched"):
+        with pytest.raises(CallOrderError, match=r"host speaks protocol 4.*attach with the version that launched"):
             attach(run.id, show=False)
     run.stop()
 

@@ -124,6 +124,22 @@ def test_the_second_interrupt_stops_the_run(gate: Path, kernel: Kernel, monitor:
     assert run.state == "stopped"
 
 
+@pytest.mark.parametrize(
+    "launch", ["notebook_launch(fail, 2, detached=True)", "Session(2, name='exp', detached=True).run(fail)"]
+)
+def test_a_failure_names_the_cell_and_is_shown_once(kernel: Kernel, launch: str) -> None:
+    kernel.execute("from notebook_launcher import Session, attach_session, notebook_launch")
+    kernel.execute("def fail():\n    1 / 0")
+    failed = kernel.execute(launch)
+    if "Session" in launch:
+        kernel.execute("attach_session('exp', show=False).close()")
+    assert 'File "Cell In[' in failed.traceback
+    assert "ipykernel" not in failed.traceback
+    assert "ZeroDivisionError" in failed.traceback
+    assert "fail: failed after" in failed.stdout
+    assert "ZeroDivisionError" not in failed.stdout
+
+
 def test_a_dead_host_takes_its_ranks_along(gate: Path, kernel: Kernel) -> None:
     kernel.execute(DEFINE)
     cell = kernel.start(f"notebook_launch(train, 2, args=({str(gate)!r},), detached=True)")

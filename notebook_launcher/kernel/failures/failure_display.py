@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run_outcome import RunOutcome
     from notebook_launcher.messages import Failure, KeptFrames
 
-__all__ = ["add_hint", "attach", "brief", "end_line", "failed_after", "raise_in_cell", "show_as"]
+__all__ = ["add_hint", "attach", "brief", "end_line", "failed_after", "for_raised", "raise_in_cell", "show_as"]
 
 WORTH_TELLING = 1_000_000
 """Bytes of tensors in kept frames from which on the message of a failure has their size."""
@@ -215,3 +215,8 @@ def failed_after(seconds: float, failures: Sequence[Failure], *, is_raised: bool
     if not failures:
         return text
     return f"{text} on {failures[0].who}" + ("" if is_raised else f": {failures[0].summary}")
+
+
+def for_raised(last_line: str, failures: Sequence[Failure]) -> str:
+    """Return a run's last line without the failure, for a cell that raises it below."""
+    return last_line.removesuffix(f": {failures[0].summary}") if failures else last_line
