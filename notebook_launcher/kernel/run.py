@@ -497,10 +497,7 @@ class Run:
         thread.join()
         if not interrupted:
             return self._outcome()
-        error = KeyboardInterrupt(f"{self.name} was stopped")
-        error.results = data.outcome.results if data.outcome else None  # type: ignore[attr-defined]
-        failure_display.show_as(error, f"KeyboardInterrupt: {error}")
-        raise error
+        raise failure_display.interrupted(self.name, data.outcome)
 
     def show_late_output(self, events: list[Event]) -> None:
         """Show text that the ranks write after the run is over, while their session ends."""

@@ -378,7 +378,7 @@ class RunLoop:
         is_first = attempt.ladder is None
         if command.after_step and is_first and attempt.requests.ask_to_stop(attempt.state.unsettled):
             return
-        if is_first and not command.at_once:
+        if is_first and not command.at_once and attempt.state.debugged is None:
             self._show_who_waits(attempt)
         attempt.stop(at_once=command.at_once)
 

@@ -163,6 +163,19 @@ def test_debug_option_asks_before_the_peers_are_stopped(session: Kernel) -> None
     assert "rank 0 failed as a consequence" in outcome.traceback
 
 
+def test_interrupt_at_the_prompt_of_the_option_tells_of_the_failure(session: Kernel) -> None:
+    def interrupt(_prompt: str, _password: bool) -> str:  # noqa: FBT001 - as a kernel calls it
+        session.interrupt()
+        return "p 1"
+
+    outcome = session.execute("notebook_launch(train, 2, debug=True)", answer_input=interrupt)
+    assert outcome.error == "KeyboardInterrupt: train was stopped; rank 1 had failed before: ValueError: bad batch"
+    assert "ValueError: bad batch" in outcome.traceback
+    assert "KeyboardInterrupt: train was stopped; rank 1 had failed before" in outcome.traceback
+    assert "not in it" not in outcome.stdout
+    assert "cmdloop" not in outcome.stdout
+
+
 def test_interrupt_at_the_prompt_leaves_the_debugger(session: Kernel) -> None:
 
     def interrupt(_prompt: str, _password: bool) -> str:  # noqa: FBT001 - as a kernel calls it

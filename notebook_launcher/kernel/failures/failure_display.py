@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run_outcome import RunOutcome
     from notebook_launcher.messages import Failure, KeptFrames
 
-__all__ = ["add_hint", "attach", "brief", "end_line", "failed_after", "for_raised", "raise_in_cell", "show_as"]
+__all__ = [
+    "add_hint",
+    "attach",
+    "brief",
+    "end_line",
+    "failed_after",
+    "for_raised",
+    "interrupted",
+    "raise_in_cell",
+    "show_as",
+]
 
 WORTH_TELLING = 1_000_000
 """Bytes of tensors in kept frames from which on the message of a failure has their size."""
@@ -73,6 +83,20 @@ def add_hint(error: BaseException, hint: str) -> None:
     rendering = getattr(error, "_render_traceback_", None)
     if isinstance(rendering, _Rendering):
         error._render_traceback_ = _Rendering((*rendering.lines, "", hint))  # type: ignore[attr-defined]
+
+
+def interrupted(name: str, outcome: RunOutcome | None) -> KeyboardInterrupt:
+    """Return the exception of a cell whose run the user has stopped; it tells of a failure before the stop."""
+    failed = outcome.error if outcome is not None and outcome.state == "failed" else None
+    failures = outcome.results.failures if outcome is not None and failed is not None else ()
+    before = f"; {failures[0].who} had failed before: {failures[0].summary}" if failures else ""
+    error = KeyboardInterrupt(f"{name} was stopped{before}")
+    error.__cause__ = failed
+    error.results = outcome.results if outcome is not None else None  # type: ignore[attr-defined]
+    error.failures = failures  # type: ignore[attr-defined]
+    story: list[str] = getattr(failed, "_render_traceback_", list)()
+    show_as(error, "\n".join([*story, *([""] if story else []), f"KeyboardInterrupt: {error}"]))
+    return error
 
 
 def raise_in_cell(error: BaseException) -> NoReturn:

@@ -49,6 +49,7 @@ GROUP_CALLS = frozenset(
 """Public functions of torch.distributed in which a rank can wait for others."""
 C10D = "/torch/distributed/distributed_c10d.py"
 DDP = "/torch/nn/parallel/distributed.py"
+DEBUGGER = "/pdb.py"
 COMPILER = "/torch/_dynamo/convert_frame.py"
 BACKWARD = "backward (gradient all-reduce)"
 WAIT = re.compile(r"\.wait\(")
@@ -133,6 +134,11 @@ class RankStack:
     def waiting_in(self) -> str | None:
         """The collective that the rank is inside."""
         return self.main.waiting_in if self.main else None
+
+    @property
+    def is_at_debugger(self) -> bool:
+        """True while the rank waits at a debugger's prompt."""
+        return self.main is not None and any(frame.file.endswith(DEBUGGER) for frame in self.main.frames)
 
     @property
     def here(self) -> StackFrame | None:
@@ -234,6 +240,8 @@ def _describe(stack: RankStack, tense: _Tense, *, is_absent: bool) -> tuple[str,
     here = stack.here
     if stack.main is None:
         return ("did not answer",) * 2
+    if stack.is_at_debugger:
+        return f"{tense.is_[0]} at the debugger", f"{tense.is_[1]} at the debugger"
     if here is None:
         return tense.ended
     if stack.waiting_in:
