@@ -16,7 +16,7 @@ from notebook_launcher.units import plural
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["complete", "inspect_name", "pull", "push", "variables"]
+__all__ = ["complete", "has", "inspect_name", "pull", "push", "remove", "variables"]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, list, dict, set, frozenset, range)
 """Types whose contents are compared by their `repr`."""
@@ -35,6 +35,19 @@ def pull(expressions: tuple[str, ...]) -> Any:
     namespace = _namespace()
     values = tuple(eval(expression.strip(), namespace) for expression in expressions)  # noqa: S307 - of the user
     return values[0] if len(values) == 1 else values
+
+
+def has(name: str) -> bool:
+    """Return True if this rank has a variable of that name."""
+    return name in _namespace()
+
+
+def remove(name: str) -> None:
+    """Remove a variable from this rank; raises `NameError` if there is none."""
+    try:
+        del _namespace()[name]
+    except KeyError:
+        raise NameError(f"name {name!r} is not defined") from None
 
 
 def variables() -> dict[str, Variable]:

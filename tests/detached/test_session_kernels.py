@@ -78,6 +78,8 @@ def test_ranks_keep_their_memory_over_the_kill_of_their_kernel(gate: Path, kerne
     shown_table = kernel.execute("session.who()").result
     assert shown_table is not None
     assert "learned" in shown_table
+    assert kernel.execute("'learned' in session").result == "True"
+    assert kernel.execute("del session['learned']; 'learned' in session").result == "False"
 
 
 @pytest.mark.usefixtures("closed")

@@ -83,6 +83,25 @@ def test_push_and_pull_move_tensors(notebook: Kernel) -> None:
     assert run(notebook, "session['sent.numel() + rank'][:]").result == "[3, 2]"
 
 
+def test_session_tells_of_a_name_and_removes_it(notebook: Kernel) -> None:
+    run(notebook, "session['kept'] = 1; session['half', 0] = 2")
+    assert run(notebook, "'kept' in session, 'half' in session, ('half', 0) in session").result == "(True, False, True)"
+    run(notebook, "del session['kept', 1]")
+    assert run(notebook, "'kept' in session, ('kept', 0) in session").result == "(False, True)"
+    run(notebook, "del session['half', 0]")
+    assert run(notebook, "('half', 0) in session").result == "False"
+    assert notebook.execute("del session['half']").error == "NameError: name 'half' is not defined"
+
+
+@pytest.mark.parametrize("names", ["'a', 'b'", "'a', 'b', 'c'"])
+def test_key_of_several_names_is_told_from_a_key_with_ranks(notebook: Kernel, names: str) -> None:
+    outcome = notebook.execute(f"session[{names}]")
+    assert outcome.error == (
+        f"ConfigError: session[{names}]: the second item of the key selects ranks, as in session['a', 0]. "
+        f"session.pull({names}) returns several values."
+    )
+
+
 def test_pushed_variable_that_cannot_travel_is_named(notebook: Kernel) -> None:
     run(notebook, "import threading; lock, deep = threading.Lock(), {'a': [threading.Lock()]}")
     assert (notebook.execute("session.push(lock=lock)").error or "").startswith(

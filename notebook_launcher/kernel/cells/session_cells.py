@@ -202,16 +202,43 @@ class SessionCells(ABC):
 
     def __getitem__(self, key: str | tuple[str, RankChoice]) -> Any:
         """Return a variable's `Results`: `session["x"]`; of one rank its value: `session["x", 0]`."""
-        if not isinstance(key, tuple):
-            return self.pull(key)
-        name, ranks = key
+        name, ranks = self._read_key(key)
         results = self.pull(name, ranks=ranks)
         return results[ranks] if isinstance(ranks, int) else results
 
     def __setitem__(self, key: str | tuple[str, RankChoice], value: Any) -> None:
         """Set a variable on all ranks: `session["x"] = value`; on some: `session["x", 0] = value`."""
-        name, ranks = key if isinstance(key, tuple) else (key, None)
+        name, ranks = self._read_key(key)
         self.push({name: value}, ranks=ranks)
+
+    def __contains__(self, key: str | tuple[str, RankChoice]) -> bool:
+        """Return True if all ranks have a variable: `"x" in session`; some ranks: `("x", 0) in session`."""
+        name, ranks = self._read_key(key)
+        members = selected_ranks(ranks, self.num_processes)
+        return all(self._call_in_ranks(NAMES, "has", name, ranks=members).returned.values())
+
+    def __delitem__(self, key: str | tuple[str, RankChoice]) -> None:
+        """Remove a variable from all ranks: `del session["x"]`; from some: `del session["x", 0]`."""
+        name, ranks = self._read_key(key)
+        self._call_in_ranks(NAMES, "remove", name, ranks=selected_ranks(ranks, self.num_processes))
+
+    def _read_key(self, key: str | tuple[str, RankChoice]) -> tuple[str, RankChoice]:
+        """Return the name and the ranks of a key; raises `ConfigError` for a key of several names."""
+        if not isinstance(key, tuple):
+            return key, None
+        try:
+            name, ranks = key
+            selected_ranks(ranks, self.num_processes)
+        except (ConfigError, ValueError):
+            if not all(isinstance(item, str) and item.isidentifier() for item in key):
+                raise
+            names = ", ".join(map(repr, key))
+            msg = (
+                f"session[{names}]: the second item of the key selects ranks, as in session[{key[0]!r}, 0]. "
+                f"session.pull({names}) returns several values."
+            )
+            raise ConfigError(msg) from None
+        return name, ranks
 
     def who(self) -> RankVariables:
         """Return a table of the ranks' variables: names, types, shapes, and which differ between ranks.
