@@ -23,7 +23,7 @@ from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.checkpoints.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
-from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments, announce_zero, apply_deepspeed
+from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments, announce_zero
 from notebook_launcher.training.parallelism.mesh import make_layout
 from notebook_launcher.training.parallelism.sharded_models import Sharding
 from notebook_launcher.training.plugins import (
@@ -36,6 +36,7 @@ from notebook_launcher.training.plugins import (
     ProfileKwargs,
     ProjectConfiguration,
     pick_handlers,
+    whole_number,
 )
 from notebook_launcher.training.preparation import Preparation
 from notebook_launcher.training.prepared import Prepared
@@ -172,49 +173,47 @@ class Accelerator:
             TypeError: An argument does not exist.
         """
         _refuse(unsupported)
-        conflicts: list[str] = []
         handlers = pick_handlers(kwargs_handlers, HANDLERS)
         self.autocast_handler: AutocastKwargs = handlers.get(AutocastKwargs) or AutocastKwargs()
-        ddp_handler = resolving.resolve_hook(handlers.get(DistributedDataParallelKwargs), conflicts)
         self.init_handler: InitProcessGroupKwargs = handlers.get(InitProcessGroupKwargs) or InitProcessGroupKwargs()
         self.profile_handler: ProfileKwargs | None = handlers.get(ProfileKwargs)
-        call = AcceleratorArguments(
-            mixed_precision=mixed_precision,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            gradient_accumulation_plugin=gradient_accumulation_plugin,
-            max_grad_norm=max_grad_norm,
-            fsdp_plugin=fsdp_plugin,
-            parallelism_config=parallelism_config,
-            scaler=handlers.get(GradScalerKwargs),
+        resolved = resolving.resolve(
+            AcceleratorArguments(
+                mixed_precision=mixed_precision,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                gradient_accumulation_plugin=gradient_accumulation_plugin,
+                max_grad_norm=max_grad_norm,
+                fsdp_plugin=fsdp_plugin,
+                parallelism_config=parallelism_config,
+                scaler=handlers.get(GradScalerKwargs),
+            ),
+            self._rules,
+            resolve_precision=self._resolve_precision,
+            deepspeed_plugin=deepspeed_plugin,
+            ddp_handler=handlers.get(DistributedDataParallelKwargs),
+            check_ranks=check_ranks,
+            dataloader_config=dataloader_config,
+            loader_shortcuts={
+                "split_batches": split_batches,
+                "even_batches": even_batches,
+                "dispatch_batches": dispatch_batches,
+                "use_seedable_sampler": use_seedable_sampler,
+            },
+            project_config=project_config,
+            project_dir=project_dir,
         )
-        self.deepspeed_plugin, zero, call = apply_deepspeed(deepspeed_plugin, call)
-        self.scaler_handler: GradScalerKwargs = call.scaler or GradScalerKwargs()
-        chosen_precision = self._resolve_precision(call.mixed_precision, conflicts)
-        plugin = resolving.resolve_accumulation(
-            call.gradient_accumulation_steps, call.gradient_accumulation_plugin, self._rules, conflicts
-        )
-        max_grad_norm = resolving.resolve_max_grad_norm(call.max_grad_norm, conflicts)
-        checks = resolving.resolve_check(check_ranks, self._rules, conflicts)
-        loaders = resolving.resolve_loaders(
-            dataloader_config,
-            split_batches=split_batches,
-            even_batches=even_batches,
-            dispatch_batches=dispatch_batches,
-            use_seedable_sampler=use_seedable_sampler,
-        )
-        project = project_config or ProjectConfiguration(project_dir=_path(project_dir))
-        if project_dir is not None and project.project_dir is None:
-            project.set_directories(project_dir)
-        self.state = self._make_state(chosen_precision, cpu=cpu)
-        resolving.check_precision(chosen_precision, self.state.device)
-        if zero is not None:
-            self.state.note_deepspeed(self.deepspeed_plugin)
-        self._layout = self._make_layout(call.parallelism_config, call.fsdp_plugin, conflicts)
-        self.gradient_state = self._make_gradient_state(plugin)
+        self.deepspeed_plugin = resolved.deepspeed_plugin
+        self.scaler_handler = resolved.scaler_handler
+        self.state = self._make_state(resolved.precision, cpu=cpu)
+        resolving.check_precision(resolved.precision, self.state.device)
+        if resolved.zero is not None:
+            self.state.note_deepspeed(resolved.deepspeed_plugin)
+        self._layout = self._make_layout(resolved)
+        self.gradient_state = self._make_gradient_state(resolved.accumulation)
         rules, process, num_processes = self._rules, self.state, self.state.num_processes
         self._prepared = Prepared(Members(num_processes=num_processes, strict=rules.guards))
         optimizers = LiveOptimizers()
-        self.rank_check = self._make_rank_check(optimizers) if checks and num_processes > 1 else None
+        self.rank_check = self._make_rank_check(optimizers) if resolved.checks_ranks and num_processes > 1 else None
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
         safepoint = make_safepoint(process)
         self.gradient_state.stack.on_next = None if safepoint is None else safepoint.act
@@ -230,7 +229,7 @@ class Accelerator:
             check=self.rank_check,
         )
         self._updates = Updates(
-            self._accumulation, optimizers, rules, num_processes=num_processes, max_grad_norm=max_grad_norm
+            self._accumulation, optimizers, rules, num_processes=num_processes, max_grad_norm=resolved.max_grad_norm
         )
         self._steering = Steering(self._prepared, self._updates, self.gradient_state)
         if safepoint is not None:
@@ -242,13 +241,13 @@ class Accelerator:
             updates=self._updates,
             gradient_state=self.gradient_state,
             rules=rules,
-            zero=zero,
+            zero=resolved.zero,
             sharding=Sharding(layout=self._layout, device=self.device, computes_in=computes_in),
             computes_in=computes_in,
             compares=self.rank_check is not None,
             device_placement=device_placement,
-            ddp_handler=ddp_handler,
-            dataloader_config=loaders,
+            ddp_handler=resolved.ddp_handler,
+            dataloader_config=resolved.loaders,
             dynamo_backend=dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND"),
             rng_types=["generator"] if rng_types is None else list(rng_types),
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
@@ -259,19 +258,19 @@ class Accelerator:
             self._updates,
             self.gradient_state,
             rules,
-            project=project,
+            project=resolved.project,
             rank_check=self.rank_check,
             state_dict_type=None if self._layout.plugin is None else self._layout.plugin.state_dict_type,
         )
         self._trackers = Trackers(
             process,
             log_with,
-            project.logging_dir,
+            resolved.project.logging_dir,
             observe=self._updates.observe,
             skip_missing=rules.skip_missing_trackers,
         )
-        resolving.report_conflicts(conflicts)
-        announce_zero(zero)
+        resolving.report_conflicts(resolved.conflicts)
+        announce_zero(resolved.zero)
 
     # Settings.
 
@@ -317,7 +316,7 @@ class Accelerator:
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
-        self.gradient_state.num_steps = resolving.whole_number("gradient_accumulation_steps", steps)
+        self.gradient_state.num_steps = whole_number("gradient_accumulation_steps", steps)
 
     @property
     def sync_gradients(self) -> bool:
@@ -1006,17 +1005,12 @@ class Accelerator:
         handler = self.init_handler
         return AcceleratorState(cpu=cpu, backend=handler.backend, timeout=handler.timeout, mixed_precision=precision)
 
-    def _make_layout(
-        self,
-        config: ParallelismConfig | None,
-        plugin: FullyShardedDataParallelPlugin | None,
-        conflicts: list[str],
-    ) -> Layout:
+    def _make_layout(self, resolved: resolving.Resolved) -> Layout:
         state = self.state
         layout = make_layout(
-            config,
-            plugin,
-            launched=resolving.resolve_shard(config, conflicts),
+            resolved.parallelism_config,
+            resolved.fsdp_plugin,
+            launched=resolved.shard,
             num_processes=state.num_processes,
             process_index=state.process_index,
             device=state.device,
@@ -1065,10 +1059,6 @@ class Accelerator:
             f"gradient_accumulation_steps={self.gradient_accumulation_steps}; "
             "gradients are means over all that a window held)"
         )
-
-
-def _path(directory: str | os.PathLike[str] | None) -> str | None:
-    return None if directory is None else os.fspath(directory)
 
 
 def _refuse(unsupported: dict[str, Any]) -> None:

@@ -8,28 +8,38 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
+from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
 from notebook_launcher.training.plugins import (
     DataLoaderConfiguration,
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
+    GradScalerKwargs,
     PrecisionType,
+    ProjectConfiguration,
     warn_user,
     whole_number,
 )
 from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
+    from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
+    from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments
+    from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
+    from notebook_launcher.training.parallelism.sizes import ParallelismConfig
+    from notebook_launcher.training.parallelism.zero import ZeroSettings
     from notebook_launcher.training.rules import Rules
 
 __all__ = [
+    "Resolved",
     "check_precision",
     "report_conflicts",
     "report_dropped",
+    "resolve",
     "resolve_accumulation",
     "resolve_check",
     "resolve_hook",
@@ -37,8 +47,84 @@ __all__ = [
     "resolve_max_grad_norm",
     "resolve_precision",
     "resolve_shard",
-    "whole_number",
 ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Settings of an Accelerator, as code, DeepSpeed's settings, launch and environment give them together."""
+
+    precision: str
+    accumulation: GradientAccumulationPlugin
+    max_grad_norm: float | None
+    checks_ranks: bool
+    """True if ranks compare their weights."""
+    loaders: DataLoaderConfiguration
+    project: ProjectConfiguration
+    ddp_handler: DistributedDataParallelKwargs
+    scaler_handler: GradScalerKwargs
+    deepspeed_plugin: DeepSpeedPlugin | None
+    zero: ZeroSettings | None
+    """DeepSpeed's settings in torch's terms."""
+    fsdp_plugin: FullyShardedDataParallelPlugin | None
+    parallelism_config: ParallelismConfig | None
+    shard: int | None
+    """The launch's number of ranks that share a model out, unless the code has sizes."""
+    conflicts: tuple[str, ...]
+    """Settings in which the code and the launch differ, in words."""
+
+
+def resolve(
+    call: AcceleratorArguments,
+    rules: Rules,
+    *,
+    resolve_precision: Callable[[str | None, list[str]], str],
+    deepspeed_plugin: DeepSpeedPlugin | None,
+    ddp_handler: DistributedDataParallelKwargs | None,
+    check_ranks: bool | None,
+    dataloader_config: DataLoaderConfiguration | None,
+    loader_shortcuts: Mapping[str, Any],
+    project_config: ProjectConfiguration | None,
+    project_dir: str | os.PathLike[str] | None,
+) -> Resolved:
+    """Resolve all settings of an Accelerator, as far as they need no process group.
+
+    Args:
+        call: The arguments that DeepSpeed's settings give as well.
+        rules: The differences from Accelerate.
+        resolve_precision: Function of this module, or its replacement in a subclass of the Accelerator.
+        deepspeed_plugin: DeepSpeed's settings.
+        ddp_handler: Arguments of DistributedDataParallel.
+        check_ranks: True if ranks compare their weights.
+        dataloader_config: Settings of loaders.
+        loader_shortcuts: Settings of loaders that were given one by one; None: not given.
+        project_config: Folder and naming of checkpoints.
+        project_dir: The folder alone.
+
+    Raises:
+        ValueError: A setting is invalid, or two of them differ.
+    """
+    conflicts: list[str] = []
+    ddp_handler = resolve_hook(ddp_handler, conflicts)
+    deepspeed_plugin, zero, call = apply_deepspeed(deepspeed_plugin, call)
+    return Resolved(  # The report names conflicts in the order of these fields.
+        precision=resolve_precision(call.mixed_precision, conflicts),
+        accumulation=resolve_accumulation(
+            call.gradient_accumulation_steps, call.gradient_accumulation_plugin, rules, conflicts
+        ),
+        max_grad_norm=resolve_max_grad_norm(call.max_grad_norm, conflicts),
+        checks_ranks=resolve_check(check_ranks, rules, conflicts),
+        loaders=resolve_loaders(dataloader_config, **loader_shortcuts),
+        project=_resolve_project(project_config, project_dir),
+        ddp_handler=ddp_handler,
+        scaler_handler=call.scaler or GradScalerKwargs(),
+        deepspeed_plugin=deepspeed_plugin,
+        zero=zero,
+        fsdp_plugin=call.fsdp_plugin,
+        parallelism_config=call.parallelism_config,
+        shard=resolve_shard(call.parallelism_config, conflicts),
+        conflicts=tuple(conflicts),
+    )
 
 
 def resolve_precision(argument: Any, conflicts: list[str]) -> str:
@@ -162,6 +248,15 @@ def resolve_loaders(config: DataLoaderConfiguration | None, **shortcuts: Any) ->
     return config
 
 
+def _resolve_project(
+    config: ProjectConfiguration | None, directory: str | os.PathLike[str] | None
+) -> ProjectConfiguration:
+    project = config or ProjectConfiguration(project_dir=None if directory is None else os.fspath(directory))
+    if directory is not None and project.project_dir is None:
+        project.set_directories(directory)
+    return project
+
+
 def resolve_shard(config: Any, conflicts: list[str]) -> int | None:
     """Return the launch's number of ranks that share a model out; sizes in the code win."""
     launched = context.setting("shard")
@@ -180,7 +275,7 @@ def report_dropped(names: Sequence[str]) -> None:
         )
 
 
-def report_conflicts(conflicts: list[str]) -> None:
+def report_conflicts(conflicts: Sequence[str]) -> None:
     """Report in one line the settings in which the code and the launch differ."""
     if conflicts:
         context.notify("Accelerator(): " + "; ".join(conflicts) + ". The code wins.")
