@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "notebook_launcher"
 STANDARD_LIBRARY = sorted(sys.stdlib_module_names)
 FOUNDATIONS = (
+    "board_layout",
     "changes",
     "channel",
     "colours",
@@ -32,6 +33,7 @@ FOUNDATIONS = (
     "facade",
     "messages",
     "pictures",
+    "reporting",
     "training_settings",
     "text",
     "tracebacks",
@@ -40,8 +42,10 @@ FOUNDATIONS = (
 
 NEIGHBOURS = (
     "accelerate_yaml",
+    "board_layout",
     "changes",
     "colours",
+    "context",
     "engine_choice",
     "errors",
     "machine",
@@ -120,7 +124,10 @@ RULES = [
     ),
     Rule(
         who=(f"{PACKAGE}.machine",),
-        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("context", "errors", "machine", "text", "units"))),
+        only=(
+            *STANDARD_LIBRARY,
+            *(f"{PACKAGE}.{name}" for name in ("board_layout", "errors", "machine", "text", "units")),
+        ),
         reason="what a machine has is known without a launch",
     ),
     Rule(

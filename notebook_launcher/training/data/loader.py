@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from notebook_launcher import context
+from notebook_launcher import reporting
 from notebook_launcher.training.data.loader_arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.mixin import DataLoaderStateMixin
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners, pack, unpack
@@ -263,7 +263,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         for done, delivery in enumerate(deliveries, 1):
             clock.mark("data")
             yield delivery
-            context.progress(done, total, f"epoch {start.epoch}")
+            reporting.progress(done, total, f"epoch {start.epoch}")
             clock.mark(None)
 
     def _moving(self, deliveries: Iterator[Delivery]) -> tuple[Iterator[Delivery], Callable[[Any], Any] | None]:
