@@ -467,7 +467,12 @@ class Accelerator:
         return self._preparation.prepare_model(model, device_placement, evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> AcceleratedOptimizer:  # noqa: ARG002, FBT001
-        """Make an optimizer step only where a window ends; its state follows its parameters to their device."""
+        """Make an optimizer step only where a window ends.
+
+        Args:
+            optimizer: An optimizer of torch.
+            device_placement: Accepted and without effect: the state follows the parameters to their device.
+        """
         return self._preparation.prepare_optimizer(optimizer)
 
     def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.rules import Rules
     from notebook_launcher.training.safepoint import Safepoint
 
-__all__ = ["Accumulation", "MicroBatchBlock"]
+__all__ = ["Accumulation"]
 
 MOST_BLOCKS = 16
 
@@ -181,6 +181,7 @@ class Accumulation:
         gradient = kwargs.pop("gradient", None)
         if gradient is None and loss.is_complex():
             loss.backward(**kwargs)  # type: ignore[no-untyped-call] # torch's error explains it.
+            raise AssertionError(loss)
         if gradient is None:
             gradient = self._initial.of(loss, factor)
         else:

@@ -196,7 +196,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         super().begin()
         self.remainder = remainder
         # To ask the samplers again took 20 µs of each micro-batch.
-        self.current_full_rows = None if total is None else total // self.num_processes
+        self.current_full_rows = self.full_rows
 
     def __len__(self) -> int:
         if self._walked is not None:
