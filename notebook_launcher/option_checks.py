@@ -23,34 +23,48 @@ __all__ = [
     "check_switch",
     "check_tags",
     "check_whole_number",
+    "whole_number",
 ]
 
 MONITORS = (True, False, "auto")
 
 
-def check_whole_number(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
-    """Return a whole number as an int."""
+def whole_number(name: str, value: object, *, minimum: int = 1, maximum: int | None = None, hint: str = "") -> int:
+    """Return a value as an int; raise ValueError if it is not a whole number, of Python or NumPy, or out of bounds.
+
+    Args:
+        name: The option's name.
+        value: The value as given.
+        minimum: Least value.
+        maximum: Largest value; None: no limit.
+        hint: Words that follow if it is not a whole number.
+    """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        hint = ""
-        if isinstance(value, float) and value.is_integer():
-            hint = f" Write {int(value)}."
-        elif isinstance(value, str) and value.strip().isdecimal():
-            hint = f" Write {int(value)} without quotes."
-        elif name == "num_processes" and isinstance(value, (tuple, list)):
-            hint = " Arguments of the function go by name: notebook_launch(fn, 2, args=(...))."
-        msg = f"{name}={value!r} is a {type(value).__name__}; it must be a whole number.{hint}"
-        raise ConfigError(msg, field=name)
+        raise ValueError(f"{name}={value!r} is a {type(value).__name__}; it must be a whole number.{hint}")
     if number < minimum:
-        msg = f"{name}={value!r} is too small; it must be {minimum} or more."
-        raise ConfigError(msg, field=name)
+        raise ValueError(f"{name}={value!r} is too small; it must be {minimum} or more.")
     if maximum is not None and number > maximum:
-        msg = f"{name}={value!r} is too large; it must be {maximum} or less."
-        raise ConfigError(msg, field=name)
+        raise ValueError(f"{name}={value!r} is too large; it must be {maximum} or less.")
     return number
+
+
+def check_whole_number(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
+    """Return a whole number as an int."""
+    hint = ""
+    if isinstance(value, float) and value.is_integer():
+        hint = f" Write {int(value)}."
+    elif isinstance(value, str) and value.strip().isdecimal():
+        hint = f" Write {int(value)} without quotes."
+    elif name == "num_processes" and isinstance(value, (tuple, list)):
+        hint = " Arguments of the function go by name: notebook_launch(fn, 2, args=(...))."
+    try:
+        return whole_number(name, value, minimum=minimum, maximum=maximum, hint=hint)
+    except ValueError as error:
+        raise ConfigError(str(error), field=name) from None
 
 
 def check_positive(name: str, value: object, *, unit: str = "", none: str) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from notebook_launcher.option_checks import whole_number
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accumulation import synchronisation
 from notebook_launcher.training.accumulation.backward import Accumulation
@@ -36,7 +37,6 @@ from notebook_launcher.training.plugins import (
     ProfileKwargs,
     ProjectConfiguration,
     pick_handlers,
-    whole_number,
 )
 from notebook_launcher.training.preparation import Preparation
 from notebook_launcher.training.prepared import Prepared

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
+from notebook_launcher.option_checks import whole_number
 from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
 from notebook_launcher.training.plugins import (
     DataLoaderConfiguration,
@@ -18,7 +19,6 @@ from notebook_launcher.training.plugins import (
     PrecisionType,
     ProjectConfiguration,
     warn_user,
-    whole_number,
 )
 from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
 
