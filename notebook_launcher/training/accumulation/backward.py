@@ -127,7 +127,7 @@ class Accumulation:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or reduction != "mean":
             _check_loss(loss, reduction, weight)
         state, clock = self.state, self.clock
-        window = state.current
+        window: Window | None = None if state.block is None else state.block.window  # `current`, without a call
         if window is None:
             self._act_between_updates()
             factor, ends = self._factor_outside_blocks(weight, reduction), True
