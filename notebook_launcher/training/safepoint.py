@@ -88,7 +88,7 @@ class Safepoint:
             steering: The settings.
             save: A bound method that saves a checkpoint after the update with this number, and returns its folder.
         """
-        self._steering, self._save_update = weakref.ref(steering), weakref.WeakMethod(save)  # type: ignore[arg-type]
+        self._steering, self._save_update = weakref.ref(steering), weakref.WeakMethod(save)
 
     def count(self, *, updated: bool) -> None:
         """Count a backward; `updated`: all ranks have reduced their gradients, every rank at the same update."""
